@@ -1,0 +1,45 @@
+# The first target that needs it makes .venv; later ones reuse it until pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.installed
+CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
+  sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
+# Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 15
+
+demo: $(STAMP) ## train 4 replicas on a small real task and print the table
+	$(PY) examples/demo.py
+
+test: lint ## lint, then all tests and doctests
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff, mypy, import-linter
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(STAMP) ## converge and step against torch, one JSON line each
+	$(PY) benchmarks/converge.py --ranks 4 --json
+	$(PY) benchmarks/step.py --json
+
+clean: ## remove caches and build outputs; .venv and runs/ stay
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# torch first and alone, at the exact pin: the second install then finds it present and leaves it be.
+# PIP_CONSTRAINT rather than -c: it reaches the isolated build environment too (hatchling).
+$(STAMP): export PIP_CONSTRAINT := constraints.txt
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(PY) || { $(PYTHON) -c $(CHECK) && $(PYTHON) -m venv $(VENV); }
+	$(PY) -m pip install "$$(grep '^torch==' constraints.txt)"
+	$(PY) -m pip install -e '.[dev]'
+	touch $@
