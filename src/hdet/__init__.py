@@ -1,0 +1,36 @@
+"""HDET: data-parallel replicas that explore hyperparameters while they train."""
+
+from hdet.algorithm.controllers import Controller, Published, Update
+from hdet.engine.onecycle import OneCycleLR
+from hdet.engine.warm_start import perturb_
+from hdet.errors import (
+    ArgumentError,
+    DisagreementError,
+    DivergedError,
+    HdetError,
+    JournalError,
+    LostReplicaError,
+    ResumeWarning,
+    ShardedParametersError,
+)
+from hdet.journal import Journal, JournalData, Sink, read_journal
+
+__all__ = [
+    "ArgumentError",
+    "Controller",
+    "DisagreementError",
+    "DivergedError",
+    "HdetError",
+    "Journal",
+    "JournalData",
+    "JournalError",
+    "LostReplicaError",
+    "OneCycleLR",
+    "Published",
+    "ResumeWarning",
+    "ShardedParametersError",
+    "Sink",
+    "Update",
+    "perturb_",
+    "read_journal",
+]

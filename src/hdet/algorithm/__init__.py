@@ -1,0 +1,1 @@
+"""The method: numbers in, numbers out. No process group, file, clock, device or global RNG."""

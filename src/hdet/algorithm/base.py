@@ -1,0 +1,50 @@
+"""The base value of a learning rate: the schedule, and what the controller has learned on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hdet.algorithm.decay import decay_rate
+
+__all__ = ["FACTOR_LIMITS", "Decaying", "scaled"]
+
+FACTOR_LIMITS = (1e-6, 1e6)
+"""Bounds of the learned multiplier m."""
+
+
+def scaled(factors: Sequence[float], moves: Sequence[float]) -> list[float]:
+    """The learned multipliers after a round: m <- clip(m (1 + move), 1e-6, 1e6); base = m * schedule.
+
+    >>> scaled([1.0, 2.0], [0.5, -3.0])
+    [1.5, 1e-06]
+    """
+    low, high = FACTOR_LIMITS
+    return [min(max(m * (1 + move), low), high) for m, move in zip(factors, moves, strict=True)]
+
+
+class Decaying(NamedTuple):
+    """The published decay, per knob: base <- max(floor, base (1 - gamma)(1 + move)), constant within a round.
+
+    >>> state = Decaying.begin([1.0])
+    >>> state = state.after_round(moves=[0.0], floors=[0.01], rounds=2)
+    >>> [round(base, 12) for base in state.bases]
+    [0.1]
+    """
+
+    starts: list[float]
+    """Base at S_warm, from which gamma follows."""
+    bases: list[float]
+
+    @classmethod
+    def begin(cls, schedule: Sequence[float]) -> Decaying:
+        """At S_warm, from the schedule's values there."""
+        return cls(list(schedule), list(schedule))
+
+    def after_round(self, moves: Sequence[float], floors: Sequence[float], rounds: int) -> Decaying:
+        """One round later. ``rounds`` is K, the rounds from S_warm to the end."""
+        bases = [
+            max(floor, base * (1 - decay_rate(start, floor, rounds)) * (1 + move))
+            for start, base, floor, move in zip(self.starts, self.bases, floors, moves, strict=True)
+        ]
+        return self._replace(bases=bases)

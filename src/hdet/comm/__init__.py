@@ -1,0 +1,1 @@
+"""Tensors between replicas. Knows tensors, not learning rates; the only place that touches torch.distributed."""

@@ -1,0 +1,50 @@
+"""Agreement: replicas show each other the values that must be equal, and errors list every rank's value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hdet.errors import DisagreementError
+
+__all__ = ["check_equal", "check_shapes"]
+
+
+def check_equal(table: Mapping[str, Sequence[float]], cure: str, show: Callable[[str, float], str]) -> None:
+    """Raise unless every row of ``table`` (name -> one value per replica) has one value only.
+
+    NaN equals NaN here: it stands for "none".
+
+    Args:
+        table: what was gathered.
+        cure: what the user can do about it.
+        show: turns (name, value) into words.
+    """
+    unequal = [name for name, values in table.items() if len({_comparable(v) for v in values}) > 1]
+    if not unequal:
+        return
+    lines = [
+        f"  rank {rank}: " + ", ".join(f"{name} = {show(name, table[name][rank])}" for name in unequal)
+        for rank in range(len(table[unequal[0]]))
+    ]
+    raise DisagreementError(
+        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them:\n"
+        + "\n".join(lines)
+        + f"\n{cure}"
+    )
+
+
+def check_shapes(shapes: Sequence[Sequence[str]]) -> None:
+    """Raise with the first tensor that differs between replicas. ``shapes[rank]`` describes a rank's tensors."""
+    for i in range(max(len(own) for own in shapes)):
+        at_i = [own[i] if i < len(own) else "missing" for own in shapes]
+        if len(set(at_i)) > 1:
+            lines = [f"  rank {rank}: {len(own)} tensors, number {i}: {at_i[rank]}" for rank, own in enumerate(shapes)]
+            raise DisagreementError(
+                "replicas disagree on the number or shapes of the parameters, which must be equal on all of them:\n"
+                + "\n".join(lines)
+                + "\nBuild the same model and optimizer on every rank, with parameter groups in the same order."
+            )
+
+
+def _comparable(value: float) -> float | str:
+    return "none" if value != value else value

@@ -1,0 +1,144 @@
+"""The mean over replicas, in place, through flat buckets: bounded memory, several buckets under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hdet.comm.group import ReplicaGroup
+
+__all__ = ["EXTRA_BYTES", "Distance", "average_"]
+
+EXTRA_BYTES = 64 * 2**20
+"""Bound on the memory that one call takes in addition."""
+_UNDER_WAY = 4
+"""Buckets in flight: while some travel, the next is packed and the last unpacked."""
+
+
+class Distance(NamedTuple):
+    """Squared norms, as float64 scalars on the first tensor's device."""
+
+    to_mean: Tensor
+    of_mean: Tensor
+
+
+class _Bucket(NamedTuple):
+    pieces: list[Tensor]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Flight(NamedTuple):
+    wait: Callable[[], object]
+    views: list[Tensor]
+    pieces: list[Tensor]
+
+
+@torch.no_grad()
+def average_(
+    tensors: Sequence[Tensor],
+    group: ReplicaGroup,
+    live: Sequence[bool],
+    *,
+    extra_bytes: int = EXTRA_BYTES,
+    measure: bool = False,
+) -> Distance | None:
+    """Replace every tensor by its mean over the live replicas, in place, also on those that are not live.
+
+    A replica that is not live adds zeros, so its NaN reaches nobody. Half precision is summed in fp32.
+
+    Phases, per bucket: pack (one read, one write), sum over replicas, divide into the tensors (one read, one write).
+    ``measure`` adds the distance of this replica from the mean: three more passes over the weights.
+
+    Args:
+        tensors: floating tensors of equal shapes on all replicas; they may be strided and on several devices.
+        group: the replicas.
+        live: ``live[r]``: whether replica r counts. At least one must.
+        extra_bytes: bound on additional memory.
+        measure: whether to return the distance from the mean.
+    """
+    mine, n = live[group.seat.replica], sum(live)
+    under_way: deque[_Flight] = deque()
+    distance = _no_distance(tensors) if measure else None
+    for bucket in _buckets(tensors, extra_bytes // _UNDER_WAY):
+        if len(under_way) == _UNDER_WAY:
+            distance = _land(under_way.popleft(), n, distance)
+        under_way.append(_take_off(bucket, group, mine))
+    while under_way:
+        distance = _land(under_way.popleft(), n, distance)
+    return distance
+
+
+def _take_off(bucket: _Bucket, group: ReplicaGroup, mine: bool) -> _Flight:
+    sizes = [piece.numel() for piece in bucket.pieces]
+    flat = torch.empty(sum(sizes), dtype=bucket.dtype, device=bucket.device)
+    views = [part.view(piece.shape) for part, piece in zip(flat.split(sizes), bucket.pieces, strict=True)]
+    if mine:
+        torch._foreach_copy_(views, bucket.pieces)
+    else:
+        flat.zero_()
+    return _Flight(group.start_sum(flat), views, bucket.pieces)
+
+
+def _land(flight: _Flight, n: int, distance: Distance | None) -> Distance | None:
+    flight.wait()
+    if distance is None:
+        for piece, view in zip(flight.pieces, flight.views, strict=True):
+            torch.div(view, n, out=piece)
+        return None
+    to_mean, of_mean = distance
+    for piece, view in zip(flight.pieces, flight.views, strict=True):
+        mean = view.div_(n)
+        of_mean += torch.linalg.vector_norm(mean).double().square_().to(of_mean.device)
+        piece.sub_(mean)  # the piece is about to be overwritten: it can hold the difference meanwhile
+        to_mean += torch.linalg.vector_norm(piece, dtype=mean.dtype).double().square_().to(to_mean.device)
+        piece.copy_(mean)
+    return Distance(to_mean, of_mean)
+
+
+def _no_distance(tensors: Sequence[Tensor]) -> Distance:
+    device = tensors[0].device if tensors else torch.device("cpu")
+    return Distance(*(torch.zeros((), dtype=torch.float64, device=device) for _ in range(2)))
+
+
+def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[_Bucket]:
+    """Pieces of the tensors in their order, packed per dtype of the sum and device, none above the limit."""
+    filling: dict[tuple[torch.dtype, torch.device], tuple[_Bucket, int]] = {}
+    for tensor in tensors:
+        key = _sum_dtype(tensor.dtype), tensor.device
+        limit = max(1, limit_bytes // key[0].itemsize)
+        for piece in _pieces(_as_real(tensor.detach()), limit):
+            bucket, filled = filling.get(key, (_Bucket([], *key), 0))
+            if filled + piece.numel() > limit:
+                yield bucket
+                bucket, filled = _Bucket([], *key), 0
+            bucket.pieces.append(piece)
+            filling[key] = bucket, filled + piece.numel()
+    yield from (bucket for bucket, filled in filling.values() if filled)
+
+
+def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
+    """Views of at most ``limit`` elements that together are the tensor, in its logical order whatever its strides."""
+    if tensor.numel() <= limit:
+        if tensor.numel():
+            yield tensor
+    elif tensor.is_contiguous():
+        yield from tensor.view(-1).split(limit)
+    else:
+        rows = max(1, limit * tensor.shape[0] // tensor.numel())
+        for part in tensor.split(rows) if tensor.shape[0] > 1 else tensor.unbind():
+            yield from _pieces(part, limit)
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp32 for half precision and below; real numbers for complex ones."""
+    real = dtype.to_real()
+    return torch.float32 if real.itemsize < 4 else real
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,0 +1,315 @@
+"""``hdet.OneCycleLR``: torch's OneCycleLR, whose replicas explore the learning rate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, Literal
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer, lr_scheduler
+
+from hdet.algorithm.controllers import Controller, Published
+from hdet.engine import torch_onecycle as torch_private
+from hdet.engine.ensemble import Engine, RoundEnd
+from hdet.engine.rollcall import Occasion
+from hdet.engine.settings import Settings, refuse_nan
+from hdet.engine.weights import Weights, collect
+from hdet.errors import ArgumentError
+from hdet.journal import Sink, open_journal
+
+__all__ = ["OneCycleLR"]
+
+
+class OneCycleLR(lr_scheduler.OneCycleLR):
+    r"""torch's OneCycleLR as an ensemble: replicas train at slightly different rates and are merged every T steps.
+
+    Replica r trains at :math:`\rho_r` times the schedule. At the end of every round the weights are averaged over the
+    replicas, and from S_warm on their losses move the base rate. With one replica and the default ``decay`` it is
+    torch's scheduler, number for number.
+
+    .. code-block:: python
+
+        scheduler = hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=10_000)
+        for batch in loader:
+            loss = train_step(batch)
+            optimizer.step()
+            scheduler.step(loss)
+
+    Inside a round the replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or
+    where a round has just ended.
+
+    Args:
+        optimizer, max_lr, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
+            base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
+        spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
+        sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
+        auto_lr: True for the published controller, False for none, or a controller object.
+        auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
+        decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
+            S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
+        sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.
+        seed: for the reassignment of multipliers after every round.
+        group: the process group whose ranks are the replicas. None: the default group, or a single replica where
+            torch.distributed is not initialised. Looked up when it is first needed.
+        model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters.
+        journal: a path or an object with ``write(record)``; one record per round.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | list[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | list[float] = 0.85,
+        max_momentum: float | list[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+        *,
+        spread: float = 1 / 9,
+        sync_every: int | None = None,
+        auto_lr: bool | Controller = True,
+        auto_lr_start: int | None = None,
+        decay: Literal["schedule", "exponential"] = "schedule",
+        sigma: float = 0.1,
+        meta_momentum: float = 0.9,
+        meta_lr: float = 0.5,
+        seed: int = 0,
+        group: ProcessGroup | None = None,
+        model: nn.Module | None = None,
+        journal: str | os.PathLike[str] | Sink | None = None,
+    ) -> None:
+        schedule = {
+            "max_lr": max_lr,
+            "total_steps": torch_private.total_steps_of(total_steps, epochs, steps_per_epoch),
+            "pct_start": pct_start,
+            "anneal_strategy": anneal_strategy,
+            "cycle_momentum": cycle_momentum,
+            "base_momentum": base_momentum,
+            "max_momentum": max_momentum,
+            "div_factor": div_factor,
+            "final_div_factor": final_div_factor,
+            "three_phase": three_phase,
+        }
+        refuse_nan(**schedule)
+        controller = _controller(auto_lr, sigma, meta_momentum, meta_lr)
+        sink = open_journal(journal)
+        if isinstance(schedule["total_steps"], int) and isinstance(pct_start, float):  # otherwise torch raises below
+            settings = Settings.resolve(
+                total_steps=schedule["total_steps"],
+                warm_up_end=torch_private.warm_up_end(schedule["total_steps"], pct_start),
+                spread=spread,
+                sync_every=sync_every,
+                auto_lr_start=auto_lr_start,
+                decay=decay,
+                seed=seed,
+            )
+            arguments = {**schedule, **settings.state(), "auto_lr": repr(controller)}
+            knobs = len(optimizer.param_groups) if isinstance(optimizer, Optimizer) else 0
+            self._engine = Engine(settings, controller, knobs, group, sink, _plain(arguments))
+            self._model = model
+        super().__init__(
+            optimizer,
+            max_lr,
+            total_steps,
+            epochs,
+            steps_per_epoch,
+            pct_start,
+            anneal_strategy,
+            cycle_momentum,
+            base_momentum,
+            max_momentum,
+            div_factor,
+            final_div_factor,
+            three_phase,
+            last_epoch,
+        )
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def step(  # type: ignore[override]  # torch's first parameter is the epoch; here a loss may stand there
+        self, value: float | Tensor | None = None, /, epoch: int | None = None, *, loss: float | Tensor | None = None
+    ) -> None:
+        """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
+
+        Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch)``: a positional int is
+        an epoch, a float or a tensor of one element is a loss. A round's end is a collective.
+        """
+        loss, epoch = _loss_and_epoch(value, epoch, loss)
+        if not torch_private.in_constructor(self):
+            self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
+        super().step(epoch)
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this replica towards the round, for frameworks that call ``step()`` without one.
+
+        The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
+        """
+        self._engine.meter.add(loss)
+
+    def converge(self) -> None:
+        """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
+        self._engine.converge_now(Occasion.CONVERGE, self._weights, self.last_epoch)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Averaged weights inside, each replica's own back afterwards, also after an exception. A collective.
+
+        For evaluating and saving inside a round. Holds one copy of the weights meanwhile.
+        """
+        if self._engine.seat.size == 1:
+            yield
+            return
+        if self._engine.in_consensus:
+            raise ArgumentError("consensus() is entered already; leave the outer `with scheduler.consensus():` first")
+        tensors = self._weights().tensors
+        own = [tensor.detach().clone() for tensor in tensors]
+        self._engine.in_consensus = True
+        try:
+            self._engine.converge_now(Occasion.CONSENSUS, self._weights, self.last_epoch)
+            yield
+        finally:
+            self._engine.in_consensus = False
+            with torch.no_grad():
+                for tensor, value in zip(tensors, own, strict=True):
+                    tensor.copy_(value)
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def get_lr(self) -> list[float | Tensor]:
+        """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
+        return self._engine.rates(super().get_lr(), self.last_epoch)
+
+    @property
+    def base_lrs_now(self) -> list[float | Tensor]:
+        """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
+        return self._engine.base(torch_private.schedule_values(self, self.last_epoch), self.last_epoch)
+
+    @property
+    def multipliers(self) -> list[float]:
+        """rho of this replica for each parameter group in the current round."""
+        return list(self._engine.multipliers(self.last_epoch))
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's keys plus ``hdet``. The same on every rank (``_last_lr`` is the base rate), and no collective."""
+        state = {key: value for key, value in super().state_dict().items() if key not in ("_engine", "_model")}
+        if self._engine.seat.size > 1 and self.last_epoch >= 0:
+            pairs = zip(self.get_last_lr(), self.base_lrs_now, strict=True)
+            state["_last_lr"] = [torch_private.as_type_of(own, base) for own, base in pairs]
+        state["hdet"] = {**self._engine.state(), "owns_rates": torch_private.own_rates(self)}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
+
+        Writes this replica's rates at once, and again if the optimizer is loaded afterwards. A checkpoint of torch's
+        own OneCycleLR is taken as well: then the constructor's hdet arguments stand, and the next step fans out.
+        """
+        torch_state = {key: value for key, value in state_dict.items() if key != "hdet"}
+        total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
+        ours = state_dict.get("hdet")
+        if ours is None:
+            self._engine.adopt(total_steps, t)
+        else:
+            self._engine.load(ours, total_steps, t)
+        super().load_state_dict(torch_state)
+        if ours is None:
+            return
+        rates = self._engine.spread_out(self._last_lr, t)
+        if ours["owns_rates"]:
+            torch_private.write_rates(self, rates)
+            self._rewrite_after_optimizer_load()
+        else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
+            self._last_lr = rates
+
+    def _rewrite_after_optimizer_load(self) -> None:
+        """An optimizer loaded after the scheduler brings rank 0's rates: write this replica's again."""
+        if self._engine.watches_optimizer:
+            return
+        scheduler = ref(self)  # no reference cycle through the optimizer
+
+        def rewrite(_: Optimizer) -> None:
+            found = scheduler()
+            if found is not None and found._engine.just_loaded:
+                torch_private.write_rates(found, found.get_last_lr())
+
+        try:
+            self.optimizer.register_load_state_dict_post_hook(rewrite)
+        except AttributeError:  # a framework's wrapper that has no hooks: the next step() writes the rates
+            return
+        self._engine.watches_optimizer = True
+
+    def _before_step(self, loss: float | Tensor | None, t: int) -> None:
+        """All that happens before torch writes the rates of step ``t``."""
+        engine = self._engine
+        if engine.in_consensus:
+            raise ArgumentError(
+                f"step() was called inside consensus(), at last_epoch={self.last_epoch}: the weights are put back "
+                "afterwards, so training inside is lost; leave the `with` block first"
+            )
+        if loss is not None:
+            engine.meter.add(loss)
+        engine.just_loaded = False
+        engine.connect(self._weights, self.last_epoch)
+        if engine.settings.rounds.ends_at(t):
+            engine.end_round(RoundEnd(self.last_epoch, t, self._weights, self._schedule, self._floors))
+
+    def _weights(self) -> Weights:
+        return collect(self.optimizer, self._model)
+
+    def _schedule(self, t: int) -> list[float]:
+        return [float(value) for value in torch_private.schedule_values(self, t)]
+
+    def _floors(self) -> list[float]:
+        return [float(group["min_lr"]) for group in self.optimizer.param_groups]
+
+
+def _controller(auto_lr: object, sigma: float, meta_momentum: float, meta_lr: float) -> Controller | None:
+    published = Published(sigma, meta_momentum, meta_lr)  # also checks the numbers where they are not used
+    if isinstance(auto_lr, bool):
+        return published if auto_lr else None
+    if isinstance(auto_lr, Controller):
+        return auto_lr
+    raise ArgumentError(
+        f"auto_lr must be True, False or a controller with init() and update(), but got auto_lr={auto_lr!r}; "
+        "True is the published controller"
+    )
+
+
+def _loss_and_epoch(
+    value: float | Tensor | None, epoch: int | None, loss: float | Tensor | None
+) -> tuple[float | Tensor | None, int | None]:
+    """Sort out what ``step`` was given. Never TypeError: DeepSpeed takes one for a request to step by batch size."""
+    if value is not None:
+        if loss is not None:
+            raise ArgumentError(f"step() got two losses, {value!r} and loss={loss!r}; give one of them")
+        if isinstance(value, Integral) and epoch is None:
+            epoch = value
+        else:
+            loss = value
+    if epoch is not None and not isinstance(epoch, Real):
+        raise ArgumentError(f"epoch must be an integer, but got epoch={epoch!r}; call step() or step(loss) instead")
+    return loss, epoch
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as JSON can hold them."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, Tensor) else value

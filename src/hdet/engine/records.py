@@ -1,0 +1,87 @@
+"""The journal's records: what a round was, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+from hdet.engine.rollcall import RollCall
+from hdet.journal import SCHEMA
+
+__all__ = ["header_record", "resume_record", "round_record"]
+
+
+def header_record(arguments: Mapping[str, Any], replicas: int, groups: int) -> dict[str, Any]:
+    """The first line: how the run was set up."""
+    return {
+        "kind": "header",
+        "schema": SCHEMA,
+        "hdet": metadata.version("hdet"),
+        "time": _now(),
+        "replicas": replicas,
+        "groups": groups,
+        "arguments": dict(arguments),
+    }
+
+
+def resume_record(step: int, replicas: int, mid_round: bool) -> dict[str, Any]:
+    """The run goes on from a checkpoint. ``mid_round``: the round's earlier losses are lost."""
+    return {"kind": "resume", "time": _now(), "step": step, "replicas": replicas, "mid_round": mid_round}
+
+
+def round_record(
+    *,
+    k: int,
+    step: int,
+    roll: RollCall,
+    base: list[float],
+    assigned: list[list[float]],
+    weights: list[float] | None,
+    deltas: list[float] | None,
+    controller_state: Any,
+    factors: list[float],
+    new_base: list[float],
+    divergence: list[float],
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """One round. Lists of groups are in the optimizer's order; ``weights`` and ``deltas`` are None without a signal."""
+    replicas = [
+        {
+            "loss": loss if roll.has_losses else None,
+            "values": [rho * value for rho, value in zip(row, base, strict=True)],
+            "multipliers": row,
+            "divergence": far,
+        }
+        for loss, row, far in zip(roll.losses, assigned, divergence, strict=True)
+    ]
+    excluded = [r for r, live in enumerate(roll.live) if not live]
+    return {
+        "kind": "round",
+        "round": k,
+        "step": step,
+        "replicas": replicas,
+        "excluded": excluded,
+        "weights": _with_zeros(weights, excluded),
+        "delta": deltas,
+        "velocity": getattr(controller_state, "velocity", None),
+        "factors": factors,
+        "base_before": base,
+        "base": new_base,
+        "seconds": seconds,
+    }
+
+
+def _with_zeros(weights: list[float] | None, excluded: list[int]) -> list[float] | None:
+    """The controller's weights per replica: those it did not see count nothing."""
+    if weights is None:
+        return None
+    padded = list(weights)
+    for r in excluded:
+        padded.insert(r, 0.0)
+    return padded
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

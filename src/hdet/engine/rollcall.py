@@ -1,0 +1,151 @@
+"""The roll call: the one row of numbers that each replica shows the others, and what all of them conclude from it.
+
+Conclusions are functions of the gathered rows alone, so that every rank takes the same branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hdet.comm import fingerprint
+from hdet.comm.agreement import check_equal, check_shapes
+from hdet.comm.group import ReplicaGroup
+from hdet.engine.losses import LossMeter
+from hdet.engine.weights import Weights
+
+__all__ = ["Occasion", "RollCall", "call"]
+
+_CURE = (
+    "Give every rank the same arguments, and call step(), observe(), converge() and consensus() equally often "
+    "on all of them."
+)
+_SHAPES = "parameter shapes"
+_OCCASION = "call"
+_LOSS_GIVEN = "loss"
+
+
+class Occasion(IntEnum):
+    """Why the replicas meet."""
+
+    FIRST_STEP = 0
+    ROUND_END = 1
+    CONVERGE = 2
+    CONSENSUS = 3
+
+
+class RollCall(NamedTuple):
+    """What the replicas know of each other."""
+
+    losses: list[float]
+    """Mean loss of the round per replica; NaN where there is none."""
+    has_losses: bool
+    """Whether the replicas observed losses in this round (all did, or none)."""
+    finite: list[bool]
+    """Whether the replica's weights are finite."""
+    moving_equal: bool
+    """Whether trained weights are known to be bitwise equal on all replicas."""
+    still_equal: bool
+    """Whether frozen weights are bitwise equal on all replicas."""
+    writer: int | None
+    """The replica that writes the journal: the first that has one."""
+
+    @classmethod
+    def alone(cls) -> RollCall:
+        """One replica that nobody asks anything: nothing is read, nothing is synchronised."""
+        return cls([float("nan")], False, [True], True, True, None)
+
+    @property
+    def live(self) -> list[bool]:
+        """Which replicas count: finite weights and, where losses were observed, a finite loss.
+
+        A single replica always does: it has no other to be replaced by, and torch's scheduler does not stop it either.
+        """
+        if len(self.losses) == 1:
+            return [True]
+        return [
+            finite and (not self.has_losses or abs(loss) < float("inf"))
+            for finite, loss in zip(self.finite, self.losses, strict=True)
+        ]
+
+
+def call(
+    group: ReplicaGroup,
+    occasion: Occasion,
+    agreed: Mapping[str, float],
+    weights: Weights,
+    meter: LossMeter,
+    *,
+    expect_equal: bool,
+    journal: bool,
+) -> RollCall:
+    """Gather, raise on disagreement, conclude. The only synchronisation of host and device in a round.
+
+    Args:
+        group: the replicas.
+        occasion: why they meet.
+        agreed: named numbers that must be equal on all replicas.
+        weights: this replica's.
+        meter: this replica's losses of the round.
+        expect_equal: whether trained weights may be bitwise equal (no spread), so that it is worth a look.
+        journal: whether this replica keeps a journal.
+    """
+    must_agree = {
+        _OCCASION: float(occasion),
+        **agreed,
+        "parameter tensors": float(len(weights.tensors)),
+        _SHAPES: fingerprint.shapes(weights.tensors),
+        _LOSS_GIVEN: float(meter.count > 0) if occasion is Occasion.ROUND_END else 0.0,
+    }
+    rows = group.gather(_row(list(must_agree.values()), weights, meter, expect_equal, journal))
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    table = dict(zip(must_agree, columns, strict=False))
+    if len(set(table[_SHAPES])) > 1:
+        check_shapes(group.gather_objects(fingerprint.describe(weights.tensors)))
+    check_equal(table, _CURE, _in_words)
+
+    has_journal, loss, finite, *hashes = columns[len(must_agree) :]
+    moving, still = hashes[:2], hashes[2:]
+    return RollCall(
+        losses=loss,
+        has_losses=table[_LOSS_GIVEN][0] > 0,
+        finite=[flag > 0 for flag in finite],
+        moving_equal=expect_equal and _all_equal(moving),
+        still_equal=_all_equal(still),
+        writer=next((r for r, flag in enumerate(has_journal) if flag), None),
+    )
+
+
+def _row(agreed: list[float], weights: Weights, meter: LossMeter, expect_equal: bool, journal: bool) -> Tensor:
+    device = weights.device
+    on_host = torch.tensor([*agreed, float(journal)], dtype=torch.float64, device=device)
+    on_device = [
+        meter.mean(device),
+        weights.all_finite(),
+        *fingerprint.bits(weights.moving if expect_equal else [], device),
+        *fingerprint.bits(weights.still, device),
+    ]
+    return torch.cat([on_host, torch.stack(on_device)])
+
+
+def _all_equal(columns: list[list[float]]) -> bool:
+    return all(len(set(column)) == 1 for column in columns)
+
+
+def _in_words(name: str, value: float) -> str:
+    if name == _OCCASION:
+        return {
+            Occasion.FIRST_STEP: "step(), the first",
+            Occasion.ROUND_END: "step(), at the end of a round",
+            Occasion.CONVERGE: "converge()",
+            Occasion.CONSENSUS: "consensus()",
+        }[Occasion(int(value))]
+    if name == _LOSS_GIVEN:
+        return "given" if value else "missing"
+    if value != value:
+        return "none"
+    return str(int(value)) if value.is_integer() else repr(value)

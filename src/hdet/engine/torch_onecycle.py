@@ -1,0 +1,80 @@
+"""The private names of torch's OneCycleLR that hdet relies on, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import OneCycleLR
+
+__all__ = [
+    "Rate",
+    "as_type_of",
+    "in_constructor",
+    "own_rates",
+    "schedule_values",
+    "total_steps_of",
+    "warm_up_end",
+    "write_rates",
+]
+
+Rate = float | Tensor
+
+
+def in_constructor(scheduler: OneCycleLR) -> bool:
+    """Whether this ``step()`` is the one that torch (or SequentialLR) makes to write the first rates."""
+    return scheduler._step_count == 0
+
+
+def total_steps_of(total_steps: object, epochs: object, steps_per_epoch: object) -> int | None:
+    """The number of steps as torch derives it; None where torch will raise."""
+    if total_steps is None and isinstance(epochs, int) and isinstance(steps_per_epoch, int):
+        total_steps = epochs * steps_per_epoch
+    return total_steps if isinstance(total_steps, int) and total_steps > 0 else None
+
+
+def warm_up_end(total_steps: int, pct_start: float) -> float:
+    """The step at which the first phase ends."""
+    return float(pct_start * total_steps) - 1
+
+
+def schedule_values(scheduler: OneCycleLR, t: int) -> list[Rate]:
+    """The plain schedule at step ``t``, without touching the optimizer (torch's ``get_lr`` writes momenta)."""
+    phases: list[Any] = scheduler._schedule_phases
+    number, start = 0, 0.0
+    while number < len(phases) - 1 and t > phases[number]["end_step"]:
+        start = phases[number]["end_step"]
+        number += 1
+    phase = phases[number]
+    pct = (t - start) / (phase["end_step"] - start)
+    return [
+        scheduler._anneal_func(group[phase["start_lr"]], group[phase["end_lr"]], pct)
+        for group in scheduler.optimizer.param_groups
+    ]
+
+
+def write_rates(scheduler: OneCycleLR, rates: list[Rate]) -> None:
+    """Put rates into the optimizer, each as the type it was, and remember them as torch's ``step()`` does."""
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+    scheduler._last_lr = [_copy(group["lr"]) for group in scheduler.optimizer.param_groups]
+
+
+def own_rates(scheduler: OneCycleLR) -> bool:
+    """Whether the optimizer's rates are those that this scheduler wrote last (no other scheduler has changed them)."""
+    groups = scheduler.optimizer.param_groups
+    last = scheduler.get_last_lr()
+    return len(last) == len(groups) and all(bool(group["lr"] == rate) for group, rate in zip(groups, last, strict=True))
+
+
+def as_type_of(example: Rate, rate: Rate) -> Rate:
+    """``rate`` as a tensor like ``example``, if that is one."""
+    return torch.full_like(example, float(rate)) if isinstance(example, Tensor) else rate
+
+
+def _copy(rate: Rate) -> Rate:
+    return rate.clone() if isinstance(rate, Tensor) else rate

@@ -1,0 +1,46 @@
+"""What can go wrong, as types. Messages say value, rule and cure."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "DisagreementError",
+    "DivergedError",
+    "HdetError",
+    "JournalError",
+    "LostReplicaError",
+    "ResumeWarning",
+    "ShardedParametersError",
+]
+
+
+class HdetError(Exception):
+    """Base of every error that hdet raises by itself."""
+
+
+class ArgumentError(HdetError, ValueError):
+    """An argument is outside its range. Raised before anything is changed."""
+
+
+class ShardedParametersError(ArgumentError):
+    """Parameters are sharded over the ranks that should be replicas: averaging shards would corrupt them."""
+
+
+class DisagreementError(HdetError, RuntimeError):
+    """Replicas were set up or are called differently. Raised on every rank, and lists every rank's value."""
+
+
+class DivergedError(HdetError, RuntimeError):
+    """No replica is left with a finite loss and finite weights. The weights are left as they were."""
+
+
+class LostReplicaError(HdetError, RuntimeError):
+    """A collective failed or ran into the group's time-out: some replica did not arrive."""
+
+
+class JournalError(HdetError, ValueError):
+    """A file is no journal, or of a schema version that this hdet does not read."""
+
+
+class ResumeWarning(UserWarning):
+    """A run was resumed inside a round: its loss sums start empty."""
