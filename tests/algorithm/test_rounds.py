@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdet.algorithm.base import Decaying, scaled
+from hdet.algorithm.decay import decay_rate
+from hdet.algorithm.rounds import Rounds, default_length
+
+
+@given(st.integers(1, 60), st.integers(1, 70), st.integers(-3, 80))
+def test_index_counts_the_ends_and_next_end_is_one(total: int, length: int, t: int) -> None:
+    rounds = Rounds(length, total)
+    ends = [s for s in range(1, total + 1) if s % length == 0 or s in (total - 1, total)]
+    assert [s for s in range(-3, total + 20) if rounds.ends_at(s)] == ends
+    if t <= total:
+        assert rounds.index(t) == sum(end <= t for end in ends)
+        assert rounds.next_end(t) == min(end for end in ends if end >= max(t, 1))
+
+
+def test_default_length() -> None:
+    assert [default_length(s) for s in (1, 49, 100, 5000, 50_000, 10**7)] == [1, 1, 2, 100, 1000, 1000]
+
+
+@given(st.floats(1e-6, 10), st.floats(1e-4, 1), st.integers(1, 300))
+def test_decay_reaches_the_floor_in_the_rounds_left(start: float, ratio: float, rounds: int) -> None:
+    gamma = decay_rate(start, start * ratio, rounds)
+    assert 0 <= gamma < 1
+    assert start * (1 - gamma) ** rounds == pytest.approx(start * ratio, rel=1e-6)
+
+
+def test_published_formula_would_grow_but_ours_decays() -> None:
+    # METHOD.md 3.1: torch's defaults div_factor 25, final_div_factor 1e4, K = 10
+    assert decay_rate(start=1.0, floor=1 / 25 / 1e4, rounds=10) == pytest.approx(1 - 2.5e5**-0.1)
+
+
+def test_decaying_base_never_goes_below_the_floor() -> None:
+    state = Decaying.begin([1.0, 0.5])
+    for _ in range(50):
+        state = state.after_round(moves=[-2.0, 0.0], floors=[0.1, 0.05], rounds=5)
+    assert state.bases == [0.1, 0.05]
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.floats(-1e3, 1e3)), min_size=1, max_size=5))
+def test_learned_factor_stays_in_its_bounds(pairs: list[tuple[float, float]]) -> None:
+    new = scaled([m for m, _ in pairs], [move for _, move in pairs])
+    assert all(1e-6 <= m <= 1e6 for m in new)

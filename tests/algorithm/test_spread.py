@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdet.algorithm.assignment import assign, permutation
+from hdet.algorithm.spread import multipliers
+
+sizes = st.integers(1, 64)
+spreads = st.floats(0, 1)
+
+
+@given(sizes, spreads)
+def test_multipliers_have_mean_one_and_stay_in_bounds(n: int, alpha: float) -> None:
+    rho = multipliers(n, alpha)
+    assert math.fsum(rho) / n == pytest.approx(1, abs=1e-12)
+    assert all(1 - alpha - 1e-12 <= x <= 1 + alpha + 1e-12 for x in rho)
+    assert rho == sorted(rho)
+
+
+@given(sizes)
+def test_no_spread_is_exactly_one(n: int) -> None:
+    assert multipliers(n, 0.0) == [1.0] * n
+
+
+def test_published_setting() -> None:
+    rho = multipliers(8, 1 / 9)
+    assert rho[0] == pytest.approx(8 / 9)
+    assert rho[-1] == pytest.approx(10 / 9)
+    assert rho[4] - rho[3] == pytest.approx(2 / 63)
+
+
+def test_two_replicas_reach_both_ends() -> None:
+    assert multipliers(2, 0.25) == [0.75, 1.25]
+
+
+@given(st.integers(), st.integers(0, 10**6), st.integers(0, 60), sizes)
+def test_permutations_are_permutations(seed: int, k: int, knob: int, n: int) -> None:
+    assert sorted(permutation(seed, k, knob, n)) == list(range(n))
+    assert permutation(seed, k, knob, n) == permutation(seed, k, knob, n)
+
+
+def test_permutations_change_with_seed_round_and_knob() -> None:
+    base = permutation(0, 1, 0, 8)
+    others = [permutation(1, 1, 0, 8), permutation(0, 2, 0, 8), permutation(0, 1, 1, 8)]
+    assert all(other != base for other in others)
+
+
+def test_knobs_do_not_stay_correlated_over_rounds() -> None:
+    rho = multipliers(8, 1 / 9)
+    rounds, total = 400, [[0.0] * 4 for _ in range(4)]
+    for k in range(1, rounds + 1):
+        x = assign([r - 1 for r in rho], seed=3, k=k, knobs=4)
+        scale = math.fsum((r - 1) ** 2 for r in rho)
+        for a in range(4):
+            for b in range(4):
+                total[a][b] += math.fsum(row[a] * row[b] for row in x) / scale / rounds
+    for a in range(4):
+        assert total[a][a] == pytest.approx(1)
+        assert all(abs(total[a][b]) < 0.08 for b in range(4) if b != a)  # 4 standard errors of 1 / sqrt(7 * 400)
+
+
+def test_every_replica_takes_every_place() -> None:
+    places = [permutation(0, k, 0, 4) for k in range(1, 401)]
+    for r in range(4):
+        for place in range(4):
+            assert 60 < sum(p[r] == place for p in places) < 140

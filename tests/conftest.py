@@ -1,0 +1,32 @@
+"""Fixtures that catch leaks: the library must not touch what belongs to the host program."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from hypothesis import settings
+
+settings.register_profile("hdet", deadline=None, max_examples=60, derandomize=True)
+settings.load_profile("hdet")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """After each test: environment, root logger, threads, process groups and child processes as before."""
+    environment, handlers, threads = _environment(), list(logging.getLogger().handlers), set(threading.enumerate())
+    yield
+    assert _environment() == environment
+    assert list(logging.getLogger().handlers) == handlers
+    assert not dist.is_initialized()
+    assert not multiprocessing.active_children()
+    assert not {thread for thread in threading.enumerate() if not thread.daemon} - threads
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}

@@ -1,0 +1,97 @@
+"""Four real DDP processes agree with the slow reference, step by step, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+import hdet
+from hdet.algorithm import reference
+from tests.models import batch, groups_of, make_optimizer, two_layer
+from tests.ranks import run_ranks
+
+N, S, T = 4, 200, 25  # ends at 25, 50, ... 175, 199, 200
+MAX_LR = {"adam": [0.02, 0.01, 0.03], "sgd": [0.05, 0.03, 0.08]}
+ALPHA = 0.3
+CASES = [
+    pytest.param(kind, auto_lr, decay, id=f"{kind}-{'auto' if auto_lr else 'plain'}-{decay}")
+    for kind in ("adam", "sgd")
+    for auto_lr, decay in ((False, "schedule"), (True, "schedule"), (True, "exponential"))
+]
+
+
+def train(rank: int, kind: str, auto_lr: bool, decay: str) -> dict[str, Any]:
+    model = two_layer()
+    optimizer = make_optimizer(kind, groups_of(model))
+    ddp = DistributedDataParallel(model)
+    scheduler = hdet.OneCycleLR(
+        optimizer, MAX_LR[kind], total_steps=S, spread=ALPHA, sync_every=T, auto_lr=auto_lr, decay=decay, seed=5
+    )
+    out: dict[str, Any] = {"eta": [], "mu": [], "loss": [], "theta": []}
+    for t in range(S):
+        x, y = batch(t, rank)
+        loss = mse_loss(ddp(x), y)
+        out["eta"].append([group["lr"] for group in optimizer.param_groups])
+        out["mu"].append([group["betas"][0] if kind == "adam" else group["momentum"] for group in optimizer.param_groups])
+        out["loss"].append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+        out["theta"].append([p.detach().clone() for p in model.parameters()])
+    out["state"] = scheduler.state_dict()["hdet"]
+    return out
+
+
+def simulate(kind: str, auto_lr: bool, decay: str) -> reference.History:
+    schedules = [reference.OneCycle(max_lr, S) for max_lr in MAX_LR[kind]]
+    settings = reference.Settings(
+        N=N,
+        S=S,
+        T=T,
+        alpha=ALPHA,
+        schedules=schedules,
+        S_warm=75 if auto_lr else None,  # the warm-up ends at 0.3 * 200 - 1 = 59, the round at 75
+        exponential=decay == "exponential",
+        seed=5,
+    )
+    model = two_layer()
+    groups = groups_of(model)
+
+    def loss_and_grad(theta: reference.Theta, t: int, r: int) -> tuple[float, reference.Theta]:
+        with torch.no_grad():
+            for xs, ys in zip(groups, theta, strict=True):
+                for x, y in zip(xs, ys, strict=True):
+                    x.copy_(y)
+        x, y = batch(t, r)
+        loss = mse_loss(model(x), y)
+        flat = [p for group in groups for p in group]
+        grads = iter(torch.autograd.grad(loss, flat))
+        return loss.item(), [[next(grads) for _ in group] for group in groups]
+
+    rule = reference.Adam if kind == "adam" else reference.Momentum
+    theta0 = [[p.detach().clone() for p in group] for group in groups]
+    return reference.simulate(settings, theta0, loss_and_grad, rule)
+
+
+@pytest.mark.parametrize(("kind", "auto_lr", "decay"), CASES)
+def test_four_processes_agree_with_the_reference(kind: str, auto_lr: bool, decay: str) -> None:
+    replicas = run_ranks(train, N, kind, auto_lr, decay)
+    expected = simulate(kind, auto_lr, decay)
+    for r, replica in enumerate(replicas):
+        for t in range(S):
+            assert replica["eta"][t] == pytest.approx(expected.eta[t][r], rel=1e-9), (t, r)
+            assert replica["mu"][t] == pytest.approx(expected.mu[t], rel=1e-9), (t, r)
+            assert replica["loss"][t] == pytest.approx(expected.loss[t][r], rel=1e-9), (t, r)
+            flat = [x for group in expected.theta[t][r] for x in group]
+            for ours, theirs in zip(replica["theta"][t], flat, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        if auto_lr:
+            assert replica["state"]["controller_state"]["velocity"] == pytest.approx(expected.v[-1], rel=1e-7)
+            assert any(abs(v) > 1e-6 for v in expected.v[-1])  # there was a signal
+        if decay == "schedule":
+            assert replica["state"]["factors"] == pytest.approx(expected.m[-1], rel=1e-9)
