@@ -29,4 +29,6 @@ def no_leaks() -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    """Without what pytest and torch's compiler set by themselves."""
+    theirs = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
+    return {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
