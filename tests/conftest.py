@@ -32,3 +32,12 @@ def _environment() -> dict[str, str]:
     """Without what pytest and torch's compiler set by themselves."""
     theirs = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
     return {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--regenerate", action="store_true", help="write the golden histories anew")
+
+
+@pytest.fixture
+def regenerate(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--regenerate"))

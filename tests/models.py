@@ -34,7 +34,7 @@ def groups_of(model: nn.Sequential) -> list[list[Tensor]]:
 
 
 def make_optimizer(kind: str, groups: Sequence[Sequence[Tensor]]) -> torch.optim.Optimizer:
-    """"adam" or "sgd" (with momentum) over the groups; rates come from the scheduler."""
+    """ "adam" or "sgd" (with momentum) over the groups; rates come from the scheduler."""
     rows = [{"params": list(group)} for group in groups]
     if kind == "adam":
         return torch.optim.Adam(rows, lr=0.1)

@@ -16,14 +16,17 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "hdet", "tests.ranks"])
+# torch._dynamo: the first optimizer imports it, which takes seconds that every rank would spend anew
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "torch", "torch.distributed", "hdet", "tests.ranks"])
 
 
 class RankFailed(AssertionError):
     """Some rank raised; carries every rank's traceback."""
 
 
-def run_ranks(fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60.0, group_timeout: float = 30.0) -> list[Any]:
+def run_ranks(
+    fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60.0, group_timeout: float = 30.0
+) -> list[Any]:
     """Call ``fn(rank, *args)`` in ``n`` processes of one gloo group and return what each returned.
 
     ``fn`` must be importable (a function at the top of a test module). A rank that raises fails the test with the
@@ -34,7 +37,9 @@ def run_ranks(fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60.0,
         pipes, processes = [], []
         for rank in range(n):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_main, args=(theirs, fn, rank, n, store, group_timeout, args), daemon=True)
+            process = _CONTEXT.Process(
+                target=_main, args=(theirs, fn, rank, n, store, group_timeout, args), daemon=True
+            )
             process.start()
             theirs.close()
             pipes.append(ours)

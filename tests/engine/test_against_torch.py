@@ -25,7 +25,10 @@ OURS = hdet.OneCycleLR
 
 def optimizer_of(kind: type[Optimizer] = SGD, groups: int = 2, tensor_lr: bool = False, **more: Any) -> Optimizer:
     rows = [
-        {"params": [torch.nn.Parameter(torch.ones(2))], "lr": torch.tensor(0.1 * (g + 1)) if tensor_lr else 0.1 * (g + 1)}
+        {
+            "params": [torch.nn.Parameter(torch.ones(2))],
+            "lr": torch.tensor(0.1 * (g + 1)) if tensor_lr else 0.1 * (g + 1),
+        }
         for g in range(groups)
     ]
     if kind is SGD:
@@ -150,7 +153,9 @@ def test_loads_a_checkpoint_of_torchs_own_and_the_other_way_round() -> None:
 
 
 def test_a_checkpoint_overrides_the_constructor() -> None:
-    first = OURS(optimizer_of(), 0.5, 20, sync_every=4, spread=0.2, seed=3, sigma=0.7, decay="exponential", auto_lr_start=8)
+    first = OURS(
+        optimizer_of(), 0.5, 20, sync_every=4, spread=0.2, seed=3, sigma=0.7, decay="exponential", auto_lr_start=8
+    )
     second = OURS(optimizer_of(), 0.5, 100)
     second.load_state_dict(first.state_dict())
     assert second.state_dict() == first.state_dict()

@@ -36,7 +36,9 @@ def train(rank: int, kind: str, auto_lr: bool, decay: str) -> dict[str, Any]:
         x, y = batch(t, rank)
         loss = mse_loss(ddp(x), y)
         out["eta"].append([group["lr"] for group in optimizer.param_groups])
-        out["mu"].append([group["betas"][0] if kind == "adam" else group["momentum"] for group in optimizer.param_groups])
+        out["mu"].append(
+            [group["betas"][0] if kind == "adam" else group["momentum"] for group in optimizer.param_groups]
+        )
         out["loss"].append(loss.item())
         optimizer.zero_grad()
         loss.backward()

@@ -35,6 +35,9 @@ __all__ = ["Engine", "RoundEnd"]
 
 STATE_VERSION = 1
 
+_initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
+"""Whether torch.distributed is. Every step asks, so what never changes is asked once."""
+
 
 class RoundEnd(NamedTuple):
     """What the face knows when a round ends."""
@@ -90,7 +93,7 @@ class Engine:
         self._group: ReplicaGroup | None = None
         self._journal_opened = False
         self._resumed_at: int | None = None
-        self._assigned: tuple[int, Seat, list[list[float]]] | None = None
+        self._assigned: _Assignment | None = None
         self._round_began = time.perf_counter()
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -102,19 +105,28 @@ class Engine:
     @property
     def seat(self) -> Seat:
         """This replica's place; may be asked at any time, no collective."""
-        return self._group.seat if self._group is not None else find_seat(self._user_group)
+        if self._group is not None:
+            return self._group.seat
+        return find_seat(self._user_group) if _initialised() else Solo.seat
 
     def assigned(self, t: int) -> list[list[float]]:
         """rho of every replica and knob at step ``t``."""
-        k, seat = self.settings.rounds.index(t), self.seat
-        if self._assigned is None or self._assigned[:2] != (k, seat):
-            rho = multipliers(seat.size, self.settings.spread)
-            self._assigned = k, seat, assign(rho, self.settings.seed, k, self.knobs)
-        return self._assigned[2]
+        return self._assignment(t).everybody
 
     def multipliers(self, t: int) -> list[float]:
         """rho of this replica per knob at step ``t``."""
-        return self.assigned(t)[self.seat.replica]
+        return self._assignment(t).mine
+
+    def _assignment(self, t: int) -> _Assignment:
+        """Remembered for the rest of the round: every step asks."""
+        known, seat = self._assigned, self.seat
+        if known is None or t not in known.steps or known.seat != seat:
+            rounds = self.settings.rounds
+            rho = multipliers(seat.size, self.settings.spread)
+            rows = assign(rho, self.settings.seed, rounds.index(t), self.knobs)
+            known = _Assignment(range(t, rounds.next_end(t + 1)), seat, rows, rows[seat.replica])
+            self._assigned = known
+        return known
 
     def base(self, schedule: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
         """The shared base values at step ``t``, given the plain schedule's; each keeps its type."""
@@ -124,7 +136,10 @@ class Engine:
 
     def rates(self, schedule: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
         """This replica's values at step ``t``: base times rho."""
-        return self.spread_out(self.base(schedule, t), t)
+        if self._decays_at(t):
+            return self.spread_out(self.base(schedule, t), t)
+        rho = self._assignment(t).mine
+        return [value * m * r for value, m, r in zip(schedule, self.factors, rho, strict=True)]
 
     def spread_out(self, base: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
         """Base values times this replica's rho."""
@@ -134,7 +149,7 @@ class Engine:
 
     def connect(self, weights: Callable[[], Weights], t: int) -> None:
         """Once torch.distributed is initialised: make our own group, and check that the replicas agree. Collective."""
-        if self._group is not None or not (dist.is_available() and dist.is_initialized()):
+        if self._group is not None or not _initialised():
             return
         if self.seat.size == 1:
             self._group = Solo()
@@ -199,13 +214,16 @@ class Engine:
         )
 
     def _agreed(self, t: int) -> dict[str, float]:
-        rule = dataclasses.asdict(self.controller) if isinstance(self.controller, Published) else {}
+        """Numbers that must be equal on all replicas. Always the same keys: rows of unequal length cannot be gathered."""
+        rule = self.controller if isinstance(self.controller, Published) else None
         return {
             "step": float(t),
             "parameter groups": float(self.knobs),
             **self.settings.agreed,
-            "auto_lr": float(self.controller is not None),
-            **rule,
+            "auto_lr (0: off, 1: on)": float(self.controller is not None),
+            "sigma": rule.sigma if rule else math.nan,
+            "meta_momentum": rule.meta_momentum if rule else math.nan,
+            "meta_lr": rule.meta_lr if rule else math.nan,
         }
 
     # -- moving the base values ---------------------------------------------------------------------------------------
@@ -381,6 +399,17 @@ class Engine:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: everything but the connection to the other replicas, which is made anew."""
         return {**vars(self), "_group": None, "_assigned": None, "watches_optimizer": False}
+
+
+class _Assignment(NamedTuple):
+    """The multipliers of a round."""
+
+    steps: range
+    """Steps for which they are known to hold."""
+    seat: Seat
+    everybody: list[list[float]]
+    """``everybody[replica][knob]``"""
+    mine: list[float]
 
 
 class _Decision(NamedTuple):

@@ -50,20 +50,23 @@ def perturb_(
     generator = torch.Generator().manual_seed(_seed_of(seed, number))
     tensors = [torch.view_as_real(p) if p.is_complex() else p for p in parameters]
     for tensor, level in zip(tensors, _levels(tensors, nu, scope), strict=True):
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device, torch.float32)
-        if tensor.dtype == torch.float64:
-            noise = noise.double()
-        tensor.copy_(tensor + level * noise)
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        tensor.copy_(tensor + level * noise.to(tensor.device, _wide(tensor)))
 
 
 def _levels(tensors: list[Tensor], nu: float, scope: str) -> Iterator[float]:
     """Standard deviation of the noise for each tensor."""
-    squares = [torch.linalg.vector_norm(t, dtype=torch.float32).double().item() ** 2 for t in tensors]
+    squares = [torch.linalg.vector_norm(t, dtype=_wide(t)).double().item() ** 2 for t in tensors]
     sizes = [t.numel() for t in tensors]
     if scope == "model":
         squares, sizes = [math.fsum(squares)] * len(tensors), [sum(sizes)] * len(tensors)
     for square, size in zip(squares, sizes, strict=True):
         yield nu * math.sqrt(square / size) if size else 0.0
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """At least fp32: norm and noise of half precision are computed in it."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _seed_of(seed: int, replica: int) -> int:

@@ -1,0 +1,130 @@
+"""The journal that a real ensemble writes, and controllers of the user's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import hdet
+from hdet.algorithm.assignment import assign
+from hdet.algorithm.spread import multipliers
+from tests.models import groups_of, make_optimizer, two_layer
+from tests.ranks import error_of, run_ranks
+
+
+def run(rank: int, path: str | None, steps: int = 20, **more: Any) -> dict[str, Any]:
+    model = two_layer()
+    optimizer = make_optimizer("sgd", groups_of(model))
+    scheduler = hdet.OneCycleLR(optimizer, 0.1, 20, sync_every=5, auto_lr_start=5, journal=path, **more)
+    for t in range(steps):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        scheduler.step(2.0 - 0.1 * rank + t)
+    return scheduler.state_dict()["hdet"]  # type: ignore[no-any-return]
+
+
+def test_one_line_per_round_written_by_one_rank(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    states = run_ranks(run, 3, str(path))
+    data = hdet.read_journal(path)
+    assert data.header["replicas"] == 3
+    assert data.header["groups"] == 3
+    assert data.header["arguments"]["max_lr"] == 0.1
+    assert data.header["arguments"]["sync_every"] == 5
+    assert [(r["round"], r["step"]) for r in data.rounds] == [(0, 5), (1, 10), (2, 15), (3, 19), (4, 20)]
+    for record in data.rounds:
+        assigned = assign(multipliers(3, 1 / 9), seed=0, k=record["round"], knobs=3)
+        assert [row["multipliers"] for row in record["replicas"]] == assigned
+        losses = [row["loss"] for row in record["replicas"]]
+        assert losses[0] - losses[1] == pytest.approx(0.1)
+        for row, rho in zip(record["replicas"], assigned, strict=True):
+            assert row["values"] == pytest.approx([b * r for b, r in zip(record["base_before"], rho, strict=True)])
+            assert row["divergence"] >= 0
+        assert any(row["divergence"] > 0 for row in record["replicas"])
+        assert math.fsum(record["weights"]) == pytest.approx(1)
+        assert record["excluded"] == []
+        assert set(record["seconds"]) == {"train", "gather", "controller", "converge"}
+    last = data.rounds[-1]
+    assert last["factors"] == states[0]["factors"]
+    assert last["velocity"] == states[0]["controller_state"]["velocity"]
+    assert last["factors"] != [1.0] * 3
+
+
+def test_first_round_by_hand(tmp_path: Path) -> None:
+    """Round 0 is in rank order, so rank 2, the best by 0.1, has the highest rate: Delta = sum w rho - 1 > 0."""
+    path = tmp_path / "run.jsonl"
+    run_ranks(run, 3, str(path), 5)
+    record = hdet.read_journal(path).rounds[0]
+    e = [math.exp(x) for x in (-1, 0, 1)]
+    w = [x / sum(e) for x in e]
+    assert record["weights"] == pytest.approx(w)
+    assert record["delta"] == pytest.approx([(w[2] - w[0]) / 9] * 3)
+    assert record["velocity"] == pytest.approx([(w[2] - w[0]) / 90] * 3)
+    assert record["factors"] == pytest.approx([1 + (w[2] - w[0]) / 180] * 3)
+
+
+def test_one_replica_keeps_a_journal_too(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    run(0, str(path))
+    data = hdet.read_journal(path)
+    assert [r["step"] for r in data.rounds] == [5, 10, 15, 19, 20]
+    assert data.rounds[0]["replicas"][0]["loss"] == pytest.approx(4.0)
+    assert data.rounds[0]["replicas"][0]["multipliers"] == [1.0] * 3
+
+
+def test_one_replica_survives_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    optimizer = make_optimizer("sgd", groups_of(two_layer()))
+    scheduler = hdet.OneCycleLR(optimizer, 0.1, 20, sync_every=2, auto_lr_start=0, journal=tmp_path / "run.jsonl")
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step(math.nan)
+    assert scheduler.state_dict()["hdet"]["factors"] == [1.0] * 3
+
+
+class UpState(NamedTuple):
+    rounds: list[float]
+
+
+class AlwaysUp:
+    """A controller of the user's own: ten per cent up in every round."""
+
+    def init(self, knobs: int) -> UpState:
+        return UpState([0.0] * knobs)
+
+    def update(self, state: UpState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> hdet.Update:
+        knobs = len(state.rounds)
+        return hdet.Update(UpState([n + 1 for n in state.rounds]), [0.1] * knobs, [1.0] * len(signals), [0.0] * knobs)
+
+
+class Broken(AlwaysUp):
+    def update(self, state: UpState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> hdet.Update:
+        return hdet.Update(state, [math.nan], [], [])
+
+
+def test_a_controller_of_the_users_own() -> None:
+    for state, other in run_ranks(_own_controller, 2):
+        assert state["factors"] == pytest.approx([1.1**5] * 3)
+        assert state["controller_state"] == {"rounds": [5.0] * 3}
+        assert "auto_lr=AlwaysUp(...)" in other
+
+
+def _own_controller(rank: int) -> tuple[dict[str, Any], str]:
+    state = run(rank, None, auto_lr=AlwaysUp())
+    scheduler = hdet.OneCycleLR(make_optimizer("sgd", groups_of(two_layer())), 0.1, 20)
+    whole = {**scheduler.state_dict(), "hdet": {**state, "owns_rates": True}}
+    return state, str(error_of(lambda: scheduler.load_state_dict(whole)))
+
+
+def test_a_controller_that_returns_nonsense_changes_nothing() -> None:
+    for message in run_ranks(_broken_controller, 2):
+        assert "one finite move per knob, here 3" in message
+
+
+def _broken_controller(rank: int) -> str:
+    return str(error_of(lambda: run(rank, None, auto_lr=Broken())))
