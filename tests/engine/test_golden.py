@@ -1,7 +1,7 @@
 """Golden histories: constant gradients, so that a person can check every number.
 
-Two replicas, spread 1/2 (multipliers 1/2 and 3/2), plain SGD on one number with gradient 1, so that a step subtracts the
-rate. ``pytest --regenerate`` writes the file anew; read the difference before you commit it.
+Two replicas, spread 1/2 (multipliers 1/2 and 3/2), plain SGD on one number with gradient 1, so that a step subtracts
+the rate. ``pytest --regenerate`` writes the file anew; read the difference before you commit it.
 """
 
 from __future__ import annotations

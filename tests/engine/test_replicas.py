@@ -60,7 +60,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-# -- fan-out ------------------------------------------------------------------------------------------------------------
+# -- fan-out --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("three_phase", [False, True])
@@ -82,7 +82,7 @@ def test_every_replica_trains_at_its_multiple_of_the_schedule(three_phase: bool)
 
 
 def _rates(rank: int, three_phase: bool) -> list[Any]:
-    model, scheduler = build("sgd", spread=0.25, sync_every=10, seed=9, three_phase=three_phase, auto_lr=False)
+    _, scheduler = build("sgd", spread=0.25, sync_every=10, seed=9, three_phase=three_phase, auto_lr=False)
     rows = []
     for t in range(41):
         groups = scheduler.optimizer.param_groups
@@ -108,7 +108,7 @@ def _tensor_rates(rank: int) -> bool:
     return optimizer.param_groups[0]["lr"] is lr
 
 
-# -- spread 0 -------------------------------------------------------------------------------------------------------------
+# -- spread 0 --------------------------------------------------------------
 
 
 def test_without_spread_the_replicas_are_plain_ddp_bit_for_bit() -> None:
@@ -141,7 +141,7 @@ def _no_spread_but_different(rank: int) -> list[torch.Tensor]:
     return weights_of(model)
 
 
-# -- converge -------------------------------------------------------------------------------------------------------------
+# -- converge --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("auto_lr", [False, True])
@@ -265,7 +265,7 @@ def _count_collectives(rank: int) -> list[dict[str, int]]:
     for name in ("all_gather", "all_reduce", "broadcast", "barrier", "all_gather_object", "new_group", "reduce"):
         counting(name)
     for sink in (None, Sink() if rank == 1 else None):
-        model, scheduler = build(sync_every=5, journal=sink)
+        _, scheduler = build(sync_every=5, journal=sink)
         scheduler.optimizer.step()
         scheduler.step(1.0)  # meets the others
         counts.clear()
@@ -281,7 +281,7 @@ def _count_collectives(rank: int) -> list[dict[str, int]]:
     return answers
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------------
+# -- faults --------------------------------------------------------------
 
 
 def test_a_replica_that_is_not_finite_is_left_out_and_gets_the_consensus(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def _sharded(rank: int) -> str:
     return repr(error_of(lambda: scheduler.step(1.0)))
 
 
-# -- other people's loops -----------------------------------------------------------------------------------------------
+# -- other people's loops --------------------------------------------------------------
 
 
 def test_built_before_the_process_group_exists() -> None:
@@ -541,7 +541,7 @@ def _accumulation(rank: int) -> dict[str, list[torch.Tensor]]:
     return {"parameters": weights_of(model), "buffers": floats}
 
 
-# -- state ------------------------------------------------------------------------------------------------------------------
+# -- state --------------------------------------------------------------
 
 
 def test_state_is_the_same_on_every_rank_and_needs_no_other_rank() -> None:

@@ -21,8 +21,7 @@ def noise_of(model: nn.Module, **arguments: Any) -> list[torch.Tensor]:
 
 def wide() -> nn.Module:
     """Two tensors of very different size: weights of norm 100 and of norm 1."""
-    model = nn.ParameterList([torch.full((100, 100), 1.0), torch.full((40, 25), 1 / math.sqrt(1000))])
-    return model
+    return nn.ParameterList([torch.full((100, 100), 1.0), torch.full((40, 25), 1 / math.sqrt(1000))])
 
 
 def test_one_level_for_the_model() -> None:
@@ -63,7 +62,7 @@ def test_every_type(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("arguments", [{"nu": -1.0}, {"nu": math.nan}, {"nu": "much"}, {"scope": "layer"}])
 def test_bad_arguments(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be .*but got"):
+    with pytest.raises(ValueError, match=r"must be .*but got"):
         hdet.perturb_(two_layer(), **arguments)
 
 
