@@ -1,5 +1,6 @@
 """HDET: data-parallel replicas that explore hyperparameters while they train."""
 
+from hdet._version import __version__
 from hdet.algorithm.controllers import Controller, Published, Update
 from hdet.engine.onecycle import OneCycleLR
 from hdet.engine.warm_start import perturb_
@@ -31,6 +32,7 @@ __all__ = [
     "ShardedParametersError",
     "Sink",
     "Update",
+    "__version__",
     "perturb_",
     "read_journal",
 ]

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 
 import hdet
+from tests.ranks import run_ranks
 
 TORCH = lr_scheduler.OneCycleLR
 OURS = hdet.OneCycleLR
@@ -232,6 +234,29 @@ def test_step_takes_what_torch_takes() -> None:
     assert ours.get_last_lr() == theirs.get_last_lr()
 
 
+def test_fractions_of_an_epoch_and_groups_added_later_work_as_in_torch() -> None:
+    rates = []
+    for kind in (TORCH, OURS):
+        scheduler = kind(optimizer_of(), 0.5, 20)
+        scheduler.optimizer.step()
+        scheduler.step(epoch=2.5)  # type: ignore[arg-type]
+        group = {key: value for key, value in scheduler.optimizer.param_groups[0].items() if key != "params"}
+        scheduler.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], **group})
+        scheduler.step()
+        rates.append(scheduler.get_last_lr())
+    assert rates[0] == rates[1]
+    assert len(rates[0]) == 3
+
+
+def test_a_scheduler_with_a_group_can_be_copied() -> None:
+    assert run_ranks(_copy_with_group, 2) == [True, True]
+
+
+def _copy_with_group(rank: int) -> bool:
+    scheduler = OURS(optimizer_of(), 0.5, 20, group=dist.group.WORLD)
+    return bool(copy.deepcopy(scheduler).get_last_lr() == scheduler.get_last_lr())
+
+
 def test_warns_like_torch_when_called_before_the_optimizer() -> None:
     messages = []
     for kind in (TORCH, OURS):
@@ -380,6 +405,9 @@ def test_a_bad_epoch_is_no_type_error(arguments: dict[str, Any]) -> None:
         ({"auto_lr_start": 2.5}, "auto_lr_start"),
         ({"decay": "linear"}, "decay"),
         ({"seed": 0.5}, "seed"),
+        ({"sigma": None}, "sigma"),
+        ({"group": 3}, "group"),
+        ({"model": 3}, "model"),
         ({"auto_lr": "yes"}, "auto_lr"),
         ({"journal": 7}, "journal"),
         ({"max_lr": math.nan}, "max_lr"),

@@ -52,7 +52,7 @@ def test_one_line_per_round_written_by_one_rank(tmp_path: Path) -> None:
         assert set(record["seconds"]) == {"train", "gather", "controller", "converge"}
     last = data.rounds[-1]
     assert last["factors"] == states[0]["factors"]
-    assert last["velocity"] == states[0]["controller_state"]["velocity"]
+    assert last["velocity"] == states[0]["controller_state"][0][1]
     assert last["factors"] != [1.0] * 3
 
 
@@ -110,7 +110,7 @@ class Broken(AlwaysUp):
 def test_a_controller_of_the_users_own() -> None:
     for state, other in run_ranks(_own_controller, 2):
         assert state["factors"] == pytest.approx([1.1**5] * 3)
-        assert state["controller_state"] == {"rounds": [5.0] * 3}
+        assert state["controller_state"] == [["rounds", [5.0] * 3]]
         assert "auto_lr=AlwaysUp(...)" in other
 
 

@@ -93,7 +93,7 @@ def test_four_processes_agree_with_the_reference(kind: str, auto_lr: bool, decay
             for ours, theirs in zip(replica["theta"][t], flat, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
         if auto_lr:
-            assert replica["state"]["controller_state"]["velocity"] == pytest.approx(expected.v[-1], rel=1e-7)
+            assert replica["state"]["controller_state"][0][1] == pytest.approx(expected.v[-1], rel=1e-7)
             assert any(abs(v) > 1e-6 for v in expected.v[-1])  # there was a signal
         if decay == "schedule":
             assert replica["state"]["factors"] == pytest.approx(expected.m[-1], rel=1e-9)

@@ -427,7 +427,7 @@ def _no_losses(rank: int) -> tuple[list[float], list[float]]:
         scheduler.optimizer.step()
         scheduler.step()
     state = scheduler.state_dict()["hdet"]
-    return state["factors"], state["controller_state"]["velocity"]
+    return state["factors"], state["controller_state"][0][1]
 
 
 def test_sharded_parameters_are_refused() -> None:
@@ -636,3 +636,116 @@ def _resume_inside(rank: int, folder: str) -> tuple[str, bool, list[int], int, A
             equal.append(t + 1)
     resumes = hdet.read_journal(path).resumes if rank == 0 else []
     return text, kept, equal, count, (resumes[0]["step"], resumes[0]["mid_round"]) if resumes else None
+
+
+# -- found by trying frameworks ------------------------------------------------------------------------------------
+
+
+def test_masks_with_infinities_are_no_divergence(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    for mask, broken in run_ranks(_causal_mask, 2, str(path)):
+        assert mask == [[0.0, -math.inf], [0.0, 0.0]]
+        assert "DivergedError" in broken  # a buffer that becomes infinite later does count
+    assert all(math.isfinite(row["divergence"]) for row in hdet.read_journal(path).rounds[0]["replicas"])
+
+
+def _causal_mask(rank: int, path: str) -> tuple[list[list[float]], str]:
+    model = two_layer()
+    model.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1))
+    model.register_buffer("running", torch.zeros(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = hdet.OneCycleLR(optimizer, 0.02, 40, sync_every=2, model=model, journal=path)
+    train(scheduler, model, 2, rank)
+    model.running.fill_(math.inf)
+    scheduler.step(1.0)
+    return model.mask.tolist(), repr(error_of(lambda: scheduler.step(1.0)))
+
+
+def test_an_optimizer_that_swaps_its_parameters_for_partitions_is_refused() -> None:
+    for message in run_ranks(_partitioned, 2):
+        assert "ShardedParametersError" in message
+        assert "ZeRO" in message
+
+
+def _partitioned(rank: int) -> str:
+    model, scheduler = build()
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    scheduler.optimizer.param_groups[0]["params"] = [flat.chunk(2)[rank].clone()]
+    return repr(error_of(lambda: scheduler.step(1.0)))
+
+
+def test_torchs_zero_optimizer_is_told_that_there_is_no_ensemble() -> None:
+    for text in run_ranks(_zero_redundancy, 2):
+        assert "there is no ensemble" in text
+
+
+def _zero_redundancy(rank: int) -> str:
+    import warnings
+
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    optimizer = ZeroRedundancyOptimizer(two_layer().parameters(), torch.optim.Adam, lr=0.1)
+    scheduler = hdet.OneCycleLR(optimizer, 0.02, 40, cycle_momentum=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scheduler.step(1.0)
+    return " ".join(str(w.message) for w in caught)
+
+
+def test_a_journal_that_cannot_be_written_does_not_stop_one_rank_alone() -> None:
+    assert run_ranks(_unwritable_journal, 2) == [6, 6]
+
+
+def _unwritable_journal(rank: int) -> int:
+    class Full:
+        def write(self, record: Any) -> None:
+            raise OSError("no space left")
+
+    model, scheduler = build(sync_every=2, journal=Full())
+    train(scheduler, model, 6, rank)
+    return scheduler.last_epoch  # type: ignore[no-any-return]
+
+
+def test_groups_that_share_one_rate_tensor_are_spread_alike() -> None:
+    rows = run_ranks(_shared_tensor, 2)
+    assert rows[0] != rows[1]
+    for first, second, rate in rows:
+        assert first == second
+        assert rate == pytest.approx(1.0)
+
+
+def _shared_tensor(rank: int) -> tuple[float, float, float]:
+    groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
+    optimizer = torch.optim.SGD(groups, lr=torch.tensor(0.1), momentum=0.9)
+    assert optimizer.param_groups[0]["lr"] is optimizer.param_groups[1]["lr"]
+    scheduler = hdet.OneCycleLR(optimizer, 0.1, 40, sync_every=1, spread=0.5)
+    for _ in range(3):
+        scheduler.step(1.0)
+    first, second = scheduler.multipliers
+    return first, second, float(optimizer.param_groups[0]["lr"]) / (float(scheduler.base_lrs_now[0]) * first)
+
+
+def test_checkpoint_through_torch_distributed_checkpoint(tmp_path: Path) -> None:
+    """Its keys are the flattened state's: they must not depend on progress or on the constructor."""
+    run_ranks(_save_distributed, 2, str(tmp_path))
+    for loaded, saved in run_ranks(_load_distributed, 2, str(tmp_path)):
+        assert loaded == saved
+
+
+def _save_distributed(rank: int, folder: str) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    model, scheduler = build(sync_every=5, auto_lr_start=5, sigma=0.05)
+    train(scheduler, model, 10, rank)
+    dcp.save({"scheduler": scheduler.state_dict()}, checkpoint_id=f"{folder}/dcp")
+    torch.save(scheduler.state_dict(), f"{folder}/rank{rank}.pt")
+
+
+def _load_distributed(rank: int, folder: str) -> tuple[Any, Any]:
+    import torch.distributed.checkpoint as dcp
+
+    _, scheduler = build(auto_lr=False)
+    state = {"scheduler": scheduler.state_dict()}
+    dcp.load(state, checkpoint_id=f"{folder}/dcp")
+    scheduler.load_state_dict(state["scheduler"])
+    return scheduler.state_dict(), torch.load(f"{folder}/rank{rank}.pt", weights_only=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hdet.errors import ArgumentError
@@ -76,16 +77,16 @@ class Published:
     meta_lr: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma) and self.sigma > 0):
+        if not (_is_finite(self.sigma) and self.sigma > 0):
             raise ArgumentError(
                 f"sigma must be a finite number above 0, but got sigma={self.sigma!r}; the published value is 0.1"
             )
-        if not 0 <= self.meta_momentum < 1:
+        if not (_is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1):
             raise ArgumentError(
                 f"meta_momentum must be at least 0 and below 1, but got meta_momentum={self.meta_momentum!r}; "
                 "the published value is 0.9, and 0 means no smoothing"
             )
-        if not (math.isfinite(self.meta_lr) and self.meta_lr >= 0):
+        if not (_is_finite(self.meta_lr) and self.meta_lr >= 0):
             raise ArgumentError(
                 f"meta_lr must be a finite number, at least 0, but got meta_lr={self.meta_lr!r}; the published value "
                 "is 0.5, and auto_lr=False switches the controller off"
@@ -102,6 +103,10 @@ class Published:
         beta = self.meta_momentum
         velocity = [beta * v + (1 - beta) * delta for v, delta in zip(state.velocity, deltas, strict=True)]
         return Update(PublishedState(velocity), [self.meta_lr * v for v in velocity], weights, deltas)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def softmax_weights(losses: Sequence[float], sigma: float) -> list[float]:

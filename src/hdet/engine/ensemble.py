@@ -7,6 +7,7 @@ end of a round it calls :meth:`Engine.end_round`. The engine never holds the fac
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 import warnings
@@ -27,13 +28,14 @@ from hdet.engine.losses import LossMeter
 from hdet.engine.records import header_record, resume_record, round_record
 from hdet.engine.rollcall import Occasion, RollCall, call
 from hdet.engine.settings import Settings
-from hdet.engine.weights import Weights, refuse_sharded
+from hdet.engine.weights import Weights
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.journal import Sink
 
 __all__ = ["Engine", "RoundEnd"]
 
 STATE_VERSION = 1
+_log = logging.getLogger("hdet")
 
 _initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
 """Whether torch.distributed is. Every step asks, so what never changes is asked once."""
@@ -79,6 +81,8 @@ class Engine:
         self.controller_state = controller.init(knobs) if controller is not None else None
         self.factors = [1.0] * knobs
         """m per knob: base = m * schedule."""
+        self.columns = list(range(knobs))
+        """The column of the assignment that each knob takes: its own, unless two share one value."""
         self.decaying = Decaying.begin([0.0] * knobs)
         """Base values of the exponential decay; zeros before S_warm."""
         self.meter = LossMeter()
@@ -89,6 +93,10 @@ class Engine:
         self.watches_optimizer = False
         """Whether the face has a hook on the optimizer's ``load_state_dict``."""
         self.in_consensus = False
+        self.parameter_ids: list[int] | None = None
+        """The optimizer's parameters at construction: a sharded optimizer replaces them by its own partitions."""
+        self.set_aside: frozenset[int] = frozenset()
+        """Buffers that held infinities from the start, such as attention masks."""
         self._user_group = group
         self._group: ReplicaGroup | None = None
         self._journal_opened = False
@@ -109,6 +117,15 @@ class Engine:
             return self._group.seat
         return find_seat(self._user_group) if _initialised() else Solo.seat
 
+    def grow(self, knobs: int) -> None:
+        """Groups were added to the optimizer: they start unlearned."""
+        more = knobs - self.knobs
+        self.columns += range(self.knobs, knobs)
+        self.factors = self.factors + [1.0] * more
+        self.decaying = Decaying(self.decaying.starts + [0.0] * more, self.decaying.bases + [0.0] * more)
+        self.controller_state = self.controller.init(knobs) if self.controller is not None else None
+        self._assigned = None
+
     def assigned(self, t: int) -> list[list[float]]:
         """rho of every replica and knob at step ``t``."""
         return self._assignment(t).everybody
@@ -119,12 +136,13 @@ class Engine:
 
     def _assignment(self, t: int) -> _Assignment:
         """Remembered for the rest of the round: every step asks."""
-        known, seat = self._assigned, self.seat
-        if known is None or t not in known.steps or known.seat != seat:
+        known, seat, whole = self._assigned, self.seat, int(t)  # torch allows fractions of an epoch
+        if known is None or whole not in known.steps or known.seat != seat:
             rounds = self.settings.rounds
             rho = multipliers(seat.size, self.settings.spread)
-            rows = assign(rho, self.settings.seed, rounds.index(t), self.knobs)
-            known = _Assignment(range(t, rounds.next_end(t + 1)), seat, rows, rows[seat.replica])
+            rows = assign(rho, self.settings.seed, rounds.index(whole), self.knobs)
+            rows = [[row[g] for g in self.columns] for row in rows]
+            known = _Assignment(range(whole, rounds.next_end(whole + 1)), seat, rows, rows[seat.replica])
             self._assigned = known
         return known
 
@@ -155,7 +173,6 @@ class Engine:
             self._group = Solo()
             return
         found = weights()
-        refuse_sharded(found.tensors)
         with arriving("the first step, where the replicas meet"):
             group = connect(self._user_group)
             self._roll_call(group, Occasion.FIRST_STEP, found, t)
@@ -182,15 +199,20 @@ class Engine:
             if group.seat.size > 1:
                 divergence = converge(group, end.weights(), roll, measure=roll.writer is not None)
             clock.lap("converge")
+        record = None
         if roll.writer == group.seat.replica:
-            self._write_round(k, end, roll, decision, divergence or [0.0], clock.seconds)
+            record = self._round_record(k, end, roll, decision, divergence or [0.0], clock.seconds)
         self.factors, self.decaying, self.controller_state = decision.factors, decision.decaying, decision.state
         self.meter.reset()
+        if record is not None:
+            self._write(record)
         self._round_began = time.perf_counter()
 
-    def converge_now(self, occasion: Occasion, weights: Callable[[], Weights], t: int) -> None:
-        """Average now, nothing else. Collective."""
-        self.connect(weights, t)
+    def converge_now(
+        self, occasion: Occasion, first: Callable[[], Weights], weights: Callable[[], Weights], t: int
+    ) -> None:
+        """Average now, nothing else. Collective. ``first`` gives the weights if the replicas have not met yet."""
+        self.connect(first, t)
         group = self._group
         if group is None or group.seat.size == 1:
             return
@@ -214,7 +236,7 @@ class Engine:
         )
 
     def _agreed(self, t: int) -> dict[str, float]:
-        """Numbers that must be equal on all replicas. Always the same keys: rows of unequal length cannot be gathered."""
+        """Numbers that must be equal on all replicas; always the same keys, since rows must have one length."""
         rule = self.controller if isinstance(self.controller, Published) else None
         return {
             "step": float(t),
@@ -267,7 +289,7 @@ class Engine:
 
     # -- journal --------------------------------------------------------------------------------------------------
 
-    def _write_round(
+    def _round_record(
         self,
         k: int,
         end: RoundEnd,
@@ -275,12 +297,10 @@ class Engine:
         decision: _Decision,
         divergence: list[float],
         seconds: dict[str, float],
-    ) -> None:
-        assert self.sink is not None  # the roll call chose this replica because it has one
-        self._open_journal()
+    ) -> dict[str, Any]:
         base = self.base(end.schedule(end.before), end.before)
         update = decision.update
-        record = round_record(
+        return round_record(
             k=k,
             step=end.after,
             roll=roll,
@@ -294,12 +314,21 @@ class Engine:
             divergence=divergence,
             seconds=seconds,
         )
-        self.sink.write(record)
 
     def _base_after(self, end: RoundEnd, decision: _Decision) -> list[float]:
         if self.settings.decay == "exponential" and any(decision.decaying.starts):
             return decision.decaying.bases
         return [m * value for m, value in zip(decision.factors, end.schedule(end.after), strict=True)]
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        """Write a record. A journal that cannot be written is given up: training on one rank alone must not stop."""
+        assert self.sink is not None  # the roll call chose this replica because it has one
+        try:
+            self._open_journal()
+            self.sink.write(record)
+        except OSError as error:
+            _log.warning("the journal %r cannot be written and is given up: %s", self.sink, error)
+            self.sink = None
 
     def _open_journal(self) -> None:
         """Before the first line of this process: a header, or the news that the run goes on."""
@@ -327,12 +356,9 @@ class Engine:
             "starts": list(self.decaying.starts),
             "bases": list(self.decaying.bases),
             "controller": type(controller).__name__ if controller is not None else None,
-            "controller_arguments": dataclasses.asdict(controller) if isinstance(controller, Published) else {},
-            "controller_state": (
-                {name: list(values) for name, values in self.controller_state._asdict().items()}
-                if self.controller_state is not None
-                else {}
-            ),
+            # Lists of pairs, not dicts: torch.distributed.checkpoint would make keys of their names.
+            "controller_arguments": _pairs(dataclasses.asdict(controller) if isinstance(controller, Published) else {}),
+            "controller_state": _pairs(self.controller_state._asdict() if self.controller_state is not None else {}),
         }
 
     def load(self, state: Mapping[str, Any], total_steps: int, t: int) -> None:
@@ -353,8 +379,7 @@ class Engine:
         if controller is None:
             self.controller_state = None
         else:
-            saved = {name: list(values) for name, values in state["controller_state"].items()}
-            self.controller_state = controller.init(self.knobs)._replace(**saved)
+            self.controller_state = controller.init(self.knobs)._replace(**dict(state["controller_state"]))
         self.factors = list(state["factors"])
         self.decaying = Decaying(list(state["starts"]), list(state["bases"]))
         self._resume(t)
@@ -383,7 +408,7 @@ class Engine:
         if name is None:
             return None
         if name == Published.__name__:
-            return Published(**state["controller_arguments"])
+            return Published(**dict(state["controller_arguments"]))
         if type(self.controller).__name__ == name:
             return self.controller
         raise ArgumentError(
@@ -396,9 +421,15 @@ class Engine:
 
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, watches_optimizer=False, set_aside=frozenset())
+
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: everything but the connection to the other replicas, which is made anew."""
-        return {**vars(self), "_group": None, "_assigned": None, "watches_optimizer": False}
+        """For pickle and deepcopy: everything but the connection to the other replicas, which is made anew.
+
+        A process group cannot be pickled: the copy looks for the default group.
+        """
+        return {**vars(self), "_user_group": None, "_group": None, "_assigned": None, "parameter_ids": None}
 
 
 class _Assignment(NamedTuple):
@@ -432,6 +463,10 @@ class _Clock:
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now
+
+
+def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+    return [[name, list(value) if isinstance(value, list) else value] for name, value in values.items()]
 
 
 def _times(value: float | Tensor, factor: float) -> float | Tensor:

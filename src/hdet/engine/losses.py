@@ -35,7 +35,7 @@ class LossMeter:
                     f"a loss must be one real number, but got a tensor of shape {tuple(loss.shape)}, {loss.dtype}; "
                     "reduce it first, for instance loss.mean()"
                 )
-            if loss.device.type == "cpu":
+            if loss.is_cpu:
                 self._on_host += loss.item()
             else:
                 self._add_on_device(loss)

@@ -19,7 +19,14 @@ from hdet.engine import torch_onecycle as torch_private
 from hdet.engine.ensemble import Engine, RoundEnd
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings, refuse_nan
-from hdet.engine.weights import Weights, collect
+from hdet.engine.weights import (
+    Weights,
+    collect,
+    infinite_buffers,
+    refuse_replaced,
+    refuse_sharded,
+    warn_without_ensemble,
+)
 from hdet.errors import ArgumentError
 from hdet.journal import Sink, open_journal
 
@@ -106,6 +113,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         refuse_nan(**schedule)
         controller = _controller(auto_lr, sigma, meta_momentum, meta_lr)
         sink = open_journal(journal)
+        if group is not None and not isinstance(group, ProcessGroup):
+            raise ArgumentError(f"group must be a process group or None, but got group={group!r}; None means all ranks")
+        if model is not None and not isinstance(model, nn.Module):
+            raise ArgumentError(f"model must be an nn.Module or None, but got model={model!r}; pass the model itself")
         if isinstance(schedule["total_steps"], int) and isinstance(pct_start, float):  # otherwise torch raises below
             settings = Settings.resolve(
                 total_steps=schedule["total_steps"],
@@ -119,6 +130,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             arguments = {**schedule, **settings.state(), "auto_lr": repr(controller)}
             knobs = len(optimizer.param_groups) if isinstance(optimizer, Optimizer) else 0
             self._engine = Engine(settings, controller, knobs, group, sink, _plain(arguments))
+            if isinstance(optimizer, Optimizer):
+                self._engine.columns = torch_private.shared_rates(optimizer)
+                self._engine.parameter_ids = [id(p) for row in optimizer.param_groups for p in row["params"]]
             self._model = model
         super().__init__(
             optimizer,
@@ -147,7 +161,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch)``: a positional int is
         an epoch, a float or a tensor of one element is a loss. A round's end is a collective.
         """
-        loss, epoch = _loss_and_epoch(value, epoch, loss)
+        if isinstance(value, Tensor) and epoch is None and loss is None:  # the usual call, without delay
+            loss = value
+        else:
+            loss, epoch = _loss_and_epoch(value, epoch, loss)
         if not torch_private.in_constructor(self):
             self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
         super().step(epoch)
@@ -161,7 +178,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
-        self._engine.converge_now(Occasion.CONVERGE, self._weights, self.last_epoch)
+        self._engine.converge_now(Occasion.CONVERGE, self._checked_weights, self._weights, self.last_epoch)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -178,7 +195,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         own = [tensor.detach().clone() for tensor in tensors]
         self._engine.in_consensus = True
         try:
-            self._engine.converge_now(Occasion.CONSENSUS, self._weights, self.last_epoch)
+            self._engine.converge_now(Occasion.CONSENSUS, self._checked_weights, self._weights, self.last_epoch)
             yield
         finally:
             self._engine.in_consensus = False
@@ -190,7 +207,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
-        return self._engine.rates(super().get_lr(), self.last_epoch)
+        schedule = super().get_lr()
+        if len(schedule) != self._engine.knobs:
+            self._engine.grow(len(schedule))
+        return self._engine.rates(schedule, self.last_epoch)
 
     @property
     def base_lrs_now(self) -> list[float | Tensor]:
@@ -207,9 +227,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def state_dict(self) -> dict[str, Any]:
         """torch's keys plus ``hdet``. The same on every rank (``_last_lr`` is the base rate), and no collective."""
         state = {key: value for key, value in super().state_dict().items() if key not in ("_engine", "_model")}
-        if self._engine.seat.size > 1 and self.last_epoch >= 0:
-            pairs = zip(self.get_last_lr(), self.base_lrs_now, strict=True)
-            state["_last_lr"] = [torch_private.as_type_of(own, base) for own, base in pairs]
+        if self._engine.seat.size > 1:
+            t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
+            base = self._engine.base(torch_private.schedule_values(self, t), t)
+            pairs = zip(self.get_last_lr(), base, strict=True)
+            state["_last_lr"] = [torch_private.as_type_of(own, value) for own, value in pairs]
         state["hdet"] = {**self._engine.state(), "owns_rates": torch_private.own_rates(self)}
         return state
 
@@ -264,12 +286,20 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if loss is not None:
             engine.meter.add(loss)
         engine.just_loaded = False
-        engine.connect(self._weights, self.last_epoch)
+        engine.connect(self._checked_weights, self.last_epoch)
         if engine.settings.rounds.ends_at(t):
             engine.end_round(RoundEnd(self.last_epoch, t, self._weights, self._schedule, self._floors))
 
     def _weights(self) -> Weights:
-        return collect(self.optimizer, self._model)
+        return collect(self.optimizer, self._model, self._engine.set_aside)
+
+    def _checked_weights(self) -> Weights:
+        """The weights when the replicas first meet: whole on every rank, or an error."""
+        refuse_replaced(self._engine.parameter_ids, self.optimizer)
+        refuse_sharded(self._weights().tensors)
+        warn_without_ensemble(self.optimizer)
+        self._engine.set_aside = infinite_buffers(self._model)
+        return self._weights()
 
     def _schedule(self, t: int) -> list[float]:
         return [float(value) for value in torch_private.schedule_values(self, t)]

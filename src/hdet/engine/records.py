@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from importlib import metadata
 from typing import Any
 
+from hdet._version import __version__
 from hdet.engine.rollcall import RollCall
 from hdet.journal import SCHEMA
 
@@ -18,7 +18,7 @@ def header_record(arguments: Mapping[str, Any], replicas: int, groups: int) -> d
     return {
         "kind": "header",
         "schema": SCHEMA,
-        "hdet": metadata.version("hdet"),
+        "hdet": __version__,
         "time": _now(),
         "replicas": replicas,
         "groups": groups,

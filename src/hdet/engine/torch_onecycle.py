@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "in_constructor",
     "own_rates",
     "schedule_values",
+    "shared_rates",
     "total_steps_of",
     "warm_up_end",
     "write_rates",
@@ -62,6 +64,19 @@ def write_rates(scheduler: OneCycleLR, rates: list[Rate]) -> None:
         else:
             group["lr"] = rate
     scheduler._last_lr = [_copy(group["lr"]) for group in scheduler.optimizer.param_groups]
+
+
+def shared_rates(optimizer: Optimizer) -> list[int]:
+    """For each group, the first group whose rate is the same tensor: those must be spread alike.
+
+    torch gives all groups one tensor when the optimizer is built with ``lr=torch.tensor(...)``.
+    """
+    lrs = [group["lr"] for group in optimizer.param_groups]
+    return [next(h for h, other in enumerate(lrs) if h == g or _same(other, lr)) for g, lr in enumerate(lrs)]
+
+
+def _same(a: Rate, b: Rate) -> bool:
+    return isinstance(a, Tensor) and a is b
 
 
 def own_rates(scheduler: OneCycleLR) -> bool:

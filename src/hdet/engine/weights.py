@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
 
-__all__ = ["Weights", "collect", "refuse_sharded"]
+__all__ = ["Weights", "collect", "infinite_buffers", "refuse_replaced", "refuse_sharded", "warn_without_ensemble"]
 
 
 class Weights(NamedTuple):
@@ -20,7 +21,7 @@ class Weights(NamedTuple):
     moving: list[Tensor]
     """Trained parameters and float buffers."""
     still: list[Tensor]
-    """Frozen parameters: expected to be equal, averaged only if they are not."""
+    """Frozen parameters and buffers set aside: expected to be equal, averaged only if they are not."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -33,22 +34,58 @@ class Weights(NamedTuple):
         return tensors[0].device if tensors else torch.device("cpu")
 
     def all_finite(self) -> Tensor:
-        """1.0 or 0.0 as a float64 scalar on :attr:`device`. One read of the weights; does not synchronise."""
-        extremes = [part.to(self.device) for tensor in self.tensors if tensor.numel() for part in _extremes(tensor)]
+        """Whether what moves is finite: 1.0 or 0.0, a float64 scalar on :attr:`device`. Does not synchronise."""
+        extremes = [part.to(self.device) for tensor in self.moving if tensor.numel() for part in _extremes(tensor)]
         if not extremes:
             return torch.ones((), dtype=torch.float64, device=self.device)
         return torch.stack(extremes).isfinite().all().double()
 
 
-def collect(optimizer: Optimizer, model: nn.Module | None) -> Weights:
-    """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out."""
+def collect(optimizer: Optimizer, model: nn.Module | None, set_aside: Container[int] = ()) -> Weights:
+    """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out.
+
+    ``set_aside``: ids of buffers that count as still.
+    """
     seen: dict[int, Tensor] = {}
     for tensor in _candidates(optimizer, model):
         if tensor.is_floating_point() or tensor.is_complex():
             seen.setdefault(id(tensor), tensor)
-    still: list[Tensor] = [t for t in seen.values() if isinstance(t, nn.Parameter) and not t.requires_grad]
-    frozen = {id(t) for t in still}
-    return Weights([t for key, t in seen.items() if key not in frozen], still)
+    still = {
+        key for key, t in seen.items() if key in set_aside or (isinstance(t, nn.Parameter) and not t.requires_grad)
+    }
+    return Weights([t for key, t in seen.items() if key not in still], [t for key, t in seen.items() if key in still])
+
+
+def infinite_buffers(model: nn.Module | None) -> frozenset[int]:
+    """Ids of float buffers that are not finite: masks, which say nothing about whether training has diverged."""
+    buffers = model.buffers() if model is not None else ()
+    return frozenset(id(b) for b in buffers if b.is_floating_point() and not bool(b.isfinite().all()))
+
+
+def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:
+    """Raise if the optimizer's parameters are others than at construction (``known`` ids; None: not known).
+
+    DeepSpeed's ZeRO puts each rank's own flat partition in their place, with equal shapes and different content.
+    """
+    now = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if known is not None and not set(known) <= set(now):
+        raise ShardedParametersError(
+            f"{len(set(known) - set(now))} of the optimizer's {len(known)} parameters were replaced after the "
+            "scheduler was built, as sharded optimizers (ZeRO) do with a partition per rank: averaging partitions "
+            "would corrupt the weights. Use an optimizer that is not sharded (ZeRO stage 0), or build the scheduler "
+            "after the replacement if each rank holds whole parameters"
+        )
+
+
+def warn_without_ensemble(optimizer: Optimizer) -> None:
+    """Say that torch's ZeroRedundancyOptimizer keeps replicas equal: each parameter has one rank that updates it."""
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        warnings.warn(
+            "with ZeroRedundancyOptimizer one rank updates each parameter for all, so replicas stay equal and there is "
+            "no ensemble: each parameter trains at its owner's rate; use spread=0 or a plain optimizer",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def refuse_sharded(tensors: Iterable[Tensor]) -> None:

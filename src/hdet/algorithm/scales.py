@@ -1,0 +1,119 @@
+"""Scales: the coordinate in which a knob is spread, averaged and moved."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from hdet.errors import ArgumentError
+
+__all__ = ["SCALES", "Scale", "scale_named"]
+
+
+class Scale(NamedTuple):
+    r"""A coordinate u(h) of a knob's value h.
+
+    ============ ======================= ==============================
+    name         value at distance d     base allowed
+    ============ ======================= ==============================
+    ``relative`` :math:`h (1 + d)`       not 0
+    ``linear``   :math:`h + d`           any
+    ``log``      :math:`h e^d`           above 0
+    ``logit``    logit(h) + d, mapped back  between 0 and 1
+    ============ ======================= ==============================
+
+    >>> round(scale_named("log").away(2.0, math.log(3)), 12)
+    6.0
+    >>> scale_named("relative").away(2.0, -0.25)
+    1.5
+    """
+
+    name: str
+
+    def away(self, base: float, d: float) -> float:
+        """The value at distance ``d`` from ``base`` in this coordinate."""
+        if self.name == "relative":
+            return base * (1.0 + d)
+        if self.name == "linear":
+            return base + d
+        if self.name == "log":
+            return base * math.exp(min(max(d, -700.0), 700.0))
+        return _sigmoid(_logit(base) + d)
+
+    def between(self, base: float, value: float) -> float:
+        """The distance of ``value`` from ``base``: the inverse of :meth:`away`.
+
+        >>> round(scale_named("logit").between(0.5, scale_named("logit").away(0.5, 0.3)), 12)
+        0.3
+        """
+        if self.name == "relative":
+            return value / base - 1.0
+        if self.name == "linear":
+            return value - base
+        if self.name == "log":
+            return math.log(value / base)
+        return _logit(value) - _logit(base)
+
+    def check_base(self, base: float, knob: str) -> None:
+        """Raise for a base value that this coordinate cannot hold."""
+        if not math.isfinite(base):
+            raise ArgumentError(f"the base value of knob {knob!r} must be finite, but got {base!r}; set it first")
+        if (self.name == "relative" and base == 0) or (self.name == "log" and base <= 0):
+            raise ArgumentError(
+                f"the base value of knob {knob!r} is {base!r}, which scale={self.name!r} cannot move away from; start "
+                'from a value above 0, or use scale="linear"'
+            )
+        if self.name == "logit" and not 0 < base < 1:
+            raise ArgumentError(
+                f"the base value of knob {knob!r} must lie between 0 and 1 for scale='logit', but got {base!r}; start "
+                'from a value inside, or use scale="linear" with bounds=(0, 1)'
+            )
+
+    def inside(self, base: float, spread: float, bounds: tuple[float, float]) -> float:
+        """``base`` moved by as little as needed so that all of base +- spread lies within ``bounds``.
+
+        Base values are kept one spread inside, so no replica ever leaves the bounds and the spread stays symmetric.
+
+        >>> scale_named("linear").inside(0.01, 0.05, (0.0, 0.6))
+        0.05
+        """
+        low, high = bounds
+        lowest = self._innermost(low, spread) if math.isfinite(low) else low
+        highest = self._innermost(high, -spread) if math.isfinite(high) else high
+        return min(max(base, lowest), highest)
+
+    def fits(self, spread: float, bounds: tuple[float, float]) -> bool:
+        """Whether some base value is one spread inside both bounds."""
+        low, high = bounds
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return True
+        return self._innermost(low, spread) <= self._innermost(high, -spread)
+
+    def _innermost(self, bound: float, d: float) -> float:
+        """The base whose outermost replica stands on ``bound``: base with away(base, -d) == bound."""
+        if self.name == "relative":
+            return bound / (1.0 - d) if d < 1 else math.inf
+        if self.name == "logit" and not 0 < bound < 1:
+            return bound  # the coordinate never reaches 0 or 1
+        return self.away(bound, d)
+
+
+SCALES = ("relative", "linear", "log", "logit")
+
+
+def scale_named(name: str) -> Scale:
+    """The scale with that name."""
+    if name not in SCALES:
+        raise ArgumentError(f"scale must be one of {SCALES}, but got scale={name!r}; learning rates use 'relative'")
+    return Scale(name)
+
+
+def _logit(p: float) -> float:
+    return math.log(p) - math.log1p(-p)
+
+
+def _sigmoid(u: float) -> float:
+    if u >= 0:
+        return 1.0 / (1.0 + math.exp(-u))
+    e = math.exp(u)
+    return e / (1.0 + e)
