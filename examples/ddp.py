@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> None:
         optimizer.load_state_dict(checkpoint["optimizer"])
         scheduler.load_state_dict(checkpoint["scheduler"])
 
-    end = min(args.steps, args.stop_at or args.steps)
+    end = min(scheduler.total_steps, args.stop_at or scheduler.total_steps)
     for step in range(scheduler.last_epoch, end):
         generator = torch.Generator().manual_seed(1_000_003 * args.seed + step)  # the batches of all ranks ...
         batch = torch.randint(len(labels), (world, args.batch), generator=generator)[rank].to(device)  # ... and ours

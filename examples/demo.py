@@ -38,7 +38,7 @@ except ModuleNotFoundError as missing:
     sys.exit(f"demo: the package {missing.name} is not installed; run `make demo`, or `pip install -e '.[dev]'` first")
 
 SCHEDULERS = ("torch", "hdet")
-GROUPS = ("conv", "classifier")
+GROUPS = ("conv", "head")
 BATCH, MAX_LR, SYNC_EVERY = 16, 0.1, 20
 EXPECTED = """\
 What to expect: not a better model. Gradients are shared, so within a round the replicas lie on one line around the path
