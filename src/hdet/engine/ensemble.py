@@ -12,6 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from operator import mul
 from typing import Any, NamedTuple
 
 import torch
@@ -156,8 +157,7 @@ class Engine:
         """This replica's values at step ``t``: base times rho."""
         if self._decays_at(t):
             return self.spread_out(self.base(schedule, t), t)
-        rho = self._assignment(t).mine
-        return [value * m * r for value, m, r in zip(schedule, self.factors, rho, strict=True)]
+        return list(map(mul, map(mul, schedule, self.factors), self._assignment(t).mine))  # every step comes here
 
     def spread_out(self, base: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
         """Base values times this replica's rho."""
