@@ -48,7 +48,7 @@ def read(path: Path, group: int) -> list[Round]:
         assert abs(base[-2] / record["base_before"][group] - 1) < 1e-9, "the journal has another schedule"
         replicas = record["replicas"]
         rounds.append(Round(steps, base, [r["multipliers"][group] for r in replicas], [r["loss"] for r in replicas]))
-        begin, factor = record["step"], record["factors"][group]
+        begin, factor = record["step"], record["learned"][group]
     return rounds
 
 

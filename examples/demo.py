@@ -233,7 +233,7 @@ def table_of(args: argparse.Namespace, results: Mapping[int, Mapping[str, Any]])
         table.add_row(name, *(spread(values, form) for values in (torch_values, hdet_values, differences)))
     rounds = [hdet.read_journal(journal_of(args, seed)).rounds for seed in range(args.seeds)]
     for group, name in enumerate(GROUPS):
-        learned = [of_run[-1]["factors"][group] for of_run in rounds]
+        learned = [of_run[-1]["learned"][group] for of_run in rounds]
         table.add_row(f"multiplier, {name}", "", spread(learned, ".4f"), "")
     table.add_row("rounds per run", "", str(len(rounds[0])), "")
     shares = [100 * round_ends(of_run) for of_run in rounds]

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.algorithm.assignment import assign
-from hdet.algorithm.base import scaled
 from hdet.algorithm.controllers import Controller, Published, softmax_weights
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.normalised import Normalised
+from hdet.algorithm.scales import scale_named
 from hdet.algorithm.spread import multipliers
 from hdet.errors import ArgumentError
 
@@ -19,9 +21,15 @@ CONTROLLERS: dict[str, Controller] = {
     "published": Published(),
     "published, strong": Published(sigma=1e-3, meta_momentum=0.5, meta_lr=2.0),
     "published, no smoothing": Published(meta_momentum=0.0),
+    "normalised": Normalised(),
 }
 every_controller = pytest.mark.parametrize("rule", CONTROLLERS.values(), ids=CONTROLLERS.keys())
+RATE = KnobSpec("lr", scale_named("relative"), 1 / 9, scheduled=True)
 finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def scaled(factors: list[float], moves: list[float]) -> list[float]:
+    return [RATE.moved(m, move) for m, move in zip(factors, moves, strict=True)]
 
 
 def offsets_in(k: int, n: int = 8, knobs: int = 3, alpha: float = 1 / 9) -> list[list[float]]:

@@ -100,7 +100,7 @@ def _largest_flat(rank: int) -> tuple[int, int]:
     sizes, open_now, most = [], 0, 0
 
     class Watched:
-        seat = group.seat
+        seat, members = group.seat, group.members
 
         def start_sum(self, flat: torch.Tensor) -> Any:
             nonlocal open_now, most

@@ -96,4 +96,4 @@ def test_four_processes_agree_with_the_reference(kind: str, auto_lr: bool, decay
             assert replica["state"]["controller_state"][0][1] == pytest.approx(expected.v[-1], rel=1e-7)
             assert any(abs(v) > 1e-6 for v in expected.v[-1])  # there was a signal
         if decay == "schedule":
-            assert replica["state"]["factors"] == pytest.approx(expected.m[-1], rel=1e-9)
+            assert replica["state"]["learned"] == pytest.approx(expected.m[-1], rel=1e-9)

@@ -427,7 +427,7 @@ def _no_losses(rank: int) -> tuple[list[float], list[float]]:
         scheduler.optimizer.step()
         scheduler.step()
     state = scheduler.state_dict()["hdet"]
-    return state["factors"], state["controller_state"][0][1]
+    return state["learned"], state["controller_state"][0][1]
 
 
 def test_sharded_parameters_are_refused() -> None:

@@ -7,20 +7,10 @@ from typing import NamedTuple
 
 from hdet.algorithm.decay import decay_rate
 
-__all__ = ["FACTOR_LIMITS", "Decaying", "scaled"]
+__all__ = ["FACTOR_LIMITS", "Decaying"]
 
 FACTOR_LIMITS = (1e-6, 1e6)
 """Bounds of the learned multiplier m."""
-
-
-def scaled(factors: Sequence[float], moves: Sequence[float]) -> list[float]:
-    """The learned multipliers after a round: m <- clip(m (1 + move), 1e-6, 1e6); base = m * schedule.
-
-    >>> scaled([1.0, 2.0], [0.5, -3.0])
-    [1.5, 1e-06]
-    """
-    low, high = FACTOR_LIMITS
-    return [min(max(m * (1 + move), low), high) for m, move in zip(factors, moves, strict=True)]
 
 
 class Decaying(NamedTuple):
@@ -40,6 +30,10 @@ class Decaying(NamedTuple):
     def begin(cls, schedule: Sequence[float]) -> Decaying:
         """At S_warm, from the schedule's values there."""
         return cls(list(schedule), list(schedule))
+
+    def grown(self, more: int) -> Decaying:
+        """With further knobs that have not begun."""
+        return Decaying(self.starts + [0.0] * more, self.bases + [0.0] * more)
 
     def after_round(self, moves: Sequence[float], floors: Sequence[float], rounds: int) -> Decaying:
         """One round later. ``rounds`` is K, the rounds from S_warm to the end."""

@@ -12,6 +12,9 @@ from hdet.errors import ArgumentError
 
 __all__ = ["Normalised", "NormalisedState"]
 
+_PRIOR = 1.5
+"""Degrees of freedom with which the noise is believed to be all there is."""
+
 
 class NormalisedState(NamedTuple):
     """Sums over this and recent rounds, forgotten geometrically, and the step of each knob. Sizes never change."""
@@ -25,7 +28,7 @@ class NormalisedState(NamedTuple):
     step: list[float]
     """Per knob: the longest move, in units of the spread."""
     slope: list[float]
-    """Per knob: the last slope of the signal, per unit of the spread."""
+    """Per knob: slope of the standardised signal, per spread."""
     error: list[float]
     """Per knob: its standard error."""
     sign: list[float]
@@ -36,9 +39,10 @@ class NormalisedState(NamedTuple):
 class Normalised:
     r"""Least squares of the signal on all knobs at once; moves of a bounded length, shrunk by the slope's own error.
 
-    Each round adds :math:`X'X` and :math:`X'y` (places in units of the spread, both centred) to sums that forget by
-    :math:`\phi`. The slopes solve :math:`(A + \kappa I) g = b`; their standard errors follow from the residual. With
-    :math:`t = g / se(g)` knob g moves by
+    Each round adds :math:`X'X` and :math:`X'y` to sums that forget by :math:`\phi`: places in units of the spread and
+    signals in units of their own deviation in that round, both centred, so that neither the loss's scale nor one wild
+    round counts for more than others. The slopes solve :math:`(A + \kappa I) g = b`; their standard errors follow from
+    the residual. With :math:`t = g / se(g)` knob g moves by
 
     .. math:: -\,sign(g)\; step\; \max(0,\, 1 - (c/t)^2) \times spread
 
@@ -53,18 +57,18 @@ class Normalised:
         ridge: :math:`\kappa` relative to the mean of A's diagonal.
 
     >>> rule = Normalised()
-    >>> x = [[-0.3], [-0.1], [0.1], [0.3]]
-    >>> update = rule.update(rule.init(1), [1.3, 1.11, 0.9, 0.7], x)  # the signal falls with the knob
+    >>> x = [[-0.3], [-0.2], [-0.1], [0.1], [0.2], [0.3]]
+    >>> update = rule.update(rule.init(1), [1.3, 1.21, 1.1, 0.9, 0.82, 0.7], x)  # the signal falls with the knob
     >>> update.moves[0] > 0
     True
-    >>> rule.update(rule.init(1), [1.0, 0.9, 1.1, 1.0], x).moves  # nothing that noise could not have made
+    >>> rule.update(rule.init(1), [1.0, 0.9, 1.1, 1.0, 0.9, 1.1], x).moves  # nothing that noise could not have made
     [0.0]
     """
 
     step: float = 1.0
     shortest: float = 0.2
     longest: float = 1.5
-    caution: float = 2.3
+    caution: float = 2.0
     ridge: float = 1e-3
 
     def __post_init__(self) -> None:
@@ -77,7 +81,7 @@ class Normalised:
         if not (math.isfinite(self.caution) and self.caution >= 0):
             raise ArgumentError(
                 f"caution must be a finite number, at least 0, but got caution={self.caution!r}; it is the |t| below "
-                "which nothing moves, 2.3 by default"
+                "which nothing moves, 2 by default"
             )
         if not (math.isfinite(self.ridge) and self.ridge > 0):
             raise ArgumentError(
@@ -94,7 +98,7 @@ class Normalised:
         knobs = len(state.moment)
         spreads = [max(abs(v) for v in column) for column in zip(*offsets, strict=True)]
         x = _centred_columns([[_ratio(v, s) for v, s in zip(row, spreads, strict=True)] for row in offsets])
-        y = _centred(signals)
+        y, unit = _standardised(signals)
         state = self._remember(state, x, y, self._memory(len(signals), knobs))
         slopes, errors = self._solve(state, knobs)
         freedom = state.squares[1] - knobs
@@ -110,7 +114,7 @@ class Normalised:
             steps.append(step)
             signs.append(math.copysign(1.0, direction) if direction else state.sign[g])
         state = state._replace(step=steps, slope=slopes, error=errors, sign=signs)
-        return Update(state, moves, [1.0 / len(signals)] * len(signals), [-slope for slope in slopes])
+        return Update(state, moves, [1.0 / len(signals)] * len(signals), [-slope * unit for slope in slopes])
 
     def _memory(self, n: int, knobs: int) -> float:
         """How much of the sums survives a round: enough for eight degrees of freedom more than there are knobs."""
@@ -139,8 +143,10 @@ class Normalised:
         )
         slopes = [math.fsum(a * b for a, b in zip(row, state.moment, strict=True)) for row in inverse]
         explained = math.fsum(g * b for g, b in zip(slopes, state.moment, strict=True))
-        freedom = max(state.squares[1] - knobs, 1e-9)
-        variance = max(state.squares[0] - explained, 1e-12 * state.squares[0]) / freedom
+        freedom = max(state.squares[1] - knobs, 0.0)
+        # The signal has unit variance; a few pseudo-observations of that keep luck in a small sample from looking
+        # like certainty (two replicas that agree in sign a few times have no residual at all).
+        variance = (max(state.squares[0] - explained, 0.0) + _PRIOR) / (freedom + _PRIOR)
         return slopes, [math.sqrt(variance * inverse[g][g]) for g in range(knobs)]
 
     def _direction(self, slope: float, error: float, freedom: float) -> float:
@@ -161,6 +167,18 @@ def _ratio(value: float, spread: float) -> float:
 def _centred(values: Sequence[float]) -> list[float]:
     mean = math.fsum(values) / len(values)
     return [v - mean for v in values]
+
+
+def _standardised(signals: Sequence[float]) -> tuple[list[float], float]:
+    """Centred signals of unit deviation, and the deviation. All zero if they are equal; no finite signal overflows."""
+    half = [s / 2 for s in signals]
+    low, high = min(half), max(half)
+    span = high - low
+    if span == 0:
+        return [0.0] * len(half), 0.0
+    y = _centred([(h - low) / span for h in half])
+    deviation = math.sqrt(math.fsum(v * v for v in y) / len(y))
+    return [v / deviation for v in y], min(2 * deviation * span, 1e300)
 
 
 def _centred_columns(rows: list[list[float]]) -> list[list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 __all__ = ["Rounds", "default_length"]
@@ -18,7 +19,7 @@ def default_length(total_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of a run of ``total_steps`` (S) steps.
+    """The rounds of a run of ``total_steps`` (S) steps; None: nobody knows where it ends.
 
     A round ends at every positive multiple of ``length`` (T), at S - 1 and at S: loops that call the scheduler one time
     less than the optimizer converge as well. Step t belongs to round :meth:`index`, which counts the ends up to t.
@@ -31,17 +32,17 @@ class Rounds:
     """
 
     length: int
-    total_steps: int
+    total_steps: int | None
 
     def ends_at(self, t: int) -> bool:
         """Whether a round ends when the counter arrives at ``t``."""
-        return 0 < t <= self.total_steps and (t % self.length == 0 or t >= self.total_steps - 1)
+        return 0 < t <= self._last and (t % self.length == 0 or t >= self._last - 1)
 
     def index(self, t: int) -> int:
         """k, the number of rounds that have ended once the counter stands at ``t``."""
         k = int(max(t, 0) // self.length)
-        if t >= self.total_steps - 1:  # the two ends of the run, where they are no multiples
-            k += sum(0 < end <= t and end % self.length != 0 for end in (self.total_steps - 1, self.total_steps))
+        if t >= self._last - 1:  # the two ends of the run, where they are no multiples
+            k += sum(0 < end <= t and end % self.length != 0 for end in (self._last - 1, self._last))
         return k
 
     def next_end(self, t: int) -> int:
@@ -51,8 +52,8 @@ class Rounds:
         8
         """
         multiple = max(1, -(-t // self.length)) * self.length
-        ends = (multiple, self.total_steps - 1, self.total_steps)
-        return min((end for end in ends if max(t, 1) <= end <= self.total_steps), default=self.total_steps)
+        ends = (multiple, self._last - 1, self._last)
+        return min((end for end in ends if max(t, 1) <= end <= self._last), default=self._last)
 
     def left_from(self, t: int) -> int:
         """K = ceil((S - t) / T): rounds left from step ``t`` on, at least 1.
@@ -60,4 +61,8 @@ class Rounds:
         >>> Rounds(length=4, total_steps=10).left_from(4)
         2
         """
-        return max(1, -(-(self.total_steps - t) // self.length))
+        return max(1, -(-(self._last - t) // self.length))
+
+    @property
+    def _last(self) -> int:
+        return sys.maxsize if self.total_steps is None else self.total_steps

@@ -49,7 +49,8 @@ def average_(
 ) -> Distance | None:
     """Replace every tensor by its mean over the live replicas, in place, also on those that are not live.
 
-    A replica that is not live adds zeros, so its NaN reaches nobody. Half precision is summed in fp32.
+    A replica that is not live adds zeros, so its NaN reaches nobody. Half precision is summed in fp32. A replica of
+    several ranks (an arm) counts once.
 
     Phases, per bucket: pack (one read, one write), sum over replicas, divide into the tensors (one read, one write).
     ``measure`` adds the distance of this replica from the mean: three more passes over the weights.
@@ -61,30 +62,36 @@ def average_(
         extra_bytes: bound on additional memory.
         measure: whether to return the distance from the mean.
     """
-    mine, n = live[group.seat.replica], sum(live)
+    mine, share = live[group.seat.replica], 1.0 / len(group.members[group.seat.replica])
+    n = float(sum(live))
+    if all(len(ranks) == len(group.members[0]) for ranks in group.members):
+        n, share = n * len(group.members[0]), 1.0  # arms of one size: no need to scale what they add
     under_way: deque[_Flight] = deque()
     distance = _no_distance(tensors) if measure else None
     for bucket in _buckets(tensors, extra_bytes // _UNDER_WAY):
         if len(under_way) == _UNDER_WAY:
             distance = _land(under_way.popleft(), n, distance)
-        under_way.append(_take_off(bucket, group, mine))
+        under_way.append(_take_off(bucket, group, share if mine else 0.0))
     while under_way:
         distance = _land(under_way.popleft(), n, distance)
     return distance
 
 
-def _take_off(bucket: _Bucket, group: ReplicaGroup, mine: bool) -> _Flight:
+def _take_off(bucket: _Bucket, group: ReplicaGroup, share: float) -> _Flight:
+    """Pack a bucket and send it. ``share``: what this rank's weights count; 0 even if they are not finite."""
     sizes = [piece.numel() for piece in bucket.pieces]
     flat = torch.empty(sum(sizes), dtype=bucket.dtype, device=bucket.device)
     views = [part.view(piece.shape) for part, piece in zip(flat.split(sizes), bucket.pieces, strict=True)]
-    if mine:
-        torch._foreach_copy_(views, bucket.pieces)
-    else:
+    if share == 0.0:
         flat.zero_()
+    else:
+        torch._foreach_copy_(views, bucket.pieces)
+    if share not in (0.0, 1.0):
+        flat.mul_(share)
     return _Flight(group.start_sum(flat), views, bucket.pieces)
 
 
-def _land(flight: _Flight, n: int, distance: Distance | None) -> Distance | None:
+def _land(flight: _Flight, n: float, distance: Distance | None) -> Distance | None:
     flight.wait()
     if distance is None:
         for piece, view in zip(flight.pieces, flight.views, strict=True):

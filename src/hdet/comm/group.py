@@ -1,4 +1,6 @@
-"""The replica group: who the replicas are, and the three things they do together.
+"""The replica group: who the replicas are, and the few things they do together.
+
+A replica is one rank, or an arm: several ranks that share gradients and hold the same weights.
 
 :class:`Solo` is the twin for one replica, so that callers have no ``if distributed``.
 """
@@ -8,16 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hdet.comm.arms import Arms
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 
-__all__ = ["Distributed", "ReplicaGroup", "Seat", "Solo", "arriving", "connect", "find_seat"]
+__all__ = [
+    "Distributed",
+    "Group",
+    "ReplicaGroup",
+    "Seat",
+    "Solo",
+    "arriving",
+    "connect",
+    "connect_within",
+    "find_seat",
+    "refuse_subgroup",
+]
 
 Value = TypeVar("Value")
 
@@ -36,11 +50,25 @@ class ReplicaGroup(Protocol):
     def seat(self) -> Seat:
         """This replica's place."""
 
+    @property
+    def rank(self) -> int:
+        """This process's place among the rows of :meth:`gather`."""
+
+    @property
+    def members(self) -> list[list[int]]:
+        """``members[r]``: the rows of :meth:`gather` that come from replica r's ranks."""
+
     def gather(self, row: Tensor) -> list[list[float]]:
-        """Every replica's ``row`` (1-d, float64), as numbers. Synchronises host and device once."""
+        """Every rank's ``row`` (1-d, float64), as numbers. Synchronises host and device once."""
 
     def gather_objects(self, value: Value) -> list[Value]:
-        """Every replica's ``value``, pickled. Slow: for error messages."""
+        """Every rank's ``value``, pickled. Slow: for error messages."""
+
+    def broadcast_object(self, value: Value) -> Value:
+        """Rank 0's ``value``, pickled."""
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by rank 0's."""
 
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         """Begin to replace ``flat`` by its sum over the replicas; call the result to wait for the end."""
@@ -50,6 +78,8 @@ class Solo:
     """One replica alone."""
 
     seat = Seat(0, 1)
+    rank = 0
+    members: ClassVar[list[list[int]]] = [[0]]
 
     def gather(self, row: Tensor) -> list[list[float]]:
         return [row.tolist()]
@@ -57,28 +87,50 @@ class Solo:
     def gather_objects(self, value: Value) -> list[Value]:
         return [value]
 
+    def broadcast_object(self, value: Value) -> Value:
+        return value
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        pass
+
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         return lambda: flat
 
 
 class Distributed:
-    """Replicas are the ranks of a process group of our own, so our collectives cannot pair with DDP's."""
+    """Replicas in a process group of our own, so our collectives cannot pair with DDP's.
 
-    def __init__(self, process_group: dist.ProcessGroup) -> None:
+    Args:
+        process_group: over all ranks of all replicas.
+        members: the ranks of each replica, by their place in the group; None: every rank is a replica.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup, members: list[list[int]] | None = None) -> None:
         self._group = process_group
-        self.seat = Seat(dist.get_rank(process_group), dist.get_world_size(process_group))
+        self.rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        self.members = members if members is not None else [[rank] for rank in range(ranks)]
+        self.seat = Seat(next(r for r, own in enumerate(self.members) if self.rank in own), len(self.members))
+        self._ranks = ranks
         self._backends = _backend_of_device(process_group)
 
     def gather(self, row: Tensor) -> list[list[float]]:
         row = row.to(self._gathering_device(row.device))
-        rows = [torch.empty_like(row) for _ in range(self.seat.size)]
+        rows = [torch.empty_like(row) for _ in range(self._ranks)]
         dist.all_gather(rows, row, group=self._group)
         return torch.stack(rows).tolist()
 
     def gather_objects(self, value: Value) -> list[Value]:
-        values: list[Any] = [None] * self.seat.size
+        values: list[Any] = [None] * self._ranks
         dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def broadcast_object(self, value: Value) -> Value:
+        values = [value]
+        dist.broadcast_object_list(values, src=dist.get_global_rank(self._group, 0), group=self._group)
+        return values[0]
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        dist.broadcast(tensor, src=dist.get_global_rank(self._group, 0), group=self._group)
 
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         work = dist.all_reduce(flat, group=self._group, async_op=True)
@@ -91,38 +143,53 @@ class Distributed:
         return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
 
 
-def find_seat(group: dist.ProcessGroup | None) -> Seat:
+Group = dist.ProcessGroup | Arms | None
+"""What a user may give as ``group=``."""
+
+
+def find_seat(group: Group) -> Seat:
     """This replica's place in ``group`` (None: the default group; a single replica if there is none yet)."""
     if not (dist.is_available() and dist.is_initialized()):
         return Solo.seat
-    seat = Seat(dist.get_rank(group), dist.get_world_size(group))
-    if seat.replica < 0:
+    if isinstance(group, Arms):
+        return Seat(group.index, len(group.members))
+    refuse_subgroup(group)
+    return Seat(dist.get_rank(group), dist.get_world_size(group))
+
+
+def refuse_subgroup(group: dist.ProcessGroup | None) -> None:
+    """Raise for a plain group that leaves ranks out: their values would not follow the ensemble's decisions."""
+    if group is not None and dist.get_world_size(group) < dist.get_world_size():
         raise ArgumentError(
-            f"this process (rank {dist.get_rank()}) is not in the replica group given as group=, whose ranks are "
-            f"{dist.get_process_group_ranks(group)}; give each rank a group that contains it, or group=None for all"
+            f"the process group given as group= has {dist.get_world_size(group)} of the {dist.get_world_size()} ranks, "
+            "but every rank must take part in the ensemble's decisions; for replicas of several ranks use "
+            "group=hdet.arms(n) and DistributedDataParallel(model, process_group=arms.gradients), or group=None for all"
         )
-    return seat
 
 
 _own_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 
 
-def connect(group: dist.ProcessGroup | None) -> ReplicaGroup:
+def connect(group: Group) -> ReplicaGroup:
     """The replica group over the same ranks as ``group``. A collective the first time for these ranks."""
     if find_seat(group).size == 1:
         return Solo()
-    parent = group if group is not None else dist.group.WORLD
+    parent = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
     assert parent is not None  # torch.distributed is initialised: find_seat saw more than one replica
     if parent not in _own_groups:
         ranks = dist.get_process_group_ranks(parent)
-        whole_world = len(ranks) == dist.get_world_size()
-        _own_groups[parent] = dist.new_group(
-            ranks,
-            timeout=_timeout_of(parent),
-            backend=_backend_text(parent),
-            use_local_synchronization=not whole_world,  # then ranks outside the group need not take part
-        )
-    return Distributed(_own_groups[parent])
+        _own_groups[parent] = dist.new_group(ranks, timeout=_timeout_of(parent), backend=_backend_text(parent))
+    return Distributed(_own_groups[parent], group.members if isinstance(group, Arms) else None)
+
+
+def connect_within(ranks: int) -> ReplicaGroup:
+    """The replica group of the ``ranks`` consecutive ranks around this one (a node). A collective of all ranks."""
+    world, me = dist.get_world_size(), dist.get_rank()
+    parent = dist.group.WORLD
+    assert parent is not None  # the caller has met the other replicas: torch.distributed is initialised
+    nodes = [list(range(first, min(first + ranks, world))) for first in range(0, world, ranks)]
+    groups = [dist.new_group(node, timeout=_timeout_of(parent), backend=_backend_text(parent)) for node in nodes]
+    return next(Distributed(group) for node, group in zip(nodes, groups, strict=True) if me in node)
 
 
 @contextmanager

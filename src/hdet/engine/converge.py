@@ -1,11 +1,16 @@
-"""Converge: every replica gets the mean of those that are live."""
+"""Converge: every replica gets what the outer step makes of those that are live; by default their mean."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
-from hdet.comm.average import average_
+import torch
+from torch import Tensor
+
+from hdet.comm.average import Distance, average_
 from hdet.comm.group import ReplicaGroup
+from hdet.engine.outer import OuterStep
 from hdet.engine.rollcall import RollCall
 from hdet.engine.weights import Weights
 from hdet.errors import DivergedError
@@ -34,17 +39,37 @@ def refuse_diverged(roll: RollCall, what: str) -> None:
     _log.warning("%s: replicas left out of the mean because they are not finite:\n%s", what, "\n".join(lines))
 
 
-def converge(group: ReplicaGroup, weights: Weights, roll: RollCall, *, measure: bool) -> list[float] | None:
-    """Average what differs, in place. With ``measure`` also a second small gather:
+def converge(
+    group: ReplicaGroup, weights: Weights, roll: RollCall, outer: OuterStep, *, measure: bool
+) -> list[float] | None:
+    """Merge what differs, in place. With ``measure`` also a second small gather:
 
     Returns:
-        ``divergence[r]`` = ||theta_r - mean|| / ||mean|| over the averaged weights, or None.
+        ``divergence[r]`` = ||theta_r - mean|| / ||mean|| over the parameters, or None.
     """
-    everybody_live = all(roll.live)
-    differing = [] if roll.moving_equal and everybody_live else list(weights.moving)
-    differing += [] if roll.still_equal and everybody_live else weights.still
-    distance = average_(differing, group, roll.live, measure=measure)
-    if distance is None:
+    equal = roll.moving_equal and all(roll.live)
+    still = [] if roll.still_equal and all(roll.live) else weights.still
+    rest = still if equal else [*weights.buffers, *weights.state, *still]
+    distance: list[Distance] = []
+
+    def average(parameters: Sequence[Tensor]) -> None:
+        if measure:  # by themselves: running statistics would drown the parameters' distance
+            distance.extend(d for d in [average_(parameters, group, roll.live, measure=True)] if d is not None)
+            average_(rest, group, roll.live)
+        else:
+            average_([*parameters, *rest], group, roll.live)
+
+    if equal:
+        average([])
+    else:
+        outer.merge(weights.parameters, average)
+    if not measure:
         return None
-    ratio = (distance.to_mean / distance.of_mean).sqrt() if differing else distance.to_mean
-    return [row[0] for row in group.gather(ratio.reshape(1))]
+    rows = group.gather(_ratio(distance[0]).reshape(1))
+    return [rows[ranks[0]][0] for ranks in group.members]
+
+
+def _ratio(distance: Distance) -> Tensor:
+    """0 where nothing was averaged."""
+    ratio = (distance.to_mean / distance.of_mean).sqrt()
+    return torch.where(distance.of_mean == 0, torch.zeros_like(ratio), ratio)

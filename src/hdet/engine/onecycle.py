@@ -15,8 +15,13 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.algorithm.controllers import Controller, Published
+from hdet.algorithm.design import Permuted
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.scales import scale_named
+from hdet.comm.arms import Arms
+from hdet.comm.group import Group
 from hdet.engine import torch_onecycle as torch_private
-from hdet.engine.ensemble import Engine, RoundEnd
+from hdet.engine.engine import Engine, RoundEnd
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings, refuse_nan
 from hdet.engine.weights import (
@@ -65,8 +70,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
         sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.
         seed: for the reassignment of multipliers after every round.
-        group: the process group whose ranks are the replicas. None: the default group, or a single replica where
-            torch.distributed is not initialised. Looked up when it is first needed.
+        group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
+            single replica where torch.distributed is not initialised. Looked up when it is first needed.
         model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters.
         journal: a path or an object with ``write(record)``; one record per round.
     """
@@ -97,7 +102,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         meta_momentum: float = 0.9,
         meta_lr: float = 0.5,
         seed: int = 0,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         model: nn.Module | None = None,
         journal: str | os.PathLike[str] | Sink | None = None,
     ) -> None:
@@ -116,8 +121,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         refuse_nan(**schedule)
         controller = _controller(auto_lr, sigma, meta_momentum, meta_lr)
         sink = open_journal(journal)
-        if group is not None and not isinstance(group, ProcessGroup):
-            raise ArgumentError(f"group must be a process group or None, but got group={group!r}; None means all ranks")
+        if group is not None and not isinstance(group, (ProcessGroup, Arms)):
+            raise ArgumentError(
+                f"group must be a process group, hdet.arms(n) or None, but got group={group!r}; None means all ranks"
+            )
         if model is not None and not isinstance(model, nn.Module):
             raise ArgumentError(f"model must be an nn.Module or None, but got model={model!r}; pass the model itself")
         if isinstance(schedule["total_steps"], int) and isinstance(pct_start, float):  # otherwise torch raises below
@@ -130,9 +137,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
                 decay=decay,
                 seed=seed,
             )
-            arguments = {**schedule, **settings.state(), "auto_lr": repr(controller)}
+            arguments = {**schedule, "spread": spread, **settings.state(), "auto_lr": repr(controller)}
             knobs = len(optimizer.param_groups) if isinstance(optimizer, Optimizer) else 0
-            self._engine = Engine(settings, controller, knobs, group, sink, _plain(arguments))
+            specs = _rate_knobs(0, knobs, spread)
+            learned = [spec.start(0.0) for spec in specs]
+            self._engine = Engine(settings, controller, specs, learned, Permuted(), group, sink, _plain(arguments))
             if isinstance(optimizer, Optimizer):
                 self._engine.columns = torch_private.shared_rates(optimizer)
                 self._engine.parameter_ids = [id(p) for row in optimizer.param_groups for p in row["params"]]
@@ -212,7 +221,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
         schedule = _torch.get_lr(self)
         if len(schedule) != self._engine.knobs:
-            self._engine.grow(len(schedule))
+            spread = max((spec.spread for spec in self._engine.specs), default=0.0)
+            self._engine.grow(_rate_knobs(self._engine.knobs, len(schedule), spread))
         return self._engine.rates(schedule, self.last_epoch)
 
     @property
@@ -309,6 +319,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _floors(self) -> list[float]:
         return [float(group["min_lr"]) for group in self.optimizer.param_groups]
+
+
+def _rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
+    """One knob per parameter group: the published fan-out of its learning rate."""
+    return [KnobSpec(f"lr[{g}]", scale_named("relative"), float(spread), scheduled=True) for g in range(first, end)]
 
 
 def _controller(auto_lr: object, sigma: float, meta_momentum: float, meta_lr: float) -> Controller | None:

@@ -7,13 +7,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hdet._version import __version__
+from hdet.algorithm.controllers import Update
 from hdet.engine.rollcall import RollCall
 from hdet.journal import SCHEMA
 
 __all__ = ["header_record", "resume_record", "round_record"]
 
 
-def header_record(arguments: Mapping[str, Any], replicas: int, groups: int) -> dict[str, Any]:
+def header_record(arguments: Mapping[str, Any], replicas: int, knobs: list[str]) -> dict[str, Any]:
     """The first line: how the run was set up."""
     return {
         "kind": "header",
@@ -21,7 +22,7 @@ def header_record(arguments: Mapping[str, Any], replicas: int, groups: int) -> d
         "hdet": __version__,
         "time": _now(),
         "replicas": replicas,
-        "groups": groups,
+        "knobs": knobs,
         "arguments": dict(arguments),
     }
 
@@ -37,24 +38,25 @@ def round_record(
     step: int,
     roll: RollCall,
     base: list[float],
-    assigned: list[list[float]],
-    weights: list[float] | None,
-    deltas: list[float] | None,
+    values: list[list[float]],
+    multipliers: list[list[float]],
+    update: Update | None,
     controller_state: Any,
-    factors: list[float],
+    learned: list[float],
     new_base: list[float],
     divergence: list[float],
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """One round. Lists of groups are in the optimizer's order; ``weights`` and ``deltas`` are None without a signal."""
+    """One round. Lists of knobs are in the header's order; what the controller says is None without a signal."""
     replicas = [
         {
             "loss": loss if roll.has_losses else None,
-            "values": [rho * value for rho, value in zip(row, base, strict=True)],
-            "multipliers": row,
+            "signal": signal,
+            "values": row,
+            "multipliers": rho,
             "divergence": far,
         }
-        for loss, row, far in zip(roll.losses, assigned, divergence, strict=True)
+        for loss, signal, row, rho, far in zip(roll.losses, roll.signals, values, multipliers, divergence, strict=True)
     ]
     excluded = [r for r, live in enumerate(roll.live) if not live]
     return {
@@ -63,10 +65,11 @@ def round_record(
         "step": step,
         "replicas": replicas,
         "excluded": excluded,
-        "weights": _with_zeros(weights, excluded),
-        "delta": deltas,
+        "weights": _with_zeros(update.weights if update is not None else None, excluded),
+        "delta": update.deltas if update is not None else None,
         "velocity": getattr(controller_state, "velocity", None),
-        "factors": factors,
+        "error": getattr(controller_state, "error", None),
+        "learned": learned,
         "base_before": base,
         "base": new_base,
         "seconds": seconds,

@@ -5,7 +5,7 @@ Conclusions are functions of the gathered rows alone, so that every rank takes t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -43,6 +43,8 @@ class RollCall(NamedTuple):
 
     losses: list[float]
     """Mean loss of the round per replica; NaN where there is none."""
+    signals: list[float]
+    """What the controller compares, per replica: the loss, or a probe."""
     has_losses: bool
     """Whether the replicas observed losses in this round (all did, or none)."""
     finite: list[bool]
@@ -52,12 +54,12 @@ class RollCall(NamedTuple):
     still_equal: bool
     """Whether frozen weights are bitwise equal on all replicas."""
     writer: int | None
-    """The replica that writes the journal: the first that has one."""
+    """The rank (its place in the group) that writes the journal: the first that has one."""
 
     @classmethod
     def alone(cls) -> RollCall:
         """One replica that nobody asks anything: nothing is read, nothing is synchronised."""
-        return cls([float("nan")], False, [True], True, True, None)
+        return cls([float("nan")], [float("nan")], False, [True], True, True, None)
 
     @property
     def live(self) -> list[bool]:
@@ -80,6 +82,7 @@ def call(
     weights: Weights,
     meter: LossMeter,
     *,
+    signal: Tensor | None = None,
     expect_equal: bool,
     journal: bool,
 ) -> RollCall:
@@ -91,6 +94,7 @@ def call(
         agreed: named numbers that must be equal on all replicas.
         weights: this replica's.
         meter: this replica's losses of the round.
+        signal: this replica's number to be compared; None: its mean loss.
         expect_equal: whether trained weights may be bitwise equal (no spread), so that it is worth a look.
         journal: whether this replica keeps a journal.
     """
@@ -101,35 +105,54 @@ def call(
         _SHAPES: fingerprint.shapes(weights.tensors),
         _LOSS_GIVEN: float(meter.count > 0) if occasion is Occasion.ROUND_END else 0.0,
     }
-    rows = group.gather(_row(list(must_agree.values()), weights, meter, expect_equal, journal))
+    rows = group.gather(_row(list(must_agree.values()), weights, meter, signal, expect_equal, journal))
     columns = [list(column) for column in zip(*rows, strict=True)]
     table = dict(zip(must_agree, columns, strict=False))
     if len(set(table[_SHAPES])) > 1:
         check_shapes(group.gather_objects(fingerprint.describe(weights.tensors)))
     check_equal(table, _CURE, _in_words)
 
-    has_journal, loss, finite, *hashes = columns[len(must_agree) :]
+    has_journal, loss, probe, finite, *hashes = columns[len(must_agree) :]
     moving, still = hashes[:2], hashes[2:]
     return RollCall(
-        losses=loss,
+        losses=_per_replica(loss, group.members, _mean),
+        signals=_per_replica(probe, group.members, _mean),
         has_losses=table[_LOSS_GIVEN][0] > 0,
-        finite=[flag > 0 for flag in finite],
+        finite=[flag > 0 for flag in _per_replica(finite, group.members, min)],
         moving_equal=expect_equal and _all_equal(moving),
         still_equal=_all_equal(still),
-        writer=next((r for r, flag in enumerate(has_journal) if flag), None),
+        writer=next((rank for rank, flag in enumerate(has_journal) if flag), None),
     )
 
 
-def _row(agreed: list[float], weights: Weights, meter: LossMeter, expect_equal: bool, journal: bool) -> Tensor:
+def _row(
+    agreed: list[float],
+    weights: Weights,
+    meter: LossMeter,
+    signal: Tensor | None,
+    expect_equal: bool,
+    journal: bool,
+) -> Tensor:
     device = weights.device
+    mean = meter.mean(device)
     on_host = torch.tensor([*agreed, float(journal)], dtype=torch.float64, device=device)
     on_device = [
-        meter.mean(device),
+        mean,
+        mean if signal is None else signal.detach().to(device, torch.float64).reshape(()),
         weights.all_finite(),
         *fingerprint.bits(weights.moving if expect_equal else [], device),
         *fingerprint.bits(weights.still, device),
     ]
     return torch.cat([on_host, torch.stack(on_device)])
+
+
+def _per_replica(column: list[float], members: list[list[int]], fold: Callable[[list[float]], float]) -> list[float]:
+    """One number per replica from one per rank: all ranks of an arm then conclude the same."""
+    return [fold([column[rank] for rank in ranks]) for ranks in members]
+
+
+def _mean(values: list[float]) -> float:
+    return values[0] if len(values) == 1 else sum(values) / len(values)
 
 
 def _all_equal(columns: list[list[float]]) -> bool:

@@ -23,7 +23,6 @@ class Settings:
     """What the method needs to know, resolved: no None stands for a default any more."""
 
     rounds: Rounds
-    spread: float
     seed: int
     decay: str
     auto_lr_start: int | None
@@ -57,16 +56,15 @@ class Settings:
         if not _is_int(seed):
             raise ArgumentError(f"seed must be an integer, but got seed={seed!r}; leave it out for 0")
         rounds = Rounds(int(sync_every or default_length(total_steps)), total_steps)
-        start = _resolve_start(auto_lr_start, rounds, warm_up_end)
-        return cls(rounds, float(spread), int(seed), decay, start)
+        start = _resolve_start(auto_lr_start, rounds, total_steps, warm_up_end)
+        return cls(rounds, int(seed), decay, start)
 
     @property
     def agreed(self) -> dict[str, float]:
         """As numbers that must be equal on all replicas."""
         return {
-            "total_steps": float(self.rounds.total_steps),
+            "total_steps": math.nan if self.rounds.total_steps is None else float(self.rounds.total_steps),
             "sync_every": float(self.rounds.length),
-            "spread": self.spread,
             "seed": float(self.seed),
             "decay (0: schedule, 1: exponential)": float(DECAYS.index(self.decay)),
             "auto_lr_start": math.nan if self.auto_lr_start is None else float(self.auto_lr_start),
@@ -75,7 +73,6 @@ class Settings:
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint. total_steps is torch's to save."""
         return {
-            "spread": self.spread,
             "sync_every": self.rounds.length,
             "seed": self.seed,
             "decay": self.decay,
@@ -83,11 +80,10 @@ class Settings:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], total_steps: int) -> Settings:
+    def from_state(cls, state: Mapping[str, Any], total_steps: int | None) -> Settings:
         """The settings of a checkpoint."""
         return cls(
             Rounds(int(state["sync_every"]), total_steps),
-            float(state["spread"]),
             int(state["seed"]),
             str(state["decay"]),
             None if state["auto_lr_start"] is None else int(state["auto_lr_start"]),
@@ -104,14 +100,14 @@ def refuse_nan(**arguments: object) -> None:
             )
 
 
-def _resolve_start(auto_lr_start: int | None, rounds: Rounds, warm_up_end: float) -> int | None:
+def _resolve_start(auto_lr_start: int | None, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:
     """S_warm: a round end. By default the end of the warm-up rounded up to a round; never if that is past the end."""
     if auto_lr_start is None:
         start = max(1, math.ceil(warm_up_end / rounds.length)) * rounds.length
-        return start if start <= rounds.total_steps else None
-    if not (_is_int(auto_lr_start) and 0 <= auto_lr_start <= rounds.total_steps):
+        return start if start <= total_steps else None
+    if not (_is_int(auto_lr_start) and 0 <= auto_lr_start <= total_steps):
         raise ArgumentError(
-            f"auto_lr_start must be an integer from 0 to total_steps = {rounds.total_steps}, but got "
+            f"auto_lr_start must be an integer from 0 to total_steps = {total_steps}, but got "
             f"auto_lr_start={auto_lr_start!r}; leave it out for the end of the warm-up, or use auto_lr=False for never"
         )
     return rounds.next_end(int(auto_lr_start))

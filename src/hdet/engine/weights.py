@@ -12,16 +12,32 @@ from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
 
-__all__ = ["Weights", "collect", "infinite_buffers", "refuse_replaced", "refuse_sharded", "warn_without_ensemble"]
+__all__ = [
+    "NO_WEIGHTS",
+    "Weights",
+    "collect",
+    "infinite_buffers",
+    "refuse_replaced",
+    "refuse_sharded",
+    "warn_without_ensemble",
+]
 
 
 class Weights(NamedTuple):
     """The tensors of one replica that converge averages, each once."""
 
-    moving: list[Tensor]
-    """Trained parameters and float buffers."""
+    parameters: list[Tensor]
+    """Trained parameters."""
+    buffers: list[Tensor]
+    """Float buffers."""
     still: list[Tensor]
     """Frozen parameters and buffers set aside: expected to be equal, averaged only if they are not."""
+    state: list[Tensor]
+    """Optimizer state, where that is averaged too."""
+
+    @property
+    def moving(self) -> list[Tensor]:
+        return self.parameters + self.buffers + self.state
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -35,25 +51,50 @@ class Weights(NamedTuple):
 
     def all_finite(self) -> Tensor:
         """Whether what moves is finite: 1.0 or 0.0, a float64 scalar on :attr:`device`. Does not synchronise."""
-        extremes = [part.to(self.device) for tensor in self.moving if tensor.numel() for part in _extremes(tensor)]
+        seen = self.parameters + self.buffers
+        extremes = [part.to(self.device) for tensor in seen if tensor.numel() for part in _extremes(tensor)]
         if not extremes:
             return torch.ones((), dtype=torch.float64, device=self.device)
         return torch.stack(extremes).isfinite().all().double()
 
 
-def collect(optimizer: Optimizer, model: nn.Module | None, set_aside: Container[int] = ()) -> Weights:
+NO_WEIGHTS = Weights([], [], [], [])
+
+
+def collect(
+    optimizer: Optimizer, model: nn.Module | None, set_aside: Container[int] = (), *, with_state: bool = False
+) -> Weights:
     """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out.
 
-    ``set_aside``: ids of buffers that count as still.
+    Args:
+        optimizer: whose parameters are trained.
+        model: its buffers and further parameters, or None.
+        set_aside: ids of buffers that count as still.
+        with_state: whether to list the optimizer's state (moments) too.
     """
-    seen: dict[int, Tensor] = {}
+    parameters: dict[int, Tensor] = {}
+    buffers: dict[int, Tensor] = {}
+    still: dict[int, Tensor] = {}
     for tensor in _candidates(optimizer, model):
-        if tensor.is_floating_point() or tensor.is_complex():
-            seen.setdefault(id(tensor), tensor)
-    still = {
-        key for key, t in seen.items() if key in set_aside or (isinstance(t, nn.Parameter) and not t.requires_grad)
-    }
-    return Weights([t for key, t in seen.items() if key not in still], [t for key, t in seen.items() if key in still])
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        is_parameter = isinstance(tensor, nn.Parameter) or tensor.requires_grad
+        if id(tensor) in set_aside or (is_parameter and not tensor.requires_grad):
+            still.setdefault(id(tensor), tensor)
+        else:
+            (parameters if is_parameter else buffers).setdefault(id(tensor), tensor)
+    state = _state_of(optimizer, parameters.values()) if with_state else []
+    return Weights(list(parameters.values()), list(buffers.values()), list(still.values()), state)
+
+
+def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Moments and momentum buffers: float state of a parameter's own shape, in a fixed order."""
+    return [
+        value
+        for p in parameters
+        for name, value in sorted(optimizer.state.get(p, {}).items())
+        if name != "step" and isinstance(value, Tensor) and value.is_floating_point() and value.shape == p.shape
+    ]
 
 
 def infinite_buffers(model: nn.Module | None) -> frozenset[int]:

@@ -1,0 +1,83 @@
+"""Arms: replicas of several ranks, isolated from each other's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from hdet.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["Arms", "arms"]
+
+
+class Arms:
+    """The ranks, split into gradient-isolated replicas. Made by :func:`arms`; give it as ``group=``.
+
+    Attributes:
+        members: ``members[a]``: the ranks of arm a.
+        index: this rank's arm.
+        gradients: the process group of this rank's arm, for ``DistributedDataParallel(process_group=...)``.
+    """
+
+    def __init__(self, members: list[list[int]]) -> None:
+        self.members = members
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self.index = next(a for a, ranks in enumerate(members) if rank in ranks)
+        self.gradients: dist.ProcessGroup | None = None
+        if dist.is_available() and dist.is_initialized():
+            groups = [dist.new_group(ranks) for ranks in members]  # every rank takes part in making every group
+            self.gradients = groups[self.index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Arms) and self.members == other.members
+
+    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
+
+    def __repr__(self) -> str:
+        return f"Arms({self.members})"
+
+
+def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | None = None) -> Arms:
+    """Split the ranks into gradient-isolated replicas. Every rank calls it, after the process group exists.
+
+    ``n`` = world size means no gradient synchronisation at all (local SGD); ``n`` = 1 shares gradients among all.
+
+    Args:
+        n: how many arms of equal size, of consecutive ranks; or the size of each arm; or a DeviceMesh.
+        dim: with a mesh, the dimension along which replicas differ: ranks with the same coordinate there are one arm.
+    """
+    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if hasattr(n, "mesh"):
+        return Arms(_along_mesh(n, dim))  # type: ignore[arg-type]
+    if isinstance(n, int) and not isinstance(n, bool):
+        if n < 1 or world % n:
+            raise ArgumentError(
+                f"arms(n) needs n to divide the {world} ranks, but got n={n}; use a divisor, give the sizes as a list, "
+                "or call it after init_process_group"
+            )
+        sizes = [world // n] * n
+    else:
+        sizes = list(n)  # type: ignore[arg-type]
+    if any(not isinstance(size, int) or size < 1 for size in sizes) or sum(sizes) != world:
+        raise ArgumentError(
+            f"the sizes of arms must be integers above 0 that add up to the {world} ranks, but got {sizes}; "
+            "every rank belongs to one arm"
+        )
+    starts = [sum(sizes[:a]) for a in range(len(sizes))]
+    return Arms([list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)])
+
+
+def _along_mesh(mesh: DeviceMesh, dim: str | int | None) -> list[list[int]]:
+    names = mesh.mesh_dim_names or ()
+    axis = names.index(dim) if isinstance(dim, str) and dim in names else dim
+    if not isinstance(axis, int) or not 0 <= axis < mesh.mesh.ndim:
+        raise ArgumentError(
+            f"arms(mesh, dim) needs a dimension of the mesh, but got dim={dim!r}; "
+            f"the mesh has {names or mesh.mesh.ndim}"
+        )
+    return [sorted(part.flatten().tolist()) for part in mesh.mesh.unbind(axis)]
