@@ -17,6 +17,9 @@ EXTRA_BYTES = 64 * 2**20
 """Bound on the memory that one call takes in addition."""
 _UNDER_WAY = 4
 """Buckets in flight: while some travel, the next is packed and the last unpacked."""
+_HOST_BUCKET = 4 * 2**20
+"""Largest bucket in host memory, where the first touch of a new page costs more than summing it: a few small buffers
+are used over and over. On a device few large buckets are better: each is a launch."""
 
 
 class Distance(NamedTuple):
@@ -28,12 +31,15 @@ class Distance(NamedTuple):
 
 class _Bucket(NamedTuple):
     pieces: list[Tensor]
+    room: int
+    """Elements that fit into a bucket of this kind."""
     dtype: torch.dtype
     device: torch.device
 
 
 class _Flight(NamedTuple):
     wait: Callable[[], object]
+    buffer: Tensor
     views: list[Tensor]
     pieces: list[Tensor]
 
@@ -67,20 +73,32 @@ def average_(
     if all(len(ranks) == len(group.members[0]) for ranks in group.members):
         n, share = n * len(group.members[0]), 1.0  # arms of one size: no need to scale what they add
     under_way: deque[_Flight] = deque()
+    spare: list[Tensor] = []  # the buffer of the bucket that landed last: never more than one
     distance = _no_distance(tensors) if measure else None
     for bucket in _buckets(tensors, extra_bytes // _UNDER_WAY):
         if len(under_way) == _UNDER_WAY:
-            distance = _land(under_way.popleft(), n, distance)
-        under_way.append(_take_off(bucket, group, share if mine else 0.0))
+            distance = _land(under_way.popleft(), n, distance, spare)
+        under_way.append(_take_off(bucket, _buffer(bucket, spare), group, share if mine else 0.0))
     while under_way:
-        distance = _land(under_way.popleft(), n, distance)
+        distance = _land(under_way.popleft(), n, distance, spare)
+        spare.clear()
     return distance
 
 
-def _take_off(bucket: _Bucket, group: ReplicaGroup, share: float) -> _Flight:
+def _buffer(bucket: _Bucket, spare: list[Tensor]) -> Tensor:
+    """Room for a bucket: the spare buffer if it is of the kind, else a new one in place of it."""
+    if spare:
+        buffer = spare.pop()
+        if (buffer.numel(), buffer.dtype, buffer.device) == (bucket.room, bucket.dtype, bucket.device):
+            return buffer
+        del buffer  # before the new one is made: the bound on memory holds
+    return torch.empty(bucket.room, dtype=bucket.dtype, device=bucket.device)
+
+
+def _take_off(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float) -> _Flight:
     """Pack a bucket and send it. ``share``: what this rank's weights count; 0 even if they are not finite."""
     sizes = [piece.numel() for piece in bucket.pieces]
-    flat = torch.empty(sum(sizes), dtype=bucket.dtype, device=bucket.device)
+    flat = buffer[: sum(sizes)]
     views = [part.view(piece.shape) for part, piece in zip(flat.split(sizes), bucket.pieces, strict=True)]
     if share == 0.0:
         flat.zero_()
@@ -88,11 +106,13 @@ def _take_off(bucket: _Bucket, group: ReplicaGroup, share: float) -> _Flight:
         torch._foreach_copy_(views, bucket.pieces)
     if share not in (0.0, 1.0):
         flat.mul_(share)
-    return _Flight(group.start_sum(flat), views, bucket.pieces)
+    return _Flight(group.start_sum(flat), buffer, views, bucket.pieces)
 
 
-def _land(flight: _Flight, n: float, distance: Distance | None) -> Distance | None:
+def _land(flight: _Flight, n: float, distance: Distance | None, spare: list[Tensor]) -> Distance | None:
+    """Wait for a bucket, put the means in place, and leave its buffer for the next."""
     flight.wait()
+    spare.append(flight.buffer)
     if distance is None:
         for piece, view in zip(flight.pieces, flight.views, strict=True):
             torch.div(view, n, out=piece)
@@ -117,12 +137,13 @@ def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[_Bucket]:
     filling: dict[tuple[torch.dtype, torch.device], tuple[_Bucket, int]] = {}
     for tensor in tensors:
         key = _sum_dtype(tensor.dtype), tensor.device
-        limit = max(1, limit_bytes // key[0].itemsize)
+        bound = min(limit_bytes, _HOST_BUCKET) if tensor.device.type == "cpu" else limit_bytes
+        limit = max(1, bound // key[0].itemsize)
         for piece in _pieces(_as_real(tensor.detach()), limit):
-            bucket, filled = filling.get(key, (_Bucket([], *key), 0))
+            bucket, filled = filling.get(key, (_Bucket([], limit, *key), 0))
             if filled + piece.numel() > limit:
                 yield bucket
-                bucket, filled = _Bucket([], *key), 0
+                bucket, filled = _Bucket([], limit, *key), 0
             bucket.pieces.append(piece)
             filling[key] = bucket, filled + piece.numel()
     yield from (bucket for bucket, filled in filling.values() if filled)
