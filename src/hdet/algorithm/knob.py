@@ -62,8 +62,8 @@ class KnobSpec:
         return self.scale.away(base, self.spread * x)
 
     def factor(self, x: float) -> float:
-        """What a scheduled knob's base is multiplied by at place ``x``: rho."""
-        return self.scale.away(1.0, self.spread * x)
+        """What a scheduled knob's base is multiplied by at place ``x``: rho. Other knobs are not multiplied: 1."""
+        return self.scale.away(1.0, self.spread * x) if self.scheduled else 1.0
 
     def moved(self, learned: float, move: float) -> float:
         """What is learned after a round: moved in the knob's coordinate, and kept where it is allowed."""

@@ -10,14 +10,17 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hdet.algorithm.base import Decaying
 from hdet.algorithm.controllers import Controller, Published, Update
@@ -25,6 +28,7 @@ from hdet.algorithm.design import Design
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.signals import comparable
+from hdet.comm.average import average_
 from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving, connect, find_seat
 from hdet.engine.chronicle import Chronicle
 from hdet.engine.converge import converge, refuse_diverged
@@ -33,13 +37,15 @@ from hdet.engine.outer import Mean, OuterStep
 from hdet.engine.records import round_record
 from hdet.engine.rollcall import Occasion, RollCall, call
 from hdet.engine.settings import Settings
-from hdet.engine.weights import NO_WEIGHTS, Weights
+from hdet.engine.snapshots import kept
+from hdet.engine.weights import NO_WEIGHTS, Body, Weights
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.journal import Sink
 
 __all__ = ["Engine", "RoundEnd"]
 
 STATE_VERSION = 1
+Face = TypeVar("Face")
 _CONTROLLERS: dict[str, type[Published] | type[Normalised]] = {"Published": Published, "Normalised": Normalised}
 
 _initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
@@ -53,7 +59,7 @@ class RoundEnd(NamedTuple):
     """The step counter in the round that ends."""
     after: int
     """The step counter to come: a round end."""
-    weights: Callable[[], Weights]
+    optimizer: Optimizer
     schedule: Callable[[int], list[float]]
     """The plain schedule per knob at a step; anything for knobs that have none."""
     floors: Callable[[], list[float]]
@@ -74,6 +80,7 @@ class Engine:
         group: the user's process group or arms; None: the default group, once there is one.
         sink: where the journal goes, or None.
         arguments: the user's arguments, for the journal's header.
+        body: which tensors make up the replica.
         outer: what converge makes of the parameters.
     """
 
@@ -87,6 +94,7 @@ class Engine:
         group: Group,
         sink: Sink | None,
         arguments: Mapping[str, Any],
+        body: Body,
         outer: OuterStep | None = None,
     ) -> None:
         self.settings = settings
@@ -99,6 +107,7 @@ class Engine:
         self.decaying = Decaying.begin([0.0] * len(specs))
         """Base values of the exponential decay; zeros before S_warm."""
         self.design = design
+        self.body = body
         self.outer = outer or Mean()
         self.meter = LossMeter()
         self.chronicle = Chronicle(sink, arguments)
@@ -106,11 +115,7 @@ class Engine:
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self.watches_optimizer = False
         """Whether the face has a hook on the optimizer's ``load_state_dict``."""
-        self.in_consensus = False
-        self.parameter_ids: list[int] | None = None
-        """The optimizer's parameters at construction: a sharded optimizer replaces them by its own partitions."""
-        self.set_aside: frozenset[int] = frozenset()
-        """Buffers that held infinities from the start, such as attention masks."""
+        self._in_consensus = False
         self._user_group = group
         self._group: ReplicaGroup | None = None
         self._assigned: _Assignment | None = None
@@ -121,6 +126,11 @@ class Engine:
     @property
     def knobs(self) -> int:
         return len(self.specs)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the replicas have met."""
+        return self._group is not None
 
     @property
     def group(self) -> ReplicaGroup:
@@ -185,7 +195,7 @@ class Engine:
 
     # -- meeting the other replicas ---------------------------------------------------------------------------------
 
-    def connect(self, weights: Callable[[], Weights], t: int) -> None:
+    def connect(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: make our own group, and check that the replicas agree. Collective."""
         if self._group is not None or not _initialised():
             return
@@ -193,14 +203,23 @@ class Engine:
         if self.seat.size == 1:
             self._group = Solo()
             return
-        found = weights()
+        found = self.body.first_weights(optimizer)
         with arriving("the first step, where the replicas meet"):
             group = connect(self._user_group)
             self._roll_call(group, Occasion.FIRST_STEP, found, t)
             self._group = group
 
-    def end_round(self, end: RoundEnd) -> None:
+    def share_outer(self) -> None:
+        """When the replicas first meet: one starting point for the outer step, whatever each replica began from."""
+        group = self.group
+        with arriving("the first step, where the replicas meet"):
+            tensors = [tensor for part in self.outer.state() for tensor in part]
+            average_(tensors, group, [True] * group.seat.size)
+
+    def end_round(self, end: RoundEnd) -> bool:
         """Gather, decide, average, move the base values, write the journal. An error changes nothing.
+
+        Returns whether this replica counted, or was left out because it is not finite.
 
         Cost: one gather (the only synchronisation), one all-reduce of the weights; with a journal a second gather.
         """
@@ -212,14 +231,15 @@ class Engine:
             if group.seat.size == 1 and self.chronicle.sink is None:
                 roll = RollCall.alone()
             else:
-                roll = self._roll_call(group, Occasion.ROUND_END, end.weights(), end.before, signal)
+                weights = self.body.weights(end.optimizer)
+                roll = self._roll_call(group, Occasion.ROUND_END, weights, end.before, signal)
             refuse_diverged(roll, what)
             clock.lap("gather")
             decision = self._decide(end, roll)
             clock.lap("controller")
             divergence = None
             if group.seat.size > 1:
-                divergence = converge(group, end.weights(), roll, self.outer, measure=roll.writer is not None)
+                divergence = converge(group, weights, roll, self.outer, measure=roll.writer is not None)
             clock.lap("converge")
         writes = roll.writer == group.rank
         record = self._record(k, end, roll, decision, divergence, clock.seconds) if writes else None
@@ -228,31 +248,64 @@ class Engine:
         if record is not None:
             self.chronicle.write(record, group.seat.size, [spec.name for spec in self.specs])
         self._round_began = time.perf_counter()
+        return roll.live[group.seat.replica]
+
+    @contextmanager
+    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
+        """Averaged weights inside, this replica's own back afterwards. Collective; one copy of the weights."""
+        if self.seat.size == 1:
+            yield
+            return
+        if self._in_consensus:
+            raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
+        self.connect(optimizer, t)
+        with kept(self.body.weights(optimizer).tensors):
+            self._in_consensus = True
+            try:
+                self.converge_now(Occasion.CONSENSUS, optimizer, t)
+                yield
+            finally:
+                self._in_consensus = False
+
+    def watch(self, optimizer: Optimizer, face: Face, rewrite: Callable[[Face], None]) -> None:
+        """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the face.
+
+        An optimizer's checkpoint brings rank 0's values. The hook holds the face weakly: no reference cycle.
+        """
+        if self.watches_optimizer:
+            return
+        held = ref(face)
+
+        def after_load(_: Optimizer) -> None:
+            found = held()
+            if found is not None and self.just_loaded:
+                rewrite(found)
+
+        try:
+            optimizer.register_load_state_dict_post_hook(after_load)
+        except AttributeError:  # a framework's wrapper that has no hooks: the next step() writes the values
+            return
+        self.watches_optimizer = True
+
+    def refuse_inside_consensus(self, t: int) -> None:
+        """Raise for a step there: it would be lost."""
+        if self._in_consensus:
+            raise ArgumentError(
+                f"step() was called inside consensus(), at step {t}: the weights are put back afterwards, so training "
+                "inside is lost; leave the `with` block first"
+            )
 
     def converge_now(
-        self,
-        occasion: Occasion,
-        first: Callable[[], Weights],
-        weights: Callable[[], Weights],
-        t: int,
-        within: ReplicaGroup | None = None,
+        self, occasion: Occasion, optimizer: Optimizer, t: int, within: ReplicaGroup | None = None
     ) -> None:
-        """Average now, nothing else. Collective.
-
-        Args:
-            occasion: why.
-            first: the weights if the replicas have not met yet.
-            weights: the weights otherwise.
-            t: the step counter.
-            within: only some of the replicas, those of a node.
-        """
-        self.connect(first, t)
+        """Average now, nothing else. Collective. ``within``: only some of the replicas, those of a node."""
+        self.connect(optimizer, t)
         group = within or self.group
         if group.seat.size == 1:
             return
         what = f"{occasion.name.lower()}() at step {t}"
         with arriving(what):
-            found = weights()
+            found = self.body.weights(optimizer)
             roll = self._roll_call(group, occasion, found, t)
             refuse_diverged(roll, what)
             converge(group, found, roll, Mean(), measure=False)
@@ -465,10 +518,10 @@ class Engine:
 
         A process group cannot be pickled: the copy looks for the default group.
         """
-        return {**vars(self), "_user_group": None, "_group": None, "_assigned": None, "parameter_ids": None}
+        return {**vars(self), "_user_group": None, "_group": None, "_assigned": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, watches_optimizer=False, set_aside=frozenset())
+        self.__dict__.update(state, watches_optimizer=False)
 
 
 class _Assignment(NamedTuple):

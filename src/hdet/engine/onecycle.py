@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
-from weakref import ref
 
-import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer, lr_scheduler
@@ -24,14 +22,7 @@ from hdet.engine import torch_onecycle as torch_private
 from hdet.engine.engine import Engine, RoundEnd
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings, refuse_nan
-from hdet.engine.weights import (
-    Weights,
-    collect,
-    infinite_buffers,
-    refuse_replaced,
-    refuse_sharded,
-    warn_without_ensemble,
-)
+from hdet.engine.weights import Body
 from hdet.errors import ArgumentError
 from hdet.journal import Sink, open_journal
 
@@ -141,11 +132,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             knobs = len(optimizer.param_groups) if isinstance(optimizer, Optimizer) else 0
             specs = _rate_knobs(0, knobs, spread)
             learned = [spec.start(0.0) for spec in specs]
-            self._engine = Engine(settings, controller, specs, learned, Permuted(), group, sink, _plain(arguments))
+            isolated = isinstance(group, Arms) and len(group.members) > 1
+            body = Body(model, with_state=isolated)  # moments differ between arms, and only there
+            self._engine = Engine(
+                settings, controller, specs, learned, Permuted(), group, sink, _plain(arguments), body
+            )
             if isinstance(optimizer, Optimizer):
                 self._engine.columns = torch_private.shared_rates(optimizer)
-                self._engine.parameter_ids = [id(p) for row in optimizer.param_groups for p in row["params"]]
-            self._model = model
+                body.remember(optimizer)
         super().__init__(
             optimizer,
             max_lr,
@@ -190,7 +184,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
-        self._engine.converge_now(Occasion.CONVERGE, self._checked_weights, self._weights, self.last_epoch)
+        self._engine.converge_now(Occasion.CONVERGE, self.optimizer, self.last_epoch)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -198,22 +192,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
         For evaluating and saving inside a round. Holds one copy of the weights meanwhile.
         """
-        if self._engine.seat.size == 1:
+        with self._engine.consensus(self.optimizer, self.last_epoch):
             yield
-            return
-        if self._engine.in_consensus:
-            raise ArgumentError("consensus() is entered already; leave the outer `with scheduler.consensus():` first")
-        tensors = self._weights().tensors
-        own = [tensor.detach().clone() for tensor in tensors]
-        self._engine.in_consensus = True
-        try:
-            self._engine.converge_now(Occasion.CONSENSUS, self._checked_weights, self._weights, self.last_epoch)
-            yield
-        finally:
-            self._engine.in_consensus = False
-            with torch.no_grad():
-                for tensor, value in zip(tensors, own, strict=True):
-                    tensor.copy_(value)
 
     # -- values -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +219,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's keys plus ``hdet``. The same on every rank (``_last_lr`` is the base rate), and no collective."""
-        state = {key: value for key, value in super().state_dict().items() if key not in ("_engine", "_model")}
+        state = {key: value for key, value in super().state_dict().items() if key != "_engine"}
         if self._engine.seat.size > 1:
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
             base = self._engine.base(torch_private.schedule_values(self, t), t)
@@ -267,52 +247,20 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         rates = self._engine.spread_out(self._last_lr, t)
         if ours["owns_rates"]:
             torch_private.write_rates(self, rates)
-            self._rewrite_after_optimizer_load()
+            self._engine.watch(self.optimizer, self, lambda own: torch_private.write_rates(own, own.get_last_lr()))
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
-
-    def _rewrite_after_optimizer_load(self) -> None:
-        """An optimizer loaded after the scheduler brings rank 0's rates: write this replica's again."""
-        if self._engine.watches_optimizer:
-            return
-        scheduler = ref(self)  # no reference cycle through the optimizer
-
-        def rewrite(_: Optimizer) -> None:
-            found = scheduler()
-            if found is not None and found._engine.just_loaded:
-                torch_private.write_rates(found, found.get_last_lr())
-
-        try:
-            self.optimizer.register_load_state_dict_post_hook(rewrite)
-        except AttributeError:  # a framework's wrapper that has no hooks: the next step() writes the rates
-            return
-        self._engine.watches_optimizer = True
 
     def _before_step(self, loss: float | Tensor | None, t: int) -> None:
         """All that happens before torch writes the rates of step ``t``."""
         engine = self._engine
-        if engine.in_consensus:
-            raise ArgumentError(
-                f"step() was called inside consensus(), at last_epoch={self.last_epoch}: the weights are put back "
-                "afterwards, so training inside is lost; leave the `with` block first"
-            )
+        engine.refuse_inside_consensus(self.last_epoch)
         if loss is not None:
             engine.meter.add(loss)
         engine.just_loaded = False
-        engine.connect(self._checked_weights, self.last_epoch)
+        engine.connect(self.optimizer, self.last_epoch)
         if engine.settings.rounds.ends_at(t):
-            engine.end_round(RoundEnd(self.last_epoch, t, self._weights, self._schedule, self._floors))
-
-    def _weights(self) -> Weights:
-        return collect(self.optimizer, self._model, self._engine.set_aside)
-
-    def _checked_weights(self) -> Weights:
-        """The weights when the replicas first meet: whole on every rank, or an error."""
-        refuse_replaced(self._engine.parameter_ids, self.optimizer)
-        refuse_sharded(self._weights().tensors)
-        warn_without_ensemble(self.optimizer)
-        self._engine.set_aside = infinite_buffers(self._model)
-        return self._weights()
+            engine.end_round(RoundEnd(self.last_epoch, t, self.optimizer, self._schedule, self._floors))
 
     def _schedule(self, t: int) -> list[float]:
         return [float(value) for value in torch_private.schedule_values(self, t)]

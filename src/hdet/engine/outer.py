@@ -20,11 +20,14 @@ Average = Callable[[Sequence[Tensor]], None]
 class OuterStep(Protocol):
     """Merges the parameters of the replicas at the end of a round."""
 
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        """Remember where the first round starts; called before training moves the parameters."""
+
     def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
         """Must call ``average`` once, on every replica alike."""
 
     def state(self) -> list[list[Tensor]]:
-        """Tensors to save, equal on all replicas; empty before the first round."""
+        """Tensors to save, equal on all replicas."""
 
     def load(self, state: list[list[Tensor]]) -> None:
         """Take back :meth:`state`."""
@@ -32,6 +35,9 @@ class OuterStep(Protocol):
 
 class Mean:
     """The published converge: every replica gets the mean."""
+
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        pass
 
     def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
         average(parameters)
@@ -69,14 +75,11 @@ class Outer:
         self._velocity: list[Tensor] = []
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
-        """Remember where the first round starts; called before training moves the parameters."""
-        if not self._last:
-            self._last = [p.detach().clone() for p in parameters]
-            self._velocity = [torch.zeros_like(p) for p in self._last]
+        self._last = [p.detach().clone() for p in parameters]
+        self._velocity = [torch.zeros_like(p) for p in self._last]
 
     @torch.no_grad()
     def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
-        self.begin(parameters)
         average(parameters)
         for p, last, v in zip(parameters, self._last, self._velocity, strict=True):
             d = last - p
@@ -85,10 +88,10 @@ class Outer:
             p.copy_(last.sub_(step, alpha=self.lr))
 
     def state(self) -> list[list[Tensor]]:
-        return [self._last, self._velocity] if self._last else []
+        return [self._last, self._velocity]
 
     def load(self, state: list[list[Tensor]]) -> None:
-        self._last, self._velocity = ([t.clone() for t in part] for part in state) if state else ([], [])
+        self._last, self._velocity = ([t.clone() for t in part] for part in state)
 
 
 class Elastic:
@@ -110,13 +113,10 @@ class Elastic:
         self._centre: list[Tensor] = []
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
-        """The centre is where the first round starts."""
-        if not self._centre:
-            self._centre = [p.detach().clone() for p in parameters]
+        self._centre = [p.detach().clone() for p in parameters]
 
     @torch.no_grad()
     def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
-        self.begin(parameters)
         own = [p.detach().clone() for p in parameters]
         average(parameters)
         for p, mine, centre in zip(parameters, own, self._centre, strict=True):
@@ -127,7 +127,7 @@ class Elastic:
             centre.lerp_(mean, self.pull)
 
     def state(self) -> list[list[Tensor]]:
-        return [self._centre] if self._centre else []
+        return [self._centre]
 
     def load(self, state: list[list[Tensor]]) -> None:
-        self._centre = [t.clone() for t in state[0]] if state else []
+        self._centre = [t.clone() for t in state[0]]

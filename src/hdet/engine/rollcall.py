@@ -36,6 +36,7 @@ class Occasion(IntEnum):
     ROUND_END = 1
     CONVERGE = 2
     CONSENSUS = 3
+    INNER = 4
 
 
 class RollCall(NamedTuple):
@@ -166,6 +167,7 @@ def _in_words(name: str, value: float) -> str:
             Occasion.ROUND_END: "step(), at the end of a round",
             Occasion.CONVERGE: "converge()",
             Occasion.CONSENSUS: "consensus()",
+            Occasion.INNER: "step(), averaging inside a node",
         }[Occasion(int(value))]
     if name == _LOSS_GIVEN:
         return "given" if value else "missing"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
 
-__all__ = [
-    "NO_WEIGHTS",
-    "Weights",
-    "collect",
-    "infinite_buffers",
-    "refuse_replaced",
-    "refuse_sharded",
-    "warn_without_ensemble",
-]
+__all__ = ["NO_WEIGHTS", "Body", "Weights", "refuse_sharded"]
 
 
 class Weights(NamedTuple):
@@ -62,30 +54,51 @@ class Weights(NamedTuple):
 NO_WEIGHTS = Weights([], [], [], [])
 
 
-def collect(
-    optimizer: Optimizer, model: nn.Module | None, set_aside: Container[int] = (), *, with_state: bool = False
-) -> Weights:
-    """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out.
+class Body:
+    """The tensors of one replica, and what was learned about them when the replicas first met.
 
     Args:
-        optimizer: whose parameters are trained.
-        model: its buffers and further parameters, or None.
-        set_aside: ids of buffers that count as still.
-        with_state: whether to list the optimizer's state (moments) too.
+        model: its buffers and further parameters are averaged too, or None.
+        with_state: whether the optimizer's state (moments) is averaged too.
     """
-    parameters: dict[int, Tensor] = {}
-    buffers: dict[int, Tensor] = {}
-    still: dict[int, Tensor] = {}
-    for tensor in _candidates(optimizer, model):
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            continue
-        is_parameter = isinstance(tensor, nn.Parameter) or tensor.requires_grad
-        if id(tensor) in set_aside or (is_parameter and not tensor.requires_grad):
-            still.setdefault(id(tensor), tensor)
-        else:
-            (parameters if is_parameter else buffers).setdefault(id(tensor), tensor)
-    state = _state_of(optimizer, parameters.values()) if with_state else []
-    return Weights(list(parameters.values()), list(buffers.values()), list(still.values()), state)
+
+    def __init__(self, model: nn.Module | None, *, with_state: bool = False) -> None:
+        self.model = model
+        self.with_state = with_state
+        self._set_aside: frozenset[int] = frozenset()
+        self._known: list[int] | None = None
+
+    def remember(self, optimizer: Optimizer) -> None:
+        """At construction: a sharded optimizer will replace its parameters by partitions."""
+        self._known = [id(p) for group in optimizer.param_groups for p in group["params"]]
+
+    def first_weights(self, optimizer: Optimizer) -> Weights:
+        """The weights when the replicas first meet: whole on every rank, or an error."""
+        refuse_replaced(self._known, optimizer)
+        refuse_sharded(self.weights(optimizer).tensors)
+        warn_without_ensemble(optimizer)
+        self._set_aside = infinite_buffers(self.model)
+        return self.weights(optimizer)
+
+    def weights(self, optimizer: Optimizer) -> Weights:
+        """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out."""
+        parameters: dict[int, Tensor] = {}
+        buffers: dict[int, Tensor] = {}
+        still: dict[int, Tensor] = {}
+        for tensor in _candidates(optimizer, self.model):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            is_parameter = isinstance(tensor, nn.Parameter) or tensor.requires_grad
+            if id(tensor) in self._set_aside or (is_parameter and not tensor.requires_grad):
+                still.setdefault(id(tensor), tensor)
+            else:
+                (parameters if is_parameter else buffers).setdefault(id(tensor), tensor)
+        state = _state_of(optimizer, parameters.values()) if self.with_state else []
+        return Weights(list(parameters.values()), list(buffers.values()), list(still.values()), state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has other tensors: what is known by their ids is forgotten."""
+        return {**vars(self), "_set_aside": frozenset(), "_known": None}
 
 
 def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -1,0 +1,287 @@
+"""Knobs that users can turn: where a value is read and written, and what it acts on.
+
+Made by the functions of this module, which are ``hdet.knobs.lr``, ``hdet.knobs.optimizer`` and so on.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.scales import scale_named
+from hdet.errors import ArgumentError
+
+__all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
+
+ScaleName = Literal["relative", "linear", "log", "logit"]
+Bounds = tuple[float, float]
+ANYWHERE: Bounds = (-math.inf, math.inf)
+_REGULARISERS = ("dropout", "drop_path", "droppath", "label_smoothing")
+
+
+@dataclass
+class Knob:
+    """One scalar that is explored.
+
+    Attributes:
+        spec: name, scale, spread and bounds.
+        read: gives the value as it is now.
+        write: sets it, for this replica.
+        acts: "update": inside the optimizer step; "loss": in the forward pass or the loss.
+        regularises: whether it makes the training loss worse on purpose, so that this loss cannot judge it.
+        group: the parameter group whose learning rate this is; None for other knobs.
+    """
+
+    spec: KnobSpec
+    read: Callable[[], float]
+    write: Callable[[float], None]
+    acts: Literal["update", "loss"]
+    regularises: bool = False
+    group: int | None = None
+
+
+def lr(
+    optimizer: Optimizer,
+    *,
+    spread: float = 1 / 9,
+    scale: Literal["relative", "log"] = "relative",
+    groups: Sequence[int | str] | None = None,
+) -> list[Knob]:
+    """The learning rate: one knob per parameter group. Its base is the schedule's value times a learned factor.
+
+    Args:
+        optimizer: whose groups.
+        spread: alpha, relative (or in the logarithm, with ``scale="log"``).
+        scale: "relative" is the published rule.
+        groups: which groups, by index or by their "name"; None: all.
+    """
+    if scale not in ("relative", "log"):
+        raise ArgumentError(f'scale of a learning rate must be "relative" or "log", but got scale={scale!r}')
+    knobs = []
+    for index in _group_indices(optimizer, groups):
+        name = f"lr[{_group_name(optimizer, index)}]"
+        spec = KnobSpec(name, scale_named(scale), float(spread), scheduled=True)
+        read, write = _group_field(optimizer, [index], "lr", None)
+        knobs.append(Knob(spec, read, write, "update", group=index))
+    return knobs
+
+
+def optimizer(
+    optimizer: Optimizer,
+    field: str,
+    *,
+    spread: float,
+    scale: ScaleName = "log",
+    bounds: Bounds = ANYWHERE,
+    groups: Sequence[int | str] | None = None,
+    index: int | None = None,
+) -> Knob:
+    """One field of parameter groups: weight_decay, momentum, eps, one entry of betas. One knob for all chosen groups.
+
+    Args:
+        optimizer: whose groups.
+        field: key in the param group.
+        spread, scale, bounds: how far replicas stand apart, in which coordinate, and what no replica may leave.
+        groups: which groups, by index or by their "name"; None: all. They must hold one value: call once per group
+            where they do not.
+        index: which entry, where the field is a tuple such as ``betas``.
+    """
+    indices = _group_indices(optimizer, groups)
+    for i in indices:
+        if field not in optimizer.param_groups[i]:
+            fields = sorted(set(optimizer.param_groups[i]) - {"params"})
+            raise ArgumentError(f"parameter group {i} has no field {field!r}; it has {fields}")
+    if field == "lr":
+        raise ArgumentError("the learning rate follows a schedule: use hdet.knobs.lr(optimizer) for it")
+    read, write = _group_field(optimizer, indices, field, index)
+    values = {_group_field(optimizer, [i], field, index)[0]() for i in indices}
+    if len(values) > 1:
+        raise ArgumentError(
+            f"one knob has one base value, but {field} is {sorted(values)} in groups {indices}; "
+            "call hdet.knobs.optimizer once for each of them, with groups=[...]"
+        )
+    where = "" if groups is None else ",".join(_group_name(optimizer, i) for i in indices)
+    name = field + (f".{index}" if index is not None else "") + (f"[{where}]" if where else "")
+    return _knob(name, spread, scale, bounds, read, write, "update")
+
+
+def module(
+    model: nn.Module,
+    which: type[nn.Module] | str | Iterable[nn.Module],
+    attribute: str,
+    *,
+    spread: float,
+    scale: ScaleName = "linear",
+    bounds: Bounds = ANYWHERE,
+    regularises: bool | None = None,
+) -> Knob:
+    """A float attribute of modules: Dropout.p, an attention temperature, a DropPath rate. One knob for all of them.
+
+    Args:
+        model: where to look (DDP-wrapped or not).
+        which: a module type, a pattern for names in ``model.named_modules()`` ("blocks.*.drop"), or the modules.
+        attribute: name of the attribute.
+        spread, scale, bounds: as for :func:`optimizer`.
+        regularises: whether it makes the training loss worse on purpose. None: yes for dropout and its kin.
+    """
+    modules = _choose_modules(model, which)
+    for m in modules:
+        if not isinstance(getattr(m, attribute, None), (int, float)):
+            raise ArgumentError(
+                f"{type(m).__name__} has no number {attribute!r} to explore, but {getattr(m, attribute, 'nothing')!r}; "
+                "give the name of a float attribute"
+            )
+    values = {float(getattr(m, attribute)) for m in modules}
+    if len(values) > 1:
+        raise ArgumentError(
+            f"one knob has one base value, but {attribute} is {sorted(values)} in the chosen modules; "
+            "choose those that share a value, and call hdet.knobs.module once for each value"
+        )
+    label = which if isinstance(which, str) else type(modules[0]).__name__
+    if regularises is None:
+        regularises = any(_names_regulariser(type(m).__name__) for m in modules) or _names_regulariser(attribute)
+
+    def write(value: float) -> None:
+        for m in modules:
+            setattr(m, attribute, value)
+
+    read = _reader(lambda: getattr(modules[0], attribute))
+    return _knob(f"{label}.{attribute}", spread, scale, bounds, read, write, "loss", regularises)
+
+
+def scalar(
+    name: str,
+    value: float,
+    *,
+    spread: float,
+    scale: ScaleName = "linear",
+    bounds: Bounds = ANYWHERE,
+    acts: Literal["update", "loss"] = "loss",
+    regularises: bool | None = None,
+) -> Knob:
+    """A number that your own code reads back with ``ensemble[name]``: label smoothing, loss weights, augmentation.
+
+    Args:
+        name: the key.
+        value: its first base value.
+        spread, scale, bounds: as for :func:`optimizer`.
+        acts: "loss" unless your code uses it inside the optimizer step.
+        regularises: whether it makes the training loss worse on purpose. None: yes for dropout and label smoothing.
+    """
+    cell = [float(value)]
+
+    def write(new: float) -> None:
+        cell[0] = new
+
+    known = _names_regulariser(name) if regularises is None else regularises
+    return _knob(name, spread, scale, bounds, lambda: cell[0], write, acts, known)
+
+
+def custom(
+    name: str,
+    read: Callable[[], float],
+    write: Callable[[float], None],
+    *,
+    spread: float,
+    scale: ScaleName = "linear",
+    bounds: Bounds = ANYWHERE,
+    acts: Literal["update", "loss"] = "loss",
+    regularises: bool = False,
+) -> Knob:
+    """Any value behind a getter and a setter."""
+    return _knob(name, spread, scale, bounds, _reader(read), write, acts, regularises)
+
+
+def _knob(
+    name: str,
+    spread: float,
+    scale: str,
+    bounds: Bounds,
+    read: Callable[[], float],
+    write: Callable[[float], None],
+    acts: Literal["update", "loss"],
+    regularises: bool = False,
+) -> Knob:
+    if acts not in ("update", "loss"):
+        raise ArgumentError(f'acts must be "update" or "loss", but got acts={acts!r} for knob {name!r}')
+    low, high = bounds
+    spec = KnobSpec(name, scale_named(scale), spread, (float(low), float(high)))
+    spec.start(read())  # a base that the scale cannot hold is refused here
+    return Knob(spec, read, write, acts, regularises)
+
+
+def _reader(read: Callable[[], Any]) -> Callable[[], float]:
+    return lambda: float(read())
+
+
+def _group_field(
+    optimizer: Optimizer, indices: Sequence[int], field: str, entry: int | None
+) -> tuple[Callable[[], float], Callable[[float], None]]:
+    """Reader and writer of a field. Groups are looked up each time: loading a checkpoint replaces the dicts."""
+
+    def read() -> float:
+        value = optimizer.param_groups[indices[0]][field]
+        return float(value if entry is None else value[entry])
+
+    def write(new: float) -> None:
+        for i in indices:
+            group = optimizer.param_groups[i]
+            if entry is not None:
+                group[field] = tuple(new if j == entry else old for j, old in enumerate(group[field]))
+            elif isinstance(group[field], Tensor):
+                group[field].fill_(new)
+            else:
+                group[field] = new
+
+    return read, write
+
+
+def _group_indices(optimizer: Optimizer, groups: Sequence[int | str] | None) -> list[int]:
+    everything = optimizer.param_groups
+    if groups is None:
+        return list(range(len(everything)))
+    names = [group.get("name") for group in everything]
+    indices = []
+    for wanted in groups:
+        if isinstance(wanted, str) and wanted in names:
+            indices.append(names.index(wanted))
+        elif isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted < len(everything):
+            indices.append(wanted)
+        else:
+            raise ArgumentError(
+                f"there is no parameter group {wanted!r}: there are {len(everything)}, named {names}; give an index, "
+                'or put a "name" into the param group'
+            )
+    if not indices:
+        raise ArgumentError("groups must name at least one parameter group, but got an empty list; None means all")
+    return indices
+
+
+def _group_name(optimizer: Optimizer, index: int) -> str:
+    return str(optimizer.param_groups[index].get("name", index))
+
+
+def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn.Module]) -> list[nn.Module]:
+    if isinstance(which, str):
+        found = [m for name, m in model.named_modules() if fnmatch.fnmatchcase(name.removeprefix("module."), which)]
+    elif isinstance(which, type):
+        found = [m for m in model.modules() if isinstance(m, which)]
+    else:
+        found = list(which)
+    if not found:
+        raise ArgumentError(
+            f"no module of the model matches {which!r}; its modules are "
+            f"{sorted({type(m).__name__ for m in model.modules()})}"
+        )
+    return found
+
+
+def _names_regulariser(name: str) -> bool:
+    return any(word in name.lower() for word in _REGULARISERS)

@@ -1,0 +1,173 @@
+"""Probes: a loss on the same batch for all replicas, without the regularisers."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hdet.comm.group import ReplicaGroup, Solo
+from hdet.errors import ArgumentError
+
+__all__ = ["LossFn", "ProbeBatch"]
+
+LossFn = Callable[[Any, Any], Tensor]
+"""``loss_fn(model, batch) -> scalar``, everywhere in the library."""
+
+
+class ProbeBatch:
+    """A function without arguments that gives the loss of the current model on this round's common probe batch.
+
+    One new batch per round, drawn on one rank (its RNG states are put back), moved to the model's device and broadcast
+    as tensors, so that all replicas see the same data. No gradients. A DDP-wrapped model is unwrapped.
+
+    The loader's position is not saved: exact resume needs ``batch_fn(round)``.
+
+    Args:
+        model: the model that trains.
+        loss_fn: ``loss_fn(model, batch) -> scalar``.
+        loader: an iterable of batches, begun again at its end; or a function ``batch_fn(round) -> batch``.
+        mode: "probe": dropout off, BatchNorm on batch statistics, buffers put back afterwards (far points would be
+            judged with other points' running statistics in eval mode); "eval": plain eval.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        loader: Iterable[Any] | Callable[[int], Any],
+        mode: Literal["probe", "eval"] = "probe",
+    ) -> None:
+        if mode not in ("probe", "eval"):
+            raise ArgumentError(f'mode must be "probe" or "eval", but got mode={mode!r}; leave it out for "probe"')
+        if not (callable(loader) or isinstance(loader, Iterable)):
+            raise ArgumentError(f"loader must be an iterable of batches or batch_fn(round), but got {loader!r}")
+        self.model = model
+        self.loss_fn = loss_fn
+        self.loader = loader
+        self.mode = mode
+        self._batches: Iterator[Any] | None = None
+        self._batch: Any = None
+        self._round: int | None = None
+
+    def prepare(self, k: int, group: ReplicaGroup) -> None:
+        """Draw and share the batch of round ``k``. Collective."""
+        if self._round == k:
+            return
+        batch = None
+        if group.rank == 0:
+            with rng_put_back(_device_of(self.model)):
+                batch = self._draw(k)
+        self._batch = shared(batch, group, _device_of(self.model))
+        self._round = k
+
+    def __call__(self) -> Tensor:
+        """The loss at the model's weights of this moment."""
+        if self._round is None:
+            self.prepare(0, Solo())
+        inner = unwrapped(self.model)
+        with torch.no_grad(), rng_put_back(_device_of(inner)), probing(inner, self.mode):
+            torch.manual_seed(self._round or 0)  # put back afterwards: what is random is the same for all replicas
+            return self.loss_fn(inner, self._batch).detach()
+
+    def _draw(self, k: int) -> Any:
+        if callable(self.loader) and not isinstance(self.loader, Iterable):
+            return self.loader(k)
+        for _ in range(2):
+            if self._batches is None:
+                self._batches = iter(self.loader)
+            batch = next(self._batches, None)
+            if batch is not None:
+                return batch
+            self._batches = None
+        raise ArgumentError("the probe loader has no batch; give a loader with at least one")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, whose forward would communicate."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+@contextmanager
+def probing(model: nn.Module, mode: str) -> Iterator[None]:
+    """The model as a probe needs it; modes and buffers are as before afterwards."""
+    was_training = {m: m.training for m in model.modules()}
+    buffers = [(b, b.detach().clone()) for b in model.buffers()] if mode == "probe" else []
+    model.eval()
+    if mode == "probe":
+        for m in model.modules():
+            if isinstance(m, _BatchNorm):
+                m.train()
+    try:
+        yield
+    finally:
+        for m, flag in was_training.items():
+            m.training = flag
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+@contextmanager
+def rng_put_back(device: torch.device) -> Iterator[None]:
+    """The global RNG states of Python, NumPy (if imported), torch and ``device`` are as before afterwards."""
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def shared(batch: Any, group: ReplicaGroup, device: torch.device) -> Any:
+    """Rank 0's batch on every rank, its tensors on ``device``. Tensors travel as tensors, the rest pickled."""
+    tensors: list[Tensor] = []
+
+    def take(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tensors.append(leaf.to(device).contiguous())
+        return _Place(len(tensors) - 1, leaf.shape, leaf.dtype)
+
+    outline = group.broadcast_object(_mapped(batch, take))
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, _Place):
+            return leaf
+        mine = tensors[leaf.number] if group.rank == 0 else torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+        group.broadcast_(mine)
+        return mine
+
+    return _mapped(outline, fill)
+
+
+class _Place:
+    """Stands for a tensor in the outline of a batch."""
+
+    def __init__(self, number: int, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.number, self.shape, self.dtype = number, shape, dtype
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``change`` applied to every leaf of dicts, lists and (named) tuples, in a fixed order."""
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(item, change) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(item, change) for item in value)
+    return change(value)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return first.device if first is not None else torch.device("cpu")
