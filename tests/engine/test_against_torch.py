@@ -266,6 +266,7 @@ def test_warns_like_torch_when_called_before_the_optimizer() -> None:
             scheduler.step()
             scheduler.get_lr()
         messages.append([(w.category, str(w.message)) for w in caught])
+        assert caught[0].filename == __file__
     assert messages[0] == messages[1]
     assert len(messages[0]) == 2
 

@@ -126,12 +126,12 @@ class Ensemble:
         self.schedule = schedule
         self.signal: Signal = signal if signal is not None else TrainLoss()
         self._knobs = _flat(knobs if knobs is not None else [knob_factories.lr(optimizer)])
-        self._isolated = isinstance(group, Arms) and len(group.members) > 1
-        self._allow_uninformative = allow_uninformative
         _check(optimizer, schedule, self.signal, group, model, outer, inner)
         _check_knobs(self._knobs, self.signal)
+        if not allow_uninformative:
+            _refuse_uninformative(self._knobs, group)
         settings = _settings(sync_every, total_steps, start, seed)
-        self.optimizer_state = optimizer_state or ("average" if self._isolated else "keep")
+        self.optimizer_state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
         if self.optimizer_state not in ("average", "keep", "reset"):
             raise ArgumentError(
                 f'optimizer_state must be "average", "keep" or "reset", but got {optimizer_state!r}; leave it out'
@@ -163,7 +163,6 @@ class Ensemble:
         self._plain = [_copy(row["lr"]) for row in optimizer.param_groups]
         """The schedule's own rates: what the optimizer would hold without the ensemble."""
         self._engine.outer.begin(body.weights(optimizer).parameters)
-        self._refuse_uninformative()
         self._write_values()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -223,7 +222,6 @@ class Ensemble:
         first_time = not self._engine.connected
         self._engine.connect(self.optimizer, self._step)
         if first_time and self._engine.connected:
-            self._refuse_uninformative()
             self._engine.share_outer()
 
     def _take_snapshot(self, t: int) -> None:
@@ -307,17 +305,6 @@ class Ensemble:
     def _floors(self) -> list[float]:
         return [0.0] * len(self._knobs)
 
-    def _refuse_uninformative(self) -> None:
-        """Loss knobs need isolated gradients; with one replica nothing is explored, and anything goes."""
-        loss_knobs = [knob.spec.name for knob in self._knobs if knob.acts == "loss"]
-        if loss_knobs and self._engine.seat.size > 1 and not (self._isolated or self._allow_uninformative):
-            raise ArgumentError(
-                f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same "
-                "update and keep the same weights, so their losses only show the knob itself and say nothing about "
-                "where it should go. Isolate the gradients: arms = hdet.arms(n), DistributedDataParallel(model, "
-                "process_group=arms.gradients), group=arms; or allow_uninformative=True"
-            )
-
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -399,6 +386,19 @@ def _check_knobs(knobs: list[Knob], signal: Signal) -> None:
             f"the knobs {regularisers} regularise: they make the training loss worse on purpose, so judged by it they "
             "always go to zero. Compare by a loss without the regulariser: signal=hdet.Probe(hdet.ProbeBatch(model, "
             'loss_fn, loader), at="round_mean")'
+        )
+
+
+def _refuse_uninformative(knobs: list[Knob], group: Group) -> None:
+    """Loss knobs need isolated gradients: arms, or arms(1) in a single process, where nothing is explored."""
+    loss_knobs = [knob.spec.name for knob in knobs if knob.acts == "loss"]
+    isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
+    if loss_knobs and not isolated:
+        raise ArgumentError(
+            f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same update "
+            "and keep the same weights, so their losses only show the knob itself and say nothing about where it should "
+            "go. Isolate the gradients: arms = hdet.arms(n), DistributedDataParallel(model, "
+            "process_group=arms.gradients), group=arms; or allow_uninformative=True"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -173,7 +174,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             loss, epoch = _loss_and_epoch(value, epoch, loss)
         if not torch_private.in_constructor(self):
             self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
-        _torch.step(self, epoch)
+        if self._step_count == 1 or epoch is not None:
+            self._step_and_warn(epoch)
+        else:
+            _torch.step(self, epoch)
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss of this replica towards the round, for frameworks that call ``step()`` without one.
@@ -250,6 +254,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._engine.watch(self.optimizer, self, lambda own: torch_private.write_rates(own, own.get_last_lr()))
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
+
+    def _step_and_warn(self, epoch: int | None) -> None:
+        """torch's step where it may warn: its warnings must point at the user's line, not at hdet's."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _torch.step(self, epoch)
+        for warning in caught:
+            warnings.warn(warning.message, warning.category, stacklevel=3)
 
     def _before_step(self, loss: float | Tensor | None, t: int) -> None:
         """All that happens before torch writes the rates of step ``t``."""
