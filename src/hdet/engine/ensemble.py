@@ -395,8 +395,8 @@ def _refuse_uninformative(knobs: list[Knob], group: Group) -> None:
     isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
     if loss_knobs and not isolated:
         raise ArgumentError(
-            f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same update "
-            "and keep the same weights, so their losses only show the knob itself and say nothing about where it should "
+            f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same "
+            "update and keep the same weights, so their losses only show the knob itself and not where it should "
             "go. Isolate the gradients: arms = hdet.arms(n), DistributedDataParallel(model, "
             "process_group=arms.gradients), group=arms; or allow_uninformative=True"
         )
