@@ -120,8 +120,8 @@ def test_resume_goes_on_as_if_never_stopped(name: str, optimizer_first: bool) ->
 
 def test_plateau_steps_on_a_metric_that_all_replicas_share() -> None:
     for message, after in run_ranks(_plateau, 2):
-        assert "rank 0: metric = 1.0" in message
-        assert "rank 1: metric = 2.0" in message
+        assert "rank 0: metrics = 1.0" in message
+        assert "rank 1: metrics = 2.0" in message
         assert after == pytest.approx(0.05)
 
 
@@ -130,15 +130,20 @@ def _plateau(rank: int) -> tuple[str, float]:
     schedule = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
     ensemble = hdet.Ensemble(optimizer, schedule, sync_every=4, controller=False)
     for metric in (1.0, None, 1.0, None):
-        ensemble.step(0.5, metric=metric)
+        ensemble.step(0.5, metrics=metric)
     after = ensemble.base_values["lr[0]"]
-    return str(error_of(lambda: ensemble.step(0.5, metric=1.0 + rank))), after
+    return str(error_of(lambda: ensemble.step(0.5, metrics=1.0 + rank))), after
 
 
 def test_hugging_face_style_lambda_and_a_schedule_without_state() -> None:
     optimizer = make_optimizer("sgd", groups_of(two_layer()))
     with pytest.raises(hdet.ArgumentError, match="step"):
         hdet.Ensemble(optimizer, 7)  # type: ignore[arg-type]
+    with pytest.raises(hdet.ArgumentError, match="spreads the rates already"):
+        hdet.Ensemble(optimizer, hdet.OneCycleLR(optimizer, 0.1, 20))
+    momentum = hdet.knobs.optimizer(optimizer, "momentum", spread=0.1, scale="logit")
+    with pytest.raises(hdet.ArgumentError, match="cycle_momentum=False"):
+        hdet.Ensemble(optimizer, lr_scheduler.OneCycleLR(optimizer, 0.1, 20), [momentum])
     other = make_optimizer("sgd", groups_of(two_layer()))
     with pytest.raises(hdet.ArgumentError, match="another optimizer"):
         hdet.Ensemble(optimizer, lr_scheduler.ExponentialLR(other, 0.9))

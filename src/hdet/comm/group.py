@@ -27,10 +27,10 @@ __all__ = [
     "Seat",
     "Solo",
     "arriving",
+    "check_group",
     "connect",
     "connect_within",
     "find_seat",
-    "refuse_subgroup",
 ]
 
 Value = TypeVar("Value")
@@ -153,13 +153,21 @@ def find_seat(group: Group) -> Seat:
         return Solo.seat
     if isinstance(group, Arms):
         return Seat(group.index, len(group.members))
-    refuse_subgroup(group)
     return Seat(dist.get_rank(group), dist.get_world_size(group))
 
 
-def refuse_subgroup(group: dist.ProcessGroup | None) -> None:
-    """Raise for a plain group that leaves ranks out: their values would not follow the ensemble's decisions."""
-    if group is not None and dist.get_world_size(group) < dist.get_world_size():
+def check_group(group: object) -> None:
+    """Raise for what cannot be ``group=``, in particular a plain group that leaves ranks out.
+
+    Their values would not follow the ensemble's decisions.
+    """
+    if group is None or isinstance(group, Arms):
+        return
+    if not isinstance(group, dist.ProcessGroup):
+        raise ArgumentError(
+            f"group must be a process group, hdet.arms(n) or None, but got group={group!r}; None means all ranks"
+        )
+    if dist.get_world_size(group) < dist.get_world_size():
         raise ArgumentError(
             f"the process group given as group= has {dist.get_world_size(group)} of the {dist.get_world_size()} ranks, "
             "but every rank must take part in the ensemble's decisions; for replicas of several ranks use "

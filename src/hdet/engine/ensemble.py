@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -21,17 +20,18 @@ from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.rounds import Rounds
 from hdet.comm.agreement import check_equal
 from hdet.comm.arms import Arms
-from hdet.comm.group import Group, ReplicaGroup, arriving, connect_within
+from hdet.comm.group import Group, ReplicaGroup, arriving, check_group, connect_within
 from hdet.engine import knobs as knob_factories
 from hdet.engine.engine import Engine, RoundEnd
 from hdet.engine.knobs import Knob
+from hdet.engine.onecycle import OneCycleLR
 from hdet.engine.outer import OuterStep
 from hdet.engine.probes import ProbeBatch
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings
 from hdet.engine.signals import Probe, Signal, TrainLoss
 from hdet.engine.snapshots import RoundMean, kept, write_
-from hdet.engine.weights import Body
+from hdet.engine.weights import Body, check_model
 from hdet.errors import ArgumentError
 from hdet.journal import Sink, open_journal
 
@@ -127,7 +127,7 @@ class Ensemble:
         self.signal: Signal = signal if signal is not None else TrainLoss()
         self._knobs = _flat(knobs if knobs is not None else [knob_factories.lr(optimizer)])
         _check(optimizer, schedule, self.signal, group, model, outer, inner)
-        _check_knobs(self._knobs, self.signal)
+        _check_knobs(self._knobs, self.signal, schedule)
         if not allow_uninformative:
             _refuse_uninformative(self._knobs, group)
         settings = _settings(sync_every, total_steps, start, seed)
@@ -167,12 +167,12 @@ class Ensemble:
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
-    def step(self, loss: float | Tensor | None = None, *, metric: float | None = None) -> None:
+    def step(self, loss: float | Tensor | None = None, *, metrics: float | None = None) -> None:
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
 
         Args:
             loss: this replica's training loss.
-            metric: for ReduceLROnPlateau, which is only stepped where a metric is given; equal on all replicas.
+            metrics: for ReduceLROnPlateau, which is only stepped where they are given; equal on all replicas.
         """
         engine, t = self._engine, self._step + 1
         engine.refuse_inside_consensus(self._step)
@@ -180,12 +180,14 @@ class Ensemble:
             engine.meter.add(loss)
         engine.just_loaded = False
         self._meet()
+        if metrics is not None:
+            self._check_metrics(metrics)
         self._take_snapshot(t)
         if engine.settings.rounds.ends_at(t):
             self._end_round(t)
         elif self._inner is not None and t % self._inner.every == 0:
             self._average_within(self._inner)
-        self._step_schedule(metric)
+        self._step_schedule(metrics)
         self._step = t
         self._write_values()
 
@@ -263,28 +265,27 @@ class Ensemble:
 
     # -- values -----------------------------------------------------------------------------------------------------
 
-    def _step_schedule(self, metric: float | None) -> None:
+    def _step_schedule(self, metrics: float | None) -> None:
         """Step the schedule on its own rates: many torch schedules go on from what the optimizer holds."""
-        if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and metric is None):
+        if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and metrics is None):
             return
         for row, plain in zip(self.optimizer.param_groups, self._plain, strict=True):
             _put(row, plain)
-        if isinstance(self.schedule, ReduceLROnPlateau):
-            self.schedule.step(self._agreed_metric(metric))
+        if isinstance(self.schedule, ReduceLROnPlateau) and metrics is not None:
+            self.schedule.step(metrics)
         else:
             self.schedule.step()
         self._plain = [_copy(row["lr"]) for row in self.optimizer.param_groups]
 
-    def _agreed_metric(self, metric: float | None) -> float:
-        value = float(metric) if metric is not None else math.nan
-        rows = self._engine.group.gather(torch.tensor([value], dtype=torch.float64))
+    def _check_metrics(self, metrics: float) -> None:
+        with arriving(f"comparing metrics at step {self._step}"):
+            rows = self._engine.group.gather(torch.tensor([float(metrics)], dtype=torch.float64))
         check_equal(
-            {"metric": [row[0] for row in rows]},
+            {"metrics": [row[0] for row in rows]},
             "ReduceLROnPlateau would take other branches on other replicas: evaluate inside consensus(), and reduce "
-            "the metric over all ranks before step(metric=...).",
-            lambda _, v: repr(v),
+            "the metrics over all ranks before step(metrics=...).",
+            lambda _, value: repr(value),
         )
-        return value
 
     def _write_values(self) -> None:
         """Put this replica's values where they act: rates at every step, others where a round begins."""
@@ -360,25 +361,32 @@ def _check(
         raise ArgumentError(f"schedule must have step(), as torch's schedulers do, or be None, but got {schedule!r}")
     if schedule is not None and getattr(schedule, "optimizer", optimizer) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
+    if isinstance(schedule, OneCycleLR):
+        raise ArgumentError(
+            "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
+        )
     if not isinstance(signal, (TrainLoss, Probe)):
         raise ArgumentError(f"signal must be TrainLoss(), Probe(fn) or None, but got signal={signal!r}")
-    if group is not None and not isinstance(group, (ProcessGroup, Arms)):
-        raise ArgumentError(f"group must be a process group, hdet.arms(n) or None, but got group={group!r}")
-    if model is not None and not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be an nn.Module or None, but got model={model!r}; pass the model itself")
+    check_group(group)
+    check_model(model)
     if outer is not None and not callable(getattr(outer, "merge", None)):
         raise ArgumentError(f"outer must be hdet.Outer(...), hdet.Elastic(...) or None, but got outer={outer!r}")
     if inner is not None and not isinstance(inner, Inner):
         raise ArgumentError(f"inner must be hdet.Inner(every=..., ranks=...) or None, but got inner={inner!r}")
 
 
-def _check_knobs(knobs: list[Knob], signal: Signal) -> None:
+def _check_knobs(knobs: list[Knob], signal: Signal, schedule: Schedule | None) -> None:
     names = [knob.spec.name for knob in knobs]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if not knobs or doubled:
         raise ArgumentError(
             f"knobs must be at least one, each with a name of its own, but got {names}; "
             "give each its own name, or None for the learning rates"
+        )
+    cycled = [name for name in names if name.startswith(("momentum", "betas.0"))]
+    if cycled and getattr(schedule, "cycle_momentum", False):
+        raise ArgumentError(
+            f"the knobs {cycled} are written by the schedule at every step; give the schedule cycle_momentum=False"
         )
     regularisers = [knob.spec.name for knob in knobs if knob.regularises]
     if regularisers and isinstance(signal, TrainLoss):

@@ -10,7 +10,6 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.algorithm.controllers import Controller, Published
@@ -18,12 +17,12 @@ from hdet.algorithm.design import Permuted
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.scales import scale_named
 from hdet.comm.arms import Arms
-from hdet.comm.group import Group
+from hdet.comm.group import Group, check_group
 from hdet.engine import torch_onecycle as torch_private
 from hdet.engine.engine import Engine, RoundEnd
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings, refuse_nan
-from hdet.engine.weights import Body
+from hdet.engine.weights import Body, check_model
 from hdet.errors import ArgumentError
 from hdet.journal import Sink, open_journal
 
@@ -113,12 +112,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         refuse_nan(**schedule)
         controller = _controller(auto_lr, sigma, meta_momentum, meta_lr)
         sink = open_journal(journal)
-        if group is not None and not isinstance(group, (ProcessGroup, Arms)):
-            raise ArgumentError(
-                f"group must be a process group, hdet.arms(n) or None, but got group={group!r}; None means all ranks"
-            )
-        if model is not None and not isinstance(model, nn.Module):
-            raise ArgumentError(f"model must be an nn.Module or None, but got model={model!r}; pass the model itself")
+        check_group(group)
+        check_model(model)
         if isinstance(schedule["total_steps"], int) and isinstance(pct_start, float):  # otherwise torch raises below
             settings = Settings.resolve(
                 total_steps=schedule["total_steps"],
@@ -239,7 +234,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         own OneCycleLR is taken as well: then the constructor's hdet arguments stand, and the next step fans out.
         """
         torch_state = {key: value for key, value in state_dict.items() if key != "hdet"}
-        total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
+        total_steps = torch_state.get("total_steps", self.total_steps)
+        t = torch_state.get("last_epoch", self.last_epoch)
         ours = state_dict.get("hdet")
         if ours is None:
             self._engine.adopt(total_steps, t)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.errors import ShardedParametersError
+from hdet.errors import ArgumentError, ShardedParametersError
 
-__all__ = ["NO_WEIGHTS", "Body", "Weights", "refuse_sharded"]
+__all__ = ["NO_WEIGHTS", "Body", "Weights", "check_model", "refuse_sharded"]
 
 
 class Weights(NamedTuple):
@@ -109,6 +109,12 @@ def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor
         for name, value in sorted(optimizer.state.get(p, {}).items())
         if name != "step" and isinstance(value, Tensor) and value.is_floating_point() and value.shape == p.shape
     ]
+
+
+def check_model(model: object) -> None:
+    """Raise for what cannot be ``model=``."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise ArgumentError(f"model must be an nn.Module or None, but got model={model!r}; pass the model itself")
 
 
 def infinite_buffers(model: nn.Module | None) -> frozenset[int]:

@@ -49,7 +49,7 @@ class TimmSchedule:
         if isinstance(getattr(scheduler, "lr_scheduler", None), ReduceLROnPlateau):
             raise ArgumentError(
                 "timm's PlateauLRScheduler needs a metric, which step() does not bring; give torch's "
-                "ReduceLROnPlateau(optimizer) as schedule=, and call ensemble.step(loss, metric=...)"
+                "ReduceLROnPlateau(optimizer) as schedule=, and call ensemble.step(loss, metrics=...)"
             )
         if updates_per_epoch is None and getattr(scheduler, "t_in_epochs", False):
             raise ArgumentError(
