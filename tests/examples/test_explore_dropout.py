@@ -1,0 +1,45 @@
+"""examples/explore_dropout.py, short: arms, knobs in the loss, a probe."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import hdet
+from tests.examples.launch import EXAMPLES, TORCHRUN, output_of
+
+pytest.importorskip("sklearn")
+SCRIPT = EXAMPLES / "explore_dropout.py"
+BASE = re.compile(r"^step (\d+): Dropout\.p ([\d.]+), label_smoothing ([\d.]+)$", re.MULTILINE)
+END = re.compile(r"^test loss [\d.]+, accuracy ([\d.]+)%$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(("ranks", "arms"), [(2, 2), (4, 2)], ids=["one rank per arm", "two ranks per arm"])
+def test_replicas_explore_loss_knobs(ranks: int, arms: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    options = ("--steps=120", "--sync-every=20", f"--arms={arms}", f"--journal={path}")
+    output = output_of(*TORCHRUN, f"--nproc-per-node={ranks}", SCRIPT, *options, timeout=110)
+    steps = [int(step) for step, _, _ in BASE.findall(output)]
+    assert steps == [12 * i for i in range(1, 11)]  # by one rank alone
+    [accuracy] = END.findall(output)
+    assert float(accuracy) > 50
+
+    journal = hdet.read_journal(path)
+    assert journal.header["replicas"] == arms
+    assert journal.header["knobs"] == ["Dropout.p", "label_smoothing"]
+    for record in journal.rounds:
+        per_knob = zip(*(replica["values"] for replica in record["replicas"]), strict=True)
+        for values, base in zip(per_knob, record["base_before"], strict=True):
+            assert min(values) >= 0
+            assert sum(values) / arms == pytest.approx(base)
+        signals = [replica["signal"] for replica in record["replicas"]]
+        assert len(set(signals)) == arms  # isolated gradients: the replicas really differ
+
+
+def test_one_process_trains_at_the_base_values() -> None:
+    output = output_of(sys.executable, SCRIPT, "--steps=40", "--dropout=0.3", "--smoothing=0.2")
+    assert {(p, s) for _, p, s in BASE.findall(output)} == {("0.300", "0.200")}
+    assert END.search(output)
