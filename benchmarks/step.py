@@ -1,8 +1,8 @@
 """Host time of an ordinary step, the one between two round ends: hdet's ``step(loss)`` over torch's ``step()``.
 
-The loss is a CPU 0-d tensor, the optimizer Adam with 4 parameter groups (and with 1). The two take turns in short
-blocks; a ratio is the median over pairs of neighbouring blocks. The first two ratios are of a process without
-torch.distributed; ``_1_rank`` and ``_2_ranks`` are of 4 groups in a gloo group of that many processes.
+The loss is a CPU 0-d tensor, the optimizer Adam with 4 parameter groups (and with 1). The two take turns in blocks so
+short that a busy machine seldom interrupts one; a ratio is the median over pairs of neighbours. The first two ratios
+are of a process without torch.distributed; ``_1_rank`` and ``_2_ranks`` are of 4 groups in a gloo group of that many.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def measure(blocks: int, steps: int, timeout: float) -> dict[str, Any]:
 
 def main() -> None:
     line = parser(__doc__)
-    line.add_argument("--blocks", type=int, default=100, help="turns of each scheduler (default: 100)")
-    line.add_argument("--steps", type=int, default=300, help="steps per turn (default: 300)")
+    line.add_argument("--blocks", type=int, default=1000, help="turns of each scheduler (default: 1000)")
+    line.add_argument("--steps", type=int, default=30, help="steps per turn (default: 30)")
     line.add_argument("--timeout", type=float, default=120.0, help="seconds for each process group (default: 120)")
     given = line.parse_args()
     if not 1 <= given.blocks * given.steps < NEVER // 2:
