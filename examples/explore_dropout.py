@@ -1,4 +1,4 @@
-"""Dropout and label smoothing find their own values while a small network learns digits with wrong labels.
+"""Dropout and label smoothing are explored while a small network learns digits, 30 % of them with random labels.
 
     torchrun --standalone --nproc-per-node 2 examples/explore_dropout.py
     torchrun --standalone --nproc-per-node 4 examples/explore_dropout.py --arms 2 --journal runs/dropout.jsonl
@@ -11,8 +11,9 @@ Both knobs act in the loss, which decides how they can be explored:
 - The training loss cannot judge a regulariser: without it, it is always lower. So the replicas are compared by a probe:
   the plain loss, dropout off, on images that nobody trains on, the same ones for all replicas.
 
-Needs scikit-learn, which brings the digits. Takes about a minute. Two replicas say little in a round, so the values
-stand still until enough rounds agree, and then go in large steps. With --spread 0 nothing is explored, for comparison.
+Needs scikit-learn, which brings the digits. Takes about a minute. Two replicas say little in a round: the values stand
+still until enough rounds agree, then go in large steps, and runs differ. Seeds 0, 1, 2 ended at dropout 0.65, 0.15, 0.40
+with a test accuracy of 86, 76, 83 %; with --spread 0, which explores nothing, they had 80, 80, 77 %.
 """
 
 import argparse
