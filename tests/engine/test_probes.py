@@ -565,3 +565,61 @@ def _empty_loader(rank: int) -> Exception:
     net = scale_net()
     ensemble = ensemble_on(net, hdet.Probe(hdet.ProbeBatch(net, mean_of, [] if rank == 0 else [ones(1.0)])))
     return error_of(lambda: walk(ensemble, net.weight, 4, lambda t: 0.0))
+
+
+def test_a_probe_that_returns_no_number_is_told_so() -> None:
+    for value in (None, torch.ones(3), "low", torch.tensor(1j)):
+        ensemble = ensemble_on(scale_net(0.0), hdet.Probe(lambda value=value: value))  # type: ignore[misc]
+        with pytest.raises(hdet.ArgumentError, match="one real number"):
+            for _ in range(10):
+                ensemble.step(1.0)
+
+
+def test_an_error_of_the_users_own_in_the_probe_stays_what_it_is() -> None:
+    def failing() -> float:
+        raise RuntimeError("size mismatch in my model")
+
+    ensemble = ensemble_on(scale_net(0.0), hdet.Probe(failing))
+    with pytest.raises(RuntimeError, match="size mismatch in my model") as caught:
+        for _ in range(10):
+            ensemble.step(1.0)
+    assert not isinstance(caught.value, hdet.HdetError)
+
+
+def test_a_loader_that_fails_on_rank_0_fails_everywhere_at_once() -> None:
+    first, second = run_ranks(_failing_loader, 2)
+    assert "KeyError('no such file')" in first
+    assert "rank 0 could not draw" in second
+    assert "no such file" in second
+
+
+def _failing_loader(rank: int) -> str:
+    def draw(k: int) -> Tensor:
+        raise KeyError("no such file")
+
+    net = scale_net(0.0)
+    ensemble = ensemble_on(net, hdet.Probe(hdet.ProbeBatch(net, lambda m, x: x.mean(), draw)))
+
+    def steps() -> None:
+        for _ in range(10):
+            ensemble.step(1.0)
+
+    return repr(error_of(steps))
+
+
+def test_a_buffer_that_forward_replaces_is_put_back() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+            self.register_buffer("n", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.n = self.n + 1
+            return x * self.weight
+
+    net = Counting()
+    buffer = net.n
+    hdet.ProbeBatch(net, lambda m, x: m(x).mean(), [torch.ones(2)])()
+    assert net.n is buffer
+    assert net.n == 0

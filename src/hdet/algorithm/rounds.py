@@ -55,6 +55,15 @@ class Rounds:
         ends = (multiple, self._last - 1, self._last)
         return min((end for end in ends if max(t, 1) <= end <= self._last), default=self._last)
 
+    def span(self, t: int) -> tuple[int, int]:
+        """Start and end of the round that the step to ``t`` belongs to: start < t <= end.
+
+        >>> [Rounds(length=4, total_steps=10).span(t) for t in (1, 4, 5, 9, 10)]
+        [(0, 4), (0, 4), (4, 8), (8, 9), (9, 10)]
+        """
+        start = (t - 1) // self.length * self.length
+        return (self._last - 1 if t >= self._last > 1 else start), self.next_end(t)
+
     def left_from(self, t: int) -> int:
         """K = ceil((S - t) / T): rounds left from step ``t`` on, at least 1.
 

@@ -229,8 +229,8 @@ class Ensemble:
     def _take_snapshot(self, t: int) -> None:
         if not (isinstance(self.signal, Probe) and self.signal.at == "round_mean"):
             return
-        length = self._engine.settings.rounds.length
-        if self._mean.is_due((t - 1) % length + 1, length):
+        start, end = self._engine.settings.rounds.span(t)
+        if self._mean.is_due(t - start, end - start):
             self._mean.add(self._engine.body.weights(self.optimizer).parameters)
 
     def _end_round(self, t: int) -> None:
@@ -246,7 +246,8 @@ class Ensemble:
         assert isinstance(self.signal, Probe)  # only then it is given to the engine
         if isinstance(self.signal.fn, ProbeBatch):
             k = self._engine.settings.rounds.index(self._step)
-            self.signal.fn.prepare(k, self._engine.group)
+            with arriving(f"sharing the probe batch of round {k}"):
+                self.signal.fn.prepare(k, self._engine.group)
         mean = self._mean.weights
         if mean is None:
             return self.signal.value()

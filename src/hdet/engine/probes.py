@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from hdet.errors import ArgumentError
 
 __all__ = ["LossFn", "ProbeBatch"]
 
+_END = object()
 LossFn = Callable[[Any, Any], Tensor]
 """``loss_fn(model, batch) -> scalar``, everywhere in the library."""
 
@@ -60,10 +62,18 @@ class ProbeBatch:
         """Draw and share the batch of round ``k``. Collective."""
         if self._round == k:
             return
-        batch = None
+        batch, failure = None, None
         if group.rank == 0:
-            with rng_put_back(_device_of(self.model)):
-                batch = self._draw(k)
+            try:
+                with rng_put_back(_device_of(self.model)):
+                    batch = self._draw(k)
+            except Exception as error:  # whatever the user's loader raises, the others must hear of it
+                failure = error
+        reason = group.broadcast_object(None if failure is None else repr(failure))
+        if failure is not None:
+            raise failure
+        if reason is not None:
+            raise ArgumentError(f"rank 0 could not draw the probe batch of round {k}: {reason}; correct its loader")
         self._batch = shared(batch, group, _device_of(self.model))
         self._round = k
 
@@ -72,8 +82,9 @@ class ProbeBatch:
         if self._round is None:
             self.prepare(0, Solo())
         inner = unwrapped(self.model)
-        with torch.no_grad(), rng_put_back(_device_of(inner)), probing(inner, self.mode):
-            torch.manual_seed(self._round or 0)  # put back afterwards: what is random is the same for all replicas
+        device = _device_of(inner)
+        with torch.no_grad(), rng_put_back(device), probing(inner, self.mode):
+            _seed(self._round or 0, device)  # put back afterwards: what is random is the same for all replicas
             return self.loss_fn(inner, self._batch).detach()
 
     def _draw(self, k: int) -> Any:
@@ -82,8 +93,8 @@ class ProbeBatch:
         for _ in range(2):
             if self._batches is None:
                 self._batches = iter(self.loader)
-            batch = next(self._batches, None)
-            if batch is not None:
+            batch = next(self._batches, _END)
+            if batch is not _END:
                 return batch
             self._batches = None
         raise ArgumentError("the probe loader has no batch; give a loader with at least one")
@@ -97,8 +108,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
 @contextmanager
 def probing(model: nn.Module, mode: str) -> Iterator[None]:
     """The model as a probe needs it; modes and buffers are as before afterwards."""
-    was_training = {m: m.training for m in model.modules()}
-    buffers = [(b, b.detach().clone()) for b in model.buffers()] if mode == "probe" else []
+    was_training = [(m, m.training) for m in model.modules()]
+    buffers = [
+        (m, name, buffer, buffer.detach().clone())
+        for m in (model.modules() if mode == "probe" else ())
+        for name, buffer in m.named_buffers(recurse=False)
+    ]
     model.eval()
     if mode == "probe":
         for m in model.modules():
@@ -107,11 +122,11 @@ def probing(model: nn.Module, mode: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for m, flag in was_training.items():
+        for m, flag in was_training:
             m.training = flag
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for m, name, buffer, value in buffers:
+                m._buffers[name] = buffer.copy_(value)  # forward may have put another tensor there
 
 
 @contextmanager
@@ -126,6 +141,18 @@ def rng_put_back(device: torch.device) -> Iterator[None]:
             random.setstate(python)
             if numpy is not None:
                 numpy.random.set_state(numpy_state)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed what :func:`rng_put_back` puts back."""
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def shared(batch: Any, group: ReplicaGroup, device: torch.device) -> Any:
@@ -158,9 +185,13 @@ class _Place:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``change`` applied to every leaf of dicts, lists and (named) tuples, in a fixed order."""
+    """``change`` applied to every leaf of mappings, lists, (named) tuples and dataclasses, in a fixed order."""
     if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        changed = {key: _mapped(item, change) for key, item in value.items()}
+        return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _mapped(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init}
+        return dataclasses.replace(value, **fields)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_mapped(item, change) for item in value))
     if isinstance(value, (list, tuple)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -43,7 +44,11 @@ class Probe:
     def value(self) -> Tensor:
         """The loss at the weights of this moment."""
         loss = self.fn()
-        return loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss), dtype=torch.float64)
+        if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+            return loss.detach().reshape(())
+        if isinstance(loss, Real):
+            return torch.tensor(float(loss), dtype=torch.float64)
+        raise ArgumentError(f"a probe must return one real number, but {self.fn!r} returned {loss!r}; reduce it first")
 
 
 Signal = TrainLoss | Probe
