@@ -14,15 +14,19 @@ __all__ = ["Normalised", "NormalisedState"]
 
 _PRIOR = 1.5
 """Degrees of freedom with which the noise is believed to be all there is."""
+_REST = 0.95
+"""How much of the evidence about a slope survives a round in which its knob stands still."""
+_NOISE = 0.9
+"""How much of what is known about the noise survives a round."""
 
 
 class NormalisedState(NamedTuple):
-    """Sums over this and recent rounds, forgotten geometrically, and the step of each knob. Sizes never change."""
+    """What this and earlier rounds say about the slopes, and the step of each knob. Sizes never change."""
 
     gram: list[float]
-    """X'X of the places in units of the spread, row by row."""
+    """A = X'X of the places in units of the spread, row by row, less what was forgotten."""
     moment: list[float]
-    """X'y of the centred signals."""
+    """b = X'y of the standardised signals, less what was forgotten."""
     squares: list[float]
     """[y'y, rows]: for the noise, and how much has been seen."""
     step: list[float]
@@ -39,16 +43,19 @@ class NormalisedState(NamedTuple):
 class Normalised:
     r"""Least squares of the signal on all knobs at once; moves of a bounded length, shrunk by the slope's own error.
 
-    Each round adds :math:`X'X` and :math:`X'y` to sums that forget by :math:`\phi`: places in units of the spread and
-    signals in units of their own deviation in that round, both centred, so that neither the loss's scale nor one wild
-    round counts for more than others. The slopes solve :math:`(A + \kappa I) g = b`; their standard errors follow from
-    the residual. With :math:`t = g / se(g)` knob g moves by
+    Each round adds :math:`X'X` and :math:`X'y` to sums A and b: places in units of the spread and signals in units of
+    their own deviation in that round, both centred, so that neither the loss's scale nor one wild round counts for more
+    than others. The slopes solve :math:`(A + \kappa I) g = b`; their standard errors follow from the residual. With
+    :math:`t = g / se(g)` knob g moves by
 
     .. math:: -\,sign(g)\; step\; \max(0,\, 1 - (c/t)^2) \times spread
 
     so that slopes which noise could have made (|t| < c) do not move it at all. The step grows while the direction stays
-    and halves when it turns. More knobs than replicas need no special case: :math:`\phi` rises so that enough rounds
-    are remembered.
+    and halves when it turns.
+
+    What is known of a slope is forgotten as its knob moves: after the round the variance of slope g is divided by
+    :math:`0.95\, e^{-|move|/spread}`. A knob that stands still gathers evidence over rounds, so a weak slope among
+    strong ones is found in the end, and more knobs than replicas need no special case.
 
     Args:
         step: first length of a move, in spreads.
@@ -99,55 +106,60 @@ class Normalised:
         spreads = [max(abs(v) for v in column) for column in zip(*offsets, strict=True)]
         x = _centred_columns([[_ratio(v, s) for v, s in zip(row, spreads, strict=True)] for row in offsets])
         y, unit = _standardised(signals)
-        state = self._remember(state, x, y, self._memory(len(signals), knobs))
-        slopes, errors = self._solve(state, knobs)
-        freedom = state.squares[1] - knobs
-        moves, steps, signs = [], [], []
-        for g in range(knobs):
-            direction = self._direction(slopes[g], errors[g], freedom)
-            turned = direction * state.sign[g] < 0
-            step = state.step[g]
-            if direction:
-                step = step / 2 if turned else step * 1.2 if state.sign[g] else step
-                step = min(max(step, self.shortest), self.longest)
-            moves.append(direction * step * spreads[g])
-            steps.append(step)
-            signs.append(math.copysign(1.0, direction) if direction else state.sign[g])
-        state = state._replace(step=steps, slope=slopes, error=errors, sign=signs)
-        return Update(state, moves, [1.0 / len(signals)] * len(signals), [-slope * unit for slope in slopes])
+        state = _remembered(state, x, y)
+        covariance = self._covariance(state)
+        if covariance is None:  # no spread, nothing to learn from
+            return Update(state, [0.0] * knobs, [1.0 / len(y)] * len(y), [0.0] * knobs)
+        slopes = _times(covariance, state.moment)
+        errors = self._errors(state, covariance, slopes)
+        lengths = self._lengths(state, slopes, errors)  # in spreads, with their sign
+        state = _forgotten(state, covariance, slopes, [abs(length) for length in lengths])
+        state = state._replace(
+            step=[
+                self._next_step(step, sign, length)
+                for step, sign, length in zip(state.step, state.sign, lengths, strict=True)
+            ],
+            slope=slopes,
+            error=errors,
+            sign=[
+                math.copysign(1.0, length) if length else sign for length, sign in zip(lengths, state.sign, strict=True)
+            ],
+        )
+        moves = [length * spread for length, spread in zip(lengths, spreads, strict=True)]
+        return Update(state, moves, [1.0 / len(y)] * len(y), [-slope * unit for slope in slopes])
 
-    def _memory(self, n: int, knobs: int) -> float:
-        """How much of the sums survives a round: enough for eight degrees of freedom more than there are knobs."""
-        return max(0.5, 1.0 - (n - 1) / (knobs + 8))
+    def _lengths(self, state: NormalisedState, slopes: list[float], errors: list[float]) -> list[float]:
+        """How far each knob goes, in spreads."""
+        freedom = state.squares[1] - len(slopes)
+        directions = [self._direction(slope, error, freedom) for slope, error in zip(slopes, errors, strict=True)]
+        rows = zip(directions, state.step, state.sign, strict=True)
+        return [direction * self._next_step(step, sign, direction) for direction, step, sign in rows]
 
-    def _remember(self, state: NormalisedState, x: list[list[float]], y: list[float], memory: float) -> NormalisedState:
+    def _next_step(self, step: float, sign: float, direction: float) -> float:
+        """Longer while the direction stays, half where it turns, the same where nothing moves or has moved."""
+        if direction == 0 or sign == 0:
+            return step
+        return min(max(step / 2 if direction * sign < 0 else step * 1.2, self.shortest), self.longest)
+
+    def _covariance(self, state: NormalisedState) -> list[list[float]] | None:
+        """The inverse of A + kappa I; None if A is zero."""
         knobs = len(state.moment)
-        gram = [
-            memory * state.gram[g * knobs + h] + math.fsum(row[g] * row[h] for row in x)
-            for g in range(knobs)
-            for h in range(knobs)
-        ]
-        moment = [
-            memory * state.moment[g] + math.fsum(row[g] * v for row, v in zip(x, y, strict=True)) for g in range(knobs)
-        ]
-        squares = [memory * state.squares[0] + math.fsum(v * v for v in y), memory * state.squares[1] + len(y) - 1]
-        return state._replace(gram=gram, moment=moment, squares=squares)
-
-    def _solve(self, state: NormalisedState, knobs: int) -> tuple[list[float], list[float]]:
-        """Slopes and their standard errors."""
         kappa = self.ridge * math.fsum(state.gram[g * knobs + g] for g in range(knobs)) / knobs
-        if kappa == 0.0:  # no spread, nothing to learn from
-            return [0.0] * knobs, [math.inf] * knobs
-        inverse = _inverse(
+        if kappa == 0.0:
+            return None
+        return _inverse(
             [[state.gram[g * knobs + h] + (kappa if g == h else 0.0) for h in range(knobs)] for g in range(knobs)]
         )
-        slopes = [math.fsum(a * b for a, b in zip(row, state.moment, strict=True)) for row in inverse]
-        explained = math.fsum(g * b for g, b in zip(slopes, state.moment, strict=True))
-        freedom = max(state.squares[1] - knobs, 0.0)
-        # The signal has unit variance; a few pseudo-observations of that keep luck in a small sample from looking
-        # like certainty (two replicas that agree in sign a few times have no residual at all).
-        variance = (max(state.squares[0] - explained, 0.0) + _PRIOR) / (freedom + _PRIOR)
-        return slopes, [math.sqrt(variance * inverse[g][g]) for g in range(knobs)]
+
+    def _errors(self, state: NormalisedState, covariance: list[list[float]], slopes: list[float]) -> list[float]:
+        """Standard errors of the slopes.
+
+        The signal has unit variance; a few pseudo-observations of that keep luck in a small sample from looking like
+        certainty (two replicas that agree in sign a few times have no residual at all).
+        """
+        residual = max(state.squares[0] - _dot(slopes, state.moment), 0.0)
+        variance = (residual + _PRIOR) / (max(state.squares[1] - len(slopes), 0.0) + _PRIOR)
+        return [math.sqrt(variance * covariance[g][g]) for g in range(len(slopes))]
 
     def _direction(self, slope: float, error: float, freedom: float) -> float:
         """Minus the slope's sign, shrunk: 0 where noise could have made it, near 1 where it could not."""
@@ -158,6 +170,43 @@ class Normalised:
         if t <= threshold:
             return 0.0
         return -math.copysign(1 - (threshold / t) ** 2, slope)
+
+
+def _remembered(state: NormalisedState, x: list[list[float]], y: list[float]) -> NormalisedState:
+    """One more round in the sums."""
+    knobs = len(state.moment)
+    gram = [
+        state.gram[g * knobs + h] + math.fsum(row[g] * row[h] for row in x) for g in range(knobs) for h in range(knobs)
+    ]
+    moment = [state.moment[g] + math.fsum(row[g] * v for row, v in zip(x, y, strict=True)) for g in range(knobs)]
+    squares = [state.squares[0] + math.fsum(v * v for v in y), state.squares[1] + len(y) - 1]
+    return state._replace(gram=gram, moment=moment, squares=squares)
+
+
+def _forgotten(
+    state: NormalisedState, covariance: list[list[float]], slopes: list[float], lengths: list[float]
+) -> NormalisedState:
+    """The slopes as they are, known less well: the further a knob moved, the less. The noise is forgotten slowly."""
+    knobs = len(slopes)
+    wider = [
+        [value / (_REST * math.exp(-lengths[g])) if g == h else value for h, value in enumerate(row)]
+        for g, row in enumerate(covariance)
+    ]
+    gram = _inverse(wider)
+    moment = _times(gram, slopes)
+    residual = max(state.squares[0] - _dot(slopes, state.moment), 0.0)
+    freedom = state.squares[1] - knobs
+    rows = _NOISE * freedom + knobs if freedom > 0 else state.squares[1]
+    squares = [_NOISE * residual + _dot(slopes, moment), rows]
+    return state._replace(gram=[value for row in gram for value in row], moment=moment, squares=squares)
+
+
+def _times(matrix: list[list[float]], vector: Sequence[float]) -> list[float]:
+    return [_dot(row, vector) for row in matrix]
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return math.fsum(u * v for u, v in zip(a, b, strict=True))
 
 
 def _ratio(value: float, spread: float) -> float:
