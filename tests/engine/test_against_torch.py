@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -335,7 +336,7 @@ def test_no_reference_cycle_through_the_optimizer() -> None:
 
 
 def test_the_global_rng_is_neither_read_nor_seeded() -> None:
-    before = torch.get_rng_state(), random.getstate()
+    before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
     scheduler = OURS(optimizer_of(), 0.5, 20)
     for _ in range(20):
         scheduler.optimizer.step()
@@ -343,6 +344,15 @@ def test_the_global_rng_is_neither_read_nor_seeded() -> None:
     hdet.perturb_(torch.nn.ParameterList(scheduler.optimizer.param_groups[0]["params"]))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
+    assert numpy.random.get_state()[1].tolist() == before[2]
+
+
+def test_loading_keeps_the_rate_tensor() -> None:
+    optimizer = optimizer_of(groups=1, tensor_lr=True)
+    scheduler = OURS(optimizer, 0.5, 20)
+    own = optimizer.param_groups[0]["lr"]
+    scheduler.load_state_dict(scheduler.state_dict())
+    assert optimizer.param_groups[0]["lr"] is own
 
 
 def test_the_loss_may_be_any_one_number() -> None:

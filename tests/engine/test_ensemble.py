@@ -120,8 +120,8 @@ def test_resume_goes_on_as_if_never_stopped(name: str, optimizer_first: bool) ->
 
 def test_plateau_steps_on_a_metric_that_all_replicas_share() -> None:
     for message, after in run_ranks(_plateau, 2):
-        assert "rank 0: metrics = 1.0" in message
-        assert "rank 1: metrics = 2.0" in message
+        assert "rank 0: metrics = 1\n" in message
+        assert "rank 1: metrics = 2\n" in message
         assert after == pytest.approx(0.05)
 
 
@@ -333,9 +333,12 @@ def _contract(rank: int, case: dict[str, str], path: str, folder: str) -> dict[s
 
     again_model, again_ddp, again = build(case)
     again_model.load_state_dict(saved[0])
-    again.load_state_dict(saved[2])
-    again.optimizer.load_state_dict(saved[1])
-    resumed = _values(again) == values or case["outer"] == "elastic"
+    first = [saved[1:]]
+    dist.broadcast_object_list(first, src=0)  # everybody loads rank 0's file
+    loads = [(again.optimizer, first[0][0]), (again, first[0][1])]
+    for target, state in loads if case["signal"] == "probe" else loads[::-1]:
+        target.load_state_dict(state)
+    resumed = _values(again) == pytest.approx(values) or case["outer"] == "elastic"
     train(again_ddp, again, 5, rank, start=10)
     return {
         "state": _plain(saved[2]),
@@ -363,6 +366,104 @@ def _equal_everywhere(model: nn.Module) -> bool:
     seen: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(seen, [p.detach().clone() for p in model.parameters()])
     return all(torch.equal(a, b) for other in seen[1:] for a, b in zip(seen[0], other, strict=True))
+
+
+def test_parts_that_differ_between_replicas_are_seen() -> None:
+    for messages in run_ranks(_different_parts, 2):
+        assert all("DisagreementError" in message for message in messages), messages
+
+
+def _different_parts(rank: int) -> list[str]:
+    variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"controller": hdet.Normalised(step=0.3)}, {"controller": hdet.Normalised()}),
+        ({"outer": hdet.Outer(lr=0.5)}, {"outer": hdet.Outer(lr=0.7)}),
+        ({"outer": hdet.Elastic(0.5)}, {"outer": None}),
+        ({"optimizer_state": "keep"}, {"optimizer_state": "reset"}),
+        ({"inner": hdet.Inner(2, 2)}, {"inner": None}),
+        ({"signal": hdet.Probe(lambda: 1.0)}, {"signal": hdet.TrainLoss()}),
+    ]
+    messages = []
+    for variant in variants:
+        optimizer = make_optimizer("sgd", groups_of(two_layer()))
+        ensemble = hdet.Ensemble(optimizer, sync_every=5, **variant[rank])
+        messages.append(repr(error_of(lambda ensemble=ensemble: ensemble.step(1.0))))  # type: ignore[misc]
+    return messages
+
+
+def test_metrics_on_one_rank_alone_are_an_error_and_no_crash() -> None:
+    for message in run_ranks(_metrics_alone, 2):
+        assert "rank 0: call = step(metrics=...)" in message
+        assert "rank 1: call = step(), at the end of a round" in message
+
+
+def _metrics_alone(rank: int) -> str:
+    optimizer = make_optimizer("sgd", groups_of(two_layer()))
+    ensemble = hdet.Ensemble(optimizer, lr_scheduler.ReduceLROnPlateau(optimizer), sync_every=2)
+    ensemble.step(1.0)
+    return str(error_of(lambda: ensemble.step(1.0, metrics=0.5 if rank == 0 else None)))
+
+
+def test_a_probe_called_by_hand_disturbs_no_round() -> None:
+    assert run_ranks(_probe_by_hand, 2) == [[0.0, 0.0]] * 2
+
+
+def _probe_by_hand(rank: int) -> list[float]:
+    net = nn.Linear(1, 1, bias=False)
+    seen: list[float] = []
+
+    def loss_fn(m: Any, x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.mean().item())
+        return x.mean()
+
+    probe = hdet.ProbeBatch(net, loss_fn, [torch.full((2, 1), float(rank))])
+    if rank == 0:
+        probe()
+    ensemble = hdet.Ensemble(torch.optim.SGD(net.parameters(), lr=0.1), sync_every=1, signal=hdet.Probe(probe))
+    ensemble.step(1.0)
+    ensemble.step(1.0)
+    return seen[-2:]
+
+
+def test_an_excluded_replica_gets_the_mean_under_elastic_averaging() -> None:
+    assert run_ranks(_elastic_excluded, 3) == pytest.approx([0.5, 0.5, 1.0])
+
+
+def _elastic_excluded(rank: int) -> float:
+    weight = nn.Parameter(torch.zeros(1))
+    ensemble = hdet.Ensemble(
+        torch.optim.SGD([weight], lr=0.1), sync_every=1, outer=hdet.Elastic(0.5), controller=False, group=hdet.arms(3)
+    )
+    with torch.no_grad():
+        weight.fill_(1e6 if rank == 2 else 1.0)
+    ensemble.step(math.nan if rank == 2 else 1.0)
+    return weight.item()
+
+
+def test_the_outer_step_acts_on_equal_replicas_too() -> None:
+    assert run_ranks(_outer_without_spread, 2) == pytest.approx([-0.5, -0.5])
+
+
+def _outer_without_spread(rank: int) -> float:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    outer = hdet.Outer(lr=0.5, momentum=0.0, nesterov=False)
+    ensemble = hdet.Ensemble(optimizer, knobs=[hdet.knobs.lr(optimizer, spread=0.0)], sync_every=1, outer=outer)
+    with torch.no_grad():
+        weight.sub_(1.0)
+    ensemble.step(1.0)
+    return weight.item()
+
+
+def test_groups_that_share_one_rate_tensor_are_spread_alike() -> None:
+    for values in run_ranks(_shared_rate, 2):
+        assert values[0] == values[1]
+
+
+def _shared_rate(rank: int) -> list[float]:
+    groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
+    optimizer = torch.optim.SGD(groups, lr=torch.tensor(0.1))
+    ensemble = hdet.Ensemble(optimizer, sync_every=3)
+    return [float(ensemble._engine.multipliers(0)[g]) for g in range(2)]
 
 
 # -- arms, bytes, hierarchy ------------------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 @given(scales, st.floats(0.01, 0.99), st.floats(-0.5, 0.5))
 def test_scales_go_there_and_back(name: str, base: float, d: float) -> None:
     scale = scale_named(name)
-    assert scale.between(base, scale.away(base, d)) == pytest.approx(d, abs=1e-9)
+    back = -d / (1 + d) if name == "relative" else -d
+    assert scale.away(scale.away(base, d), back) == pytest.approx(base, abs=1e-9)
     assert scale.away(base, 0.0) == pytest.approx(base)
 
 
@@ -70,6 +71,10 @@ def test_no_two_knobs_stay_correlated_over_rounds(knob_count: int) -> None:
         total += x.T @ x / x.square().sum(0)[0] / rounds
     off = total - torch.eye(knob_count, dtype=torch.float64)
     assert off.abs().max() < 4.5 / math.sqrt(7 * rounds)
+
+
+def test_a_relative_value_never_changes_its_sign() -> None:
+    assert KnobSpec("h", scale_named("relative"), 0.5).moved(1.0, -1.4) > 0
 
 
 def test_balanced_is_nearer_to_orthogonal_within_a_round_than_permutations() -> None:
@@ -113,6 +118,13 @@ def test_optimizer_fields() -> None:
         (lambda o, m: knobs.optimizer(o, "momentum", spread=0.3), "no field"),
         (lambda o, m: knobs.optimizer(o, "lr", spread=0.3), "hdet.knobs.lr"),
         (lambda o, m: knobs.lr(o, groups=["nobody"]), "no parameter group"),
+        (lambda o, m: knobs.lr(o, spread=None), "spread"),
+        (lambda o, m: knobs.optimizer(o, "betas", spread=0.1), "index="),
+        (lambda o, m: knobs.optimizer(o, "betas", spread=0.1, index=-1), "index="),
+        (lambda o, m: knobs.optimizer(o, "eps", spread=0.1, index=0), "index="),
+        (lambda o, m: knobs.optimizer(o, "foreach", spread=0.1), "no number"),
+        (lambda o, m: knobs.scalar("s", None, spread=0.1), "must be a number"),
+        (lambda o, m: knobs.scalar("s", 1.0, spread=0.1, bounds=None), "two numbers"),
         (lambda o, m: knobs.lr(o, groups=[]), "at least one"),
         (lambda o, m: knobs.lr(o, scale="linear"), "relative"),
         (lambda o, m: knobs.lr(o, spread=1.5), "at most 1"),

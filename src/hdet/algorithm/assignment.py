@@ -25,7 +25,7 @@ def permutation(seed: int, k: int, knob: int, n: int) -> list[int]:
 
 
 def assign(rho: Sequence[float], seed: int, k: int, knobs: int) -> list[list[float]]:
-    """Multiplier of every replica and knob in round ``k``: ``assign(...)[r][g]``.
+    """Multiplier (or place) of every replica and knob in round ``k``: ``assign(...)[r][g]``.
 
     >>> assign([0.9, 1.1], seed=0, k=0, knobs=3)
     [[0.9, 0.9, 0.9], [1.1, 1.1, 1.1]]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hdet.errors import ArgumentError
 
-__all__ = ["Controller", "Published", "PublishedState", "Update", "softmax_weights"]
+__all__ = ["Controller", "Published", "PublishedState", "Update", "is_finite", "softmax_weights"]
 
 
 class Update(NamedTuple):
@@ -77,16 +77,16 @@ class Published:
     meta_lr: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (_is_finite(self.sigma) and self.sigma > 0):
+        if not (is_finite(self.sigma) and self.sigma > 0):
             raise ArgumentError(
                 f"sigma must be a finite number above 0, but got sigma={self.sigma!r}; the published value is 0.1"
             )
-        if not (_is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1):
+        if not (is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1):
             raise ArgumentError(
                 f"meta_momentum must be at least 0 and below 1, but got meta_momentum={self.meta_momentum!r}; "
                 "the published value is 0.9, and 0 means no smoothing"
             )
-        if not (_is_finite(self.meta_lr) and self.meta_lr >= 0):
+        if not (is_finite(self.meta_lr) and self.meta_lr >= 0):
             raise ArgumentError(
                 f"meta_lr must be a finite number, at least 0, but got meta_lr={self.meta_lr!r}; the published value "
                 "is 0.5, and auto_lr=False switches the controller off"
@@ -105,7 +105,7 @@ class Published:
         return Update(PublishedState(velocity), [self.meta_lr * v for v in velocity], weights, deltas)
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hdet.algorithm.assignment import permutation
+from hdet.algorithm.assignment import assign, permutation
+from hdet.algorithm.spread import levels
 
-__all__ = ["Balanced", "Design", "Permuted", "levels"]
-
-
-def levels(n: int) -> list[float]:
-    """N evenly spaced places from -1 to 1 with mean 0; a single replica stands at 0.
-
-    >>> levels(5)
-    [-1.0, -0.5, 0.0, 0.5, 1.0]
-    """
-    middle = (n - 1) / 2
-    return [(r - middle) / max(middle, 0.5) for r in range(n)]
+__all__ = ["Balanced", "Design", "Permuted"]
 
 
 class Design(Protocol):
@@ -34,9 +25,7 @@ class Permuted:
     """
 
     def places(self, n: int, knobs: int, seed: int, k: int) -> list[list[float]]:
-        x = levels(n)
-        columns = [[x[i] for i in permutation(seed, k, knob, n)] for knob in range(knobs)]
-        return _transposed(columns, n)
+        return assign(levels(n), seed, k, knobs)
 
 
 class Balanced:
@@ -56,12 +45,8 @@ class Balanced:
             # Round 0 is permuted as well: k + 1. Candidates are numbered like further knobs.
             candidates = [[x[i] for i in permutation(seed, k + 1, knob + number * knobs, n)] for number in range(tries)]
             columns.append(min(candidates, key=lambda column: _overlap(column, columns)))
-        return _transposed(columns, n)
+        return [[column[r] for column in columns] for r in range(n)]
 
 
 def _overlap(column: list[float], others: list[list[float]]) -> float:
     return sum(sum(a * b for a, b in zip(column, other, strict=True)) ** 2 for other in others)
-
-
-def _transposed(columns: list[list[float]], n: int) -> list[list[float]]:
-    return [[column[r] for column in columns] for r in range(n)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.algorithm.controllers import Update
+from hdet.algorithm.controllers import Update, is_finite
 from hdet.errors import ArgumentError
 
 __all__ = ["Normalised", "NormalisedState"]
@@ -80,17 +80,17 @@ class Normalised:
 
     def __post_init__(self) -> None:
         values = (self.shortest, self.step, self.longest)
-        if not (all(math.isfinite(v) for v in values) and 0 < self.shortest <= self.step <= self.longest):
+        if not (all(is_finite(v) for v in values) and 0 < self.shortest <= self.step <= self.longest):
             raise ArgumentError(
                 f"steps must satisfy 0 < shortest <= step <= longest, but got shortest={self.shortest!r}, "
                 f"step={self.step!r}, longest={self.longest!r}; they are lengths in units of the spread"
             )
-        if not (math.isfinite(self.caution) and self.caution >= 0):
+        if not (is_finite(self.caution) and self.caution >= 0):
             raise ArgumentError(
                 f"caution must be a finite number, at least 0, but got caution={self.caution!r}; it is the |t| below "
                 "which nothing moves, 2 by default"
             )
-        if not (math.isfinite(self.ridge) and self.ridge > 0):
+        if not (is_finite(self.ridge) and self.ridge > 0):
             raise ArgumentError(
                 f"ridge must be a finite number above 0, but got ridge={self.ridge!r}; for instance 1e-3"
             )

@@ -40,20 +40,6 @@ class Scale(NamedTuple):
             return base * math.exp(min(max(d, -700.0), 700.0))
         return _sigmoid(_logit(base) + d)
 
-    def between(self, base: float, value: float) -> float:
-        """The distance of ``value`` from ``base``: the inverse of :meth:`away`.
-
-        >>> round(scale_named("logit").between(0.5, scale_named("logit").away(0.5, 0.3)), 12)
-        0.3
-        """
-        if self.name == "relative":
-            return value / base - 1.0
-        if self.name == "linear":
-            return value - base
-        if self.name == "log":
-            return math.log(value / base)
-        return _logit(value) - _logit(base)
-
     def check_base(self, base: float, knob: str) -> None:
         """Raise for a base value that this coordinate cannot hold."""
         if not math.isfinite(base):

@@ -15,6 +15,8 @@ def comparable(signals: Sequence[float]) -> list[float] | None:
 
     >>> comparable([1.0, 3.0, math.nan, math.inf])
     [1.0, 3.0, 5.0, 5.0]
+    >>> comparable([1.0, 1.0, math.nan])
+    [1.0, 1.0, 2.0]
     >>> comparable([1.0, math.nan]) is None
     True
     """
@@ -22,4 +24,5 @@ def comparable(signals: Sequence[float]) -> list[float] | None:
     if len(finite) < 2:
         return None
     best, worst = min(finite), max(finite)
-    return [s if math.isfinite(s) else worst + (worst - best) for s in signals]
+    bad = worst + ((worst - best) or max(1.0, abs(worst)))
+    return [s if math.isfinite(s) else bad for s in signals]

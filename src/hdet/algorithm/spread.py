@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["multipliers"]
+__all__ = ["levels", "multipliers"]
 
 
 def multipliers(n: int, alpha: float) -> list[float]:
@@ -22,6 +22,15 @@ def multipliers(n: int, alpha: float) -> list[float]:
     >>> multipliers(1, 0.5)
     [1.0]
     """
+    return [1.0 + alpha * x for x in levels(n)]
+
+
+def levels(n: int) -> list[float]:
+    """N evenly spaced places from -1 to 1 with mean 0; a single replica stands at 0.
+
+    >>> levels(5)
+    [-1.0, -0.5, 0.0, 0.5, 1.0]
+    """
     middle = (n - 1) / 2
     delta = max(middle, 0.5)
-    return [1.0 + alpha * ((r - middle) / delta) for r in range(n)]
+    return [(r - middle) / delta for r in range(n)]

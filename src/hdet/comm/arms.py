@@ -61,8 +61,10 @@ def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | None = None) -> A
                 "or call it after init_process_group"
             )
         sizes = [world // n] * n
+    elif isinstance(n, Sequence) and not isinstance(n, str):
+        sizes = list(n)
     else:
-        sizes = list(n)  # type: ignore[arg-type]
+        raise ArgumentError(f"arms() takes a number of arms, their sizes, or a DeviceMesh, but got {n!r}")
     if any(not isinstance(size, int) or size < 1 for size in sizes) or sum(sizes) != world:
         raise ArgumentError(
             f"the sizes of arms must be integers above 0 that add up to the {world} ranks, but got {sizes}; "

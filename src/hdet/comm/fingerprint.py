@@ -8,7 +8,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-__all__ = ["bits", "describe", "shapes"]
+__all__ = ["bits", "words"]
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WEIGHT = -7046029254386353131  # odd, as a signed 64-bit number: the golden ratio times 2**64
@@ -17,15 +17,9 @@ _CHUNK = 1 << 20
 _HALF = 0xFFFFFFFF
 
 
-def describe(tensors: Iterable[Tensor]) -> list[str]:
-    """Shape and dtype of each tensor, in words."""
-    return [f"{tuple(t.shape)} {t.dtype}" for t in tensors]
-
-
-def shapes(tensors: Iterable[Tensor]) -> float:
-    """48 bits over the number, shapes and dtypes of tensors: exact as a float64."""
-    text = ";".join(describe(tensors))
-    return float(int.from_bytes(sha256(text.encode()).digest()[:6], "big"))
+def words(parts: Iterable[str]) -> float:
+    """48 bits over some texts: exact as a float64."""
+    return float(int.from_bytes(sha256(";".join(parts).encode()).digest()[:6], "big"))
 
 
 def bits(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
@@ -35,7 +29,8 @@ def bits(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
     """
     total = torch.zeros((), dtype=torch.int64, device=device)
     for tensor in tensors:
-        for chunk in tensor.detach().reshape(-1).split(_CHUNK):
+        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        for chunk in real.reshape(-1).split(_CHUNK):
             total = total * _MIX + _weighted_sum(chunk).to(device)
     return [(total & _HALF).double(), ((total >> 32) & _HALF).double()]
 

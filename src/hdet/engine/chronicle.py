@@ -40,7 +40,7 @@ class Chronicle:
             if not self._opened:
                 self._open(self.sink, replicas, knobs)
             self.sink.write(record)
-        except OSError as error:
+        except Exception as error:  # a full disk, a sink of the user's own: never a reason to stop on one rank alone
             _log.warning("the journal %r cannot be written and is given up: %s", self.sink, error)
             self.sink = None
 

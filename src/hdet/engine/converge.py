@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hdet.comm.average import Distance, average_
 from hdet.comm.group import ReplicaGroup
-from hdet.engine.outer import OuterStep
+from hdet.engine.outer import Mean, OuterStep
 from hdet.engine.rollcall import RollCall
 from hdet.engine.weights import Weights
 from hdet.errors import DivergedError
@@ -59,10 +59,10 @@ def converge(
         else:
             average_([*parameters, *rest], group, roll.live)
 
-    if equal:
+    if equal and isinstance(outer, Mean):
         average([])
     else:
-        outer.merge(weights.parameters, average)
+        outer.merge(weights.parameters, average, roll.live[group.seat.replica])
     if not measure:
         return None
     rows = group.gather(_ratio(distance[0]).reshape(1))

@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
 from operator import mul
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
@@ -28,6 +27,7 @@ from hdet.algorithm.design import Design
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.signals import comparable
+from hdet.comm import fingerprint
 from hdet.comm.average import average_
 from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving, connect, find_seat
 from hdet.engine.chronicle import Chronicle
@@ -82,6 +82,7 @@ class Engine:
         arguments: the user's arguments, for the journal's header.
         body: which tensors make up the replica.
         outer: what converge makes of the parameters.
+        parts: further settings, in words, that must be equal on all replicas.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Engine:
         arguments: Mapping[str, Any],
         body: Body,
         outer: OuterStep | None = None,
+        parts: Sequence[str] = (),
     ) -> None:
         self.settings = settings
         self.controller = controller
@@ -109,6 +111,7 @@ class Engine:
         self.design = design
         self.body = body
         self.outer = outer or Mean()
+        self.parts = list(parts)
         self.meter = LossMeter()
         self.chronicle = Chronicle(sink, arguments)
         self.just_loaded = False
@@ -202,19 +205,15 @@ class Engine:
         self._round_began = time.perf_counter()
         if self.seat.size == 1:
             self._group = Solo()
+            if dist.get_rank() > 0:  # one arm of several ranks: one of them writes the journal
+                self.chronicle.sink = None
             return
         found = self.body.first_weights(optimizer)
         with arriving("the first step, where the replicas meet"):
             group = connect(self._user_group)
             self._roll_call(group, Occasion.FIRST_STEP, found, t)
+            average_(self.outer.tensors(), group, [True] * group.seat.size)  # one starting point for the outer step
             self._group = group
-
-    def share_outer(self) -> None:
-        """When the replicas first meet: one starting point for the outer step, whatever each replica began from."""
-        group = self.group
-        with arriving("the first step, where the replicas meet"):
-            tensors = [tensor for part in self.outer.state() for tensor in part]
-            average_(tensors, group, [True] * group.seat.size)
 
     def end_round(self, end: RoundEnd) -> bool:
         """Gather, decide, average, move the base values, write the journal. An error changes nothing.
@@ -234,11 +233,12 @@ class Engine:
             else:
                 weights = self.body.weights(end.optimizer)
                 roll = self._roll_call(group, Occasion.ROUND_END, weights, end.before, signal)
-            refuse_diverged(roll, what)
-            clock.lap("gather")
-            decision = self._decide(end, roll)
-            clock.lap("controller")
-            divergence = None
+        refuse_diverged(roll, what)
+        clock.lap("gather")
+        decision = self._decide(end, roll)
+        clock.lap("controller")
+        divergence = None
+        with arriving(what):
             if group.seat.size > 1:
                 divergence = converge(group, weights, roll, self.outer, measure=roll.writer is not None)
             clock.lap("converge")
@@ -308,8 +308,19 @@ class Engine:
         with arriving(what):
             found = self.body.weights(optimizer)
             roll = self._roll_call(group, occasion, found, t)
+            if occasion is Occasion.INNER and not any(roll.live):
+                return  # the whole node will be left out at the end of the round
             refuse_diverged(roll, what)
             converge(group, found, roll, Mean(), measure=False)
+
+    def compare(self, metrics: float, t: int) -> None:
+        """Raise unless all ranks give the same metrics. Collective."""
+        group = self.group
+        if group.seat.size == 1:
+            return
+        value = torch.tensor(metrics, dtype=torch.float64)
+        with arriving(f"comparing metrics at step {t}"):
+            self._roll_call(group, Occasion.METRICS, NO_WEIGHTS, t, value)
 
     def _roll_call(
         self, group: ReplicaGroup, occasion: Occasion, weights: Weights, t: int, signal: Tensor | None = None
@@ -328,6 +339,7 @@ class Engine:
 
     def _agreed(self, t: int) -> dict[str, float]:
         """Numbers that must be equal on all replicas; always the same keys, since rows must have one length."""
+        parts = [_in_words(self.controller), _in_words(self.outer), *self.parts]
         rule = self.controller if isinstance(self.controller, Published) else None
         spreads = {spec.spread for spec in self.specs}
         text = repr([(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs])
@@ -335,7 +347,8 @@ class Engine:
             "step": float(t),
             "number of knobs": float(self.knobs),
             "spread": spreads.pop() if len(spreads) == 1 else math.nan,
-            "knobs (fingerprint)": float(int.from_bytes(sha256(text.encode()).digest()[:6], "big")),
+            "knobs (fingerprint)": fingerprint.words([text]),
+            "controller, outer, inner, signal, optimizer_state (fingerprint)": fingerprint.words(parts),
             **self.settings.agreed,
             "auto_lr (0: off, 1: on)": float(self.controller is not None),
             "sigma": rule.sigma if rule else math.nan,
@@ -557,6 +570,11 @@ class _Clock:
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now
+
+
+def _in_words(part: object) -> str:
+    """Equal words for equal parts on all ranks: an address in memory would not be."""
+    return repr(part) if type(part).__repr__ is not object.__repr__ else type(part).__name__
 
 
 def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -18,7 +17,6 @@ from hdet.algorithm.controllers import Controller, Published
 from hdet.algorithm.design import Balanced
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.rounds import Rounds
-from hdet.comm.agreement import check_equal
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, ReplicaGroup, arriving, check_group, connect_within
 from hdet.engine import knobs as knob_factories
@@ -31,6 +29,7 @@ from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings
 from hdet.engine.signals import Probe, Signal, TrainLoss
 from hdet.engine.snapshots import RoundMean, kept, write_
+from hdet.engine.torch_onecycle import shared_rates
 from hdet.engine.weights import Body, check_model
 from hdet.errors import ArgumentError
 from hdet.journal import Sink, open_journal
@@ -125,8 +124,8 @@ class Ensemble:
         self.optimizer = optimizer
         self.schedule = schedule
         self.signal: Signal = signal if signal is not None else TrainLoss()
-        self._knobs = _flat(knobs if knobs is not None else [knob_factories.lr(optimizer)])
         _check(optimizer, schedule, self.signal, group, model, outer, inner)
+        self._knobs = _flat(knobs if knobs is not None else [knob_factories.lr(optimizer)])
         _check_knobs(self._knobs, self.signal, schedule)
         if not allow_uninformative:
             _refuse_uninformative(self._knobs, group)
@@ -154,7 +153,9 @@ class Ensemble:
             "optimizer_state": self.optimizer_state,
         }
         sink = open_journal(journal)
-        self._engine = Engine(settings, rule, specs, learned, Balanced(), group, sink, arguments, body, outer)
+        parts = [_signal_in_words(self.signal), repr(inner), self.optimizer_state]
+        self._engine = Engine(settings, rule, specs, learned, Balanced(), group, sink, arguments, body, outer, parts)
+        self._engine.columns = _columns(self._knobs, optimizer)
         self._inner = inner
         self._node: ReplicaGroup | None = None
         self._mean = RoundMean()
@@ -179,7 +180,7 @@ class Ensemble:
         if loss is not None:
             engine.meter.add(loss)
         engine.just_loaded = False
-        self._meet()
+        engine.connect(self.optimizer, self._step)
         if metrics is not None:
             self._check_metrics(metrics)
         self._take_snapshot(t)
@@ -220,12 +221,6 @@ class Ensemble:
 
     # -- the end of a round -----------------------------------------------------------------------------------------
 
-    def _meet(self) -> None:
-        first_time = not self._engine.connected
-        self._engine.connect(self.optimizer, self._step)
-        if first_time and self._engine.connected:
-            self._engine.share_outer()
-
     def _take_snapshot(self, t: int) -> None:
         if not (isinstance(self.signal, Probe) and self.signal.at == "round_mean"):
             return
@@ -238,8 +233,13 @@ class Ensemble:
         end = RoundEnd(self._step, t, self.optimizer, self._schedule, self._floors, signal)
         was_live = self._engine.end_round(end)
         self._mean.reset()
-        if self.optimizer_state == "reset" or (self.optimizer_state == "keep" and not was_live):
-            self.optimizer.state.clear()  # a replica that was not finite would keep moments that are not
+        if self.optimizer_state == "reset" or not (was_live or self._has_finite_state()):
+            self.optimizer.state.clear()
+
+    def _has_finite_state(self) -> bool:
+        """A replica that was left out may keep its moments only if they are finite."""
+        values = (v for state in self.optimizer.state.values() for v in state.values())
+        return all(bool(v.isfinite().all()) for v in values if isinstance(v, Tensor))
 
     def _probe(self) -> Tensor:
         """The probe's loss at the replica's own weights, or at their mean over the round."""
@@ -260,6 +260,7 @@ class Ensemble:
         if self._engine.seat.size == 1:
             return
         if self._node is None:
+            refuse_cut_arms(self._engine.group.members, inner.ranks)
             with arriving("making the nodes' groups"):
                 self._node = connect_within(inner.ranks)
         self._engine.converge_now(Occasion.INNER, self.optimizer, self._step, self._node)
@@ -279,14 +280,11 @@ class Ensemble:
         self._plain = [_copy(row["lr"]) for row in self.optimizer.param_groups]
 
     def _check_metrics(self, metrics: float) -> None:
-        with arriving(f"comparing metrics at step {self._step}"):
-            rows = self._engine.group.gather(torch.tensor([float(metrics)], dtype=torch.float64))
-        check_equal(
-            {"metrics": [row[0] for row in rows]},
-            "ReduceLROnPlateau would take other branches on other replicas: evaluate inside consensus(), and reduce "
-            "the metrics over all ranks before step(metrics=...).",
-            lambda _, value: repr(value),
-        )
+        if not isinstance(self.schedule, ReduceLROnPlateau):
+            raise ArgumentError(
+                f"metrics are for ReduceLROnPlateau, but the schedule is {self.schedule!r}; leave them out"
+            )
+        self._engine.compare(float(metrics), self._step)
 
     def _write_values(self) -> None:
         """Put this replica's values where they act: rates at every step, others where a round begins."""
@@ -329,6 +327,12 @@ class Ensemble:
                 f"parameter groups, but here the schedule is {self.schedule!r} and there are {len(self._plain)}; "
                 "build the ensemble as it was when it was saved"
             )
+        saved, here = state_dict["outer"], self._engine.outer.state()
+        if [[t.shape for t in part] for part in saved] != [[t.shape for t in part] for part in here]:
+            raise ArgumentError(
+                f"the checkpoint's outer state does not fit outer={self._engine.outer!r}; build the ensemble with the "
+                "outer step and the parameters it was saved with"
+            )
         t = int(state_dict["step"])
         self._engine.load(state_dict["hdet"], state_dict["total_steps"], t)
         self._engine.outer.load(state_dict["outer"])
@@ -348,7 +352,12 @@ class Ensemble:
 def _flat(knobs: Iterable[Knob | Sequence[Knob]]) -> list[Knob]:
     flat: list[Knob] = []
     for item in knobs:
-        flat += [item] if isinstance(item, Knob) else list(item)
+        flat += [item] if isinstance(item, Knob) or not isinstance(item, Iterable) else list(item)
+    strangers = [item for item in flat if not isinstance(item, Knob)]
+    if strangers:
+        raise ArgumentError(
+            f"knobs must be made by hdet.knobs.*, but got {strangers!r}; for instance hdet.knobs.lr(optimizer)"
+        )
     return flat
 
 
@@ -374,6 +383,27 @@ def _check(
         raise ArgumentError(f"outer must be hdet.Outer(...), hdet.Elastic(...) or None, but got outer={outer!r}")
     if inner is not None and not isinstance(inner, Inner):
         raise ArgumentError(f"inner must be hdet.Inner(every=..., ranks=...) or None, but got inner={inner!r}")
+
+
+def refuse_cut_arms(members: list[list[int]], ranks: int) -> None:
+    """Raise if a node of ``ranks`` consecutive ranks holds only part of an arm: its weights would come apart."""
+    for arm in members:
+        if len({rank // ranks for rank in arm}) > 1:
+            raise ArgumentError(
+                f"inner averages over nodes of {ranks} ranks, which cuts the arm with ranks {arm}; use nodes that hold "
+                "whole arms"
+            )
+
+
+def _signal_in_words(signal: Signal) -> str:
+    return f"Probe at {signal.at}" if isinstance(signal, Probe) else "TrainLoss"
+
+
+def _columns(knobs: list[Knob], optimizer: Optimizer) -> list[int]:
+    """The column of the design for each knob: its own, but one for rates that are the same tensor."""
+    first_group = shared_rates(optimizer)
+    owner = {knob.group: i for i, knob in reversed(list(enumerate(knobs))) if knob.group is not None}
+    return [i if knob.group is None else owner.get(first_group[knob.group], i) for i, knob in enumerate(knobs)]
 
 
 def _check_knobs(knobs: list[Knob], signal: Signal, schedule: Schedule | None) -> None:

@@ -9,6 +9,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ def lr(
     knobs = []
     for index in _group_indices(optimizer, groups):
         name = f"lr[{_group_name(optimizer, index)}]"
-        spec = KnobSpec(name, scale_named(scale), float(spread), scheduled=True)
+        spec = KnobSpec(name, scale_named(scale), spread, scheduled=True)
         read, write = _group_field(optimizer, [index], "lr", None)
         knobs.append(Knob(spec, read, write, "update", group=index))
     return knobs
@@ -98,6 +99,15 @@ def optimizer(
         if field not in optimizer.param_groups[i]:
             fields = sorted(set(optimizer.param_groups[i]) - {"params"})
             raise ArgumentError(f"parameter group {i} has no field {field!r}; it has {fields}")
+        value = optimizer.param_groups[i][field]
+        entries = value if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, (list, tuple)) != (index is not None) or not (index is None or 0 <= index < len(entries)):
+            raise ArgumentError(
+                f"{field} is {value!r}; give index= (from 0 to {len(entries) - 1}) where it has several entries, "
+                "and only there"
+            )
+        if not _is_number(entries[index or 0]):
+            raise ArgumentError(f"{field} is {value!r}, which is no number to explore; choose a field with a float")
     if field == "lr":
         raise ArgumentError("the learning rate follows a schedule: use hdet.knobs.lr(optimizer) for it")
     read, write = _group_field(optimizer, indices, field, index)
@@ -133,7 +143,7 @@ def module(
     """
     modules = _choose_modules(model, which)
     for m in modules:
-        if not isinstance(getattr(m, attribute, None), (int, float)):
+        if not _is_number(getattr(m, attribute, None)) or isinstance(getattr(m, attribute), Tensor):
             raise ArgumentError(
                 f"{type(m).__name__} has no number {attribute!r} to explore, but {getattr(m, attribute, 'nothing')!r}; "
                 "give the name of a float attribute"
@@ -175,6 +185,8 @@ def scalar(
         acts: "loss" unless your code uses it inside the optimizer step.
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and label smoothing.
     """
+    if not _is_number(value):
+        raise ArgumentError(f"the base value of knob {name!r} must be a number, but got {value!r}")
     cell = [float(value)]
 
     def write(new: float) -> None:
@@ -211,10 +223,16 @@ def _knob(
 ) -> Knob:
     if acts not in ("update", "loss"):
         raise ArgumentError(f'acts must be "update" or "loss", but got acts={acts!r} for knob {name!r}')
+    if not (isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(_is_number(bound) for bound in bounds)):
+        raise ArgumentError(f"bounds of knob {name!r} must be two numbers, but got bounds={bounds!r}; (low, high)")
     low, high = bounds
     spec = KnobSpec(name, scale_named(scale), spread, (float(low), float(high)))
     spec.start(read())  # a base that the scale cannot hold is refused here
     return Knob(spec, read, write, acts, regularises)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (Real, Tensor)) and not isinstance(value, bool)
 
 
 def _reader(read: Callable[[], Any]) -> Callable[[], float]:

@@ -50,7 +50,7 @@ class LossMeter:
 
     def mean(self, device: torch.device) -> Tensor:
         """Mean of what was added, a float64 scalar on ``device``; NaN if nothing was. Does not synchronise."""
-        total = torch.tensor(self._on_host, dtype=torch.float64, device=device)
+        total = torch.full((), self._on_host, dtype=torch.float64, device=device)  # unlike tensor(): no synchronising
         for part in self._on_device.values():
             total = total + part.to(device)
         return total / self.count if self.count else torch.full_like(total, torch.nan)

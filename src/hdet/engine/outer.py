@@ -23,11 +23,14 @@ class OuterStep(Protocol):
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Remember where the first round starts; called before training moves the parameters."""
 
-    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
-        """Must call ``average`` once, on every replica alike."""
+    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
+        """Must call ``average`` once, on every replica alike. ``live``: whether this replica counts in the mean."""
 
     def state(self) -> list[list[Tensor]]:
-        """Tensors to save, equal on all replicas."""
+        """Copies of the tensors to save, equal on all replicas."""
+
+    def tensors(self) -> list[Tensor]:
+        """The same tensors themselves, for :func:`average_` when the replicas first meet."""
 
     def load(self, state: list[list[Tensor]]) -> None:
         """Take back :meth:`state`."""
@@ -36,13 +39,19 @@ class OuterStep(Protocol):
 class Mean:
     """The published converge: every replica gets the mean."""
 
+    def __repr__(self) -> str:
+        return "Mean()"
+
     def begin(self, parameters: Sequence[Tensor]) -> None:
         pass
 
-    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
         average(parameters)
 
     def state(self) -> list[list[Tensor]]:
+        return []
+
+    def tensors(self) -> list[Tensor]:
         return []
 
     def load(self, state: list[list[Tensor]]) -> None:
@@ -64,9 +73,9 @@ class Outer:
     """
 
     def __init__(self, lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True) -> None:
-        if not (math.isfinite(lr) and lr > 0):
+        if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
             raise ArgumentError(f"outer lr must be a finite number above 0, but got lr={lr!r}; DiLoCo uses 0.7")
-        if not 0 <= momentum < 1:
+        if not (isinstance(momentum, (int, float)) and 0 <= momentum < 1):
             raise ArgumentError(
                 f"outer momentum must be at least 0 and below 1, but got momentum={momentum!r}; DiLoCo uses 0.9"
             )
@@ -74,12 +83,15 @@ class Outer:
         self._last: list[Tensor] = []
         self._velocity: list[Tensor] = []
 
+    def __repr__(self) -> str:
+        return f"Outer(lr={self.lr}, momentum={self.momentum}, nesterov={self.nesterov})"
+
     def begin(self, parameters: Sequence[Tensor]) -> None:
         self._last = [p.detach().clone() for p in parameters]
         self._velocity = [torch.zeros_like(p) for p in self._last]
 
     @torch.no_grad()
-    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
         average(parameters)
         for p, last, v in zip(parameters, self._last, self._velocity, strict=True):
             d = last - p
@@ -88,10 +100,13 @@ class Outer:
             p.copy_(last.sub_(step, alpha=self.lr))
 
     def state(self) -> list[list[Tensor]]:
-        return [self._last, self._velocity]
+        return [[t.clone() for t in part] for part in (self._last, self._velocity)]
+
+    def tensors(self) -> list[Tensor]:
+        return self._last + self._velocity
 
     def load(self, state: list[list[Tensor]]) -> None:
-        self._last, self._velocity = ([t.clone() for t in part] for part in state)
+        self._last, self._velocity = (_copied(part, self._last) for part in state)
 
 
 class Elastic:
@@ -107,27 +122,36 @@ class Elastic:
     """
 
     def __init__(self, pull: float) -> None:
-        if not 0 < pull <= 1:
+        if not (isinstance(pull, (int, float)) and 0 < pull <= 1):
             raise ArgumentError(f"pull must be above 0 and at most 1, but got pull={pull!r}; EASGD uses about 0.9 / N")
         self.pull = pull
         self._centre: list[Tensor] = []
+
+    def __repr__(self) -> str:
+        return f"Elastic({self.pull})"
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         self._centre = [p.detach().clone() for p in parameters]
 
     @torch.no_grad()
-    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
         own = [p.detach().clone() for p in parameters]
         average(parameters)
         for p, mine, centre in zip(parameters, own, self._centre, strict=True):
             mean = p.detach().clone()
-            # a replica that was not finite starts again from the mean
-            start = torch.where(mine.isfinite(), mine, mean)
-            p.copy_(torch.lerp(start, centre, self.pull))
+            p.copy_(torch.lerp(mine, centre, self.pull) if live else mean)  # who was left out gets the mean
             centre.lerp_(mean, self.pull)
 
     def state(self) -> list[list[Tensor]]:
-        return [self._centre]
+        return [[t.clone() for t in self._centre]]
+
+    def tensors(self) -> list[Tensor]:
+        return self._centre
 
     def load(self, state: list[list[Tensor]]) -> None:
-        self._centre = [t.clone() for t in state[0]]
+        self._centre = _copied(state[0], self._centre)
+
+
+def _copied(saved: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Saved tensors on the devices where this process needs them."""
+    return [t.to(own.device, own.dtype, copy=True) for t, own in zip(saved, like, strict=True)]

@@ -79,13 +79,15 @@ class ProbeBatch:
 
     def __call__(self) -> Tensor:
         """The loss at the model's weights of this moment."""
-        if self._round is None:
-            self.prepare(0, Solo())
         inner = unwrapped(self.model)
+        batch = self._batch
+        if self._round is None:  # called by hand: a batch of this process alone, which no round will use
+            with rng_put_back(_device_of(inner)):
+                batch = shared(self._draw(0), Solo(), _device_of(inner))
         device = _device_of(inner)
         with torch.no_grad(), rng_put_back(device), probing(inner, self.mode):
             _seed(self._round or 0, device)  # put back afterwards: what is random is the same for all replicas
-            return self.loss_fn(inner, self._batch).detach()
+            return torch.as_tensor(self.loss_fn(inner, batch)).detach()
 
     def _draw(self, k: int) -> Any:
         if callable(self.loader) and not isinstance(self.loader, Iterable):

@@ -22,11 +22,12 @@ __all__ = ["Occasion", "RollCall", "call"]
 
 _CURE = (
     "Give every rank the same arguments, and call step(), observe(), converge() and consensus() equally often "
-    "on all of them."
+    "on all of them; metrics must be reduced over all ranks, or come from consensus()."
 )
 _SHAPES = "parameter shapes"
 _OCCASION = "call"
 _LOSS_GIVEN = "loss"
+_METRICS = "metrics"
 
 
 class Occasion(IntEnum):
@@ -37,6 +38,7 @@ class Occasion(IntEnum):
     CONVERGE = 2
     CONSENSUS = 3
     INNER = 4
+    METRICS = 5
 
 
 class RollCall(NamedTuple):
@@ -103,14 +105,16 @@ def call(
         _OCCASION: float(occasion),
         **agreed,
         "parameter tensors": float(len(weights.tensors)),
-        _SHAPES: fingerprint.shapes(weights.tensors),
+        _SHAPES: fingerprint.words(weights.outline),
         _LOSS_GIVEN: float(meter.count > 0) if occasion is Occasion.ROUND_END else 0.0,
+        _METRICS: float(signal) if occasion is Occasion.METRICS and signal is not None else float("nan"),
     }
     rows = group.gather(_row(list(must_agree.values()), weights, meter, signal, expect_equal, journal))
     columns = [list(column) for column in zip(*rows, strict=True)]
     table = dict(zip(must_agree, columns, strict=False))
-    if len(set(table[_SHAPES])) > 1:
-        check_shapes(group.gather_objects(fingerprint.describe(weights.tensors)))
+    in_one_call = len(set(table[_OCCASION])) == 1
+    if in_one_call and len(set(table[_SHAPES])) > 1:
+        check_shapes(group.gather_objects(weights.outline))
     check_equal(table, _CURE, _in_words)
 
     has_journal, loss, probe, finite, *hashes = columns[len(must_agree) :]
@@ -136,7 +140,9 @@ def _row(
 ) -> Tensor:
     device = weights.device
     mean = meter.mean(device)
-    on_host = torch.tensor([*agreed, float(journal)], dtype=torch.float64, device=device)
+    on_host = torch.tensor([*agreed, float(journal)], dtype=torch.float64)
+    if device.type == "cuda":  # a copy from pageable memory would synchronise
+        on_host = on_host.pin_memory().to(device, non_blocking=True)
     on_device = [
         mean,
         mean if signal is None else signal.detach().to(device, torch.float64).reshape(()),
@@ -168,6 +174,7 @@ def _in_words(name: str, value: float) -> str:
             Occasion.CONVERGE: "converge()",
             Occasion.CONSENSUS: "consensus()",
             Occasion.INNER: "step(), averaging inside a node",
+            Occasion.METRICS: "step(metrics=...)",
         }[Occasion(int(value))]
     if name == _LOSS_GIVEN:
         return "given" if value else "missing"

@@ -36,7 +36,8 @@ def perturb_(
         model: the model, wrapped or not.
         nu: relative size of the noise; 0 leaves the weights as they are.
         seed: together with ``replica`` it determines the noise.
-        replica: which replica this is. None: this process's rank, 0 without torch.distributed.
+        replica: which replica this is. None: this process's rank, 0 without torch.distributed. With ``hdet.arms`` give
+            ``arms.index``, so that the ranks of an arm stay equal.
         scope: "model": one noise level, from the norm and the number d of all trainable parameters, as published;
             "tensor": each tensor by its own norm and size, so that small tensors are not drowned.
     """

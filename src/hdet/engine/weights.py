@@ -37,6 +37,17 @@ class Weights(NamedTuple):
         return self.moving + self.still
 
     @property
+    def outline(self) -> list[str]:
+        """Role, shape and dtype of each tensor, in words: must be equal on all replicas."""
+        roles = {
+            "parameter": self.parameters,
+            "buffer": self.buffers,
+            "optimizer state": self.state,
+            "still": self.still,
+        }
+        return [f"{role} {tuple(t.shape)} {t.dtype}" for role, tensors in roles.items() for t in tensors]
+
+    @property
     def device(self) -> torch.device:
         """Where numbers about the weights are put together."""
         tensors = self.tensors
@@ -44,8 +55,8 @@ class Weights(NamedTuple):
 
     def all_finite(self) -> Tensor:
         """Whether what moves is finite: 1.0 or 0.0, a float64 scalar on :attr:`device`. Does not synchronise."""
-        seen, device = self.parameters + self.buffers, self.device
-        extremes = [part.to(device) for tensor in seen if tensor.numel() for part in _extremes(tensor)]
+        device = self.device
+        extremes = [part.to(device) for tensor in self.moving if tensor.numel() for part in _extremes(tensor)]
         if not extremes:
             return torch.ones((), dtype=torch.float64, device=device)
         return torch.stack(extremes).isfinite().all().double()
@@ -65,7 +76,7 @@ class Body:
     def __init__(self, model: nn.Module | None, *, with_state: bool = False) -> None:
         self.model = model
         self.with_state = with_state
-        self._set_aside: frozenset[int] = frozenset()
+        self._set_aside: frozenset[str] = frozenset()
         self._known: list[int] | None = None
 
     def remember(self, optimizer: Optimizer) -> None:
@@ -85,14 +96,12 @@ class Body:
         parameters: dict[int, Tensor] = {}
         buffers: dict[int, Tensor] = {}
         still: dict[int, Tensor] = {}
-        for tensor in _candidates(optimizer, self.model):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                continue
-            is_parameter = isinstance(tensor, nn.Parameter) or tensor.requires_grad
-            if id(tensor) in self._set_aside or (is_parameter and not tensor.requires_grad):
-                still.setdefault(id(tensor), tensor)
-            else:
-                (parameters if is_parameter else buffers).setdefault(id(tensor), tensor)
+        for tensor in _trained(optimizer, self.model):
+            if tensor.is_floating_point() or tensor.is_complex():
+                (parameters if tensor.requires_grad else still).setdefault(id(tensor), tensor)
+        for name, tensor in self.model.named_buffers() if self.model is not None else ():
+            if tensor.is_floating_point() or tensor.is_complex():
+                (still if name in self._set_aside else buffers).setdefault(id(tensor), tensor)
         state = _state_of(optimizer, parameters.values()) if self.with_state else []
         return Weights(list(parameters.values()), list(buffers.values()), list(still.values()), state)
 
@@ -117,10 +126,10 @@ def check_model(model: object) -> None:
         raise ArgumentError(f"model must be an nn.Module or None, but got model={model!r}; pass the model itself")
 
 
-def infinite_buffers(model: nn.Module | None) -> frozenset[int]:
-    """Ids of float buffers that are not finite: masks, which say nothing about whether training has diverged."""
-    buffers = model.buffers() if model is not None else ()
-    return frozenset(id(b) for b in buffers if b.is_floating_point() and not bool(b.isfinite().all()))
+def infinite_buffers(model: nn.Module | None) -> frozenset[str]:
+    """Names of float buffers with infinities but no NaN: masks, which say nothing about divergence."""
+    buffers = model.named_buffers() if model is not None else ()
+    return frozenset(name for name, b in buffers if b.is_floating_point() and bool(b.isinf().any() & ~b.isnan().any()))
 
 
 def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:
@@ -161,12 +170,11 @@ def refuse_sharded(tensors: Iterable[Tensor]) -> None:
             )
 
 
-def _candidates(optimizer: Optimizer, model: nn.Module | None) -> Iterator[Tensor]:
+def _trained(optimizer: Optimizer, model: nn.Module | None) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
     if model is not None:
         yield from model.parameters()
-        yield from model.buffers()
 
 
 def _extremes(tensor: Tensor) -> Iterator[Tensor]:
