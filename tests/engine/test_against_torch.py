@@ -249,6 +249,20 @@ def test_fractions_of_an_epoch_and_groups_added_later_work_as_in_torch() -> None
     assert len(rates[0]) == 3
 
 
+def test_a_group_added_after_s_warm_decays_from_the_schedule(tmp_path: Any) -> None:
+    optimizer = optimizer_of(groups=1)
+    journal = tmp_path / "run.jsonl"
+    scheduler = OURS(optimizer, 1.0, 20, sync_every=2, auto_lr_start=4, decay="exponential", journal=journal)
+    for t in range(12):
+        if t == 7:  # right before a round ends
+            group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], **group})
+        optimizer.step()
+        scheduler.step(0.5)
+        assert all(float(group["lr"]) > 1e-5 for group in optimizer.param_groups), t
+    assert len(hdet.read_journal(journal).rounds) == 6
+
+
 def test_a_scheduler_with_a_group_can_be_copied() -> None:
     assert run_ranks(_copy_with_group, 2) == [True, True]
 
@@ -418,6 +432,7 @@ def test_a_bad_epoch_is_no_type_error(arguments: dict[str, Any]) -> None:
         ({"seed": 0.5}, "seed"),
         ({"sigma": None}, "sigma"),
         ({"group": 3}, "group"),
+        ({"decay": "exponential", "final_div_factor": math.inf}, "decay"),
         ({"model": 3}, "model"),
         ({"auto_lr": "yes"}, "auto_lr"),
         ({"journal": 7}, "journal"),
@@ -432,7 +447,7 @@ def test_a_bad_epoch_is_no_type_error(arguments: dict[str, Any]) -> None:
 def test_bad_arguments_are_refused_before_anything_changes(arguments: dict[str, Any], name: str) -> None:
     optimizer = optimizer_of()
     before = snapshot(optimizer)
-    with pytest.raises(ValueError, match=f"{name} must .*but got.*;") as caught:
+    with pytest.raises(ValueError, match=f"{name}.*(must|needs) .*but got.*;") as caught:
         OURS(optimizer, **{"max_lr": 0.5, "total_steps": 20, **arguments})
     assert isinstance(caught.value, hdet.HdetError)
     assert snapshot(optimizer) == before

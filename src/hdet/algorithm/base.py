@@ -31,6 +31,12 @@ class Decaying(NamedTuple):
         """At S_warm, from the schedule's values there."""
         return cls(list(schedule), list(schedule))
 
+    def begun(self, schedule: Sequence[float]) -> Decaying:
+        """Knobs that have not begun (groups added late) begin here, from the schedule's values."""
+        starts = [start or value for start, value in zip(self.starts, schedule, strict=True)]
+        bases = [base if start else value for start, base, value in zip(self.starts, self.bases, schedule, strict=True)]
+        return Decaying(starts, bases)
+
     def grown(self, more: int) -> Decaying:
         """With further knobs that have not begun."""
         return Decaying(self.starts + [0.0] * more, self.bases + [0.0] * more)

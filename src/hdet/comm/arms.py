@@ -38,6 +38,10 @@ class Arms:
 
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
+    def __getstate__(self) -> dict[str, object]:
+        """A process group cannot be copied or pickled: a copy knows the arms, and has no ``gradients``."""
+        return {**vars(self), "gradients": None}
+
     def __repr__(self) -> str:
         return f"Arms({self.members})"
 

@@ -28,6 +28,7 @@ from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.signals import comparable
 from hdet.comm import fingerprint
+from hdet.comm.arms import Arms
 from hdet.comm.average import average_
 from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving, connect, find_seat
 from hdet.engine.chronicle import Chronicle
@@ -171,7 +172,8 @@ class Engine:
     def base(self, schedule: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
         """The shared base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
         if self._decays_at(t):
-            return [_like(value, base) for value, base in zip(schedule, self.decaying.bases, strict=True)]
+            rows = zip(schedule, self.decaying.starts, self.decaying.bases, strict=True)
+            return [_like(value, base) if start else value for value, start, base in rows]
         return [_times(value, m) for value, m in zip(schedule, self.learned, strict=True)]
 
     def rates(self, schedule: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
@@ -369,8 +371,7 @@ class Engine:
         if self.settings.decay == "schedule":
             learned = self.learned if update is None else self._moved(moves)
             return _Decision(update, learned, self.decaying, state)
-        begun = any(self.decaying.starts)
-        decaying = self.decaying if begun else Decaying.begin(end.schedule(end.after))
+        decaying = self.decaying.begun(end.schedule(end.after))
         rounds_left = self.settings.rounds.left_from(start)
         return _Decision(update, self.learned, decaying.after_round(moves, end.floors(), rounds_left), state)
 
@@ -532,7 +533,8 @@ class Engine:
 
         A process group cannot be pickled: the copy looks for the default group.
         """
-        return {**vars(self), "_user_group": None, "_group": None, "_assigned": None}
+        group = self._user_group if isinstance(self._user_group, Arms) else None
+        return {**vars(self), "_user_group": group, "_group": None, "_assigned": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, watches_optimizer=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -110,6 +111,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             "three_phase": three_phase,
         }
         refuse_nan(**schedule)
+        if decay == "exponential" and isinstance(final_div_factor, (int, float)) and math.isinf(final_div_factor):
+            raise ArgumentError(
+                f'decay="exponential" needs a floor above 0, but got final_div_factor={final_div_factor!r}; use 1e4'
+            )
         controller = _controller(auto_lr, sigma, meta_momentum, meta_lr)
         sink = open_journal(journal)
         check_group(group)
@@ -200,8 +205,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
         schedule = _torch.get_lr(self)
         if len(schedule) != self._engine.knobs:
-            spread = max((spec.spread for spec in self._engine.specs), default=0.0)
-            self._engine.grow(_rate_knobs(self._engine.knobs, len(schedule), spread))
+            self._grow(len(schedule))
         return self._engine.rates(schedule, self.last_epoch)
 
     @property
@@ -268,7 +272,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         engine.just_loaded = False
         engine.connect(self.optimizer, self.last_epoch)
         if engine.settings.rounds.ends_at(t):
+            if len(self.optimizer.param_groups) != engine.knobs:
+                self._grow(len(self.optimizer.param_groups))
             engine.end_round(RoundEnd(self.last_epoch, t, self.optimizer, self._schedule, self._floors))
+
+    def _grow(self, groups: int) -> None:
+        """Groups were added to the optimizer."""
+        spread = max((spec.spread for spec in self._engine.specs), default=0.0)
+        self._engine.grow(_rate_knobs(self._engine.knobs, groups, spread))
 
     def _schedule(self, t: int) -> list[float]:
         return [float(value) for value in torch_private.schedule_values(self, t)]
