@@ -253,7 +253,7 @@ class Teacher:
     inputs: int = 16
     classes: int = 4
     batch: int = 32
-    rate: float = 1.0
+    rate: float = 4.0
     probe: int = 512
     confidence: float = 3.0
 
