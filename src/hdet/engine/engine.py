@@ -218,7 +218,7 @@ class Engine:
             self._group = group
 
     def end_round(self, end: RoundEnd) -> bool:
-        """Gather, decide, average, move the base values, write the journal. An error changes nothing.
+        """Gather, decide, average, move the base values, write the journal. An error before the mean changes nothing.
 
         Returns whether this replica counted, or was left out because it is not finite.
 
