@@ -330,6 +330,19 @@ def test_raises_like_torch_past_the_end() -> None:
     assert errors[0] == errors[1]
 
 
+def test_warns_like_torch_before_it_raises() -> None:
+    seen = []
+    for kind in (TORCH, OURS):
+        scheduler = kind(optimizer_of(), 0.5, 4)
+        scheduler.optimizer.step()
+        with warnings.catch_warnings(record=True) as caught, pytest.raises(ValueError, match="Tried to step 9 times"):
+            warnings.simplefilter("always")
+            scheduler.step(9)
+        seen.append([str(w.message) for w in caught])
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 1
+
+
 def test_no_reference_cycle_through_the_optimizer() -> None:
     gc.collect()
     gc.disable()

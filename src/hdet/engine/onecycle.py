@@ -257,11 +257,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _step_and_warn(self, epoch: int | None) -> None:
         """torch's step where it may warn: its warnings must point at the user's line, not at hdet's."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            _torch.step(self, epoch)
-        for warning in caught:
-            warnings.warn(warning.message, warning.category, stacklevel=3)
+        caught: list[warnings.WarningMessage] = []
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                _torch.step(self, epoch)
+        finally:
+            for warning in caught:
+                warnings.warn(warning.message, warning.category, stacklevel=3)
 
     def _before_step(self, loss: float | Tensor | None, t: int) -> None:
         """All that happens before torch writes the rates of step ``t``."""
