@@ -508,6 +508,7 @@ def test_arms() -> None:
         assert "divide the 4 ranks" in errors[0]
         assert "add up to the 4 ranks" in errors[1]
         assert "hdet.arms(n)" in errors[2]
+        assert "cuts the arm with ranks [2, 3]" in errors[3]
 
 
 def _arms(rank: int) -> tuple[int, list[list[int]], int, list[str]]:
@@ -521,7 +522,8 @@ def _arms(rank: int) -> tuple[int, list[list[int]], int, list[str]]:
     half = dist.new_group([0, 1]), dist.new_group([2, 3])
     optimizer = make_optimizer("sgd", groups_of(two_layer()))
     subgroup = error_of(lambda: hdet.Ensemble(optimizer, group=half[rank // 2]))
-    errors = [str(error_of(lambda: hdet.arms(3))), str(error_of(lambda: hdet.arms([1, 1]))), str(subgroup)]
+    cut = error_of(lambda: hdet.Ensemble(optimizer, group=arms, inner=hdet.Inner(every=2, ranks=3)))
+    errors = [str(error_of(lambda: hdet.arms(3))), str(error_of(lambda: hdet.arms([1, 1]))), str(subgroup), str(cut)]
     return arms.index, arms.members, dist.get_world_size(arms.gradients), errors
 
 

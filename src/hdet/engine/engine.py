@@ -35,6 +35,7 @@ from hdet.engine.chronicle import Chronicle
 from hdet.engine.converge import converge, refuse_diverged
 from hdet.engine.losses import LossMeter
 from hdet.engine.outer import Mean, OuterStep
+from hdet.engine.rates import as_type_of
 from hdet.engine.records import round_record
 from hdet.engine.rollcall import Occasion, RollCall, call
 from hdet.engine.settings import Settings
@@ -132,11 +133,6 @@ class Engine:
         return len(self.specs)
 
     @property
-    def connected(self) -> bool:
-        """Whether the replicas have met."""
-        return self._group is not None
-
-    @property
     def group(self) -> ReplicaGroup:
         """The replicas that have met; alone before that."""
         return self._group or Solo()
@@ -173,7 +169,7 @@ class Engine:
         """The shared base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
         if self._decays_at(t):
             rows = zip(schedule, self.decaying.starts, self.decaying.bases, strict=True)
-            return [_like(value, base) if start else value for value, start, base in rows]
+            return [as_type_of(value, base) if start else value for value, start, base in rows]
         return [_times(value, m) for value, m in zip(schedule, self.learned, strict=True)]
 
     def rates(self, schedule: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
@@ -585,8 +581,3 @@ def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
 
 def _times(value: float | Tensor, factor: float) -> float | Tensor:
     return value if factor == 1.0 else value * factor
-
-
-def _like(value: float | Tensor, number: float) -> float | Tensor:
-    """``number`` as the type that ``value`` has."""
-    return torch.full_like(value, number) if isinstance(value, Tensor) else number

@@ -25,11 +25,11 @@ from hdet.engine.knobs import Knob
 from hdet.engine.onecycle import OneCycleLR
 from hdet.engine.outer import OuterStep
 from hdet.engine.probes import ProbeBatch
+from hdet.engine.rates import copy_rate, put_rate, shared_rates
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings
 from hdet.engine.signals import Probe, Signal, TrainLoss
 from hdet.engine.snapshots import RoundMean, kept, write_
-from hdet.engine.torch_onecycle import shared_rates
 from hdet.engine.weights import Body, check_model
 from hdet.errors import ArgumentError
 from hdet.journal import Sink, open_journal
@@ -161,7 +161,7 @@ class Ensemble:
         self._mean = RoundMean()
         self._written: tuple[list[float], list[float]] | None = None
         self._step = 0
-        self._plain = [_copy(row["lr"]) for row in optimizer.param_groups]
+        self._plain = [copy_rate(row["lr"]) for row in optimizer.param_groups]
         """The schedule's own rates: what the optimizer would hold without the ensemble."""
         self._engine.outer.begin(body.weights(optimizer).parameters)
         self._write_values()
@@ -260,7 +260,6 @@ class Ensemble:
         if self._engine.seat.size == 1:
             return
         if self._node is None:
-            refuse_cut_arms(self._engine.group.members, inner.ranks)
             with arriving("making the nodes' groups"):
                 self._node = connect_within(inner.ranks)
         self._engine.converge_now(Occasion.INNER, self.optimizer, self._step, self._node)
@@ -272,12 +271,12 @@ class Ensemble:
         if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and metrics is None):
             return
         for row, plain in zip(self.optimizer.param_groups, self._plain, strict=True):
-            _put(row, plain)
+            put_rate(row, plain)
         if isinstance(self.schedule, ReduceLROnPlateau) and metrics is not None:
             self.schedule.step(metrics)
         else:
             self.schedule.step()
-        self._plain = [_copy(row["lr"]) for row in self.optimizer.param_groups]
+        self._plain = [copy_rate(row["lr"]) for row in self.optimizer.param_groups]
 
     def _check_metrics(self, metrics: float) -> None:
         if not isinstance(self.schedule, ReduceLROnPlateau):
@@ -295,7 +294,7 @@ class Ensemble:
         rows = zip(self._knobs, engine.learned, engine.multipliers(t), places, strict=True)
         for knob, learned, rho, x in rows:
             if knob.group is not None:
-                _put(self.optimizer.param_groups[knob.group], self._plain[knob.group] * learned * rho)
+                put_rate(self.optimizer.param_groups[knob.group], self._plain[knob.group] * learned * rho)
             elif fresh:
                 knob.write(knob.spec.value(learned, x))
 
@@ -312,7 +311,7 @@ class Ensemble:
         return {
             "step": self._step,
             "total_steps": self._engine.settings.rounds.total_steps,
-            "plain_lrs": [_copy(lr) for lr in self._plain],
+            "plain_lrs": [copy_rate(lr) for lr in self._plain],
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "outer": self._engine.outer.state(),
             "hdet": self._engine.state(),
@@ -338,7 +337,7 @@ class Ensemble:
         self._engine.outer.load(state_dict["outer"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
-        self._plain = [_copy(lr) for lr in state_dict["plain_lrs"]]
+        self._plain = [copy_rate(lr) for lr in state_dict["plain_lrs"]]
         self._step = t
         self._mean.reset()
         self._write_again()
@@ -383,11 +382,13 @@ def _check(
         raise ArgumentError(f"outer must be hdet.Outer(...), hdet.Elastic(...) or None, but got outer={outer!r}")
     if inner is not None and not isinstance(inner, Inner):
         raise ArgumentError(f"inner must be hdet.Inner(every=..., ranks=...) or None, but got inner={inner!r}")
+    if isinstance(inner, Inner) and isinstance(group, Arms):
+        _refuse_cut_arms(group, inner.ranks)
 
 
-def refuse_cut_arms(members: list[list[int]], ranks: int) -> None:
+def _refuse_cut_arms(arms: Arms, ranks: int) -> None:
     """Raise if a node of ``ranks`` consecutive ranks holds only part of an arm: its weights would come apart."""
-    for arm in members:
+    for arm in arms.members:
         if len({rank // ranks for rank in arm}) > 1:
             raise ArgumentError(
                 f"inner averages over nodes of {ranks} ranks, which cuts the arm with ranks {arm}; use nodes that hold "
@@ -461,15 +462,3 @@ def _controller(controller: object, signal: Signal) -> Controller | None:
         f"controller must have init() and update(), or be False or None, but got controller={controller!r}; "
         "for instance hdet.Normalised()"
     )
-
-
-def _put(row: dict[str, Any], rate: float | Tensor) -> None:
-    """Write a rate, as the type it was."""
-    if isinstance(row["lr"], Tensor):
-        row["lr"].fill_(rate)
-    else:
-        row["lr"] = rate
-
-
-def _copy(rate: float | Tensor) -> float | Tensor:
-    return rate.clone() if isinstance(rate, Tensor) else rate

@@ -21,6 +21,7 @@ from hdet.comm.arms import Arms
 from hdet.comm.group import Group, check_group
 from hdet.engine import torch_onecycle as torch_private
 from hdet.engine.engine import Engine, RoundEnd
+from hdet.engine.rates import as_type_of, shared_rates
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings, refuse_nan
 from hdet.engine.weights import Body, check_model
@@ -139,7 +140,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
                 settings, controller, specs, learned, Permuted(), group, sink, _plain(arguments), body
             )
             if isinstance(optimizer, Optimizer):
-                self._engine.columns = torch_private.shared_rates(optimizer)
+                self._engine.columns = shared_rates(optimizer)
                 body.remember(optimizer)
         super().__init__(
             optimizer,
@@ -227,7 +228,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
             base = self._engine.base(torch_private.schedule_values(self, t), t)
             pairs = zip(self.get_last_lr(), base, strict=True)
-            state["_last_lr"] = [torch_private.as_type_of(own, value) for own, value in pairs]
+            state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
         state["hdet"] = {**self._engine.state(), "owns_rates": torch_private.own_rates(self)}
         return state
 

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from hdet.engine.rates import Rate, copy_rate, put_rate
+
 __all__ = [
-    "Rate",
-    "as_type_of",
     "in_constructor",
     "own_rates",
     "schedule_values",
-    "shared_rates",
     "total_steps_of",
     "warm_up_end",
     "write_rates",
 ]
-
-Rate = float | Tensor
 
 
 def in_constructor(scheduler: OneCycleLR) -> bool:
@@ -59,24 +53,8 @@ def schedule_values(scheduler: OneCycleLR, t: int) -> list[Rate]:
 def write_rates(scheduler: OneCycleLR, rates: list[Rate]) -> None:
     """Put rates into the optimizer, each as the type it was, and remember them as torch's ``step()`` does."""
     for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-    scheduler._last_lr = [_copy(group["lr"]) for group in scheduler.optimizer.param_groups]
-
-
-def shared_rates(optimizer: Optimizer) -> list[int]:
-    """For each group, the first group whose rate is the same tensor: those must be spread alike.
-
-    torch gives all groups one tensor when the optimizer is built with ``lr=torch.tensor(...)``.
-    """
-    lrs = [group["lr"] for group in optimizer.param_groups]
-    return [next(h for h, other in enumerate(lrs) if h == g or _same(other, lr)) for g, lr in enumerate(lrs)]
-
-
-def _same(a: Rate, b: Rate) -> bool:
-    return isinstance(a, Tensor) and a is b
+        put_rate(group, rate)
+    scheduler._last_lr = [copy_rate(group["lr"]) for group in scheduler.optimizer.param_groups]
 
 
 def own_rates(scheduler: OneCycleLR) -> bool:
@@ -84,12 +62,3 @@ def own_rates(scheduler: OneCycleLR) -> bool:
     groups = scheduler.optimizer.param_groups
     last = scheduler.get_last_lr()
     return len(last) == len(groups) and all(bool(group["lr"] == rate) for group, rate in zip(groups, last, strict=True))
-
-
-def as_type_of(example: Rate, rate: Rate) -> Rate:
-    """``rate`` as a tensor like ``example``, if that is one."""
-    return torch.full_like(example, float(rate)) if isinstance(example, Tensor) else rate
-
-
-def _copy(rate: Rate) -> Rate:
-    return rate.clone() if isinstance(rate, Tensor) else rate
