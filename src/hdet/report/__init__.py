@@ -1,0 +1,1 @@
+"""The report: journal -> data -> one HTML page."""

@@ -1,0 +1,255 @@
+"""A run as data: what a report needs of a journal, and of the folder it lies in, checked and typed.
+
+Numbers that are missing, NaN or infinite are None here, so that nothing behind this file has to ask.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from hdet.errors import ArgumentError, JournalError
+from hdet.journal import JournalData, read_journal
+from hdet.report.folder import Curve, Summary, read_curve, read_summary
+from hdet.report.numbers import finite
+
+__all__ = ["WORDS", "Numbers", "Replica", "Round", "RunData", "Slope", "Word", "kind_of", "load_run"]
+
+Numbers = tuple[float | None, ...]
+"""One per knob, in the order of :attr:`RunData.knobs`."""
+Word = Literal["up", "down", "no signal"]
+WORDS: tuple[Word, ...] = get_args(Word)
+_CAUTION = 2.0
+"""Standard errors that a slope must be away from 0, where the journal has no verdict of its own."""
+
+
+class Slope(NamedTuple):
+    """What a round said about one knob. Above 0: a higher value would have been better."""
+
+    value: float
+    error: float | None
+    word: Word
+
+
+class Replica(NamedTuple):
+    """One replica, or one probe point, in one round."""
+
+    loss: float | None
+    signal: float | None
+    values: Numbers
+    divergence: float | None
+
+
+class Round(NamedTuple):
+    """One round, between ``base_before`` at its last step and ``base`` at ``step``, the step after it."""
+
+    number: int
+    step: int
+    replicas: tuple[Replica, ...]
+    excluded: tuple[int, ...]
+    base_before: Numbers
+    base: Numbers
+    learned: Numbers
+    plain_before: Numbers
+    """What ``base_before`` would be if nothing had been learned."""
+    plain: Numbers
+    """The same of ``base``."""
+    slopes: tuple[Slope | None, ...]
+    seconds: Mapping[str, float]
+    event: str | None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run. Without a journal (a plain scheduler's run, for comparison) there are no rounds."""
+
+    name: str
+    path: Path
+    knobs: tuple[str, ...] = ()
+    starts: Numbers = ()
+    """Per knob: what is learned before the first round, a factor on the schedule or a value."""
+    replicas: int = 0
+    rounds: tuple[Round, ...] = ()
+    resumes: tuple[int, ...] = ()
+    """Steps at which the run went on from a checkpoint."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    made: str = ""
+    """By which hdet, and when."""
+    summary: Summary = field(default_factory=Summary)
+    curve: Curve = field(default_factory=Curve)
+
+    @property
+    def probed(self) -> bool:
+        """Whether training ran at the base value and only probes spread."""
+        return self.arguments.get("fanout") == "probed"
+
+    @property
+    def decays_by_itself(self) -> bool:
+        """Whether the base has its own decay in place of the schedule's (``decay="exponential"``)."""
+        return self.arguments.get("decay") == "exponential"
+
+    @property
+    def total_steps(self) -> int | None:
+        """Where the schedule ends, if the journal says it. What it gives for the step after is used by nobody."""
+        total = finite(self.arguments.get("total_steps"))
+        return None if total is None else int(total)
+
+    @property
+    def rates(self) -> tuple[int, ...]:
+        """Which knobs are learning rates."""
+        return tuple(g for g, name in enumerate(self.knobs) if kind_of(name) == "lr")
+
+
+def kind_of(knob: str) -> str:
+    """A knob's name without the group: ``lr`` of ``lr[embedding]``."""
+    return knob.split("[", 1)[0]
+
+
+def load_run(path: str | os.PathLike[str]) -> RunData:
+    """Read a journal file, or a run's folder: ``journal.jsonl``, and ``run.json`` and ``curve.csv`` if there are any.
+
+    Raises:
+        ArgumentError: there is nothing at ``path``.
+        JournalError: what is there was not written by hdet.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ArgumentError(f"a run must be a journal or a run's folder, but {path} does not exist; check the path")
+    if not path.is_dir():
+        name = path.resolve().parent.name if path.name == "journal.jsonl" else path.stem
+        return _run(name, path, read_journal(path), Summary(), Curve())
+    journal, summary = path / "journal.jsonl", read_summary(path / "run.json")
+    if not journal.exists() and summary is None:
+        raise JournalError(f"{path} is no run's folder: it has neither journal.jsonl nor run.json; name another")
+    summary = summary or Summary()
+    data = read_journal(journal) if journal.exists() else JournalData({})
+    return _run(summary.name or path.resolve().name, path, data, summary, read_curve(path / "curve.csv"))
+
+
+def _run(name: str, path: Path, data: JournalData, summary: Summary, curve: Curve) -> RunData:
+    try:
+        header, knobs = data.header, _knobs(data)
+        arguments = header.get("arguments") or summary.arguments
+        starts = _starts(arguments, knobs)
+        decays = arguments.get("decay") == "exponential"
+        return RunData(
+            name=name,
+            path=path,
+            knobs=knobs,
+            starts=starts,
+            replicas=int(header.get("replicas") or 0),
+            rounds=tuple(_rounds(data.rounds, starts, decays)),
+            resumes=tuple(int(record["step"]) for record in data.resumes),
+            arguments=arguments,
+            made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
+            summary=summary,
+            curve=curve,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise JournalError(
+            f"{path} has lines that hdet does not write ({error!r}); give a file written by journal="
+        ) from error
+
+
+def _knobs(data: JournalData) -> tuple[str, ...]:
+    """The header's names; groups that were added later have none."""
+    names = [str(name) for name in data.header.get("knobs") or ()]
+    most = max((len(record.get("base") or ()) for record in data.rounds), default=0)
+    return (*names, *(f"lr[{g}]" for g in range(len(names), most)))
+
+
+def _starts(arguments: Mapping[str, Any], knobs: Sequence[str]) -> Numbers:
+    """What was learned of each knob before the first round: the header says it, or it is a factor of 1 on a rate."""
+    described = arguments.get("knobs")
+    described = described if isinstance(described, Mapping) else {}
+    first = [finite((described.get(name) or {}).get("base")) for name in knobs]
+    default = [1.0 if kind_of(name) == "lr" else None for name in knobs]
+    return tuple(own if own is not None else other for own, other in zip(first, default, strict=True))
+
+
+def _rounds(records: Sequence[Mapping[str, Any]], starts: Numbers, decays: bool) -> Iterator[Round]:
+    """In order: what was learned before a round stands in the round before it, unless the run went back between."""
+    step, learned = 0, starts
+    for record in records:
+        found = _round(record, len(starts), starts, decays)
+        follows = found.step > step and found.event is None and not decays
+        yield found._replace(plain_before=_scaled(found.base_before, learned, starts)) if follows else found
+        step, learned = found.step, found.learned
+
+
+def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool) -> Round:
+    replicas = tuple(_replica(row, knobs) for row in record.get("replicas") or ())
+    excluded = tuple(int(r) for r in record.get("excluded") or ())
+    base, learned = _numbers(record.get("base"), knobs), _numbers(record.get("learned"), knobs)
+    none: Numbers = (None,) * knobs
+    plain = none if decays else _scaled(base, learned, starts)
+    if record.get("shape") is not None:
+        plain = _scaled(_numbers(record["shape"], knobs), (1.0,) * knobs, starts)
+    seconds = {str(phase): finite(value) or 0.0 for phase, value in (record.get("seconds") or {}).items()}
+    return Round(
+        number=int(record["round"]),
+        step=int(record["step"]),
+        replicas=replicas,
+        excluded=excluded,
+        base_before=_numbers(record.get("base_before"), knobs),
+        base=base,
+        learned=learned,
+        plain_before=none,
+        plain=plain,
+        slopes=_slopes(record, knobs, [row.signal for r, row in enumerate(replicas) if r not in excluded]),
+        seconds=seconds,
+        event=str(record["event"]) if record.get("event") else None,
+    )
+
+
+def _replica(row: Mapping[str, Any], knobs: int) -> Replica:
+    loss = finite(row.get("loss"))
+    signal = finite(row.get("signal", row.get("loss")))
+    return Replica(loss, signal, _numbers(row.get("values"), knobs), finite(row.get("divergence")))
+
+
+def _slopes(record: Mapping[str, Any], knobs: int, signals: Sequence[float | None]) -> tuple[Slope | None, ...]:
+    """The journal's verdicts, or what follows from Delta and its error.
+
+    The normalised controller's errors are in units of the signals' deviation in the round, its Delta is not.
+    """
+    rows = record.get("verdict")
+    if rows is not None:
+        found = [_slope((row or {}).get("slope"), (row or {}).get("error"), (row or {}).get("word")) for row in rows]
+        return tuple((found + [None] * knobs)[:knobs])
+    unit = _deviation([s for s in signals if s is not None])
+    deltas, errors = _numbers(record.get("delta"), knobs), _numbers(record.get("error"), knobs)
+    return tuple(_slope(d, None if e is None else e * unit, None) for d, e in zip(deltas, errors, strict=True))
+
+
+def _slope(value: object, error: object, word: object) -> Slope | None:
+    number, spread = finite(value), finite(error)
+    if number is None:
+        return None
+    for known in WORDS:
+        if word == known:
+            return Slope(number, spread, known)
+    if abs(number) <= _CAUTION * (spread or 0.0):
+        return Slope(number, spread, "no signal")
+    return Slope(number, spread, "up" if number > 0 else "down")
+
+
+def _numbers(values: Sequence[Any] | None, knobs: int) -> Numbers:
+    """One per knob; a round from before a group was added has fewer."""
+    found = [finite(value) for value in values or ()]
+    return tuple((found + [None] * knobs)[:knobs])
+
+
+def _scaled(values: Numbers, by: Numbers, to: Numbers) -> Numbers:
+    """Values at what was learned, brought to what was learned at first."""
+    rows = zip(values, by, to, strict=True)
+    return tuple(None if v is None or not b or t is None else finite(v / b * t) for v, b, t in rows)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values) if values else 0.0
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values)) if values else 0.0

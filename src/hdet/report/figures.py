@@ -1,0 +1,224 @@
+"""The painter: series in, plotly figures out, as plain dicts. Nothing is computed here and plotly is not imported."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hdet.report import numbers as say
+from hdet.report.brush import decades, event_lines, filled, heading, label, layout, palette, stroke, word_marks
+from hdet.report.comparison import Comparison
+from hdet.report.data import WORDS, RunData, kind_of
+from hdet.report.lines import Band, Line, alike
+from hdet.report.series import (
+    Event,
+    Losses,
+    Rates,
+    Slopes,
+    TimeShare,
+    divergence,
+    events,
+    losses,
+    rates,
+    slopes,
+    time_shares,
+)
+
+__all__ = ["Figure", "comparison_figures", "run_figures"]
+
+_PANELS = 12
+"""Knobs that have a panel in the figure of hypergradients, and at most so many stand in a legend."""
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+class Figure(NamedTuple):
+    """One figure of the page."""
+
+    title: str
+    caption: str
+    plot: dict[str, Any]
+    """plotly's data and layout."""
+
+
+def run_figures(run: RunData) -> list[Figure]:
+    """The figures of one run; those it has no data for are left out."""
+    turned, marked = [one for one in rates(run) if one.base], events(run)
+    kinds = sorted({kind_of(one.knob) for one in turned}, key=lambda kind: (kind != "lr", kind))
+    figures = [draw_rates(kind, [one for one in turned if kind_of(one.knob) == kind], marked, run) for kind in kinds]
+    seen = losses(run)
+    if seen.mean or seen.points or seen.train or seen.validation:
+        figures.append(draw_losses(seen, marked))
+    if found := slopes(run):
+        figures.append(draw_slopes(found))
+    middle, band = divergence(run)
+    if middle:
+        figures.append(draw_divergence(middle, band))
+    if spent := time_shares(run):
+        figures.append(draw_time(spent))
+    return figures
+
+
+def comparison_figures(found: Comparison) -> list[Figure]:
+    """Curves of several runs over each other."""
+    figures = []
+    if any(found.losses):
+        figures.append(Figure("Loss", f"{found.kind} of every run.", _overlay(found.names, found.losses, "loss")))
+    if any(found.rates):
+        plot = _overlay(found.names, found.rates, "learning rate", form=".3~e")
+        figures.append(Figure("Base rate", "Geometric mean over parameter groups.", plot))
+    return figures
+
+
+def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: RunData) -> Figure:
+    """Base value, replicas' band and plain schedule of every knob of one kind."""
+    traces = _plain_schedules(found)
+    for i, one in enumerate(found):
+        traces += filled(one.band, f"{palette(i)}/0.2", legendgroup=f"g{i}")
+        named = len(found) <= _PANELS  # a longer legend would leave no room; the pointer tells
+        traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", legendgroup=f"g{i}", showlegend=named))
+    for word in WORDS:
+        rows = [(one.knob, one.marks[word]) for one in found if one.marks[word]]
+        traces += [word_marks(word, rows, form=".3~e")] if rows else []
+    values = [v for one in found for row in (one.base, one.plain) for v in row.y if v is not None]
+    page = layout("learning rate" if kind == "lr" else kind) | {"shapes": event_lines(marked)}
+    if min(values) >= 0 < max(values):
+        page["yaxis"] |= decades(values)
+    words = ["Lines: base value"]
+    if any(one.band for one in found):
+        words.append("band: probe points" if run.probed else "band: lowest to highest replica")
+    words += ["dashes: if nothing were learned"] if any(one.plain for one in found) else []
+    words += ["markers: verdict of the round"] if any(one.marks[w] for one in found for w in WORDS) else []
+    return Figure("Learning rate" if kind == "lr" else kind, f"{', '.join(words)}.", {"data": traces, "layout": page})
+
+
+def _plain_schedules(found: Sequence[Rates]) -> list[dict[str, Any]]:
+    """One line for all where they share it."""
+    plains = [one.plain for one in found if one.plain]
+    if plains and all(alike(plain, plains[0]) for plain in plains):
+        name = "plain schedule" if kind_of(found[0].knob) == "lr" else "as given"
+        return [stroke(plains[0], name, "--muted", dash="dash", width=1.5, form=".3~e", legendrank=1500)]
+    style: dict[str, Any] = {"dash": "dash", "width": 1.5, "form": ".3~e", "showlegend": False}
+    return [
+        stroke(one.plain, f"plain {one.knob}", f"{palette(i)}/0.6", legendgroup=f"g{i}", **style)
+        for i, one in enumerate(found)
+        if one.plain
+    ]
+
+
+def draw_losses(seen: Losses, marked: Sequence[Event]) -> Figure:
+    """Every replica's loss in every round, and the run's own curves."""
+    traces: list[dict[str, Any]] = []
+    if seen.train:
+        traces.append(stroke(seen.train, "train curve", "--muted/0.4", width=1))
+    traces += filled(seen.band, f"{palette(0)}/0.2", legendgroup="rounds")
+    if seen.points:
+        traces.append(_points(seen))
+    if seen.mean:
+        traces.append(stroke(seen.mean, "mean of the round", palette(0), legendgroup="rounds"))
+    if seen.validation:
+        traces.append(stroke(seen.validation, "validation", palette(1)))
+    values = [v for row in (seen.mean, seen.train, seen.validation) for v in row.y if v is not None]
+    values = values or [v for v in seen.points.y if v is not None]
+    page = layout("loss") | {"shapes": event_lines(marked)}
+    if min(values) > 0 and max(values) > 8 * min(values):
+        page["yaxis"] |= decades(values)
+    else:
+        margin = 0.06 * (max(values) - min(values)) or 0.1
+        page["yaxis"]["range"] = [min(values) - margin, max(values) + margin]
+    words = [f"dots: {'the probe at each point' if seen.probed else 'each replica'}"] if seen.points else []
+    words += ["line: mean training loss of the round"] if seen.mean else []
+    caption = ", ".join(words) or "the run's own curves"
+    return Figure("Loss", f"{caption[0].upper()}{caption[1:]}.", {"data": traces, "layout": page})
+
+
+def _points(seen: Losses) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "probe points" if seen.probed else "replicas",
+        "x": list(seen.points.x),
+        "y": list(seen.points.y),
+        "text": [html.escape(text, quote=False) for text in seen.labels],
+        "marker": {"color": f"{palette(2 if seen.probed else 0)}/0.55", "size": 4},
+        "hovertemplate": "%{text}<br>step %{x}: %{y:.4~g}<extra></extra>",
+    }
+
+
+def draw_slopes(found: Sequence[Slopes]) -> Figure:
+    """One panel per knob, above each other, over one axis of steps."""
+    shown, traces = found[:_PANELS], list[dict[str, Any]]()
+    page = layout("", height=100 + 140 * len(shown))
+    axis, page["annotations"] = page.pop("yaxis"), []
+    page["xaxis"]["anchor"] = f"y{len(shown)}" if len(shown) > 1 else "y"
+    gap = 0.17 / len(shown)
+    for i, one in enumerate(shown):
+        name = f"y{i + 1}" if i else "y"
+        top, limit = 1 - i / len(shown) - gap, one.limit or 1.0
+        where = [1 - (i + 1) / len(shown), top]
+        page[f"yaxis{name[1:]}"] = {**axis, "domain": where, "range": [-limit, limit], "nticks": 5}
+        page["annotations"].append(heading(one.knob, top))
+        panel = filled(one.band, "--muted/0.22")
+        panel.append(stroke(one.value, one.knob, "--muted", width=1, showlegend=False, hoverinfo="skip"))
+        panel += [word_marks(w, [(one.knob, one.marks[w])], form=".3~g", showlegend=i == 0) for w in WORDS]
+        traces += [{**trace, "yaxis": name} for trace in panel]
+    more = f" {len(found) - _PANELS} more knobs are not drawn." if len(found) > _PANELS else ""
+    band = " Band: two standard errors." if any(one.band for one in shown) else ""
+    caption = f"Above 0: a higher value would have been better.{band} Markers: verdict of the round.{more}"
+    return Figure("Hypergradient", caption, {"data": traces, "layout": page})
+
+
+def draw_divergence(middle: Line, band: Band) -> Figure:
+    """How far the replicas' weights were apart at the end of each round."""
+    traces = filled(band, f"{palette(3)}/0.22")
+    traces.append(stroke(middle, "mean over replicas", palette(3), form=".3~e", showlegend=False))
+    page = layout("distance / norm", height=260)
+    page["yaxis"] |= decades([v for row in (middle, *band) for v in row.y if v is not None])
+    caption = "Distance of a replica's weights from the mean, relative to its norm, at the end of each round. "
+    caption += "Line: mean over replicas; band: the nearest and the furthest."
+    return Figure("Replica divergence", caption, {"data": traces, "layout": page})
+
+
+def draw_time(spent: Sequence[TimeShare]) -> Figure:
+    """A bar per phase, and beside or on it what it comes to."""
+    texts = [f"{say.seconds(one.seconds)}, {say.percent(one.share)}" for one in spent]
+    long = [one.seconds > 0.5 * max(s.seconds for s in spent) for one in spent]
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [label(one.phase) for one in spent],
+        "x": [one.seconds for one in spent],
+        "text": texts,
+        "textposition": "none",
+        "marker": {"color": palette(0)},
+        "hovertemplate": "%{y}: %{text}<extra></extra>",
+    }
+    words = {
+        "type": "scatter",
+        "mode": "text",
+        "y": bars["y"],
+        "x": bars["x"],
+        "text": [f"{text} " if inside else f" {text}" for text, inside in zip(texts, long, strict=True)],
+        "textposition": ["middle left" if inside else "middle right" for inside in long],
+        "textfont": {"color": ["--card" if inside else "--text" for inside in long]},
+        "hoverinfo": "skip",
+    }
+    page = layout("", height=80 + 34 * len(spent)) | {"showlegend": False, "meta": {"over": "seconds"}}
+    page["xaxis"] |= {"title": {"text": "seconds"}, "rangemode": "tozero"}
+    page["yaxis"] |= {"autorange": "reversed", "showgrid": False, "ticksuffix": "  "}
+    caption = "Seconds of the rank that wrote the journal; gather includes waiting for the others."
+    return Figure("Where the time went", caption, {"data": [bars, words], "layout": page})
+
+
+def _overlay(names: Sequence[str], lines: Sequence[Line], y_title: str, form: str = ".4~g") -> dict[str, Any]:
+    """One line per run; the second eight have dashes."""
+    traces = [
+        stroke(one, name, palette(i), dash=_DASHES[i // 8 % len(_DASHES)], form=form)
+        for i, (name, one) in enumerate(zip(names, lines, strict=True))
+        if one
+    ]
+    values = [v for one in lines for v in one.y if v is not None]
+    page = layout(y_title, height=360 + 12 * max(0, len(names) - 6))  # the legend grows
+    if min(values) >= 0 < max(values) and (y_title != "loss" or 0 < 8 * min(values) < max(values)):
+        page["yaxis"] |= decades(values)
+    return {"data": traces, "layout": page}

@@ -1,0 +1,116 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["factor", "finite", "loss", "number", "percent", "rate", "rates", "seconds", "short"]
+
+NOTHING = "–"
+
+
+def finite(value: object) -> float | None:
+    """A float, or None for what is missing, no number, NaN or infinite.
+
+    >>> finite(3), finite(float("nan")), finite(None), finite("7"), finite(True)
+    (3.0, None, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an int that no float holds
+        return None
+
+
+def number(value: float | None, digits: int) -> str:
+    """So many significant digits; powers of ten where zeros would have to be counted.
+
+    >>> number(0.0041, 2), number(3.27749, 4), number(0.1, 2), number(12345678.0, 3), number(0.0, 2)
+    ('4.1e-3', '3.277', '0.1', '1.23e7', '0')
+    """
+    if value is None:
+        return NOTHING
+    if value != 0 and not 1e-2 <= abs(value) < 1e5:
+        mantissa, power = f"{value:.{digits - 1}e}".split("e")
+        if "." in mantissa:
+            mantissa = mantissa.rstrip("0").rstrip(".")
+        return f"{mantissa}e{int(power)}"
+    whole = len(str(int(abs(value))))
+    return f"{value:.{digits}g}" if digits >= whole else f"{value:.0f}"
+
+
+def rate(value: float | None) -> str:
+    """A learning rate or another knob's value."""
+    return number(value, 2)
+
+
+def rates(start: float, end: float) -> tuple[str, str]:
+    """Two of them, with as many digits as it takes to tell them apart.
+
+    >>> rates(1e-3, 4.12e-3), rates(0.1, 0.1021)
+    (('1e-3', '4.1e-3'), ('0.1', '0.102'))
+    """
+    for digits in (2, 3, 4):
+        if number(start, digits) != number(end, digits):
+            break
+    return number(start, digits), number(end, digits)
+
+
+def loss(value: float | None) -> str:
+    """A loss or a metric: digits enough to compare.
+
+    >>> loss(0.03588), loss(1.0276), loss(None)
+    ('0.03588', '1.028', '–')
+    """
+    return number(value, 4)
+
+
+def factor(value: float | None) -> str:
+    """How many times as much.
+
+    >>> factor(2.14), factor(1.021)
+    ('2.1×', '1.02×')
+    """
+    if value is None:
+        return NOTHING
+    return f"{number(value, 3 if 0.9 < value < 1.1 else 2)}×"
+
+
+def percent(share: float) -> str:
+    """A share of 1.
+
+    >>> percent(0.9712), percent(0.0004), percent(1e-6), percent(0)
+    ('97.1 %', '0.04 %', 'below 0.01 %', '0 %')
+    """
+    if 0 < share < 1e-4:
+        return "below 0.01 %"
+    return f"{100 * share:.1f} %" if share >= 0.01 else f"{100 * share:.1g} %"
+
+
+def seconds(value: float | None) -> str:
+    """A duration.
+
+    >>> seconds(0.0123), seconds(12.34), seconds(750), seconds(11100), seconds(59.97)
+    ('12.3 ms', '12.3 s', '12 min 30 s', '3 h 5 min', '1 min 0 s')
+    """
+    if value is None:
+        return NOTHING
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    if round(value, 1) < 60:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def short(text: str, limit: int = 36) -> str:
+    """A name that fits into a legend: what is too long loses its middle.
+
+    >>> short("lr[encoder.layers.11.attention.output]", limit=20)
+    'lr[encoder…n.output]'
+    """
+    half = (limit - 1) // 2
+    return text if len(text) <= limit else f"{text[: limit - 1 - half]}…{text[-half:]}"

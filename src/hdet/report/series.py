@@ -1,0 +1,224 @@
+"""What the figures show, as typed tuples: computed here, drawn elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from hdet.report.data import WORDS, Numbers, Round, RunData, Word
+from hdet.report.lines import LIMIT, Band, Line, line, mean
+
+__all__ = [
+    "Event",
+    "Losses",
+    "Rates",
+    "Slopes",
+    "TimeShare",
+    "base_rate",
+    "divergence",
+    "events",
+    "lengthening",
+    "losses",
+    "rates",
+    "slopes",
+    "time_shares",
+]
+
+Marks = Mapping[Word, Line]
+"""Where in a figure a round's verdict stands."""
+
+
+class Rates(NamedTuple):
+    """One knob over steps."""
+
+    knob: str
+    base: Line
+    band: Band
+    """From the lowest replica to the highest, at each round's last step."""
+    plain: Line
+    """The schedule as it would be if nothing were learned."""
+    marks: Marks
+
+
+class Losses(NamedTuple):
+    """Losses over steps."""
+
+    mean: Line
+    """Mean of a round's replicas."""
+    band: Band
+    points: Line
+    """What was compared: every replica's signal in every round."""
+    labels: tuple[str, ...]
+    """One per point."""
+    probed: bool
+    """Whether the points are a probe's losses and not the training losses."""
+    train: Line
+    validation: Line
+
+
+class Slopes(NamedTuple):
+    """One knob's hypergradient over rounds."""
+
+    knob: str
+    value: Line
+    band: Band
+    """Two standard errors to both sides; empty where the controller knows none."""
+    marks: Marks
+    limit: float
+    """Height of a figure in which all rounds are seen, but for a few that are far off."""
+
+
+class TimeShare(NamedTuple):
+    """Where time went."""
+
+    phase: str
+    seconds: float
+    share: float
+
+
+class Event(NamedTuple):
+    """Something that happened once."""
+
+    step: int
+    text: str
+
+
+def rates(run: RunData) -> tuple[Rates, ...]:
+    """Every knob over steps, learning rates or not."""
+    return tuple(_rates(run, g) for g in range(len(run.knobs)))
+
+
+def _rates(run: RunData, g: int) -> Rates:
+    base = [point for r in run.rounds for point in _both(run, r, r.base_before[g], r.base[g])]
+    plain = [point for r in run.rounds for point in _both(run, r, r.plain_before[g], r.plain[g])]
+    seen = [(r.step - 1, [row.values[g] for row in r.replicas]) for r in run.rounds]
+    return Rates(
+        knob=run.knobs[g],
+        base=line(base),
+        band=_band(seen),
+        plain=line(plain),
+        marks=_marks(run, g, lambda r: r.base[g] if r.step != run.total_steps else r.base_before[g]),
+    )
+
+
+def _both(run: RunData, r: Round, before: float | None, after: float | None) -> list[tuple[float, float | None]]:
+    """A round's last step and the step after it, if there is one."""
+    points = [(r.step - 1, before)] + ([(r.step, after)] if r.step != run.total_steps else [])
+    return [(x, y) for x, y in points if y is not None]
+
+
+def base_rate(run: RunData) -> Line:
+    """One rate for the whole run: the geometric mean of its parameter groups'."""
+
+    def common(row: Numbers) -> float | None:
+        return _geometric_mean(row[g] for g in run.rates)
+
+    return line(point for r in run.rounds for point in _both(run, r, common(r.base_before), common(r.base)))
+
+
+def losses(run: RunData) -> Losses:
+    """Losses by replica and round, and the run's own curves."""
+    by_round = [(r.step, [row.loss for row in r.replicas]) for r in run.rounds]
+    points = [(r.step, row.signal, _label(run, r, i)) for r in run.rounds for i, row in enumerate(r.replicas)]
+    known = [point for point in points if point[1] is not None]
+    known = known[:: math.ceil(len(known) / (2 * LIMIT)) or 1]
+    curve = run.curve
+    return Losses(
+        mean=line((x, mean(values)) for x, values in by_round),
+        band=_band(by_round),
+        points=Line(tuple(x for x, _, _ in known), tuple(y for _, y, _ in known)),
+        labels=tuple(label for _, _, label in known),
+        probed=run.probed or any(_differ(row.signal, row.loss) for r in run.rounds for row in r.replicas),
+        train=line(zip(curve.steps, curve.train, strict=True)),
+        validation=line((x, y) for x, y in zip(curve.steps, curve.validation, strict=True) if y is not None),
+    )
+
+
+def _differ(a: float | None, b: float | None) -> bool:
+    return a is not None and b is not None and a != b
+
+
+def _label(run: RunData, r: Round, i: int) -> str:
+    """A replica's own values, the rates first in mind."""
+    shown = (run.rates or tuple(range(len(run.knobs))))[:3]
+    values = [f"{run.knobs[g]} {value:.3g}" for g in shown if (value := r.replicas[i].values[g]) is not None]
+    return ", ".join([f"{'point' if run.probed else 'replica'} {i}", *values])
+
+
+def slopes(run: RunData) -> tuple[Slopes, ...]:
+    """The hypergradient of every knob that has one."""
+    found = (_slopes(run, g) for g in range(len(run.knobs)))
+    return tuple(one for one in found if one.value)
+
+
+def _slopes(run: RunData, g: int) -> Slopes:
+    known = [(r.step, slope) for r in run.rounds if (slope := r.slopes[g]) is not None]
+    heights = sorted(abs(slope.value) + 2 * (slope.error or 0.0) for _, slope in known) or [0.0]
+    most = heights[math.ceil(0.95 * len(heights)) - 1]
+    with_error = [(x, slope.value, 2 * slope.error) for x, slope in known if slope.error is not None]
+    return Slopes(
+        knob=run.knobs[g],
+        value=line((x, slope.value) for x, slope in known),
+        band=Band(line((x, y - e) for x, y, e in with_error), line((x, y + e) for x, y, e in with_error)),
+        marks=_marks(run, g, lambda r: r.slopes[g].value),  # type: ignore[union-attr]  # only rounds with a slope
+        limit=1.1 * (heights[-1] if heights[-1] < 3 * most else most),
+    )
+
+
+def lengthening(run: RunData) -> bool:
+    """Whether rounds grow with the run, so that a logarithmic axis of steps shows them evenly."""
+    steps = [0, *(r.step for r in run.rounds)]
+    lengths = [after - before for before, after in itertools.pairwise(steps) if after > before]
+    return len(lengths) > 2 and lengths[len(lengths) // 2] >= 2 * lengths[0] and max(lengths) >= 8 * lengths[0]
+
+
+def divergence(run: RunData) -> tuple[Line, Band]:
+    """How far replicas were from their mean, relative to its norm: mean over replicas, lowest and highest."""
+    seen = [(r.step, [row.divergence or None for row in r.replicas]) for r in run.rounds]
+    return line((x, mean(values)) for x, values in seen), _band(seen)
+
+
+def time_shares(run: RunData) -> tuple[TimeShare, ...]:
+    """Seconds by phase; what the run took outside its rounds (evaluation, start) is the rest."""
+    phases = ["train", "probe", "gather", "controller", "converge"]
+    phases += sorted({phase for r in run.rounds for phase in r.seconds} - set(phases))
+    known = {phase: math.fsum(r.seconds.get(phase, 0.0) for r in run.rounds) for phase in phases}
+    inside = math.fsum(known.values())
+    rest = (run.summary.seconds or 0.0) - inside
+    if inside > 0 and rest > 0.01 * inside:
+        known["outside rounds"] = rest
+    total = math.fsum(known.values())
+    return tuple(TimeShare(phase, s, s / total) for phase, s in known.items() if total > 0)
+
+
+def events(run: RunData) -> tuple[Event, ...]:
+    """What the journal tells besides numbers. Repetitions in rounds that follow each other are one event."""
+    found = [Event(step, "resumed") for step in run.resumes]
+    last = None
+    for r in run.rounds:
+        out = f"replica {', '.join(map(str, r.excluded))} left out" if r.excluded else None
+        texts = [text for text in (r.event, out) if text]
+        found += [Event(r.step, text) for text in texts if texts != last]
+        last = texts
+    return tuple(sorted(found))
+
+
+def _band(rows: Iterable[tuple[float, list[float | None]]]) -> Band:
+    known = [(x, [v for v in values if v is not None]) for x, values in rows]
+    known = [(x, values) for x, values in known if values]
+    return Band(line((x, min(values)) for x, values in known), line((x, max(values)) for x, values in known))
+
+
+def _marks(run: RunData, g: int, height: Callable[[Round], float | None]) -> Marks:
+    marks: dict[Word, Line] = {}
+    for word in WORDS:
+        chosen = [r for r in run.rounds if (slope := r.slopes[g]) is not None and slope.word == word]
+        marks[word] = line(((r.step, height(r)) for r in sorted(chosen, key=lambda r: r.step)), LIMIT // 3)
+    return marks
+
+
+def _geometric_mean(values: Iterable[float | None]) -> float | None:
+    logs = [math.log(value) for value in values if value is not None and value > 0]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None

@@ -1,0 +1,51 @@
+(function () {
+  "use strict";
+  const plots = JSON.parse(document.getElementById("plots").textContent);
+  const logSteps = document.getElementById("log-steps");
+  const touch = matchMedia("(pointer: coarse)").matches;
+  const options = {
+    responsive: true,
+    displaylogo: false,
+    displayModeBar: touch || innerWidth < 720 ? false : "hover",
+    modeBarButtons: [["toImage", "resetScale2d"]],
+  };
+
+  // "--c1/0.2": the style sheet's colour of that name, so opaque.
+  function colour(role) {
+    const [name, opacity] = role.split("/");
+    const value = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    if (opacity === undefined) return value;
+    const channels = [1, 3, 5].map((i) => parseInt(value.slice(i, i + 2), 16));
+    return "rgba(" + channels.join(",") + "," + opacity + ")";
+  }
+
+  // A copy with colours in place of roles.
+  function painted(value, key) {
+    if (typeof value === "string") return /color$/.test(key) && value.startsWith("--") ? colour(value) : value;
+    if (Array.isArray(value)) return value.map((item) => painted(item, key));
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, painted(item, name)]));
+  }
+
+  function draw(box) {
+    const plot = painted(plots[box.dataset.plot], "");
+    if (touch) plot.layout.dragmode = false; // a finger scrolls the page
+    plot.layout.uirevision = logSteps.checked; // what is zoomed or hidden stays so when colours change
+    if (logSteps.checked && plot.layout.meta.over === "steps") {
+      Object.assign(plot.layout.xaxis, {type: "log", dtick: 1, title: {text: "step, logarithmic", standoff: 6}});
+    }
+    Plotly.react(box, plot.data, plot.layout, options);
+  }
+
+  // Inside a folded run there is no width to draw for.
+  function drawShown(within) {
+    within.querySelectorAll(".plot").forEach((box) => {
+      if (!box.closest("details:not([open])")) draw(box);
+    });
+  }
+
+  document.querySelectorAll("details.run").forEach((run) => run.addEventListener("toggle", () => drawShown(run)));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawShown(document));
+  if (logSteps) logSteps.addEventListener("change", () => drawShown(document));
+  drawShown(document);
+})();

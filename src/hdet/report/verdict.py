@@ -1,0 +1,217 @@
+"""The verdict: what a run came to, in a sentence and in four numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hdet.report import numbers as say
+from hdet.report.data import WORDS, RunData, Word, kind_of
+from hdet.report.lines import mean
+from hdet.report.series import time_shares
+
+__all__ = ["Ending", "Movement", "Tile", "base_movement", "compared", "ending", "movements", "tiles", "verdict"]
+
+_MOVED = math.log(1.01)
+"""How far, in the logarithm, a value must go before one says that it moved."""
+_APART = math.log(1.05)
+"""The same for a group's rate against the others'."""
+
+
+class Movement(NamedTuple):
+    """Where a knob began and where it ended; a rate at the peak of its schedule, so that decay is no movement."""
+
+    knob: str
+    start: float
+    end: float
+
+    @property
+    def factor(self) -> float | None:
+        return self.end / self.start if self.start else None
+
+    @property
+    def moved(self) -> bool:
+        if self.start * self.end <= 0:
+            return self.start != self.end
+        return abs(math.log(self.end / self.start)) >= _MOVED
+
+
+class Ending(NamedTuple):
+    """A run's last loss."""
+
+    loss: float | None
+    words: str
+    """Which loss it is."""
+
+
+class Tile(NamedTuple):
+    """A number at the top of the page."""
+
+    label: str
+    value: str
+    note: str
+
+
+def movements(run: RunData) -> tuple[Movement, ...]:
+    """Of every knob that the journal knows enough about."""
+    found = (_movement(run, g) for g in range(len(run.knobs)))
+    return tuple(one for one in found if one is not None)
+
+
+def _movement(run: RunData, g: int) -> Movement | None:
+    bases = [value for r in run.rounds for value in (r.base_before[g], r.base[g]) if value is not None]
+    if not bases:
+        return None
+    learned = [value for r in run.rounds if (value := r.learned[g]) is not None]
+    first, plain = run.starts[g], [value for r in run.rounds if (value := r.plain[g]) is not None]
+    if run.decays_by_itself or not (learned and first and plain):
+        return Movement(run.knobs[g], max(bases) if run.decays_by_itself else bases[0], bases[-1])
+    start = _given_rate(run, g) or max(plain, key=abs)
+    return Movement(run.knobs[g], start, start * learned[-1] / first)
+
+
+def _given_rate(run: RunData, g: int) -> float | None:
+    """What the user gave to OneCycleLR: the peak, which a run that ended early has not seen."""
+    given = run.arguments.get("max_lr") if kind_of(run.knobs[g]) == "lr" else None
+    if isinstance(given, list):
+        given = given[g] if g < len(given) else None
+    return say.finite(given)
+
+
+def base_movement(run: RunData) -> Movement | None:
+    """The learning rate's, as one number: the geometric mean over parameter groups."""
+    found = [m for m in movements(run) if kind_of(m.knob) == "lr" and m.start > 0 and m.end > 0]
+    if not found:
+        return None
+    start, end = (
+        math.exp(math.fsum(map(math.log, values)) / len(found))
+        for values in ([m.start for m in found], [m.end for m in found])
+    )
+    return Movement("base rate", start, end)
+
+
+def ending(run: RunData) -> Ending:
+    """The final loss of ``run.json``; without one the end of the curve, or the last round's mean."""
+    if "loss" in run.summary.final:
+        return Ending(run.summary.final["loss"], "final loss")
+    for values, words in ((run.curve.validation, "last validation loss"), (run.curve.train, "last train loss")):
+        known = [value for value in values if value is not None]
+        if known:
+            return Ending(known[-1], words)
+    by_round = [mean(row.loss for row in r.replicas) for r in run.rounds]
+    known = [value for value in by_round if value is not None]
+    return Ending(known[-1] if known else None, "last round's loss")
+
+
+def verdict(run: RunData, baseline: RunData | None = None) -> str:
+    """One sentence: where the rate went, which groups went apart, what the loss came to.
+
+    Args:
+        run: the run.
+        baseline: the run with the fixed schedule. None: what ``run.json`` says about one.
+    """
+    parts = [*_crash(run), *_rate_words(run), *_group_words(run), *_other_words(run), *_loss_words(run, baseline)]
+    text = "; ".join(parts) if parts else "no round has ended yet"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _crash(run: RunData) -> list[str]:
+    if not run.summary.crashed:
+        return []
+    reached = max([r.step for r in run.rounds] + [int(step) for step in run.curve.steps[-1:]], default=None)
+    return ["crashed"] if reached is None else [f"crashed after step {reached}"]
+
+
+def _rate_words(run: RunData) -> list[str]:
+    base, rounds = base_movement(run), f"{len(run.rounds)} round{'s' if len(run.rounds) != 1 else ''}"
+    if base is None:
+        return []
+    if not base.moved:
+        return [f"base rate stayed at {say.rate(base.start)} over {rounds}"]
+    decay = ", its decay included" if run.decays_by_itself else ""
+    start, end = say.rates(base.start, base.end)
+    return [f"base rate moved from {start} to {end} in {rounds}{decay}"]
+
+
+def _group_words(run: RunData) -> list[str]:
+    """Groups whose rate went apart from the common one, the furthest first."""
+    found = [m for m in movements(run) if kind_of(m.knob) == "lr" and m.factor]
+    base = base_movement(run)
+    if base is None or not base.factor or len(found) < 2:
+        return []
+    apart = [(_inside(m.knob), (m.factor or 1.0) / base.factor) for m in found]
+    apart = sorted((one for one in apart if abs(math.log(one[1])) >= _APART), key=lambda one: -abs(math.log(one[1])))
+    if not apart:
+        return []
+    more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
+    return [", ".join(f"{name} {say.factor(ratio)}" for name, ratio in apart[:4]) + more]
+
+
+def _inside(knob: str) -> str:
+    """``embedding`` of ``lr[embedding]``; a bare number says too little alone."""
+    name = knob.partition("[")[2].removesuffix("]")
+    return name if name and not name.isdigit() else knob
+
+
+def _other_words(run: RunData) -> list[str]:
+    others = [m for m in movements(run) if kind_of(m.knob) != "lr" and m.moved]
+    words = ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others[:3]]
+    return words + ([f"{len(others) - 3} more knobs moved"] if len(others) > 3 else [])
+
+
+def _loss_words(run: RunData, baseline: RunData | None) -> list[str]:
+    end = ending(run)
+    if end.loss is None:
+        return ["final loss not finite"] if "loss" in run.summary.final else []
+    other = ending(baseline).loss if baseline is not None else run.summary.baseline
+    against = f" against {say.loss(other)} for the fixed schedule" if other is not None else ""
+    return [f"{end.words} {say.loss(end.loss)}{against}"]
+
+
+def compared(runs: Sequence[RunData]) -> str:
+    """Who ended lowest, in one sentence."""
+    ends = [(end.loss, run.name) for run in runs if (end := ending(run)).loss is not None and not run.summary.crashed]
+    ranked = sorted(((loss, name) for loss, name in ends if loss is not None), key=lambda one: one[0])
+    crashed = [run.name for run in runs if run.summary.crashed]
+    if not ranked:
+        return f"{len(runs)} runs, none of which has a final loss."
+    text = f"{ranked[0][1]} ended lowest, at {say.loss(ranked[0][0])}"
+    if len(ranked) > 1:
+        text += "; then " + ", ".join(f"{name} {say.loss(loss)}" for loss, name in ranked[1:4])
+    if len(ranked) > 4:
+        text += f" and {len(ranked) - 4} more"
+    return text + (f"; crashed: {', '.join(crashed)}." if crashed else ".")
+
+
+def tiles(run: RunData) -> tuple[Tile, ...]:
+    """The four numbers at the top: rate, loss, rounds, time."""
+    base, end, spent = base_movement(run), ending(run), time_shares(run)
+    against = run.summary.baseline
+    note = f"{say.loss(against)} with the fixed schedule" if against is not None else end.words.removeprefix("final ")
+    counts = Counter(
+        slope.word for r in run.rounds for g in run.rates or range(len(run.knobs)) if (slope := r.slopes[g])
+    )
+    total = run.summary.seconds or math.fsum(s.seconds for s in spent)
+    training = next((s.share for s in spent if s.phase == "train"), None)
+    return (
+        Tile("Base rate", *_rate_words_short(base)),
+        Tile("Final loss", say.loss(end.loss), note if end.loss is not None else "no finite loss"),
+        Tile("Rounds", str(len(run.rounds)), _count_note(counts, len(run.rates))),
+        Tile("Time", say.seconds(total or None), f"{say.percent(training)} training" if training is not None else ""),
+    )
+
+
+def _rate_words_short(base: Movement | None) -> tuple[str, str]:
+    if base is None:
+        return say.NOTHING, "no learning rate in the journal"
+    if not base.moved:
+        return say.rate(base.end), "as given, did not move"
+    start, end = say.rates(base.start, base.end)
+    return end, f"from {start}, {say.factor(base.factor)}"
+
+
+def _count_note(counts: Counter[Word], groups: int) -> str:
+    words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+    return f"{words}{f' in {groups} groups' if groups > 1 else ''}" if words else "no verdicts"

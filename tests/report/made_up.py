@@ -1,0 +1,149 @@
+"""Made-up runs: journals whose numbers a person can check, with everything that a journal may hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hdet.journal import SCHEMA, Journal
+
+__all__ = ["a_header", "a_round", "probed_folder", "trained_journal", "write_folder", "write_journal"]
+
+
+def a_header(knobs: Sequence[str] = ("lr[0]",), replicas: int = 2, /, **arguments: Any) -> dict[str, Any]:
+    return {
+        "kind": "header",
+        "schema": SCHEMA,
+        "hdet": "0.0.0",
+        "time": "2026-11-15T02:31:33+00:00",
+        "replicas": replicas,
+        "knobs": list(knobs),
+        "arguments": arguments,
+    }
+
+
+def a_round(k: int, losses: Sequence[float | None] = (1.0, 2.0), knobs: int = 1, **more: Any) -> dict[str, Any]:
+    """A round of ten steps in which nothing was learned: base 0.1, replicas spread evenly by 10 %."""
+    n = len(losses)
+    rho = [1.0 + 0.1 * (2 * r / (n - 1) - 1 if n > 1 else 0.0) for r in range(n)]
+    replicas = [
+        {"loss": x, "signal": x, "values": [0.1 * m] * knobs, "multipliers": [m] * knobs, "divergence": 0.01}
+        for x, m in zip(losses, rho, strict=True)
+    ]
+    whole = {"round": k, "step": 10 * (k + 1), "replicas": replicas, "excluded": [], "weights": None, "delta": None}
+    whole |= {"velocity": None, "error": None, "learned": [1.0] * knobs, "base_before": [0.1] * knobs}
+    whole |= {"base": [0.1] * knobs, "seconds": {"train": 8.0, "probe": 1.0, "gather": 0.5, "controller": 0.1}}
+    whole["seconds"]["converge"] = 0.4
+    return {"kind": "round", **whole, **more}
+
+
+def write_journal(path: Path, *records: dict[str, Any]) -> Path:
+    journal = Journal(path)
+    for record in records:
+        journal.write(record)
+    journal.close()
+    return path
+
+
+def write_folder(folder: Path, *records: dict[str, Any], curve: str | None = None, **run: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if records:
+        write_journal(folder / "journal.jsonl", *records)
+    if run:
+        (folder / "run.json").write_text(json.dumps(run))
+    if curve is not None:
+        (folder / "curve.csv").write_text(curve)
+    return folder
+
+
+def trained_journal(path: Path, rounds: int = 40, replicas: int = 4, knobs: Sequence[str] = ("lr[0]", "lr[1]")) -> Path:
+    """A one-cycle run of the published method: losses fall, nothing much is learned, replica 2 is lost once."""
+    chance = random.Random(0)
+    records, m = [], 1.0
+    for k in range(rounds):
+        rho = [1 + (2 * r / (replicas - 1) - 1) / 9 for r in range(replicas)]
+        chance.shuffle(rho)
+        plain = [0.1 * math.sin(math.pi * (k + d) / (rounds + 0.1)) ** 2 + 1e-6 for d in (0.9, 1.0)]
+        losses = [2.0 * math.exp(-3 * k / rounds) + 0.3 + 0.03 * chance.gauss(0, 1) for _ in rho]
+        before, delta = m, 0.004 * chance.gauss(0.4, 1)
+        m *= 1 + delta if k > 10 else 1
+        rows = [
+            {
+                "loss": loss,
+                "signal": loss,
+                "values": [before * plain[0] * x] * len(knobs),
+                "multipliers": [x] * len(knobs),
+                "divergence": abs(x - 1) * 0.1 * math.exp(-k / rounds),
+            }
+            for loss, x in zip(losses, rho, strict=True)
+        ]
+        record = a_round(k, losses, len(knobs), replicas=rows, step=20 * (k + 1), learned=[m] * len(knobs))
+        record |= {"base_before": [before * plain[0]] * len(knobs), "base": [m * plain[1]] * len(knobs)}
+        record |= {"delta": [delta] * len(knobs) if k > 10 else None, "velocity": [delta / 10] * len(knobs)}
+        if k == 25:
+            record["excluded"], record["replicas"][2]["loss"] = [2], math.nan
+        records.append(record)
+    arguments = {"max_lr": 0.1, "total_steps": 20 * rounds, "spread": 1 / 9, "sync_every": 20, "decay": "schedule"}
+    return write_journal(path, a_header(knobs, replicas, **arguments), *records)
+
+
+PROBED = ("lr[embedding]", "lr[transformer]", "lr[head]", "weight_decay")
+_GOALS = (8.6, 2.5, 4.1, 0.03)
+_LENGTHS = [4] * 5 + [max(8, int(12 * 1.09**k)) for k in range(33)]
+
+
+def probed_folder(folder: Path, name: str = "auto", seed: int = 1, final: float = 3.277) -> Path:
+    """A probed run of three groups and a weight decay from a rate that is too low: a fan, a step back, a resume."""
+    chance, total = random.Random(seed), sum(_LENGTHS)
+    first = [1.0, 1.0, 1.0, 0.01]
+    m, records = first, []
+    for k in range(len(_LENGTHS)):
+        record = _probed_round(k, m, final, chance)
+        m = record["learned"]
+        records.append(record)
+    described = {knob: {"scale": "log", "spread": 0.3, "base": b} for knob, b in zip(PROBED, first, strict=True)}
+    header = a_header(PROBED, 8, fanout="probed", knobs=described, schedule="CosineAnnealingLR", total_steps=total)
+    curve = ["step,train_loss,validation_loss"]
+    for t in range(0, total, 2):
+        fit = 1.8 * math.exp(-4 * t / total) + final
+        curve.append(f"{t},{fit + 0.08 * chance.gauss(0, 1)},{fit + 0.03 if t % 50 == 0 else ''}")
+    run = {"task": "gpt", "name": name, "arguments": {"lr": 1e-3}, "steps": total, "crashed": False, "seed": seed}
+    run |= {"final": {"loss": final, "accuracy": 0.412}, "baseline": {"loss": 3.294}, "seconds": 0.34 * total + 40}
+    resume = {"kind": "resume", "time": "2026-11-15T03:00:00+00:00", "step": records[29]["step"], "replicas": 8}
+    return write_folder(folder, header, *records[:30], resume, *records[30:], curve="\n".join(curve) + "\n", **run)
+
+
+def _probed_round(k: int, m: list[float], final: float, chance: random.Random) -> dict[str, Any]:
+    """One round of the probed run: slopes point at the goals, and what is above two errors moves."""
+    step, total = sum(_LENGTHS[: k + 1]), sum(_LENGTHS)
+    shape = [1e-3 * (0.5 + 0.5 * math.cos(math.pi * min(t / total, 0.995))) for t in (step - 1, step)]
+    errors = [0.3 + 0.2 * chance.random() for _ in PROBED]
+    slopes = [0.9 * math.log(goal / x) + 0.25 * chance.gauss(0, 1) for goal, x in zip(_GOALS, m, strict=True)]
+    words = ["no signal" if abs(s) < 2 * e else "up" if s > 0 else "down" for s, e in zip(slopes, errors, strict=True)]
+    moved = [x * math.exp(0.3 * s if w != "no signal" else 0) for x, s, w in zip(m, slopes, words, strict=True)]
+    loss = 1.8 * math.exp(-4 * step / total) + final
+    rows = [
+        {
+            "loss": loss + 0.02 * chance.gauss(0, 1) if r == 0 else None,
+            "signal": loss - 0.1 * (x - 1) + 0.2 * (x - 1) ** 2,
+            "values": [x * b * shape[0] for b in m[:3]] + [m[3] * x],
+            "multipliers": [x] * 4,
+            "divergence": 0.0,
+        }
+        for r, x in enumerate(1 + (0.9 if k < 5 else 0.3) * (2 * r / 7 - 1) for r in range(8))
+    ]
+    return a_round(k, [loss], 4) | {
+        "replicas": rows,
+        "step": step,
+        "learned": moved,
+        "base_before": [b * shape[0] for b in m[:3]] + [m[3]],
+        "base": [b * shape[1] for b in moved[:3]] + [moved[3]],
+        "shape": [shape[1]] * 3 + [1.0],
+        "verdict": [{"slope": s, "error": e, "word": w} for s, e, w in zip(slopes, errors, words, strict=True)],
+        "event": "fan" if k < 5 else "went back to step 120" if k == 20 else None,
+        "seconds": {"train": 0.3 * _LENGTHS[k], "probe": 0.4, "gather": 0.02, "controller": 1e-4, "converge": 0.0},
+    }

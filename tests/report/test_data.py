@@ -1,0 +1,153 @@
+"""A run as data: from journals of every age, and from folders that hold more or less."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from hdet.errors import ArgumentError, JournalError
+from hdet.report.data import Slope, load_run
+from tests.report.made_up import a_header, a_round, probed_folder, write_folder, write_journal
+
+
+def test_a_journal_alone(tmp_path: Path) -> None:
+    path = write_journal(
+        tmp_path / "first.jsonl", a_header(("lr[a]",), spread=0.1), a_round(0), a_round(1, delta=[0.2])
+    )
+    run = load_run(path)
+    assert (run.name, run.knobs, run.replicas, run.probed) == ("first", ("lr[a]",), 2, False)
+    assert [(r.number, r.step) for r in run.rounds] == [(0, 10), (1, 20)]
+    assert [row.loss for row in run.rounds[0].replicas] == [1.0, 2.0]
+    assert run.rounds[0].plain == (0.1,)
+    assert run.rounds[0].slopes == (None,)
+    assert run.rounds[1].slopes == (Slope(0.2, None, "up"),)
+    assert run.arguments["spread"] == 0.1
+
+
+def test_a_folder_with_everything(tmp_path: Path) -> None:
+    run = load_run(probed_folder(tmp_path / "somewhere"))
+    assert (run.name, run.summary.task, run.probed, run.replicas) == ("auto", "gpt", True, 8)
+    assert run.summary.final == {"loss": 3.277, "accuracy": 0.412}
+    assert run.summary.baseline == 3.294
+    assert len(run.curve.steps) == len(run.curve.train) == len(run.curve.validation)
+    assert run.curve.validation[:2] != (None, None)
+    assert run.curve.validation[1] is None
+    assert run.rounds[0].event == "fan"
+    assert run.rounds[7].event is None
+    assert len(run.resumes) == 1
+    assert run.starts == (1.0, 1.0, 1.0, 0.01)
+    assert run.rates == (0, 1, 2)
+
+
+def test_the_plain_schedule_is_the_shape_times_what_was_learned_at_first(tmp_path: Path) -> None:
+    described = {"lr[0]": {"base": 1.0}, "dropout": {"base": 0.1}}
+    header = a_header(("lr[0]", "dropout"), knobs=described)
+    derived = a_round(0, knobs=2, base=[0.3, 0.2], learned=[3.0, 0.2])
+    given = {**a_round(1, knobs=2, base=[0.3, 0.2], learned=[3.0, 0.2]), "shape": [0.05, 1.0]}
+    run = load_run(write_journal(tmp_path / "x", header, derived, given))
+    assert run.rounds[0].plain == pytest.approx((0.1, 0.1))
+    assert run.rounds[1].plain == pytest.approx((0.05, 0.1))
+    assert run.rounds[0].plain_before == pytest.approx((0.1, 0.1))
+    assert run.rounds[1].plain_before == pytest.approx((0.1 / 3, 0.05))
+
+
+def test_after_a_step_back_it_is_not_known_what_was_learned_before(tmp_path: Path) -> None:
+    back = {**a_round(1), "event": "went back to step 5"}
+    run = load_run(write_journal(tmp_path / "x", a_header(), a_round(0), back, {**a_round(2), "step": 15}))
+    assert [r.plain_before for r in run.rounds] == [(0.1,), (None,), (None,)]
+
+
+def test_the_published_decay_has_no_plain_schedule_unless_the_journal_says_it(tmp_path: Path) -> None:
+    run = load_run(write_journal(tmp_path / "x", a_header(decay="exponential"), a_round(0)))
+    assert run.decays_by_itself
+    assert run.rounds[0].plain == (None,)
+
+
+def test_numbers_that_are_none(tmp_path: Path) -> None:
+    record = a_round(0, [math.nan, None, 1.0], excluded=[0], base=[math.inf], delta=[math.nan])
+    record["replicas"][2]["signal"] = math.inf
+    (r,) = load_run(write_journal(tmp_path / "x", a_header(), record)).rounds
+    assert [row.loss for row in r.replicas] == [None, None, 1.0]
+    assert [row.signal for row in r.replicas] == [None, None, None]
+    assert (r.base, r.slopes, r.excluded) == ((None,), (None,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"verdict": [{"slope": 0.5, "error": None, "word": "no signal"}]}, Slope(0.5, None, "no signal")),
+        ({"verdict": [{"slope": -0.5, "error": 0.1, "word": "down"}]}, Slope(-0.5, 0.1, "down")),
+        ({"verdict": [{"slope": 0.5, "error": 0.3}]}, Slope(0.5, 0.3, "no signal")),
+        ({"verdict": [None]}, None),
+        ({"verdict": [{"slope": None, "error": None, "word": "no signal"}]}, None),
+        ({"delta": [-0.5], "error": [0.2]}, Slope(-0.5, 0.1, "down")),  # signals 1 and 2: deviation 1/2
+        ({"delta": [-0.5], "error": [0.6]}, Slope(-0.5, 0.3, "no signal")),
+        ({"delta": [0.0], "error": None}, Slope(0.0, None, "no signal")),
+    ],
+)
+def test_what_a_round_said(tmp_path: Path, more: dict[str, object], expected: Slope | None) -> None:
+    (r,) = load_run(write_journal(tmp_path / "x", a_header(), {**a_round(0), **more})).rounds
+    assert r.slopes == (expected,)
+
+
+def test_groups_that_were_added_later(tmp_path: Path) -> None:
+    run = load_run(write_journal(tmp_path / "x", a_header(("lr[0]",)), a_round(0), a_round(1, knobs=2)))
+    assert run.knobs == ("lr[0]", "lr[1]")
+    assert [r.base for r in run.rounds] == [(0.1, None), (0.1, 0.1)]
+
+
+def test_a_journal_of_an_older_hdet(tmp_path: Path) -> None:
+    """Without the knobs' names, signals, learned values and a probe's time."""
+    header, record = a_header(), a_round(0)
+    del header["knobs"], record["learned"], record["error"], record["replicas"][0]["signal"]
+    run = load_run(write_journal(tmp_path / "x", header, record))
+    assert run.knobs == ("lr[0]",)
+    assert run.rounds[0].plain == (None,)
+    assert run.rounds[0].replicas[0].signal == 1.0
+
+
+def test_a_header_alone_is_a_run_without_rounds(tmp_path: Path) -> None:
+    assert load_run(write_journal(tmp_path / "x", a_header())).rounds == ()
+
+
+def test_a_folder_without_a_journal_is_a_plain_schedulers_run(tmp_path: Path) -> None:
+    run = load_run(write_folder(tmp_path / "fixed", final={"loss": 3.294}, name="", curve="step,train_loss\n0,4\n5,"))
+    assert (run.name, run.rounds, run.summary.final["loss"]) == ("fixed", (), 3.294)
+    assert run.curve.train == (4.0, None)
+
+
+def test_a_journal_in_a_folder_is_named_after_it(tmp_path: Path) -> None:
+    write_folder(tmp_path / "mine", a_header())
+    assert load_run(tmp_path / "mine" / "journal.jsonl").name == "mine"
+    assert load_run(tmp_path / "mine").name == "mine"
+
+
+def test_what_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"nowhere does not exist; check"):
+        load_run(tmp_path / "nowhere")
+    with pytest.raises(JournalError, match=r"neither journal.jsonl nor run.json"):
+        load_run(tmp_path)
+    with pytest.raises(JournalError, match=r"that hdet does not write .*'step'"):
+        load_run(write_journal(tmp_path / "x", a_header(), {"kind": "round", "round": 0}))
+    with pytest.raises(JournalError, match=r"that hdet does not write"):
+        load_run(write_journal(tmp_path / "y", a_header(), a_round(0, replicas=[7])))
+    for text, words in (("{", "is not JSON"), ("[]", "one JSON object, but holds a list")):
+        (tmp_path / "run.json").write_text(text)
+        with pytest.raises(JournalError, match=words):
+            load_run(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "words"), [("a,b\n1,2\n", "must have the columns"), ("", "must have the columns")])
+def test_a_curve_that_is_none_says_so(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(JournalError, match=words):
+        load_run(write_folder(tmp_path, a_header(), curve=text))
+
+
+def test_a_curve_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    text = "step,train_loss,validation_loss\n0,4.0,\n1,nan,3.0\n2,3."
+    run = load_run(write_folder(tmp_path, a_header(), curve=text))
+    assert run.curve.steps == (0.0, 1.0)
+    assert run.curve.train == (4.0, None)
+    assert run.curve.validation == (None, 3.0)

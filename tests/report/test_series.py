@@ -1,0 +1,155 @@
+"""What the figures show, by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hdet.report import series
+from hdet.report.comparison import Table, compare, table_of
+from hdet.report.data import RunData, load_run
+from hdet.report.lines import LIMIT, Line, line, thinned
+from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_folder, write_journal
+
+
+def run_of(tmp_path: Path, *records: dict[str, object], knobs: tuple[str, ...] = ("lr[0]",)) -> RunData:
+    return load_run(write_journal(tmp_path / "x.jsonl", a_header(knobs), *records))
+
+
+def test_rates_of_a_knob(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path,
+        a_round(0, base=[0.2], learned=[2.0], delta=[1.0]),
+        a_round(1, base_before=[0.2], base=[0.1], learned=[1.0], delta=[-1.0]),
+    )
+    (one,) = series.rates(run)
+    assert one.base == Line((9, 10, 19, 20), (0.1, 0.2, 0.2, 0.1))
+    assert one.plain == Line((9, 10, 19, 20), (0.1, 0.1, 0.1, 0.1))
+    assert one.band.low.y == pytest.approx((0.09, 0.09))
+    assert one.band.high.y == pytest.approx((0.11, 0.11))
+    assert one.marks == {"up": Line((10,), (0.2,)), "down": Line((20,), (0.1,)), "no signal": Line()}
+
+
+def test_what_the_schedule_gives_after_its_end_is_not_shown(tmp_path: Path) -> None:
+    header = a_header(total_steps=20)
+    records = [a_round(0, base=[0.2]), a_round(1, base=[7.0], delta=[1.0])]
+    run = load_run(write_journal(tmp_path / "x.jsonl", header, *records))
+    (one,) = series.rates(run)
+    assert one.base == Line((9, 10, 19), (0.1, 0.2, 0.1))
+    assert one.marks["up"] == Line((20,), (0.1,))
+    assert series.base_rate(run).y == pytest.approx((0.1, 0.2, 0.1))
+
+
+def test_losses_by_replica_and_round(tmp_path: Path) -> None:
+    seen = series.losses(run_of(tmp_path, a_round(0, [1.0, 3.0]), a_round(1, [2.0, None])))
+    assert seen.mean == Line((10, 20), (2.0, 2.0))
+    assert (seen.band.low.y, seen.band.high.y) == ((1.0, 2.0), (3.0, 2.0))
+    assert seen.points == Line((10, 10, 20), (1.0, 3.0, 2.0))
+    assert seen.labels == ("replica 0, lr[0] 0.09", "replica 1, lr[0] 0.11", "replica 0, lr[0] 0.09")
+    assert not seen.probed
+    assert not seen.train
+    assert not seen.validation
+
+
+def test_slopes_and_their_errors(tmp_path: Path) -> None:
+    verdicts = [{"slope": 1.0, "error": 0.25, "word": "up"}], [{"slope": -0.1, "error": None, "word": "no signal"}]
+    run = run_of(tmp_path, *({**a_round(k), "verdict": verdict} for k, verdict in enumerate(verdicts)))
+    (one,) = series.slopes(run)
+    assert one.value == Line((10, 20), (1.0, -0.1))
+    assert one.band == (Line((10,), (0.5,)), Line((10,), (1.5,)))
+    assert one.marks["up"] == Line((10,), (1.0,))
+    assert one.limit == pytest.approx(1.65)
+    assert series.slopes(run_of(tmp_path, a_round(0))) == ()
+
+
+def test_one_wild_slope_does_not_flatten_the_others(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *(a_round(k, delta=[100.0 if k == 3 else 1.0]) for k in range(40)))
+    assert series.slopes(run)[0].limit == pytest.approx(1.1)
+
+
+def test_divergence_and_time(tmp_path: Path) -> None:
+    run = run_of(tmp_path, a_round(0), a_round(1))
+    middle, band = series.divergence(run)
+    assert middle == Line((10, 20), (0.01, 0.01))
+    assert not band
+    spent = {one.phase: (one.seconds, one.share) for one in series.time_shares(run)}
+    assert spent["train"] == pytest.approx((16.0, 0.8))
+    assert spent["converge"] == pytest.approx((0.8, 0.04))
+    assert list(spent) == ["train", "probe", "gather", "controller", "converge"]
+
+
+def test_time_outside_rounds_is_the_rest(tmp_path: Path) -> None:
+    run = load_run(write_folder(tmp_path, a_header(), a_round(0), seconds=20.0))
+    rest = series.time_shares(run)[-1]
+    assert (rest.phase, rest.seconds, rest.share) == pytest.approx(("outside rounds", 10.0, 0.5))
+
+
+def test_events_are_told_once(tmp_path: Path) -> None:
+    told = [{"event": "fan"}, {"event": "fan"}, {"event": None}, {"event": "restarted", "excluded": [1]}, {}]
+    records = [{**a_round(k), **more} for k, more in enumerate(told)]
+    run = run_of(tmp_path, *records, {"kind": "resume", "step": 25})
+    found = [(event.step, event.text) for event in series.events(run)]
+    assert found == [(10, "fan"), (25, "resumed"), (40, "replica 1 left out"), (40, "restarted")]
+
+
+def test_a_run_that_went_back_has_a_gap(tmp_path: Path) -> None:
+    run = run_of(tmp_path, a_round(0), a_round(1), {**a_round(2), "step": 15})
+    (one,) = series.rates(run)
+    assert one.base.x == (9, 10, 19, 20, 14, 14, 15)
+    assert one.base.y[4] is None
+    outline = one.band.outline()
+    assert outline.x == (9, 19, 19, 9, 14, 14, 14)
+    assert outline.y == pytest.approx((0.09, 0.09, 0.11, 0.11, None, 0.09, 0.11))
+
+
+def test_rounds_that_grow_are_noticed(tmp_path: Path) -> None:
+    assert series.lengthening(load_run(probed_folder(tmp_path / "a")))
+    assert not series.lengthening(load_run(trained_journal(tmp_path / "b")))
+    assert not series.lengthening(run_of(tmp_path))
+
+
+def test_long_runs_are_thinned(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *(a_round(k, [9.0 if k == 4321 else 1.0, 2.0], delta=[0.1]) for k in range(6000)))
+    (one,), seen = series.rates(run), series.losses(run)
+    for row in (one.base, one.plain, one.band.low, one.marks["up"], seen.mean, seen.band.high):
+        assert 0 < len(row.x) <= LIMIT + 2
+    assert max(y for y in seen.mean.y if y is not None) == 5.5  # the spike is kept
+    assert len(seen.points.x) == len(seen.labels) <= 2 * LIMIT
+
+
+def test_thinning_keeps_ends_and_gaps_and_leaves_short_lines_alone() -> None:
+    short = line([(1, 2.0), (2, None)])
+    assert thinned(short) is short
+    y = [None if 3000 <= i < 3100 else float(i % 7) for i in range(9000)]
+    thin = thinned(Line(tuple(range(9000)), tuple(y)), 300)
+    assert (thin.x[0], thin.x[-1]) == (0, 8999)
+    assert None in thin.y
+    assert {0.0, 6.0} <= set(thin.y)
+    assert len(thin.x) <= 302
+
+
+def test_comparison_takes_the_best_loss_that_all_have(tmp_path: Path) -> None:
+    auto = load_run(probed_folder(tmp_path / "auto"))
+    fixed = load_run(write_folder(tmp_path / "fixed", name="fixed", curve="step,train_loss\n0,4.0\n9,3.0\n"))
+    found = compare([auto, fixed])
+    assert (found.names, found.kind) == (("auto", "fixed"), "Train loss")
+    assert found.losses[1] == Line((0.0, 9.0), (4.0, 3.0))
+    assert found.rates[0]
+    assert not found.rates[1]
+    assert compare([auto]).kind == "Validation loss"
+
+
+def test_the_table_of_runs(tmp_path: Path) -> None:
+    auto = load_run(probed_folder(tmp_path / "auto"))
+    fixed = load_run(write_folder(tmp_path / "fixed", name="fixed", final={"loss": 3.294}, seconds=61))
+    broken = load_run(write_folder(tmp_path / "broken", name="broken", final={"loss": 1.0}, crashed=True))
+    table = table_of([fixed, broken, auto])
+    assert [row[:2] for row in table.rows] == [("auto", "3.277"), ("fixed", "3.294"), ("broken", "crashed")]
+    assert table.rows[1] == ("fixed", "3.294", "–", "–", "0", "1 min 1 s")
+    assert table.rows[0][2] == "1e-3"
+
+
+def test_a_table_with_a_short_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="one cell per column, here 2, but got"):
+        Table(["a", "b"], [["1"]])

@@ -1,0 +1,120 @@
+"""The verdict in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdet.report.data import RunData, load_run
+from hdet.report.verdict import compared, ending, movements, tiles, verdict
+from tests.report.made_up import a_header, a_round, probed_folder, write_folder, write_journal
+
+
+def learned(tmp_path: Path, knobs: tuple[str, ...], ends: list[float], rounds: int = 38, **run: Any) -> RunData:
+    """A run on a schedule from 1e-3 to 1e-6 whose knobs end at these factors."""
+    records = []
+    for k in range(rounds):
+        plain = [1e-3 if k == 0 else 1e-4 if k < rounds - 1 else 1e-6] * len(knobs)
+        m = ends if k == rounds - 1 else [1.0] * len(knobs)
+        base = [p * x for p, x in zip(plain, m, strict=True)]
+        records.append(a_round(k, [2.5, 3.5], len(knobs), learned=m, base=base))
+    return load_run(write_folder(tmp_path / "run", a_header(knobs), *records, **run))
+
+
+def test_the_sentence(tmp_path: Path) -> None:
+    knobs = ("lr[embedding]", "lr[transformer]", "lr[head]")
+    run = learned(
+        tmp_path, knobs, [4.1 * 2.1, 4.1 * 0.6, 4.1 / (2.1 * 0.6)], final={"loss": 3.277}, baseline={"loss": 3.294}
+    )
+    assert verdict(run) == (
+        "Base rate moved from 1e-3 to 4.1e-3 in 38 rounds; embedding 2.1×, transformer 0.6×, head 0.79×; "
+        "final loss 3.277 against 3.294 for the fixed schedule."
+    )
+
+
+def test_a_baseline_run_goes_before_what_run_json_says(tmp_path: Path) -> None:
+    run = learned(tmp_path, ("lr[0]",), [4.1], final={"loss": 3.277}, baseline={"loss": 3.294})
+    fixed = load_run(write_folder(tmp_path / "fixed", final={"loss": 3.3}))
+    assert verdict(run, fixed).endswith("final loss 3.277 against 3.3 for the fixed schedule.")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "ends", "more", "words"),
+    [
+        (("lr[0]",), [1.001], {}, "Base rate stayed at 1e-3 over 38 rounds; last round's loss 3."),
+        (("lr[0]",), [1.02], {}, "Base rate moved from 1e-3 to 1.02e-3 in 38 rounds; last round's loss 3."),
+        (("lr[0]", "lr[1]"), [4.0, 1.0], {}, "to 2e-3 in 38 rounds; lr[0] 2×, lr[1] 0.5×;"),
+        (("lr[0]",), [2.0], {"crashed": True}, "Crashed after step 380; base rate moved from 1e-3 to 2e-3"),
+        (("lr[0]",), [2.0], {"final": {"loss": "NaN"}}, "in 38 rounds; final loss not finite."),
+        (
+            tuple(f"lr[g{g}]" for g in range(6)),
+            [1, 2, 4, 8, 16, 32],
+            {},
+            "g0 0.18×, g5 5.7×, g1 0.35×, g4 2.8× and 2 more;",
+        ),
+    ],
+)
+def test_other_endings(
+    tmp_path: Path, knobs: tuple[str, ...], ends: list[float], more: dict[str, Any], words: str
+) -> None:
+    assert words in verdict(learned(tmp_path, knobs, ends, **more))
+
+
+def test_without_rounds_and_with_one(tmp_path: Path) -> None:
+    assert verdict(load_run(write_journal(tmp_path / "a", a_header()))) == "No round has ended yet."
+    one = load_run(write_journal(tmp_path / "b", a_header(), a_round(0)))
+    assert verdict(one) == "Base rate stayed at 0.1 over 1 round; last round's loss 1.5."
+    assert verdict(load_run(write_folder(tmp_path / "c", crashed=True))) == "Crashed."
+
+
+def test_other_knobs_are_told_by_their_values(tmp_path: Path) -> None:
+    header = a_header(("dropout",), knobs={"dropout": {"base": 0.1}})
+    record = a_round(0, base=[0.25], learned=[0.25])
+    run = load_run(write_journal(tmp_path / "x", header, record))
+    assert verdict(run) == "Dropout from 0.1 to 0.25; last round's loss 1.5."
+    assert tiles(run)[0].value == "–"
+
+
+def test_the_published_decay_is_named(tmp_path: Path) -> None:
+    records = [a_round(0), a_round(1, base_before=[0.1], base=[0.001])]
+    run = load_run(write_journal(tmp_path / "x", a_header(decay="exponential", max_lr=0.5), *records))
+    assert verdict(run).startswith("Base rate moved from 0.1 to 1e-3 in 2 rounds, its decay included;")
+
+
+def test_a_run_that_ended_before_its_peak_began_at_what_was_given(tmp_path: Path) -> None:
+    records = [a_round(0, base=[0.02], learned=[2.0])]
+    given = load_run(write_journal(tmp_path / "x", a_header(max_lr=[0.5]), *records))
+    assert [(m.start, m.end) for m in movements(given)] == [(0.5, 1.0)]
+
+
+def test_where_the_last_loss_comes_from(tmp_path: Path) -> None:
+    curve = "step,train_loss,validation_loss\n0,4.0,5.0\n9,3.0,\n"
+    for more, expected in (
+        ({"final": {"loss": 1.0}, "curve": curve}, (1.0, "final loss")),
+        ({"curve": curve}, (5.0, "last validation loss")),
+        ({"curve": curve.replace("5.0", "")}, (3.0, "last train loss")),
+        ({}, (1.5, "last round's loss")),
+    ):
+        folder = tmp_path / expected[1]
+        assert ending(load_run(write_folder(folder, a_header(), a_round(0), **more))) == expected
+
+
+def test_four_numbers(tmp_path: Path) -> None:
+    run = load_run(probed_folder(tmp_path / "auto"))
+    rate, loss, rounds, time = tiles(run)
+    assert (rate.label, loss.value, loss.note) == ("Base rate", "3.277", "3.294 with the fixed schedule")
+    assert rate.note.startswith("from 1e-3, ")
+    assert rounds.value == "38"
+    assert rounds.note.endswith("no signal in 3 groups")
+    assert time.note.endswith("% training")
+
+
+def test_several_runs(tmp_path: Path) -> None:
+    runs = [
+        load_run(write_folder(tmp_path / name, name=name, final={"loss": loss}, crashed=name == "hot"))
+        for name, loss in (("fixed", 3.294), ("auto", 3.277), ("hot", 4.1), ("a", 3.3), ("b", 3.4), ("c", 3.5))
+    ]
+    assert compared(runs) == "auto ended lowest, at 3.277; then fixed 3.294, a 3.3, b 3.4 and 1 more; crashed: hot."
+    assert compared(runs[2:3]) == "1 runs, none of which has a final loss."
