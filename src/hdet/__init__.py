@@ -2,6 +2,7 @@
 
 from hdet._version import __version__
 from hdet.algorithm.controllers import Controller, Published, Update
+from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
 from hdet.comm.arms import Arms, arms
 from hdet.engine import knobs
@@ -10,6 +11,7 @@ from hdet.engine.knobs import Knob
 from hdet.engine.onecycle import OneCycleLR
 from hdet.engine.outer import Elastic, Outer
 from hdet.engine.probes import ProbeBatch
+from hdet.engine.replay import schedule_from
 from hdet.engine.signals import Probe, TrainLoss
 from hdet.engine.warm_start import perturb_
 from hdet.errors import (
@@ -38,6 +40,7 @@ __all__ = [
     "JournalData",
     "JournalError",
     "Knob",
+    "LineSearch",
     "LostReplicaError",
     "Normalised",
     "OneCycleLR",
@@ -55,4 +58,5 @@ __all__ = [
     "knobs",
     "perturb_",
     "read_journal",
+    "schedule_from",
 ]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hdet.algorithm.assignment import assign
 from hdet.algorithm.controllers import Controller, Published, softmax_weights
 from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.scales import scale_named
 from hdet.algorithm.spread import multipliers
@@ -22,6 +23,7 @@ CONTROLLERS: dict[str, Controller] = {
     "published, strong": Published(sigma=1e-3, meta_momentum=0.5, meta_lr=2.0),
     "published, no smoothing": Published(meta_momentum=0.0),
     "normalised": Normalised(),
+    "line search": LineSearch(),
 }
 every_controller = pytest.mark.parametrize("rule", CONTROLLERS.values(), ids=CONTROLLERS.keys())
 RATE = KnobSpec("lr", scale_named("relative"), 1 / 9, scheduled=True)

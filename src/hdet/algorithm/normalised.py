@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hdet.algorithm.controllers import Update, is_finite
+from hdet.algorithm.plain_algebra import centred_columns, dot, inverse, standardised, times
 from hdet.errors import ArgumentError
 
 __all__ = ["Normalised", "NormalisedState"]
@@ -104,13 +105,13 @@ class Normalised:
         """One round."""
         knobs = len(state.moment)
         spreads = [max(abs(v) for v in column) for column in zip(*offsets, strict=True)]
-        x = _centred_columns([[_ratio(v, s) for v, s in zip(row, spreads, strict=True)] for row in offsets])
-        y, unit = _standardised(signals)
+        x = centred_columns([[_ratio(v, s) for v, s in zip(row, spreads, strict=True)] for row in offsets])
+        y, unit = standardised(signals)
         state = _remembered(state, x, y)
         covariance = self._covariance(state)
         if covariance is None:  # no spread, nothing to learn from
             return Update(state, [0.0] * knobs, [1.0 / len(y)] * len(y), [0.0] * knobs)
-        slopes = _times(covariance, state.moment)
+        slopes = times(covariance, state.moment)
         errors = self._errors(state, covariance, slopes)
         lengths = self._lengths(state, slopes, errors)  # in spreads, with their sign
         state = _forgotten(state, covariance, slopes, [abs(length) for length in lengths])
@@ -147,7 +148,7 @@ class Normalised:
         kappa = self.ridge * math.fsum(state.gram[g * knobs + g] for g in range(knobs)) / knobs
         if kappa == 0.0:
             return None
-        return _inverse(
+        return inverse(
             [[state.gram[g * knobs + h] + (kappa if g == h else 0.0) for h in range(knobs)] for g in range(knobs)]
         )
 
@@ -157,7 +158,7 @@ class Normalised:
         The signal has unit variance; a few pseudo-observations of that keep luck in a small sample from looking like
         certainty (two replicas that agree in sign a few times have no residual at all).
         """
-        residual = max(state.squares[0] - _dot(slopes, state.moment), 0.0)
+        residual = max(state.squares[0] - dot(slopes, state.moment), 0.0)
         variance = (residual + _PRIOR) / (max(state.squares[1] - len(slopes), 0.0) + _PRIOR)
         return [math.sqrt(variance * covariance[g][g]) for g in range(len(slopes))]
 
@@ -192,60 +193,14 @@ def _forgotten(
         [value / (_REST * math.exp(-lengths[g])) if g == h else value for h, value in enumerate(row)]
         for g, row in enumerate(covariance)
     ]
-    gram = _inverse(wider)
-    moment = _times(gram, slopes)
-    residual = max(state.squares[0] - _dot(slopes, state.moment), 0.0)
+    gram = inverse(wider)
+    moment = times(gram, slopes)
+    residual = max(state.squares[0] - dot(slopes, state.moment), 0.0)
     freedom = state.squares[1] - knobs
     rows = _NOISE * freedom + knobs if freedom > 0 else state.squares[1]
-    squares = [_NOISE * residual + _dot(slopes, moment), rows]
+    squares = [_NOISE * residual + dot(slopes, moment), rows]
     return state._replace(gram=[value for row in gram for value in row], moment=moment, squares=squares)
-
-
-def _times(matrix: list[list[float]], vector: Sequence[float]) -> list[float]:
-    return [_dot(row, vector) for row in matrix]
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return math.fsum(u * v for u, v in zip(a, b, strict=True))
 
 
 def _ratio(value: float, spread: float) -> float:
     return value / spread if spread > 0 else 0.0
-
-
-def _centred(values: Sequence[float]) -> list[float]:
-    mean = math.fsum(values) / len(values)
-    return [v - mean for v in values]
-
-
-def _standardised(signals: Sequence[float]) -> tuple[list[float], float]:
-    """Centred signals of unit deviation, and the deviation. All zero if they are equal; no finite signal overflows."""
-    half = [s / 2 for s in signals]
-    low, high = min(half), max(half)
-    span = high - low
-    if span == 0:
-        return [0.0] * len(half), 0.0
-    y = _centred([(h - low) / span for h in half])
-    deviation = math.sqrt(math.fsum(v * v for v in y) / len(y))
-    return [v / deviation for v in y], min(2 * deviation * span, 1e300)
-
-
-def _centred_columns(rows: list[list[float]]) -> list[list[float]]:
-    columns = [_centred(column) for column in zip(*rows, strict=True)]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _inverse(matrix: list[list[float]]) -> list[list[float]]:
-    """Gauss-Jordan with pivoting, in plain floats: every replica gets the same bits, whatever its BLAS."""
-    n = len(matrix)
-    rows = [list(row) + [float(i == j) for j in range(n)] for i, row in enumerate(matrix)]
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        head = rows[i][i]
-        rows[i] = [v / head for v in rows[i]]
-        for r in range(n):
-            factor = rows[r][i]
-            if r != i and factor:
-                rows[r] = [v - factor * w for v, w in zip(rows[r], rows[i], strict=True)]
-    return [row[n:] for row in rows]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Rounds", "default_length"]
+__all__ = ["Growing", "Rounds", "default_length"]
 
 
 def default_length(total_steps: int) -> int:
@@ -71,6 +72,74 @@ class Rounds:
         2
         """
         return max(1, -(-(self._last - t) // self.length))
+
+    @property
+    def _last(self) -> int:
+        return sys.maxsize if self.total_steps is None else self.total_steps
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Rounds that grow with the run, for probes: about log(S) of them, and later ones see a long horizon.
+
+    The first round is one step. Until take-off has landed rounds have ``short`` steps; a round that begins at t after
+    that has ``length`` steps or, without one, max(2 short, 0.15 t). The last ends are S - 1 and S, as in
+    :class:`Rounds`.
+
+    >>> Growing(short=4, total_steps=100, landed=29).ends
+    (1, 5, 9, 13, 17, 21, 25, 29, 37, 45, 53, 61, 70, 80, 92, 99, 100)
+    """
+
+    short: int
+    total_steps: int | None
+    landed: int | None = None
+    """The round end at which take-off ended; None: not yet."""
+    length: int | None = None
+
+    @classmethod
+    def for_run(cls, total_steps: int | None, length: int | None = None) -> Growing:
+        """Short rounds of 2 to 4 steps, a hundredth of the run."""
+        return cls(min(max(round((total_steps or 400) / 100), 2), 4), total_steps, None, length)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Every round end, where the run's length is known."""
+        last = self._last
+        return tuple(self._ends_until(last)) if last < sys.maxsize else ()
+
+    def ends_at(self, t: int) -> bool:
+        """Whether a round ends when the counter arrives at ``t``."""
+        return 0 < t <= self._last and self.next_end(t) == t
+
+    def index(self, t: int) -> int:
+        """k, the number of rounds that have ended once the counter stands at ``t``."""
+        return sum(1 for _ in self._ends_until(int(t)))
+
+    def next_end(self, t: int) -> int:
+        """The first end at or after ``t``; S if there is none."""
+        if t >= self._last - 1:
+            return min(max(t, self._last - 1), self._last)
+        return min(next(end for end in self._endless() if end >= t), self._last - 1)
+
+    def span(self, t: int) -> tuple[int, int]:
+        """Start and end of the round that the step to ``t`` belongs to: start < t <= end."""
+        before = list(self._ends_until(t - 1))
+        return (before[-1] if before else 0), self.next_end(t)
+
+    def _endless(self) -> Iterator[int]:
+        end = 1
+        while True:
+            yield end
+            landed = self.landed is not None and end >= self.landed
+            grown = self.length or max(2 * self.short, int(0.15 * end))
+            end += grown if landed else self.short
+
+    def _ends_until(self, t: int) -> Iterator[int]:
+        for end in self._endless():
+            if end > t or end >= self._last - 1:
+                break
+            yield end
+        yield from (end for end in (self._last - 1, self._last) if 0 < end <= t)
 
     @property
     def _last(self) -> int:

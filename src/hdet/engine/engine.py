@@ -25,7 +25,9 @@ from hdet.algorithm.base import Decaying
 from hdet.algorithm.controllers import Controller, Published, Update
 from hdet.algorithm.design import Design
 from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
+from hdet.algorithm.rounds import Rounds
 from hdet.algorithm.signals import comparable
 from hdet.comm import fingerprint
 from hdet.comm.arms import Arms
@@ -44,11 +46,15 @@ from hdet.engine.weights import NO_WEIGHTS, Body, Weights
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.journal import Sink
 
-__all__ = ["Engine", "RoundEnd"]
+__all__ = ["Engine", "RoundEnd", "in_pairs"]
 
 STATE_VERSION = 1
 Face = TypeVar("Face")
-_CONTROLLERS: dict[str, type[Published] | type[Normalised]] = {"Published": Published, "Normalised": Normalised}
+_CONTROLLERS: dict[str, type[Published] | type[Normalised] | type[LineSearch]] = {
+    "Published": Published,
+    "Normalised": Normalised,
+    "LineSearch": LineSearch,
+}
 
 _initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
 """Whether torch.distributed is. Every step asks, so what never changes is asked once."""
@@ -213,6 +219,12 @@ class Engine:
             average_(self.outer.tensors(), group, [True] * group.seat.size)  # one starting point for the outer step
             self._group = group
 
+    def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known. Of use to a probed fan-out, which wants to know when a round's first step comes."""
+
+    def after_step(self, optimizer: Optimizer, t: int) -> None:
+        """A step of training has been made. Of use to a probed fan-out, which keeps the round's mean."""
+
     def end_round(self, end: RoundEnd) -> bool:
         """Gather, decide, average, move the base values, write the journal. An error before the mean changes nothing.
 
@@ -321,7 +333,13 @@ class Engine:
             self._roll_call(group, Occasion.METRICS, NO_WEIGHTS, t, value)
 
     def _roll_call(
-        self, group: ReplicaGroup, occasion: Occasion, weights: Weights, t: int, signal: Tensor | None = None
+        self,
+        group: ReplicaGroup,
+        occasion: Occasion,
+        weights: Weights,
+        t: int,
+        signal: Tensor | None = None,
+        expect_equal: bool | None = None,
     ) -> RollCall:
         solo = group.seat.size == 1
         return call(
@@ -331,7 +349,7 @@ class Engine:
             NO_WEIGHTS if solo else weights,  # nobody to compare with: do not read them
             self.meter,
             signal=signal,
-            expect_equal=all(spec.spread == 0 for spec in self.specs),
+            expect_equal=all(s.spread == 0 for s in self.specs) if expect_equal is None else expect_equal,
             journal=self.chronicle.sink is not None,
         )
 
@@ -368,6 +386,7 @@ class Engine:
             learned = self.learned if update is None else self._moved(moves)
             return _Decision(update, learned, self.decaying, state)
         decaying = self.decaying.begun(end.schedule(end.after))
+        assert isinstance(self.settings.rounds, Rounds)  # growing rounds are refused with this decay
         rounds_left = self.settings.rounds.left_from(start)
         return _Decision(update, self.learned, decaying.after_round(moves, end.floors(), rounds_left), state)
 
@@ -441,7 +460,7 @@ class Engine:
     def state(self) -> dict[str, Any]:
         """Plain numbers, lists and strings; the same on every replica, with keys that never change."""
         controller = self.controller
-        known = isinstance(controller, (Published, Normalised))
+        known = isinstance(controller, (Published, Normalised, LineSearch))
         arguments = dataclasses.asdict(controller) if known else {}  # type: ignore[call-overload]
         return {
             "version": STATE_VERSION,
@@ -452,9 +471,8 @@ class Engine:
             "starts": list(self.decaying.starts),
             "bases": list(self.decaying.bases),
             "controller": type(controller).__name__ if controller is not None else None,
-            # Lists of pairs, not dicts: torch.distributed.checkpoint would make keys of their names.
-            "controller_arguments": _pairs(arguments),
-            "controller_state": _pairs(self.controller_state._asdict() if self.controller_state is not None else {}),
+            "controller_arguments": in_pairs(arguments),
+            "controller_state": in_pairs(self.controller_state._asdict() if self.controller_state is not None else {}),
         }
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
@@ -575,7 +593,8 @@ def _in_words(part: object) -> str:
     return repr(part) if type(part).__repr__ is not object.__repr__ else type(part).__name__
 
 
-def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+    """As lists: torch.distributed.checkpoint would make keys of a dict's names."""
     return [[name, list(value) if isinstance(value, list) else value] for name, value in values.items()]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -15,8 +14,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.algorithm.controllers import Controller, Published
 from hdet.algorithm.design import Balanced
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
-from hdet.algorithm.rounds import Rounds
+from hdet.algorithm.pilot import Pilot
+from hdet.algorithm.rounds import Growing, Rounds
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, ReplicaGroup, arriving, check_group, connect_within
 from hdet.engine import knobs as knob_factories
@@ -24,6 +26,7 @@ from hdet.engine.engine import Engine, RoundEnd
 from hdet.engine.knobs import Knob
 from hdet.engine.onecycle import OneCycleLR
 from hdet.engine.outer import OuterStep
+from hdet.engine.probed import ProbedEngine, ProbeFn, check_fanout
 from hdet.engine.probes import ProbeBatch
 from hdet.engine.rates import copy_rate, put_rate, shared_rates
 from hdet.engine.rollcall import Occasion
@@ -32,7 +35,7 @@ from hdet.engine.signals import Probe, Signal, TrainLoss
 from hdet.engine.snapshots import RoundMean, kept, write_
 from hdet.engine.weights import Body, check_model
 from hdet.errors import ArgumentError
-from hdet.journal import Sink, open_journal
+from hdet.journal import Journals, Sink, open_journal
 
 __all__ = ["Ensemble", "Inner", "Schedule"]
 
@@ -84,7 +87,7 @@ class Ensemble:
         schedule: any torch scheduler of that optimizer; the base of a learning rate is its value times a learned
             factor. None holds the optimizer's values.
         knobs: what is explored: results of ``hdet.knobs.*``, in one list. None: the learning rate of every group.
-        sync_every: T, steps per round.
+        sync_every: T, steps per round; None: 200. "auto" (probed only, and the default there): rounds that grow.
         total_steps: the run's length, if known: then there is a converge at its end.
         signal: what replicas are compared by: ``TrainLoss()`` (default), ``Probe(fn)``, ``Probe(fn, at="round_mean")``.
         controller: moves the base values. None: the published rule with the train loss, ``Normalised()`` with a probe.
@@ -99,6 +102,11 @@ class Ensemble:
             under shared gradients, where they do not.
         inner: averages inside nodes between rounds.
         allow_uninformative: explore loss knobs under shared gradients all the same.
+        fanout: "trained": replicas train at their own values. "probed": everybody trains at the base value, and
+            replicas are points on the line of a round's displacement; for learning rates, which act through it. The
+            rate is found from any guess: give a schedule without a warm-up of its own.
+        probe: for ``fanout="probed"``: a loss of the current model, ``hdet.ProbeBatch(model, loss_fn, loader)``.
+        points: how many points are probed at the end of a round.
     """
 
     def __init__(
@@ -107,7 +115,7 @@ class Ensemble:
         schedule: Schedule | None = None,
         knobs: Iterable[Knob | Sequence[Knob]] | None = None,
         *,
-        sync_every: int = 200,
+        sync_every: int | Literal["auto"] | None = None,
         total_steps: int | None = None,
         signal: Signal | None = None,
         controller: Controller | Literal[False] | None = None,
@@ -115,32 +123,43 @@ class Ensemble:
         group: Group = None,
         model: nn.Module | None = None,
         seed: int = 0,
-        journal: str | os.PathLike[str] | Sink | None = None,
+        journal: Journals = None,
         outer: OuterStep | None = None,
         optimizer_state: Literal["average", "keep", "reset"] | None = None,
         inner: Inner | None = None,
         allow_uninformative: bool = False,
+        fanout: Literal["trained", "probed"] = "trained",
+        probe: ProbeFn | None = None,
+        points: int = 8,
     ) -> None:
+        check_fanout(fanout, probe, points, group)
+        probed = fanout == "probed"
+        if probed:
+            _refuse_trained_parts(signal=signal, outer=outer, inner=inner, optimizer_state=optimizer_state)
         self.optimizer = optimizer
         self.schedule = schedule
         self.signal: Signal = signal if signal is not None else TrainLoss()
         _check(optimizer, schedule, self.signal, group, model, outer, inner)
-        self._knobs = _flat(knobs if knobs is not None else [knob_factories.lr(optimizer)])
+        default = knob_factories.lr(optimizer, spread=0.3 if probed else 1 / 9)
+        self._knobs = _flat(knobs if knobs is not None else [default])
         _check_knobs(self._knobs, self.signal, schedule)
         if not allow_uninformative:
             _refuse_uninformative(self._knobs, group)
-        settings = _settings(sync_every, total_steps, start, seed)
+        if probed:
+            _refuse_other_knobs(self._knobs)
+        settings = _settings(sync_every, total_steps, start, seed, probed)
         self.optimizer_state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
         if self.optimizer_state not in ("average", "keep", "reset"):
             raise ArgumentError(
                 f'optimizer_state must be "average", "keep" or "reset", but got {optimizer_state!r}; leave it out'
             )
-        rule = _controller(controller, self.signal)
+        rule = _controller(controller, self.signal, probed)
         specs = [knob.spec for knob in self._knobs]
         learned = [knob.spec.start(knob.read()) for knob in self._knobs]
         body = Body(model, with_state=self.optimizer_state == "average")
         body.remember(optimizer)
         arguments = {
+            "fanout": fanout,
             **settings.state(),
             "total_steps": total_steps,
             "schedule": type(schedule).__name__ if schedule is not None else None,
@@ -154,8 +173,18 @@ class Ensemble:
         }
         sink = open_journal(journal)
         parts = [_signal_in_words(self.signal), repr(inner), self.optimizer_state]
-        self._engine = Engine(settings, rule, specs, learned, Balanced(), group, sink, arguments, body, outer, parts)
-        self._engine.columns = _columns(self._knobs, optimizer)
+        columns = _columns(self._knobs, optimizer)
+        if probed and probe is not None:
+            self._engine: Engine = _probed(
+                settings, rule, specs, columns, points, probe, model, group, sink, {**arguments, "points": points}
+            )
+            self._engine.knob_of_group = {k.group: i for i, k in enumerate(self._knobs) if k.group is not None}
+            self._engine.begin(optimizer)
+        else:
+            self._engine = Engine(
+                settings, rule, specs, learned, Balanced(), group, sink, arguments, body, outer, parts
+            )
+        self._engine.columns = columns
         self._inner = inner
         self._node: ReplicaGroup | None = None
         self._mean = RoundMean()
@@ -183,6 +212,7 @@ class Ensemble:
         engine.connect(self.optimizer, self._step)
         if metrics is not None:
             self._check_metrics(metrics)
+        engine.after_step(self.optimizer, t)
         self._take_snapshot(t)
         if engine.settings.rounds.ends_at(t):
             self._end_round(t)
@@ -216,8 +246,9 @@ class Ensemble:
     @property
     def base_values(self) -> dict[str, float]:
         """The shared base value of each knob, around which the replicas spread."""
-        rows = zip(self._knobs, self._engine.learned, self._schedule(self._step), strict=True)
-        return {knob.spec.name: m * plain if knob.spec.scheduled else m for knob, m, plain in rows}
+        base = self._engine.base(self._schedule(self._step), self._step)
+        rows = zip(self._knobs, self._engine.learned, base, strict=True)
+        return {knob.spec.name: float(value) if knob.spec.scheduled else m for knob, m, value in rows}
 
     # -- the end of a round -----------------------------------------------------------------------------------------
 
@@ -291,10 +322,11 @@ class Ensemble:
         places = engine.my_places(t)
         fresh = self._written != (places, engine.learned)
         self._written = (places, engine.learned)
-        rows = zip(self._knobs, engine.learned, engine.multipliers(t), places, strict=True)
-        for knob, learned, rho, x in rows:
+        plain = [self._plain[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
+        rows = zip(self._knobs, engine.learned, engine.rates(plain, t), places, strict=True)
+        for knob, learned, rate, x in rows:
             if knob.group is not None:
-                put_rate(self.optimizer.param_groups[knob.group], self._plain[knob.group] * learned * rho)
+                put_rate(self.optimizer.param_groups[knob.group], rate)
             elif fresh:
                 knob.write(knob.spec.value(learned, x))
 
@@ -442,16 +474,74 @@ def _refuse_uninformative(knobs: list[Knob], group: Group) -> None:
         )
 
 
-def _settings(sync_every: int, total_steps: int | None, start: int, seed: int) -> Settings:
-    for name, value, least in (("sync_every", sync_every, 1), ("start", start, 0), ("seed", seed, -math.inf)):
+def _probed(
+    settings: Settings,
+    rule: Controller | None,
+    specs: list[KnobSpec],
+    columns: list[int],
+    points: int,
+    probe: ProbeFn,
+    model: nn.Module | None,
+    group: Group,
+    sink: Sink | None,
+    arguments: Mapping[str, Any],
+) -> ProbedEngine:
+    rounds = settings.rounds
+    assert isinstance(rounds, Growing)  # as settings are made for probes
+    pilot = Pilot(
+        rule,
+        len(specs),
+        max(spec.spread for spec in specs),
+        points,
+        settings.seed,
+        rounds,
+        peak=0.3 * (rounds.total_steps or 0),  # where OneCycle's rising phase would end
+        start=settings.auto_lr_start or 0,
+        columns=tuple(columns),
+    )
+    return ProbedEngine(settings, pilot, specs, probe, model, group, sink, arguments)
+
+
+def _refuse_trained_parts(**parts: object) -> None:
+    given = {name: value for name, value in parts.items() if value is not None}
+    if given:
+        raise ArgumentError(
+            f"a probed fan-out averages nothing and compares by its probe, but got {given}; leave these out, or use "
+            'fanout="trained"'
+        )
+
+
+def _refuse_other_knobs(knobs: list[Knob]) -> None:
+    others = [knob.spec.name for knob in knobs if knob.group is None]
+    if others:
+        raise ArgumentError(
+            f"the knobs {others} do not act as a factor on the displacement of a round, so points on its line cannot "
+            'judge them; probe learning rates only, or use fanout="trained"'
+        )
+
+
+def _settings(sync_every: int | str | None, total_steps: int | None, start: int, seed: int, probed: bool) -> Settings:
+    if sync_every is None:
+        sync_every = "auto" if probed else 200
+    length = None if probed and sync_every == "auto" else sync_every
+    for name, value, least in (
+        ("sync_every", 1 if length is None else length, 1),
+        ("start", start, 0),
+        ("seed", seed, -math.inf),
+    ):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ArgumentError(f"{name} must be an integer, at least {least}, but got {name}={value!r}")
     if total_steps is not None and (not isinstance(total_steps, int) or total_steps < 1):
         raise ArgumentError(f"total_steps must be a positive integer or None, but got total_steps={total_steps!r}")
-    return Settings(Rounds(sync_every, total_steps), seed, "schedule", start)
+    if probed:
+        growing = Growing.for_run(total_steps, None if length is None else int(length))
+        return Settings(growing if start == 0 else replace(growing, landed=0), seed, "schedule", start)
+    return Settings(Rounds(int(sync_every), total_steps), seed, "schedule", start)
 
 
-def _controller(controller: object, signal: Signal) -> Controller | None:
+def _controller(controller: object, signal: Signal, probed: bool) -> Controller | None:
+    if controller is None and probed:
+        return LineSearch()
     if controller is None:
         return Published() if isinstance(signal, TrainLoss) else Normalised()
     if controller is False:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,17 +15,21 @@ from torch.optim import Optimizer, lr_scheduler
 from hdet.algorithm.controllers import Controller, Published
 from hdet.algorithm.design import Permuted
 from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.linesearch import LineSearch
+from hdet.algorithm.pilot import Pilot
+from hdet.algorithm.rounds import Growing
 from hdet.algorithm.scales import scale_named
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, check_group
 from hdet.engine import torch_onecycle as torch_private
 from hdet.engine.engine import Engine, RoundEnd
+from hdet.engine.probed import ProbedEngine, ProbeFn, check_fanout
 from hdet.engine.rates import as_type_of, shared_rates
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings, refuse_nan
 from hdet.engine.weights import Body, check_model
 from hdet.errors import ArgumentError
-from hdet.journal import Sink, open_journal
+from hdet.journal import Journals, open_journal
 
 __all__ = ["OneCycleLR"]
 
@@ -52,13 +55,28 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     Inside a round the replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or
     where a round has just ended.
 
+    With ``fanout="probed"`` (or ``max_lr="auto"``) the rate is found: training runs at the base rate, probes of points
+    on the line of each round's displacement tell where to go, and the run begins far below any guess. Works on one
+    device and on several alike.
+
+    .. code-block:: python
+
+        scheduler = hdet.OneCycleLR(
+            optimizer, max_lr="auto", total_steps=10_000, probe=hdet.ProbeBatch(model, loss_fn, probe_loader)
+        )
+
     Args:
-        optimizer, max_lr, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
+        optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
             base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
+        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be wrong by any amount, and
+            ``fanout`` is "probed".
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
-        sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
-        auto_lr: True for the published controller, False for none, or a controller object.
-        auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
+            None: 1/9, and 0.3 for points.
+        sync_every: T, steps per round. "auto" (probed only): rounds that grow with the run. None:
+            ``max(1, min(1000, total_steps // 50))``, and "auto" for probes.
+        auto_lr: True for the published controller (probed: ``LineSearch()``), False for none, or a controller object.
+        auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end), and 0
+            for probes; above 0 there is no take-off.
         decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
         sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.
@@ -66,13 +84,17 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
             single replica where torch.distributed is not initialised. Looked up when it is first needed.
         model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters.
-        journal: a path or an object with ``write(record)``; one record per round.
+        journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
+            record per round.
+        fanout: "trained": replicas train at their own rates, as published. "probed": they are points of one model.
+        probe: a loss of the current model, for ``fanout="probed"``: ``hdet.ProbeBatch(model, loss_fn, loader)``.
+        points: how many points are probed at the end of a round, shared out over the ranks.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        max_lr: float | list[float],
+        max_lr: float | list[float] | Literal["auto"],
         total_steps: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
@@ -86,8 +108,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         three_phase: bool = False,
         last_epoch: int = -1,
         *,
-        spread: float = 1 / 9,
-        sync_every: int | None = None,
+        spread: float | None = None,
+        sync_every: int | Literal["auto"] | None = None,
         auto_lr: bool | Controller = True,
         auto_lr_start: int | None = None,
         decay: Literal["schedule", "exponential"] = "schedule",
@@ -97,8 +119,16 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         seed: int = 0,
         group: Group = None,
         model: nn.Module | None = None,
-        journal: str | os.PathLike[str] | Sink | None = None,
+        journal: Journals = None,
+        fanout: Literal["trained", "probed"] | None = None,
+        probe: ProbeFn | None = None,
+        points: int = 8,
     ) -> None:
+        way = _fanout(fanout, max_lr, probe, points, decay, group)
+        if isinstance(max_lr, str):
+            max_lr = _guesses(optimizer, max_lr)
+        if spread is None:
+            spread = 0.3 if way == "probed" else 1 / 9
         schedule = {
             "max_lr": max_lr,
             "total_steps": torch_private.total_steps_of(total_steps, epochs, steps_per_epoch),
@@ -116,7 +146,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             raise ArgumentError(
                 f'decay="exponential" needs a floor above 0, but got final_div_factor={final_div_factor!r}; use 1e4'
             )
-        controller = _controller(auto_lr, sigma, meta_momentum, meta_lr)
+        controller = _controller(auto_lr, sigma, meta_momentum, meta_lr, way)
         sink = open_journal(journal)
         check_group(group)
         check_model(model)
@@ -129,19 +159,46 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
                 auto_lr_start=auto_lr_start,
                 decay=decay,
                 seed=seed,
+                probed=way == "probed",
             )
-            arguments = {**schedule, "spread": spread, **settings.state(), "auto_lr": repr(controller)}
+            arguments = {
+                **schedule,
+                "fanout": way,
+                "spread": spread,
+                **settings.state(),
+                "auto_lr": repr(controller),
+            }
             knobs = len(optimizer.param_groups) if isinstance(optimizer, Optimizer) else 0
             specs = _rate_knobs(0, knobs, spread)
             learned = [spec.start(0.0) for spec in specs]
-            isolated = isinstance(group, Arms) and len(group.members) > 1
-            body = Body(model, with_state=isolated)  # moments differ between arms, and only there
-            self._engine = Engine(
-                settings, controller, specs, learned, Permuted(), group, sink, _plain(arguments), body
-            )
+            columns = shared_rates(optimizer) if isinstance(optimizer, Optimizer) else []
+            if way == "probed" and probe is not None:
+                assert isinstance(settings.rounds, Growing)  # as settings are resolved for probes
+                pilot = Pilot(
+                    controller,
+                    knobs,
+                    float(spread),
+                    points,
+                    settings.seed,
+                    settings.rounds,
+                    torch_private.warm_up_end(schedule["total_steps"], pct_start),
+                    settings.auto_lr_start or 0,
+                    columns=tuple(columns),
+                )
+                arguments["points"] = points
+                self._engine: Engine = ProbedEngine(
+                    settings, pilot, specs, probe, model, group, sink, _plain(arguments)
+                )
+            else:
+                isolated = isinstance(group, Arms) and len(group.members) > 1
+                body = Body(model, with_state=isolated)  # moments differ between arms, and only there
+                self._engine = Engine(
+                    settings, controller, specs, learned, Permuted(), group, sink, _plain(arguments), body
+                )
             if isinstance(optimizer, Optimizer):
-                self._engine.columns = shared_rates(optimizer)
-                body.remember(optimizer)
+                self._engine.columns = columns
+                self._engine.body.remember(optimizer)
+                self._engine.begin(optimizer)
         super().__init__(
             optimizer,
             max_lr,
@@ -204,7 +261,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
-        schedule = _torch.get_lr(self)
+        schedule = self._held() if isinstance(self._engine, ProbedEngine) else _torch.get_lr(self)
         if len(schedule) != self._engine.knobs:
             self._grow(len(schedule))
         return self._engine.rates(schedule, self.last_epoch)
@@ -212,7 +269,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     @property
     def base_lrs_now(self) -> list[float | Tensor]:
         """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
-        return self._engine.base(torch_private.schedule_values(self, self.last_epoch), self.last_epoch)
+        return self._engine.base(self._values(self.last_epoch), self.last_epoch)
 
     @property
     def multipliers(self) -> list[float]:
@@ -226,7 +283,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         state = {key: value for key, value in super().state_dict().items() if key != "_engine"}
         if self._engine.seat.size > 1:
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
-            base = self._engine.base(torch_private.schedule_values(self, t), t)
+            base = self._engine.base(self._values(t), t)
             pairs = zip(self.get_last_lr(), base, strict=True)
             state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
         state["hdet"] = {**self._engine.state(), "owns_rates": torch_private.own_rates(self)}
@@ -275,6 +332,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             engine.meter.add(loss)
         engine.just_loaded = False
         engine.connect(self.optimizer, self.last_epoch)
+        engine.after_step(self.optimizer, t)
         if engine.settings.rounds.ends_at(t):
             if len(self.optimizer.param_groups) != engine.knobs:
                 self._grow(len(self.optimizer.param_groups))
@@ -286,7 +344,22 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         self._engine.grow(_rate_knobs(self._engine.knobs, groups, spread))
 
     def _schedule(self, t: int) -> list[float]:
-        return [float(value) for value in torch_private.schedule_values(self, t)]
+        return [float(value) for value in self._values(t)]
+
+    def _values(self, t: int) -> list[float | Tensor]:
+        """The plain schedule at step ``t``; probed, its rising phase is held at the peak: the controller climbs."""
+        if isinstance(self._engine, ProbedEngine):
+            return torch_private.schedule_values(self, max(t, torch_private.peak_step(self)))
+        return torch_private.schedule_values(self, t)
+
+    def _held(self) -> list[float | Tensor]:
+        """torch's ``get_lr`` with the rising phase held at the peak, momenta too."""
+        t = self.last_epoch
+        try:
+            self.last_epoch = max(t, torch_private.peak_step(self))  # type: ignore[assignment]  # torch computes with fractions
+            return _torch.get_lr(self)
+        finally:
+            self.last_epoch = t
 
     def _floors(self) -> list[float]:
         return [float(group["min_lr"]) for group in self.optimizer.param_groups]
@@ -297,10 +370,39 @@ def _rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
     return [KnobSpec(f"lr[{g}]", scale_named("relative"), float(spread), scheduled=True) for g in range(first, end)]
 
 
-def _controller(auto_lr: object, sigma: float, meta_momentum: float, meta_lr: float) -> Controller | None:
+def _fanout(fanout: object, max_lr: object, probe: object, points: object, decay: object, group: object) -> str:
+    """Which fan-out is meant, checked."""
+    if isinstance(max_lr, str) and max_lr != "auto":
+        raise ArgumentError(f'max_lr must be a number, a list of numbers or "auto", but got max_lr={max_lr!r}')
+    if fanout is None:
+        fanout = "probed" if max_lr == "auto" else "trained"
+    check_fanout(fanout, probe, points, group)
+    if fanout == "trained":
+        if max_lr == "auto":
+            raise ArgumentError('max_lr="auto" needs a probed fan-out; leave fanout="trained" out, or give a rate')
+        return "trained"
+    if decay != "schedule":
+        raise ArgumentError(f'a probed fan-out keeps the schedule: decay must be "schedule", but got decay={decay!r}')
+    return "probed"
+
+
+def _guesses(optimizer: object, max_lr: str) -> list[float]:
+    """The optimizer's own rates, which must be above 0 to be multiplied."""
+    if not isinstance(optimizer, Optimizer):
+        return []  # torch raises for it
+    guesses = [float(group["lr"]) for group in optimizer.param_groups]
+    if not all(guess > 0 for guess in guesses):
+        raise ArgumentError(
+            f"max_lr={max_lr!r} begins from the optimizer's lr, which must be above 0, but got {guesses}"
+        )
+    return guesses
+
+
+def _controller(auto_lr: object, sigma: float, meta_momentum: float, meta_lr: float, fanout: str) -> Controller | None:
     published = Published(sigma, meta_momentum, meta_lr)  # also checks the numbers where they are not used
     if isinstance(auto_lr, bool):
-        return published if auto_lr else None
+        rule = LineSearch() if fanout == "probed" else published
+        return rule if auto_lr else None
     if isinstance(auto_lr, Controller):
         return auto_lr
     raise ArgumentError(

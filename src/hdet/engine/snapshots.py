@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["RoundMean", "kept", "write_"]
+__all__ = ["RoundMean", "kept", "wide", "write_"]
 
 SNAPSHOTS = 32
 
@@ -34,7 +34,7 @@ class RoundMean:
     def add(self, parameters: Sequence[Tensor]) -> None:
         """One more snapshot."""
         if self._count == 0:
-            self._mean = [_wide(p) for p in parameters]
+            self._mean = [wide(p) for p in parameters]
         self._count += 1
         for mean, p in zip(self._mean, parameters, strict=True):
             mean.lerp_(p.detach().to(mean.dtype), 1.0 / self._count)
@@ -50,11 +50,14 @@ class RoundMean:
 
 
 @contextmanager
-def kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Whatever happens to the tensors inside, they are as before afterwards, also after an exception. One copy."""
+def kept(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Whatever happens to the tensors inside, they are as before afterwards, also after an exception.
+
+    One copy, which is what ``with`` gives.
+    """
     own = [t.detach().clone() for t in tensors]
     try:
-        yield
+        yield own
     finally:
         write_(tensors, own)
 
@@ -66,7 +69,7 @@ def write_(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         tensor.copy_(value)
 
 
-def _wide(p: Tensor) -> Tensor:
+def wide(p: Tensor) -> Tensor:
     """A zero like ``p``, at least fp32: a bf16 mean would destroy small displacements."""
     dtype = p.dtype if p.is_complex() else torch.promote_types(p.dtype, torch.float32)
     return torch.zeros_like(p, dtype=dtype)

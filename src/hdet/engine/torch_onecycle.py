@@ -11,6 +11,7 @@ from hdet.engine.rates import Rate, copy_rate, put_rate
 __all__ = [
     "in_constructor",
     "own_rates",
+    "peak_step",
     "schedule_values",
     "total_steps_of",
     "warm_up_end",
@@ -35,7 +36,12 @@ def warm_up_end(total_steps: int, pct_start: float) -> float:
     return float(pct_start * total_steps) - 1
 
 
-def schedule_values(scheduler: OneCycleLR, t: int) -> list[Rate]:
+def peak_step(scheduler: OneCycleLR) -> float:
+    """The step at which the first phase ends, of a scheduler that is built."""
+    return float(scheduler._schedule_phases[0]["end_step"])
+
+
+def schedule_values(scheduler: OneCycleLR, t: float) -> list[Rate]:
     """The plain schedule at step ``t``, without touching the optimizer (torch's ``get_lr`` writes momenta)."""
     phases: list[Any] = scheduler._schedule_phases
     number, start = 0, 0.0

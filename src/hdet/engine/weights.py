@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.errors import ArgumentError, ShardedParametersError
 
-__all__ = ["NO_WEIGHTS", "Body", "Weights", "check_model", "refuse_sharded"]
+__all__ = ["NO_WEIGHTS", "Body", "Weights", "check_model", "grouped_parameters", "refuse_sharded"]
 
 
 class Weights(NamedTuple):
@@ -168,6 +168,16 @@ def refuse_sharded(tensors: Iterable[Tensor]) -> None:
                 "spans the ranks that share it: averaging over them would corrupt the weights. Replicas must hold "
                 "whole parameters: use DistributedDataParallel, or torch's own OneCycleLR with sharded training"
             )
+
+
+def grouped_parameters(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
+    """The optimizer's parameters that train, each once, with the number of its group."""
+    found: dict[int, tuple[Tensor, int]] = {}
+    for g, group in enumerate(optimizer.param_groups):
+        for p in group["params"]:
+            if p.requires_grad and (p.is_floating_point() or p.is_complex()):
+                found.setdefault(id(p), (p, g))
+    return list(found.values())
 
 
 def _trained(optimizer: Optimizer, model: nn.Module | None) -> Iterator[Tensor]:

@@ -1,0 +1,182 @@
+"""The pilot of a probed run: which points to probe at the end of a round, and what follows from their losses. Pure.
+
+The engine carries it out on one model, the experiments on a stack of them: both run the same rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from hdet.algorithm.controllers import Controller, Update
+from hdet.algorithm.design import Balanced
+from hdet.algorithm.rounds import Growing
+from hdet.algorithm.signals import comparable
+from hdet.algorithm.takeoff import CLIMBING, FIRST, LANDED, Course, Leg, TakeOff, TakeOffState
+
+__all__ = ["Fan", "Flight", "Order", "Pilot"]
+
+LATE = 0.8
+"""Nothing moves once the schedule has fallen below this part of its peak: then "more" always looks better."""
+FACTORS = (1e-15, 1e15)
+"""Bounds of m: a guess may be wrong by any amount."""
+
+
+class Flight(NamedTuple):
+    """State of a probed run."""
+
+    takeoff: TakeOffState
+    course: Course
+    landed: int | None
+    """The step at which take-off ended; None: not yet."""
+    learned: list[float]
+    """m per knob: base = m * course * schedule."""
+    controller: Any
+    lowest: float = math.inf
+    """The lowest probe loss since landing."""
+    scale: float = math.nan
+    """The first probe loss: what a change is measured by. Later losses come near 0 and differ by their batch."""
+    worse: float = 0.0
+    """Rounds in a row in which the loss stood half of that above the lowest, or was not finite."""
+
+
+class Fan(NamedTuple):
+    """The points of a round."""
+
+    rho: list[list[float]]
+    """``rho[point][knob]``: multiples of the round's displacement."""
+    fixed: bool
+    """Whether the batch is take-off's one fixed batch, and the displacement ends at the weights as they are."""
+
+
+class Order(NamedTuple):
+    """What the pilot wants done after a round."""
+
+    flight: Flight
+    action: Literal["", "keep", "restart", "go back"] = ""
+    """To the weights: nothing, remember them, or go back to earlier ones."""
+    level: float = 0.0
+    """log m of the weights to keep, or the highest allowed to go back to."""
+    update: Update | None = None
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """The rules of a probed run.
+
+    Args:
+        controller: moves the base values after take-off; None: nothing ever moves.
+        knobs: how many.
+        spread: a: points stand at 1 - a to 1 + a times the round's displacement.
+        points: how many.
+        seed: of the design.
+        rounds: where rounds end.
+        peak: the step at which the schedule's rising phase ends: until there the rate climbs after take-off.
+        start: the step from which the controller may move. Above 0 there is no take-off.
+        takeoff: its rules.
+        columns: the column of the design of each knob; None: each its own.
+    """
+
+    controller: Controller | None
+    knobs: int
+    spread: float
+    points: int
+    seed: int
+    rounds: Growing
+    peak: float
+    start: int = 0
+    takeoff: TakeOff = field(default_factory=TakeOff)
+    columns: tuple[int, ...] | None = None
+
+    def begin(self) -> Flight:
+        """Before the first step."""
+        takes_off = self.controller is not None and self.start == 0
+        state = self.takeoff.init() if takes_off else TakeOffState(phase=LANDED)
+        landed = None if takes_off else 0
+        memory = self.controller.init(self.knobs) if self.controller is not None else None
+        return Flight(state, Course(), landed, [math.exp(state.level)] * self.knobs, memory)
+
+    def fan(self, flight: Flight, k: int) -> Fan:
+        """The points of round ``k``."""
+        if flight.landed is None:
+            return Fan([[rho] * self.knobs for rho in self.takeoff.fan(self.points)], True)
+        rows = Balanced().places(self.points, self.knobs, self.seed, k)
+        columns = self.columns or range(self.knobs)
+        return Fan([[1 + self.spread * row[g] for g in columns] for row in rows], False)
+
+    def after_round(
+        self, flight: Flight, fan: Fan, span: tuple[int, int], losses: Sequence[float], moved: float, shape: float
+    ) -> Order:
+        """One round.
+
+        Args:
+            flight: the state in the round.
+            fan: its points.
+            span: the steps at which it began and ended.
+            losses: of the points.
+            moved: the norm of the round's displacement over the norm of the weights.
+            shape: the schedule at its end, over its peak.
+        """
+        if flight.landed is None:
+            return self._taking_off(flight, span[1], losses, moved)
+        best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
+        if math.isinf(best) or best > flight.lowest + flight.scale / 2:
+            return self._worse(flight)
+        scale = flight.scale if math.isfinite(flight.scale) else abs(best)
+        flight = flight._replace(lowest=min(flight.lowest, best), worse=0.0, scale=scale)
+        level = math.log(max(flight.learned))
+        signals = comparable(losses)
+        if self.controller is None or signals is None or span[1] < self.start or shape < LATE:
+            return Order(flight, "keep", level)
+        way = flight.course.at(sum(span) / 2)
+        offsets = [[rho * way - 1 for rho in row] for row in fan.rho]
+        update = self.controller.update(flight.controller, signals, offsets)
+        learned = [_bounded(m * math.exp(move)) for m, move in zip(flight.learned, update.moves, strict=True)]
+        return Order(flight._replace(learned=learned, controller=update.state), "keep", level, update)
+
+    def _taking_off(self, flight: Flight, t: int, losses: Sequence[float], moved: float) -> Order:
+        was = flight.takeoff
+        total = self.rounds.total_steps
+        late = total is not None and t > 0.3 * total
+        if was.phase == FIRST:
+            leg = self.takeoff.after_first_step(was, moved, losses[0])
+        else:
+            leg = self.takeoff.after_round(was, losses, ended_early=late)
+        state = leg.state
+        learned = [_bounded(math.exp(state.level))] * self.knobs
+        scale = abs(state.first) if math.isfinite(state.first) else flight.scale
+        flight = flight._replace(takeoff=state, learned=learned, scale=scale)
+        if state.phase == LANDED:
+            level = leg.ceiling if leg.action == "go back" else state.level
+            return Order(self._on_course(flight, t, start=0.5)._replace(landed=t), leg.action, level)
+        if state.phase == CLIMBING:
+            flight = flight._replace(course=Course(t, t + self.rounds.short, 1 / leg.growth))
+        return Order(flight, leg.action, _kept_at(was, leg))
+
+    def gone_back(self, flight: Flight, t: int, kept_at: float) -> Flight:
+        """After going back to weights kept at a level: the climb begins where they were."""
+        return self._on_course(flight, t, start=min(1.0, math.exp(kept_at) / max(flight.learned)))
+
+    def _on_course(self, flight: Flight, t: int, start: float) -> Flight:
+        total = self.rounds.total_steps
+        end = max(self.peak, t + (0.1 * total if total is not None else t))
+        return flight._replace(course=Course(t, end, start, geometric=False))
+
+    def _worse(self, flight: Flight) -> Order:
+        """The probe loss has risen, or is not finite: the second time in a row, go back at a third of the rate."""
+        flight = flight._replace(worse=flight.worse + 1)
+        if flight.worse < 2 or self.controller is None:
+            return Order(flight)
+        learned = [_bounded(m / 3) for m in flight.learned]
+        return Order(flight._replace(worse=0.0, learned=learned), "go back", math.inf)
+
+
+def _kept_at(was: TakeOffState, leg: Leg) -> float:
+    """The level of the weights at the end of a round of take-off: before the growth that follows."""
+    return leg.state.level if was.phase == FIRST else was.level
+
+
+def _bounded(m: float) -> float:
+    return min(max(m, FACTORS[0]), FACTORS[1])

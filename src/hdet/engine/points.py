@@ -1,0 +1,93 @@
+"""Points on the line that a round's displacement spans: anchor + rho D, one D per parameter group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.engine.signals import Probe
+from hdet.engine.snapshots import RoundMean, kept, wide, write_
+from hdet.engine.weights import grouped_parameters
+
+__all__ = ["Points"]
+
+
+class Points:
+    """Anchor and mean of one round, both at least fp32: a bf16 anchor would destroy a small displacement."""
+
+    def __init__(self) -> None:
+        self._anchor: list[Tensor] | None = None
+        self._mean = RoundMean()
+
+    @torch.no_grad()
+    def anchor_at(self, optimizer: Optimizer) -> None:
+        """The round begins here, unless it has begun."""
+        if self._anchor is None:
+            self._anchor = [wide(p).copy_(p) for p, _ in grouped_parameters(optimizer)]
+
+    def add(self, optimizer: Optimizer, step: int, length: int) -> None:
+        """Step 1..length of the round has been made."""
+        if self._mean.is_due(step, length):
+            self._mean.add([p for p, _ in grouped_parameters(optimizer)])
+
+    def reset(self) -> None:
+        """A new round begins with the next step."""
+        self._anchor = None
+        self._mean.reset()
+
+    def go_back_to_anchor(self, optimizer: Optimizer) -> None:
+        """Undo the round: weights as at its beginning, no optimizer state."""
+        write_([p for p, _ in grouped_parameters(optimizer)], self._anchor or [])
+        optimizer.state.clear()
+
+    def losses(
+        self,
+        optimizer: Optimizer,
+        rho: Sequence[Sequence[float]],
+        mine: Iterable[int],
+        probe: Callable[[], Tensor | float],
+        *,
+        at_mean: bool,
+    ) -> tuple[list[float], float]:
+        """Losses of the points ``mine`` (NaN for the others), and ||D|| / ||anchor||. The weights stay as they are.
+
+        Args:
+            optimizer: whose parameters move.
+            rho: ``rho[point][group]``.
+            mine: which points are evaluated here.
+            probe: gives a loss of the current model.
+            at_mean: whether D ends at the round's mean, or at the weights as they are.
+        """
+        found = [math.nan] * len(rho)
+        parameters = [p for p, _ in grouped_parameters(optimizer)]
+        groups = [g for _, g in grouped_parameters(optimizer)]
+        judge = Probe(probe)
+        with kept(parameters) as own:
+            anchor = self._anchor or own
+            end = self._mean.weights if at_mean and self._mean.weights is not None else own
+            for point in mine:
+                _write_point_(parameters, anchor, end, [rho[point][g] for g in groups])
+                found[point] = float(judge.value())
+            return found, _relative(anchor, end)
+
+
+@torch.no_grad()
+def _write_point_(parameters: list[Tensor], anchor: list[Tensor], end: list[Tensor], rho: list[float]) -> None:
+    for p, a, e, r in zip(parameters, anchor, end, rho, strict=True):
+        p.copy_(torch.lerp(a, e.to(a.dtype), r))
+
+
+@torch.no_grad()
+def _relative(anchor: list[Tensor], end: list[Tensor]) -> float:
+    """||end - anchor|| / ||anchor||; infinite where that is no number."""
+    if not anchor:
+        return 0.0
+    pairs = zip(anchor, end, strict=True)
+    far = torch.stack([torch.linalg.vector_norm(e.to(a.dtype) - a).double().cpu() for a, e in pairs])
+    own = torch.stack([torch.linalg.vector_norm(a).double().cpu() for a in anchor])
+    ratio = float(far.norm() / own.norm()) if float(own.norm()) > 0 else float(far.norm())
+    return ratio if math.isfinite(ratio) else math.inf

@@ -1,0 +1,343 @@
+"""The probed fan-out: everybody trains at the base value; replicas are points on the line of a round's displacement."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.algorithm.design import Balanced
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.pilot import Fan, Flight, Order, Pilot
+from hdet.algorithm.rounds import Growing
+from hdet.algorithm.takeoff import Course, TakeOffState
+from hdet.comm.arms import Arms
+from hdet.comm.group import Group, arriving
+from hdet.engine.engine import Engine, RoundEnd, in_pairs
+from hdet.engine.points import Points
+from hdet.engine.probes import ProbeBatch
+from hdet.engine.records import round_record, verdict_records
+from hdet.engine.rewind import Rewind
+from hdet.engine.rollcall import Occasion, RollCall
+from hdet.engine.settings import Settings
+from hdet.engine.weights import Body, Weights
+from hdet.errors import ArgumentError, DisagreementError
+from hdet.journal import Sink
+
+__all__ = ["ProbeFn", "ProbedEngine", "check_fanout"]
+
+ProbeFn = Callable[[], Tensor | float]
+
+
+class ProbedEngine(Engine):
+    """An engine whose replicas are probed instead of trained.
+
+    No weights are averaged: gradients are shared, so all ranks hold the same ones. The points of a round are dealt out
+    to the ranks; each evaluates its own, and their losses are gathered.
+
+    Memory: the anchor and the round's mean in fp32 and, while points are evaluated, the weights to come back to. Host
+    memory: see :class:`hdet.engine.rewind.Rewind`.
+
+    Args:
+        settings, specs, sink, arguments: as for :class:`Engine`.
+        pilot: the rules.
+        probe: gives a loss of the current model; a :class:`hdet.ProbeBatch` shares one batch among all ranks.
+        model: whose buffers are put back when training goes back; None: the probe's.
+        group: the user's process group.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        pilot: Pilot,
+        specs: Sequence[KnobSpec],
+        probe: ProbeFn,
+        model: nn.Module | None,
+        group: Group,
+        sink: Sink | None,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        flight = pilot.begin()
+        super().__init__(
+            settings, pilot.controller, specs, flight.learned, Balanced(), group, sink, arguments, Body(None)
+        )
+        self.pilot, self.flight = pilot, flight
+        self.probe = probe
+        self.knob_of_group: dict[int, int] | None = None
+        """The knob that is each parameter group's rate; None: one each, in order."""
+        self._model = model if model is not None else getattr(probe, "model", None)
+        self._points = Points()
+        self._rewind = Rewind()
+        self._highest = 0.0
+        """The schedule's highest value so far, of the first knob."""
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    def multipliers(self, t: int) -> list[float]:
+        """1: everybody trains at the base value."""
+        return [1.0] * self.knobs
+
+    def places(self, t: int) -> list[list[float]]:
+        """0: the base value."""
+        return [[0.0] * self.knobs for _ in range(self.seat.size)]
+
+    def my_places(self, t: int) -> list[float]:
+        return [0.0] * self.knobs
+
+    def base(self, schedule: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
+        """m times the course times the schedule."""
+        way = self.flight.course.at(t)
+        return [value * (m * way) for value, m in zip(schedule, self.flight.learned, strict=True)]
+
+    def rates(self, schedule: Sequence[float | Tensor], t: int) -> list[float | Tensor]:
+        """The base values: nobody is spread."""
+        return self.base(schedule, t)
+
+    def grow(self, more: Sequence[KnobSpec]) -> None:
+        """Groups were added to the optimizer: they begin at the common rate, the controller anew."""
+        common = math.exp(sum(math.log(m) for m in self.flight.learned) / self.knobs)
+        super().grow(more)
+        self.pilot = dataclasses.replace(self.pilot, knobs=self.knobs, columns=None)
+        learned = [*self.flight.learned, *[common] * len(more)]
+        self._take(self.flight._replace(learned=learned, controller=self.controller_state))
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """Watch for the first optimizer step of every round: the anchor is taken just before it."""
+        held = ref(self)
+
+        def before_step(opt: Optimizer, *_: object) -> None:
+            engine = held()
+            if engine is not None:
+                engine._points.anchor_at(opt)
+
+        try:
+            optimizer.register_step_pre_hook(before_step)
+        except AttributeError:  # a framework's wrapper: then a round's anchor is taken one step late
+            return
+
+    def after_step(self, optimizer: Optimizer, t: int) -> None:
+        """A step of training has been made: part of the round's mean."""
+        self._points.anchor_at(optimizer)
+        if self.flight.landed is not None:  # take-off looks at the weights as they are
+            start, end = self.settings.rounds.span(t)
+            self._points.add(optimizer, t - start, end - start)
+
+    def end_round(self, end: RoundEnd) -> bool:
+        """Probe, decide, go back if need be, write the journal. Nothing is averaged; True: this replica always counts.
+
+        Cost: one forward pass of the probe batch per point, shared by the ranks, and one small gather.
+        """
+        began, k = time.perf_counter(), self.settings.rounds.index(end.before)
+        seconds = {"train": began - self._round_began}
+        roll = self._meet(end)
+        seconds["gather"] = time.perf_counter() - began
+        began = time.perf_counter()
+        fan = self.pilot.fan(self.flight, k)
+        losses, moved = self._evaluate(fan, k, end)
+        seconds["probe"] = time.perf_counter() - began
+        began = time.perf_counter()
+        span, shape = self.settings.rounds.span(end.after), self._shape(end)
+        order = self.pilot.after_round(self.flight, fan, span, losses, moved, shape)
+        before = self.flight
+        event = self._carry_out(order, end)
+        seconds["controller"] = time.perf_counter() - began
+        seconds["converge"] = 0.0
+        self._points.reset()
+        if roll.writer == self.group.rank:
+            shown = roll._replace(losses=roll.losses[:1] * len(losses), signals=losses, finite=[True] * len(losses))
+            self._write(k, end, shown, fan, before, order, event, seconds)
+        self.meter.reset()
+        self._round_began = time.perf_counter()
+        return True
+
+    def _meet(self, end: RoundEnd) -> RollCall:
+        """Where there are others: check that all hold the same weights."""
+        group = self.group
+        if group.seat.size == 1:
+            return RollCall.alone() if self.chronicle.sink is None else self._alone(end)
+        weights = Weights(self.body.weights(end.optimizer).parameters, [], [], [])
+        with arriving(f"the roll call at step {end.after}"):
+            roll = self._roll_call(group, Occasion.ROUND_END, weights, end.before, expect_equal=True)
+        if not roll.moving_equal and all(roll.finite):
+            raise DisagreementError(
+                f"the ranks hold different weights at step {end.after}, but a probed fan-out compares points of one "
+                'model: wrap the model in DistributedDataParallel, or use fanout="trained"'
+            )
+        return roll
+
+    def _alone(self, end: RoundEnd) -> RollCall:
+        weights = Weights([], [], [], [])
+        return self._roll_call(self.group, Occasion.ROUND_END, weights, end.before)
+
+    def _evaluate(self, fan: Fan, k: int, end: RoundEnd) -> tuple[list[float], float]:
+        """Losses of the points, on every rank, and how far the round went relative to the weights."""
+        group = self.group
+        if isinstance(self.probe, ProbeBatch):
+            with arriving(f"sharing the probe batch of round {k}"):
+                self.probe.prepare(0 if fan.fixed else k, group)
+        mine = range(group.rank, len(fan.rho), group.seat.size)
+        losses, moved = self._points.losses(
+            end.optimizer, self._by_group(fan.rho, end.optimizer), mine, self.probe, at_mean=not fan.fixed
+        )
+        with arriving(f"gathering the points of round {k}"):
+            rows = group.gather(torch.tensor([*losses, moved], dtype=torch.float64))
+        return [rows[point % len(rows)][point] for point in range(len(losses))], rows[0][-1]
+
+    def _by_group(self, rho: list[list[float]], optimizer: Optimizer) -> list[list[float]]:
+        """``rho[point][group]``: 1 for groups whose rate is no knob."""
+        knob_of = self.knob_of_group if self.knob_of_group is not None else {g: g for g in range(self.knobs)}
+        groups = range(len(optimizer.param_groups))
+        return [[row[knob_of[g]] if g in knob_of else 1.0 for g in groups] for row in rho]
+
+    def _shape(self, end: RoundEnd) -> float:
+        """The schedule of the first knob, relative to its highest value so far."""
+        now = max(end.schedule(end.after)[:1], default=1.0)
+        self._highest = max(self._highest, now, *end.schedule(end.before)[:1])
+        return now / self._highest if self._highest else 1.0
+
+    def _carry_out(self, order: Order, end: RoundEnd) -> str | None:
+        """Do what the pilot wants with the weights; what happened, in words."""
+        flight, t, optimizer = order.flight, end.after, end.optimizer
+        event = "take-off" if self.flight.landed is None else None
+        if order.action == "keep":
+            self._rewind.keep(order.level, t, optimizer, self._model)
+            if flight.landed is not None:
+                self._rewind.only_last()
+        elif order.action == "restart":
+            self._points.go_back_to_anchor(optimizer)
+            event = "restarted: the first step was too long"
+        elif order.action == "go back":
+            kept = self._rewind.last_below(order.level)
+            if kept is None:  # nothing is remembered of before a resume
+                event = f"{'landed' if self.flight.landed is None else 'too hot'}: slowed down"
+            else:
+                self._rewind.restore(kept, optimizer, self._model)
+                flight = self.pilot.gone_back(flight, t, kept.level)
+                event = f"{'landed' if self.flight.landed is None else 'too hot'}: went back to step {kept.step}"
+        self._take(flight)
+        return event
+
+    def _take(self, flight: Flight) -> None:
+        """A new state of the pilot, and what the engine shows of it."""
+        if flight.landed != self.flight.landed:
+            self._rewind.only_last()
+        self.flight, self.learned, self.controller_state = flight, flight.learned, flight.controller
+        rounds = self.settings.rounds
+        if isinstance(rounds, Growing) and rounds.landed != flight.landed:
+            self.settings = dataclasses.replace(self.settings, rounds=dataclasses.replace(rounds, landed=flight.landed))
+
+    # -- journal --------------------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        k: int,
+        end: RoundEnd,
+        roll: RollCall,
+        fan: Fan,
+        before: Flight,
+        order: Order,
+        event: str | None,
+        seconds: dict[str, float],
+    ) -> None:
+        then, now = end.schedule(end.before), end.schedule(end.after)
+        base = [m * before.course.at(end.before) * value for m, value in zip(before.learned, then, strict=True)]
+        record = round_record(
+            k=k,
+            step=end.after,
+            roll=roll,
+            base=base,
+            values=[[b * rho for b, rho in zip(base, row, strict=True)] for row in fan.rho],
+            multipliers=fan.rho,
+            update=order.update,
+            controller_state=self.controller_state,
+            learned=self.learned,
+            new_base=[float(value) for value in self.base(now, end.after)],
+            divergence=[0.0] * len(fan.rho),
+            seconds=seconds,
+        )
+        record["shape"] = [float(value) for value in now]
+        record["verdict"] = verdict_records(self.controller, self.controller_state, order.update)
+        record["event"] = event
+        self.chronicle.write(record, len(fan.rho), [spec.name for spec in self.specs])
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """With the pilot's state. Weights kept for going back are not saved."""
+        flight = self.flight
+        return {
+            **super().state(),
+            "takeoff": in_pairs(flight.takeoff._asdict()),
+            "course": in_pairs(flight.course._asdict()),
+            "landed": flight.landed,
+            "lowest": flight.lowest,
+            "scale": flight.scale,
+            "worse": flight.worse,
+            "highest": self._highest,
+        }
+
+    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
+        """Go on from :meth:`state`. A round's displacement begins anew."""
+        if "takeoff" not in state:
+            raise ArgumentError(
+                'the checkpoint was written with fanout="trained", but here it is "probed"; build the '
+                "scheduler as it was when it was saved"
+            )
+        super().load(state, total_steps, t)
+        rounds = self.settings.rounds
+        assert isinstance(rounds, Growing)  # the checkpoint has "landed"
+        self.pilot = dataclasses.replace(
+            self.pilot,
+            controller=self.controller,
+            rounds=rounds,
+            seed=self.settings.seed,
+            start=self.settings.auto_lr_start or 0,
+        )
+        self.flight = Flight(
+            TakeOffState(**dict(state["takeoff"])),
+            Course(**dict(state["course"])),
+            None if state["landed"] is None else int(state["landed"]),
+            list(state["learned"]),
+            self.controller_state,
+            state["lowest"],
+            state["scale"],
+            state["worse"],
+        )
+        self._highest = state["highest"]
+        self._points, self._rewind = Points(), Rewind()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_points": Points(), "_rewind": Rewind()}
+
+
+def check_fanout(fanout: object, probe: object, points: object, group: object) -> None:
+    """Raise for arguments that do not go together."""
+    if fanout not in ("trained", "probed"):
+        raise ArgumentError(f'fanout must be "trained" or "probed", but got fanout={fanout!r}; leave it out')
+    if fanout == "trained":
+        if probe is not None:
+            raise ArgumentError(
+                f'probe= is for fanout="probed", but got fanout={fanout!r}; give that, or leave the probe out'
+            )
+        return
+    if not callable(probe):
+        raise ArgumentError(
+            f"a probed fan-out needs probe=, a loss of the current model, but got probe={probe!r}; for instance "
+            "probe=hdet.ProbeBatch(model, loss_fn, probe_loader)"
+        )
+    if not (isinstance(points, int) and not isinstance(points, bool) and points >= 3):
+        raise ArgumentError(f"points must be an integer, at least 3, but got points={points!r}; leave it out for 8")
+    if isinstance(group, Arms):
+        raise ArgumentError(
+            "a probed fan-out needs shared gradients, but group= is hdet.arms(n), whose weights come apart; "
+            "leave it out"
+        )

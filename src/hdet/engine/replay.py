@@ -1,0 +1,103 @@
+"""Replay: the schedule that a run has found, as a plain scheduler of torch."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import os
+from collections.abc import Callable, Sequence
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from hdet.errors import ArgumentError
+from hdet.journal import JournalData, read_journal
+
+__all__ = ["Found", "found_schedules", "schedule_from"]
+
+Found = tuple[list[int], list[float]]
+"""Steps in ascending order, and the base value from each of them on."""
+
+
+def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, Found]:
+    """The base value of every knob over the steps of a run: at the beginning of each round, and at its end."""
+    data = journal if isinstance(journal, JournalData) else read_journal(journal)
+    if not data.rounds:
+        raise ArgumentError("the journal has no round yet; give one of a run that has ended at least one")
+    names = [str(name) for name in data.header["knobs"]]
+    return {name: _points(data, g) for g, name in enumerate(names)}
+
+
+def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Optimizer) -> LambdaLR:
+    """The found schedule as a LambdaLR, to train again without the ensemble.
+
+    Each parameter group takes the rate of its knob; with one rate in the journal, all groups take it. Between the steps
+    that the journal knows the rate goes in equal ratios. Take-off and what it went back from are not repeated: until
+    the run had landed, the rate climbs from its start to where it was then.
+
+    Args:
+        journal: a file written by ``journal=``, or its data.
+        optimizer: its rates are replaced.
+    """
+    rates = [found for name, found in found_schedules(journal).items() if name.startswith("lr")]
+    groups = optimizer.param_groups
+    if len(rates) not in (1, len(groups)):
+        raise ArgumentError(
+            f"the journal has {len(rates)} learning rates, but the optimizer has {len(groups)} parameter groups; build "
+            "the optimizer with the groups of that run"
+        )
+    found = rates if len(rates) == len(groups) else rates * len(groups)
+    for group in groups:
+        group["lr"] = 1.0  # LambdaLR multiplies the rate that it finds
+        group.pop("initial_lr", None)
+    return LambdaLR(optimizer, [_rate_at(steps, values) for steps, values in found])
+
+
+def _points(data: JournalData, g: int) -> Found:
+    start = _landing(data)
+    steps: list[int] = []
+    values: list[float] = []
+    total = data.header["arguments"].get("total_steps")
+    for before, record in zip([None, *data.rounds[:-1]], data.rounds, strict=True):
+        began = int(before["step"]) if before is not None else 0
+        ended = int(record["step"]) - 1  # base_before is the value at the round's last step
+        for step, value in (
+            (began, before["base"][g] if before is not None else None),
+            (ended, record["base_before"][g]),
+        ):
+            is_new = not steps or step > steps[-1]
+            if value is not None and step >= start and is_new and not (total and step >= total):
+                steps.append(step)
+                values.append(float(value))
+    if not steps:
+        return [0], [float(data.rounds[-1]["base_before"][g])]
+    if start > 0 and steps[0] > 0:
+        steps.insert(0, 0)
+        values.insert(0, min(values[0], max(values) / 25))
+    return steps, values
+
+
+def _landing(data: JournalData) -> int:
+    """The step at which take-off ended; 0 without one."""
+    return max((int(r["step"]) for r in data.rounds if _is_before_landing(r)), default=0)
+
+
+def _is_before_landing(record: dict[str, object]) -> bool:
+    event = str(record.get("event") or "")
+    return event.startswith(("take-off", "restarted", "landed"))
+
+
+def _rate_at(steps: Sequence[int], values: Sequence[float]) -> Callable[[int], float]:
+    def rate(t: int) -> float:
+        if t <= steps[0]:
+            return values[0]
+        if t >= steps[-1]:
+            return values[-1]
+        i = bisect.bisect_right(steps, t)
+        (s, e), (a, b) = steps[i - 1 : i + 1], values[i - 1 : i + 1]
+        done = (t - s) / (e - s)
+        if a <= 0 or b <= 0:
+            return a + (b - a) * done
+        return math.exp(math.log(a) + (math.log(b) - math.log(a)) * done)
+
+    return rate

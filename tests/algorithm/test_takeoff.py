@@ -1,0 +1,180 @@
+"""Take-off: from any guess, on losses that a person can follow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdet.algorithm.linesearch import LineSearch
+from hdet.algorithm.pilot import Flight, Pilot
+from hdet.algorithm.rounds import Growing
+from hdet.algorithm.takeoff import CLIMBING, LANDED, Course, TakeOff, TakeOffState
+
+
+def climbing(level: float = 0.0, **known: float) -> TakeOffState:
+    return TakeOffState(phase=CLIMBING, level=level, first=2.0, best=2.0)._replace(**known)
+
+
+@given(st.floats(1e-12, 1e-2, exclude_max=True))
+def test_after_the_first_step_the_guess_does_not_matter(moved: float) -> None:
+    """Whatever the first step moved, the next ones move the weights by 1e-4 of their norm."""
+    rules = TakeOff()
+    leg = rules.after_first_step(rules.init(), moved, loss=2.3)
+    rate_then, rate_now = math.exp(rules.init().level), math.exp(leg.state.level)
+    assert moved * rate_now / rate_then == pytest.approx(rules.relative_step)
+    assert leg.action == "keep"
+
+
+def test_a_first_step_that_was_too_long_is_undone_and_one_that_was_lost_is_repeated() -> None:
+    rules = TakeOff()
+    too_long = rules.after_first_step(rules.init(), 0.5, loss=2.3)
+    assert too_long.action == "restart"
+    assert math.isnan(too_long.state.first)  # that loss belongs to weights that are gone
+    lost = rules.after_first_step(rules.init(), 0.0, loss=2.3)
+    assert lost.state.phase == rules.init().phase
+    assert lost.state.level == pytest.approx(rules.init().level + math.log(1e3))
+    broken = rules.after_first_step(rules.init(), math.inf, loss=math.nan)
+    assert broken.action == "restart"
+    assert math.isfinite(broken.state.level)
+
+
+@pytest.mark.parametrize(("best_point", "growth"), [(0, 2.0), (4, 4.0), (7, 8.0)])
+def test_the_rate_grows_by_what_the_fan_sees(best_point: int, growth: float) -> None:
+    losses = [1.9] * 8
+    losses[best_point] = 1.0
+    leg = TakeOff().after_round(climbing(), losses, ended_early=False)
+    assert leg.growth == pytest.approx(growth)
+    assert leg.state.level == pytest.approx(math.log(growth))
+    assert leg.action == "keep"
+
+
+def test_it_lands_below_the_rate_at_which_training_has_undone_itself() -> None:
+    rules = TakeOff()
+    first = rules.after_round(climbing(level=3.0, best=1.0), [2.1, *[9.0] * 7], ended_early=False)
+    assert first.action == ""
+    assert first.state.bad == 1
+    second = rules.after_round(first.state, [2.2, *[9.0] * 7], ended_early=False)
+    assert second.state.phase == LANDED
+    assert second.action == "go back"
+    assert second.state.level == pytest.approx(3.0 - math.log(2) / 2 - math.log(rules.back))
+    assert second.ceiling == pytest.approx(second.state.level - math.log(4))
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 5.0])
+def test_it_lands_at_once_where_the_loss_explodes(loss: float) -> None:
+    leg = TakeOff().after_round(climbing(best=1.0), [loss, *[9.0] * 7], ended_early=False)
+    assert leg.state.phase == LANDED
+
+
+def test_a_loss_that_rises_but_is_not_above_the_first_does_not_end_it() -> None:
+    """A small network's loss goes up and down on the way; its best rate may lie beyond."""
+    leg = TakeOff().after_round(climbing(best=1.0), [1.9, *[9.0] * 7], ended_early=False)
+    assert (leg.state.phase, leg.state.bad, leg.action) == (CLIMBING, 0, "")
+
+
+def test_one_bad_round_is_forgiven() -> None:
+    rules = TakeOff()
+    bad = rules.after_round(climbing(best=1.0), [2.1, *[9.0] * 7], ended_early=False)
+    good = rules.after_round(bad.state, [0.9, *[9.0] * 7], ended_early=False)
+    assert (good.state.bad, good.state.phase, good.action) == (0, CLIMBING, "keep")
+
+
+@given(st.lists(st.lists(st.floats(), min_size=8, max_size=8), max_size=80))
+def test_any_losses_land_it_in_the_end_at_a_finite_level(rounds: list[list[float]]) -> None:
+    rules = TakeOff()
+    state = rules.after_first_step(rules.init(), 1e-6, loss=1.0).state
+    for losses in rounds:
+        if state.phase == LANDED:
+            break
+        state = rules.after_round(state, losses, ended_early=False).state
+        assert math.isfinite(state.level)
+    assert state.phase == LANDED or len(rounds) < rules.longest
+
+
+@given(st.floats(0.01, 1), st.booleans(), st.floats(0, 1))
+def test_a_course_goes_from_its_factor_to_one_without_turning(factor: float, geometric: bool, part: float) -> None:
+    course = Course(10, 50, factor, geometric)
+    assert course.at(10) == pytest.approx(factor)
+    assert course.at(50) == course.at(99) == 1.0
+    assert factor - 1e-9 <= course.at(10 + 40 * part) <= course.at(10 + 40 * min(part + 0.01, 1)) + 1e-9
+
+
+@given(st.integers(1, 400), st.integers(2, 4), st.one_of(st.none(), st.integers(1, 90)), st.sampled_from([None, 1, 7]))
+def test_growing_rounds_agree_with_their_list(total: int, short: int, landed: int | None, length: int | None) -> None:
+    rounds = Growing(short, total, landed, length)
+    ends = list(rounds.ends)
+    assert [t for t in range(-2, total + 5) if rounds.ends_at(t)] == ends
+    assert total in ends
+    for t in range(1, total + 1):
+        start, end = rounds.span(t)
+        assert start < t <= end
+        assert end == min(e for e in ends if e >= t) == rounds.next_end(t)
+        assert rounds.index(t) == sum(e <= t for e in ends)
+
+
+def pilot(knobs: int = 1, **changed: object) -> Pilot:
+    arguments = {"seed": 0, "rounds": Growing(4, 1000), "peak": 299.0, **changed}
+    return Pilot(LineSearch(), knobs, 0.3, 8, **arguments)  # type: ignore[arg-type]
+
+
+def landed(flight: Flight) -> Flight:
+    state = flight.takeoff._replace(phase=LANDED, first=2.0)
+    return flight._replace(takeoff=state, landed=40, learned=[1.0] * len(flight.learned), scale=2.0)
+
+
+def test_nothing_moves_once_the_schedule_falls() -> None:
+    """The same losses, minimum at 1.8 times the displacement, early and late."""
+    rules = pilot()
+    fan = rules.fan(landed(rules.begin()), k=12)
+    losses = [(row[0] - 1.8) ** 2 for row in fan.rho]
+    for shape, moves in ((1.0, True), (0.79, False)):
+        flight = landed(rules.begin())
+        for _ in range(4):
+            flight = rules.after_round(flight, fan, (400, 460), losses, 0.1, shape).flight
+        assert (flight.learned[0] > 1) == moves
+
+
+def test_a_climb_is_not_taken_for_a_rate_that_is_too_low() -> None:
+    """At half of its target the rate's displacement has its minimum at twice its length: the target is right."""
+    for knobs in (1, 3):
+        rules = pilot(knobs)
+        flight = landed(rules.begin())._replace(course=Course(40, 300, 0.1, geometric=False))
+        fan = rules.fan(flight, k=12)
+        way = flight.course.at(170)
+        losses = [sum((rho * way - 1.0) ** 2 for rho in row) for row in fan.rho]
+        for _ in range(4):
+            flight = rules.after_round(flight, fan, (160, 180), losses, 0.1, 1.0).flight
+        assert flight.learned == pytest.approx([1.0] * knobs, rel=0.2)
+
+
+def test_a_loss_that_stays_high_makes_it_go_back_at_a_third() -> None:
+    rules = pilot()
+    fan = rules.fan(landed(rules.begin()), k=12)
+    good = rules.after_round(landed(rules.begin()), fan, (400, 460), [0.5] * 8, 0.1, 1.0)
+    assert good.action == "keep"
+    once = rules.after_round(good.flight, fan, (460, 520), [1.6] * 8, 0.1, 1.0)
+    assert once.action == ""
+    twice = rules.after_round(once.flight, fan, (520, 600), [math.nan] * 8, 0.1, 1.0)
+    assert twice.action == "go back"
+    assert twice.flight.learned == pytest.approx([good.flight.learned[0] / 3])
+
+
+def test_without_a_controller_there_is_no_take_off_and_nothing_moves() -> None:
+    rules = Pilot(None, 2, 0.3, 8, 0, Growing(4, 1000, landed=0), peak=299)
+    flight = rules.begin()
+    assert flight.landed == 0
+    fan = rules.fan(flight, 3)
+    order = rules.after_round(flight, fan, (0, 40), [row[0] for row in fan.rho], 0.1, 1.0)
+    assert order.flight.learned == [1.0, 1.0]
+    assert order.update is None
+
+
+def test_points_stand_on_both_sides_and_each_knob_has_its_own_order() -> None:
+    rules = pilot(knobs=4)
+    rho = rules.fan(landed(rules.begin()), k=5).rho
+    for column in zip(*rho, strict=True):
+        assert sorted(column) == pytest.approx([1 + 0.3 * (2 * r / 7 - 1) for r in range(8)])
+    assert len({tuple(column) for column in zip(*rho, strict=True)}) == 4
