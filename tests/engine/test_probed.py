@@ -300,6 +300,17 @@ def test_only_some_groups_may_be_knobs() -> None:
     assert len({row[1] for row in rates}) > 10
 
 
+def test_layers_may_be_frozen_and_thawed() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=120, probe=probe_of(model))
+    first = next(iter(model.parameters()))
+    for begin, end, trains in ((0, 47, True), (47, 90, False), (90, 120, True)):
+        first.requires_grad_(trains)
+        train(model, optimizer, scheduler, range(begin, end))
+    assert final_loss(model) < final_loss(network())
+
+
 def test_copies_of_a_scheduler_go_their_own_way() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -356,7 +367,7 @@ def test_rewind_puts_back_weights_buffers_and_optimizer_state() -> None:
     rewind.keep(0.0, 3, optimizer, model)
     was = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
     train(model, optimizer, _Quiet(scheduler), range(3, 9))
-    kept = rewind.last_below(math.inf)
+    kept = rewind.last_below(math.inf, optimizer)
     assert kept is not None
     rewind.restore(kept, optimizer, model)
     assert all(torch.equal(a, b) for a, b in zip(was[0].values(), model.state_dict().values(), strict=True))
@@ -368,15 +379,17 @@ def test_rewind_keeps_a_few_moments_spread_over_the_levels() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     rewind = Rewind()
-    assert rewind.last_below(0.0) is None
+    assert rewind.last_below(0.0, optimizer) is None
     for step in range(20):
         rewind.keep(float(step), step, optimizer, None)
-    assert len(rewind) == 6
-    kept = [rewind.last_below(level) for level in (-5.0, 4.0, 10.0, 19.0)]
+    assert len(rewind) == 4
+    kept = [rewind.last_below(level, optimizer) for level in (-5.0, 12.0, 19.0)]
     steps = [moment.step for moment in kept if moment is not None]
     assert steps[0] == 0
     assert steps == sorted(set(steps))
     assert steps[-1] == 19
+    next(iter(model.parameters())).requires_grad_(False)
+    assert rewind.last_below(19.0, optimizer) is None  # other parameters train now
 
 
 class _Quiet:

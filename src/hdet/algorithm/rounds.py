@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 
 __all__ = ["Growing", "Rounds", "default_length"]
 
@@ -104,8 +105,7 @@ class Growing:
     @property
     def ends(self) -> tuple[int, ...]:
         """Every round end, where the run's length is known."""
-        last = self._last
-        return tuple(self._ends_until(last)) if last < sys.maxsize else ()
+        return self._ends_until(self._last) if self.total_steps is not None else ()
 
     def ends_at(self, t: int) -> bool:
         """Whether a round ends when the counter arrives at ``t``."""
@@ -113,34 +113,41 @@ class Growing:
 
     def index(self, t: int) -> int:
         """k, the number of rounds that have ended once the counter stands at ``t``."""
-        return sum(1 for _ in self._ends_until(int(t)))
+        return len(self._ends_until(int(t)))
 
     def next_end(self, t: int) -> int:
         """The first end at or after ``t``; S if there is none."""
         if t >= self._last - 1:
             return min(max(t, self._last - 1), self._last)
-        return min(next(end for end in self._endless() if end >= t), self._last - 1)
+        ends = self._endless(t)
+        return min(ends[bisect_left(ends, t)], self._last - 1)
 
     def span(self, t: int) -> tuple[int, int]:
         """Start and end of the round that the step to ``t`` belongs to: start < t <= end."""
-        before = list(self._ends_until(t - 1))
+        before = self._ends_until(t - 1)
         return (before[-1] if before else 0), self.next_end(t)
 
-    def _endless(self) -> Iterator[int]:
-        end = 1
-        while True:
-            yield end
-            landed = self.landed is not None and end >= self.landed
-            grown = self.length or max(2 * self.short, int(0.15 * end))
-            end += grown if landed else self.short
+    def _ends_until(self, t: int) -> tuple[int, ...]:
+        """All ends at or before ``t``."""
+        ends = self._endless(t)
+        grown = ends[: min(bisect_right(ends, t), bisect_left(ends, self._last - 1))]
+        return grown + tuple(end for end in (self._last - 1, self._last) if 0 < end <= t)
 
-    def _ends_until(self, t: int) -> Iterator[int]:
-        for end in self._endless():
-            if end > t or end >= self._last - 1:
-                break
-            yield end
-        yield from (end for end in (self._last - 1, self._last) if 0 < end <= t)
+    def _endless(self, t: int) -> tuple[int, ...]:
+        """Ends as if there were no last step, to the first after ``t`` at least."""
+        return _growing_ends(self.short, self.landed, self.length, 1 << max(min(t, self._last), 1).bit_length())
 
     @property
     def _last(self) -> int:
         return sys.maxsize if self.total_steps is None else self.total_steps
+
+
+@lru_cache(maxsize=32)
+def _growing_ends(short: int, landed: int | None, length: int | None, beyond: int) -> tuple[int, ...]:
+    """Kept: every step of a run asks for them."""
+    ends = [1]
+    while ends[-1] <= beyond:
+        last = ends[-1]
+        grown = length or max(2 * short, int(0.15 * last))
+        ends.append(last + (grown if landed is not None and last >= landed else short))
+    return tuple(ends)

@@ -31,8 +31,14 @@ class Points:
 
     def add(self, optimizer: Optimizer, step: int, length: int) -> None:
         """Step 1..length of the round has been made."""
-        if self._mean.is_due(step, length):
-            self._mean.add([p for p, _ in grouped_parameters(optimizer)])
+        if not self._mean.is_due(step, length):
+            return
+        parameters = [p for p, _ in grouped_parameters(optimizer)]
+        if self._anchor is None or len(self._anchor) != len(parameters):  # layers were frozen or thawed: begin anew
+            self.reset()
+            self.anchor_at(optimizer)
+        else:
+            self._mean.add(parameters)
 
     def reset(self) -> None:
         """A new round begins with the next step."""
@@ -67,7 +73,7 @@ class Points:
         groups = [g for _, g in grouped_parameters(optimizer)]
         judge = Probe(probe)
         with kept(parameters) as own:
-            anchor = self._anchor or own
+            anchor = self._anchor if self._anchor is not None and len(self._anchor) == len(own) else own
             end = self._mean.weights if at_mean and self._mean.weights is not None else own
             for point in mine:
                 _write_point_(parameters, anchor, end, [rho[point][g] for g in groups])

@@ -69,6 +69,7 @@ class ProbedEngine(Engine):
             settings, pilot.controller, specs, flight.learned, Balanced(), group, sink, arguments, Body(None)
         )
         self.pilot, self.flight = pilot, flight
+        self._follow_landing()
         self.probe = probe
         self.knob_of_group: dict[int, int] | None = None
         """The knob that is each parameter group's rate; None: one each, in order."""
@@ -216,7 +217,7 @@ class ProbedEngine(Engine):
             self._points.go_back_to_anchor(optimizer)
             event = "restarted: the first step was too long"
         elif order.action == "go back":
-            kept = self._rewind.last_below(order.level)
+            kept = self._rewind.last_below(order.level, optimizer)
             if kept is None:  # nothing is remembered of before a resume
                 event = f"{'landed' if self.flight.landed is None else 'too hot'}: slowed down"
             else:
@@ -231,9 +232,13 @@ class ProbedEngine(Engine):
         if flight.landed != self.flight.landed:
             self._rewind.only_last()
         self.flight, self.learned, self.controller_state = flight, flight.learned, flight.controller
-        rounds = self.settings.rounds
-        if isinstance(rounds, Growing) and rounds.landed != flight.landed:
-            self.settings = dataclasses.replace(self.settings, rounds=dataclasses.replace(rounds, landed=flight.landed))
+        self._follow_landing()
+
+    def _follow_landing(self) -> None:
+        """Rounds grow from where take-off has landed."""
+        rounds, landed = self.settings.rounds, self.flight.landed
+        if isinstance(rounds, Growing) and rounds.landed != landed:
+            self.settings = dataclasses.replace(self.settings, rounds=dataclasses.replace(rounds, landed=landed))
 
     # -- journal --------------------------------------------------------------------------------------------------
 
@@ -298,6 +303,7 @@ class ProbedEngine(Engine):
         self.pilot = dataclasses.replace(
             self.pilot,
             controller=self.controller,
+            spread=max(state["spreads"]),
             rounds=rounds,
             seed=self.settings.seed,
             start=self.settings.auto_lr_start or 0,

@@ -13,7 +13,7 @@ from hdet.engine.weights import grouped_parameters
 
 __all__ = ["Kept", "Rewind"]
 
-_MOST = 6
+_MOST = 4
 
 
 class Kept(NamedTuple):
@@ -52,8 +52,10 @@ class Rewind:
         levels = [kept.level for kept in self._kept]
         return min(range(1, len(levels) - 1), key=lambda i: abs(levels[i + 1] - levels[i - 1]))
 
-    def last_below(self, ceiling: float) -> Kept | None:
-        """The last moment at or below a level; the lowest if none is; None if nothing is kept."""
+    def last_below(self, ceiling: float, optimizer: Optimizer) -> Kept | None:
+        """The last moment at or below a level; the lowest if none is; None if nothing is kept of these parameters."""
+        trained = len(grouped_parameters(optimizer))
+        self._kept = [kept for kept in self._kept if len(kept.weights) == trained]  # layers may have been thawed
         fitting = [kept for kept in self._kept if kept.level <= ceiling]
         return fitting[-1] if fitting else min(self._kept, key=lambda kept: kept.level, default=None)
 
