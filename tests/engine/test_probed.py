@@ -367,7 +367,7 @@ def test_rewind_puts_back_weights_buffers_and_optimizer_state() -> None:
     rewind.keep(0.0, 3, optimizer, model)
     was = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
     train(model, optimizer, _Quiet(scheduler), range(3, 9))
-    kept = rewind.last_below(math.inf, optimizer)
+    kept = rewind.last_below(math.inf)
     assert kept is not None
     rewind.restore(kept, optimizer, model)
     assert all(torch.equal(a, b) for a, b in zip(was[0].values(), model.state_dict().values(), strict=True))
@@ -379,17 +379,18 @@ def test_rewind_keeps_a_few_moments_spread_over_the_levels() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     rewind = Rewind()
-    assert rewind.last_below(0.0, optimizer) is None
+    assert rewind.last_below(0.0) is None
     for step in range(20):
         rewind.keep(float(step), step, optimizer, None)
     assert len(rewind) == 4
-    kept = [rewind.last_below(level, optimizer) for level in (-5.0, 12.0, 19.0)]
+    kept = [rewind.last_below(level) for level in (-5.0, 12.0, 19.0)]
     steps = [moment.step for moment in kept if moment is not None]
     assert steps[0] == 0
     assert steps == sorted(set(steps))
     assert steps[-1] == 19
     next(iter(model.parameters())).requires_grad_(False)
-    assert rewind.last_below(19.0, optimizer) is None  # other parameters train now
+    rewind.forget_other_parameters(optimizer)
+    assert len(rewind) == 0
 
 
 class _Quiet:

@@ -217,7 +217,8 @@ class ProbedEngine(Engine):
             self._points.go_back_to_anchor(optimizer)
             event = "restarted: the first step was too long"
         elif order.action == "go back":
-            kept = self._rewind.last_below(order.level, optimizer)
+            self._rewind.forget_other_parameters(optimizer)
+            kept = self._rewind.last_below(order.level)
             if kept is None:  # nothing is remembered of before a resume
                 event = f"{'landed' if self.flight.landed is None else 'too hot'}: slowed down"
             else:

@@ -52,10 +52,13 @@ class Rewind:
         levels = [kept.level for kept in self._kept]
         return min(range(1, len(levels) - 1), key=lambda i: abs(levels[i + 1] - levels[i - 1]))
 
-    def last_below(self, ceiling: float, optimizer: Optimizer) -> Kept | None:
-        """The last moment at or below a level; the lowest if none is; None if nothing is kept of these parameters."""
+    def forget_other_parameters(self, optimizer: Optimizer) -> None:
+        """Layers may have been frozen or thawed since: those moments cannot be put back."""
         trained = len(grouped_parameters(optimizer))
-        self._kept = [kept for kept in self._kept if len(kept.weights) == trained]  # layers may have been thawed
+        self._kept = [kept for kept in self._kept if len(kept.weights) == trained]
+
+    def last_below(self, ceiling: float) -> Kept | None:
+        """The last moment at or below a level; the lowest if none is; None if nothing is kept."""
         fitting = [kept for kept in self._kept if kept.level <= ceiling]
         return fitting[-1] if fitting else min(self._kept, key=lambda kept: kept.level, default=None)
 
