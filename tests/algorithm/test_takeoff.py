@@ -142,12 +142,24 @@ def test_a_climb_is_not_taken_for_a_rate_that_is_too_low() -> None:
     for knobs in (1, 3):
         rules = pilot(knobs)
         flight = landed(rules.begin())._replace(course=Course(40, 300, 0.1, geometric=False))
-        fan = rules.fan(flight, k=12)
         way = flight.course.at(170)
-        losses = [sum((rho * way - 1.0) ** 2 for rho in row) for row in fan.rho]
-        for _ in range(4):
+        for k in range(12, 18):
+            fan = rules.fan(flight, k)
+            losses = [sum((rho * way - 1.0) ** 2 for rho in row) for row in fan.rho]
             flight = rules.after_round(flight, fan, (160, 180), losses, 0.1, 1.0).flight
         assert flight.learned == pytest.approx([1.0] * knobs, rel=0.2)
+
+
+def test_each_knob_finds_its_own_rate() -> None:
+    """The first wants three times as much as the second: their rates part, and the common one stays."""
+    rules = pilot(knobs=2)
+    flight = landed(rules.begin())
+    for k in range(12, 72):
+        fan = rules.fan(flight, k)
+        wanted = [1.7 / flight.learned[0], 0.6 / flight.learned[1]]
+        losses = [sum((rho - best) ** 2 for rho, best in zip(row, wanted, strict=True)) for row in fan.rho]
+        flight = rules.after_round(flight, fan, (400, 460), losses, 0.1, 1.0).flight
+    assert flight.learned[0] / flight.learned[1] == pytest.approx(1.7 / 0.6, rel=0.35)
 
 
 def test_a_loss_that_stays_high_makes_it_go_back_at_a_third() -> None:
@@ -172,9 +184,10 @@ def test_without_a_controller_there_is_no_take_off_and_nothing_moves() -> None:
     assert order.update is None
 
 
-def test_points_stand_on_both_sides_and_each_knob_has_its_own_order() -> None:
+def test_points_stand_on_both_sides_and_every_third_round_each_knob_has_its_own_order() -> None:
     rules = pilot(knobs=4)
-    rho = rules.fan(landed(rules.begin()), k=5).rho
-    for column in zip(*rho, strict=True):
-        assert sorted(column) == pytest.approx([1 + 0.3 * (2 * r / 7 - 1) for r in range(8)])
-    assert len({tuple(column) for column in zip(*rho, strict=True)}) == 4
+    for k, orders in ((3, 1), (4, 1), (5, 4)):  # together two rounds of three, then each by itself
+        rho = rules.fan(landed(rules.begin()), k).rho
+        for column in zip(*rho, strict=True):
+            assert sorted(column) == pytest.approx([1 + 0.3 * (2 * r / 7 - 1) for r in range(8)])
+        assert len({tuple(column) for column in zip(*rho, strict=True)}) == orders

@@ -29,7 +29,7 @@ class LineSearchState(NamedTuple):
     ups: list[float]
     """[rounds in a row with the minimum well above the base, and well below]"""
     rounds: list[float]
-    """[rounds seen]"""
+    """[rounds seen, those in which the knobs stood apart]"""
     deviation: list[float]
     """log of each knob's own factor on the common move."""
     mean: list[float]
@@ -90,7 +90,7 @@ class LineSearch:
     def init(self, knobs: int) -> LineSearchState:
         """Nothing seen yet."""
         zeros = [0.0] * knobs
-        return LineSearchState([0.0, 0.0], [0.0], zeros, zeros, zeros, zeros, zeros, zeros, zeros)
+        return LineSearchState([0.0, 0.0], [0.0, 0.0], zeros, zeros, zeros, zeros, zeros, zeros, zeros)
 
     def update(self, state: LineSearchState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
         """One round."""
@@ -102,8 +102,9 @@ class LineSearch:
         common = all(len(set(row)) == 1 for row in offsets)
         slopes, place = self._on_a_line(y, [row[0] for row in offsets]) if common else self._on_all(y, offsets)
         per_knob = [slopes[0] / knobs] * knobs if common else slopes
-        state = _remembered(state, [min(max(-slope * unit, -_HUGE), _HUGE) for slope in per_knob])
-        move, ups = self._common_move(state.ups, place, enough=len(y) >= 5)
+        state = _remembered(state, [min(max(-slope * unit, -_HUGE), _HUGE) for slope in per_knob], apart=not common)
+        silent = not common and place == 0.0  # knobs that stand apart say little about where all of them should go
+        move, ups = (0.0, state.ups) if silent else self._common_move(state.ups, place, enough=len(y) >= 5)
         deviation, own = (state.deviation, [0.0] * knobs) if common else self._deviated(state)
         moves = [move + change for change in own]
         return Update(state._replace(ups=ups, deviation=deviation), moves, even, list(state.slope))
@@ -154,7 +155,7 @@ class LineSearch:
 
     def _deviated(self, state: LineSearchState) -> tuple[list[float], list[float]]:
         """Each knob's own factor, and how it changed: half a step at most, and nothing that noise could have made."""
-        k = state.rounds[0]
+        k = state.rounds[1]
         weight = math.sqrt((1 - _FAST) / (1 + _FAST))  # deviation of the moving mean of pure noise, per its own
         wanted = []
         for mean, square, was in zip(state.mean, state.square, state.deviation, strict=True):
@@ -179,18 +180,20 @@ def _fit(rows: list[list[float]], y: list[float]) -> tuple[float, float, bool]:
     return slope, bend, abs(slope) > _SURE * error
 
 
-def _remembered(state: LineSearchState, slopes: list[float]) -> LineSearchState:
-    """This round's slopes, with what they say about each knob against the others and about their own noise."""
+def _remembered(state: LineSearchState, slopes: list[float], apart: bool) -> LineSearchState:
+    """This round's slopes, with what they say about their noise and, standing apart, about each knob and the others."""
     k = state.rounds[0] + 1
-    own = centred(slopes)
-    mean = [_FAST * m + (1 - _FAST) * v for m, v in zip(state.mean, own, strict=True)]
-    square = [_SLOW * s + (1 - _SLOW) * v * v for s, v in zip(state.square, own, strict=True)]
+    mean, square = state.mean, state.square
+    if apart:
+        own = centred(slopes)
+        mean = [_FAST * m + (1 - _FAST) * v for m, v in zip(mean, own, strict=True)]
+        square = [_SLOW * s + (1 - _SLOW) * v * v for s, v in zip(square, own, strict=True)]
     slope_mean = [_FAST * m + (1 - _FAST) * v for m, v in zip(state.slope_mean, slopes, strict=True)]
     slope_square = [_FAST * s + (1 - _FAST) * v * v for s, v in zip(state.slope_square, slopes, strict=True)]
     kept = 1 - _FAST**k
     error = [math.sqrt(max(s / kept - (m / kept) ** 2, 0.0)) for m, s in zip(slope_mean, slope_square, strict=True)]
     return state._replace(
-        rounds=[k],
+        rounds=[k, state.rounds[1] + apart],
         mean=mean,
         square=square,
         slope=slopes,
