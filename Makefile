@@ -4,19 +4,20 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
+DOCS   := $(VENV)/.installed-docs
 CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
   sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 15
 
-demo: $(STAMP) ## train 4 replicas on a small real task and print the table
-	$(PY) examples/demo.py
+demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
+	$(VENV)/bin/hdet demo
 
 test: lint ## lint, then all tests and doctests
 	$(PY) -m pytest $(PYTEST_ARGS)
@@ -31,6 +32,11 @@ bench: $(STAMP) ## converge and step against torch, one JSON line each
 	$(PY) benchmarks/converge.py --ranks 4 --json
 	$(PY) benchmarks/step.py --json
 
+# The variable silences an announcement of mkdocs-material's makers, which is no warning about these pages.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(DOCS) ## build the documentation into site/
+	$(PY) -m mkdocs build --strict
+
 clean: ## remove caches and build outputs; .venv and runs/ stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
@@ -42,4 +48,9 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(PY) || { $(PYTHON) -c $(CHECK) && $(PYTHON) -m venv $(VENV); }
 	$(PY) -m pip install "$$(grep '^torch==' constraints.txt)"
 	$(PY) -m pip install -e '.[dev]'
+	touch $@
+
+$(DOCS): export PIP_CONSTRAINT := constraints.txt
+$(DOCS): $(STAMP)
+	$(PY) -m pip install -e '.[docs]'
 	touch $@

@@ -1,74 +1,63 @@
-"""README.md tells the truth: its Python blocks run as they stand, its table of arguments is the signature."""
+"""README.md tells the truth: its Python blocks run as they stand, its tables are the code's."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import inspect
 import re
-import subprocess
-import sys
+from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import hdet
+from tests.code_blocks import Block, blocks, run
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 
 
-class Block(NamedTuple):
-    """A fenced block of Python."""
-
-    line: int
-    """Where it begins in README.md."""
-    source: str
+def text() -> str:
+    return README.read_text(encoding="utf-8")
 
 
-def blocks() -> list[Block]:
-    """All Python blocks of the README."""
-    text = README.read_text(encoding="utf-8")
-    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
-
-
-def imported(source: str) -> set[str]:
-    """The top-level packages that a block imports."""
-    names = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition(".")[0])
-    return names
-
-
-@pytest.mark.parametrize("block", blocks(), ids=lambda block: f"line {block.line}")
+@pytest.mark.parametrize("block", blocks(README), ids=lambda block: f"line {block.line}")
 def test_block_runs(block: Block, tmp_path: Path) -> None:
-    for package in sorted(imported(block.source)):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}")
-    script = tmp_path / "README.py"
-    script.write_text("\n" * (block.line - 1) + block.source)  # so that a traceback names the README's own lines
-    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert run.returncode == 0, run.stderr
+    run(README, [block], tmp_path)
 
 
 def test_there_are_blocks() -> None:
-    assert len(blocks()) >= 4
+    assert len(blocks(README)) >= 4
 
 
 def test_table_of_arguments_is_the_signature() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text(), re.MULTILINE)
     parameters = inspect.signature(hdet.OneCycleLR).parameters.values()
     ours = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     assert {name: eval(default) for name, default in rows} == ours
 
 
+def test_table_of_commands_has_all_of_them() -> None:
+    typer = pytest.importorskip("typer")
+    from hdet.cli.app import app
+
+    rows = re.findall(r"^\| `hdet (\w+)[^`]*` \|", text(), re.MULTILINE)
+    assert rows == list(typer.main.get_command(app).commands)
+
+
+def test_table_of_extras_has_all_of_them() -> None:
+    rows = re.findall(r"^\| (`hdet\[\w+\]`(?:, `hdet\[\w+\]`)*) \|", text(), re.MULTILINE)
+    named = set(re.findall(r"\[(\w+)\]", " ".join(rows)))
+    installed = set(metadata.metadata("hdet").get_all("Provides-Extra") or ())
+    assert installed <= named  # an older installation may not know the newest
+    assert named <= set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE))
+
+
 def test_links_lead_to_files() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text())
     missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
     assert links
     assert not missing
+
+
+def test_the_results_can_be_found_by_the_documentation() -> None:
+    assert re.search(r"^<!-- table: results -->\n+\|.*?^<!-- end -->$", text(), re.MULTILINE | re.DOTALL)

@@ -1,0 +1,252 @@
+"""``max_lr="auto"`` on a stack: one pilot per run, by the product's own rules. What ProbedEngine does to one model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from misset_data import Supply
+from misset_shapes import Factors, along
+from stacked import Optimizer, Stack, captured, tf32
+from torch import Tensor
+
+from hdet.algorithm.linesearch import LineSearch
+from hdet.algorithm.pilot import Fan, Flight, Order, Pilot
+from hdet.algorithm.rounds import Growing
+from hdet.engine.rewind import _MOST, Kept, Rewind
+
+__all__ = ["Flights", "Prober", "Run"]
+
+_TOGETHER = 24
+"""Runs probed in one call; bounds memory."""
+
+
+class Moments(Rewind):
+    """The good moments of one run of a stack: rows instead of parameters, the product's choice among them."""
+
+    def keep_rows(self, level: float, step: int, rows: list[Tensor]) -> None:
+        """Remember rows of weights and of the optimizer's state."""
+        self._kept.append(Kept(level, step, [row.clone() for row in rows], [], []))
+        if len(self._kept) > _MOST:
+            del self._kept[self._most_crowded()]
+
+
+class Run:
+    """One run: its pilot and where it stands.
+
+    Args:
+        steps: S.
+        seed: of the design and of the probe batches.
+        knobs: 1 for one rate, or the number of parameter groups.
+        guess: the user's rate.
+        pct_start: where the schedule's rising phase ends.
+        shuffled: a placebo: losses are shuffled over the points before the pilot sees them.
+    """
+
+    def __init__(
+        self, steps: int, seed: int, knobs: int, guess: float, pct_start: float = 0.3, shuffled: bool = False
+    ) -> None:
+        self.seed, self.guess = seed, guess
+        rounds = Growing.for_run(steps)
+        self.pilot = Pilot(LineSearch(), knobs, 0.3, 8, seed, rounds, pct_start * steps - 1)
+        self.rounds, self.flight = rounds, self.pilot.begin()
+        self.moments = Moments()
+        self.events: list[tuple[int, str, float]] = []
+        """(step, what was done to the weights, the base rate of the first knob from there on)"""
+        self._dice = random.Random(f"placebo {seed} {guess}") if shuffled else None
+
+    def after_round(self, t: int, fan: Fan, losses: list[float], moved: float, shape: float) -> Order:
+        """What the pilot says at the end of the round at ``t``."""
+        if self._dice is not None:
+            self._dice.shuffle(losses)
+        return self.pilot.after_round(self.flight, fan, self.rounds.span(t), losses, moved, shape)
+
+    def take(self, flight: Flight) -> None:
+        """A new state of the pilot; where it landed decides where rounds end."""
+        if flight.landed != self.flight.landed:
+            self.moments.only_last()
+        self.flight = flight
+        self.rounds = dataclasses.replace(self.rounds, landed=flight.landed)
+
+    def rates(self, steps: Factors, shape: Factors) -> np.ndarray:
+        """[step, knob] from now on."""
+        way = along(self.flight.course, steps) * shape * self.guess
+        return way[:, None] * np.array(self.flight.learned)
+
+    @property
+    def found(self) -> float:
+        """The peak rate that the run has found: the geometric mean of the knobs'."""
+        return self.guess * math.exp(sum(map(math.log, self.flight.learned)) / len(self.flight.learned))
+
+
+class Prober:
+    """Losses of points, in full fp32; on a GPU one captured graph, replayed run by run."""
+
+    def __init__(self, stack: Stack, graph: bool) -> None:
+        self._stack, self._graph = stack, graph and stack.device.type == "cuda"
+        self._replay: Callable[[], None] | None = None
+
+    def __call__(self, points: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+        """[run, point] for ``points[run, point, parameter]``; the batch has one row per run."""
+        with tf32(False), torch.no_grad():
+            if not self._graph:
+                return self._stack.losses_at(points, batch)
+            if self._replay is None:
+                self._capture(points[:1], tuple(part[:1] for part in batch))
+            assert self._replay is not None  # captured above
+            found = []
+            for row in range(len(points)):
+                self._points.copy_(points[row : row + 1])
+                for mine, part in zip(self._batch, batch, strict=True):
+                    mine.copy_(part[row : row + 1])
+                self._replay()
+                found.append(self._losses.clone())
+            return torch.cat(found)
+
+    def _capture(self, points: Tensor, batch: tuple[Tensor, ...]) -> None:
+        self._points, self._batch = points.clone(), tuple(part.clone() for part in batch)
+        self._losses = torch.zeros(points.shape[:2], device=points.device, dtype=points.dtype)
+        self._replay = captured(lambda: self._losses.copy_(self._stack.losses_at(self._points, self._batch)))
+
+
+class Flights:
+    """All runs of a stack under their pilots.
+
+    Args:
+        stack: the runs' weights.
+        optimizer: whose state goes back with them.
+        runs: ``runs[seed][configuration]``.
+        shape: the schedule with its rise held at 1, at steps 0 ... S.
+        supply: of probe batches.
+        graph: whether probes are captured on a GPU.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        optimizer: Optimizer,
+        runs: Sequence[Sequence[Run]],
+        shape: Factors,
+        supply: Supply,
+        graph: bool = True,
+    ) -> None:
+        self._stack, self._optimizer, self._shape, self._supply = stack, optimizer, shape, supply
+        self.runs = {(u, k): run for u, row in enumerate(runs) for k, run in enumerate(row)}
+        self._steps = len(shape) - 1
+        self._anchor, self._drift = stack.theta.clone(), torch.zeros_like(stack.theta)
+        self._began = dict.fromkeys(self.runs, 0)
+        self._next = {place: run.rounds.next_end(1) for place, run in self.runs.items()}
+        self._prober = Prober(stack, graph)
+        groups = len(stack.sizes)
+        self.rates = torch.zeros(
+            self._steps, *stack.theta.shape[:2], groups, device=stack.device, dtype=stack.theta.dtype
+        )
+        """[step, seed, configuration, group]: for TrainStep."""
+        self._write_rates(0, list(self.runs))
+
+    def observe(self, losses: Tensor) -> None:
+        """After each step, on the device: part of the round's mean."""
+        self._drift.add_(self._stack.theta - self._anchor)
+
+    def begin(self) -> None:
+        """Before the first step: forget what the capture of the step observed."""
+        self._drift.zero_()
+
+    @torch.no_grad()
+    def after_step(self, t: int) -> None:
+        """The step to ``t`` has been made: end the rounds that end here."""
+        due = [place for place, end in self._next.items() if end == t]
+        if not due:
+            return
+        changed = []
+        for first in range(0, len(due), _TOGETHER):
+            changed += self._end_rounds(t, due[first : first + _TOGETHER])
+        seeds, columns = _indices(due, self._stack.device)
+        self._anchor[seeds, columns] = self._stack.theta[seeds, columns]
+        self._drift[seeds, columns] = 0
+        for place in due:
+            self._began[place] = t
+            self._next[place] = self.runs[place].rounds.next_end(t + 1) if t < self._steps else -1
+        if t < self._steps and changed:
+            self._write_rates(t, changed)
+
+    def _end_rounds(self, t: int, due: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Probe, decide, carry out; the runs whose rates have changed."""
+        fans = [self.runs[place].pilot.fan(self.runs[place].flight, self._round(place, t)) for place in due]
+        losses, moved = self._evaluate(t, due, fans)
+        changed = []
+        for place, fan, row, far in zip(due, fans, losses, moved, strict=True):
+            run = self.runs[place]
+            before = run.flight
+            order = run.after_round(t, fan, row, far if math.isfinite(far) else math.inf, self._shape[t])
+            self._carry_out(place, order, t)
+            if (before.learned, before.course) != (run.flight.learned, run.flight.course):
+                changed.append(place)
+        return changed
+
+    def _round(self, place: tuple[int, int], t: int) -> int:
+        return self.runs[place].rounds.index(t - 1)
+
+    def _evaluate(self, t: int, due: list[tuple[int, int]], fans: list[Fan]) -> tuple[list[list[float]], list[float]]:
+        """Losses of all points of the due runs, and how far each round went relative to the weights."""
+        stack = self._stack
+        seeds, columns = _indices(due, stack.device)
+        anchor = self._anchor[seeds, columns]
+        lengths = torch.tensor([[t - self._began[place]] for place in due], device=stack.device)
+        fixed = torch.tensor([[fan.fixed] for fan in fans], device=stack.device)
+        mean = anchor + self._drift[seeds, columns] / lengths
+        end = torch.where(fixed, stack.theta[seeds, columns], mean)
+        rho = torch.tensor([[self._by_group(row) for row in fan.rho] for fan in fans], dtype=anchor.dtype)
+        points = torch.lerp(anchor[:, None], end[:, None], rho.to(stack.device)[..., stack.column_group])
+        wanted = [
+            (self.runs[place].seed, 0 if fan.fixed else self._round(place, t))
+            for place, fan in zip(due, fans, strict=True)
+        ]
+        losses = self._prober(points, self._supply.probes(wanted))
+        own = anchor.norm(dim=-1)
+        moved = (end - anchor).norm(dim=-1) / torch.where(own > 0, own, 1.0)
+        both = torch.cat([losses, moved[:, None]], 1).double().tolist()  # the one synchronisation of a round
+        return [row[:-1] for row in both], [row[-1] for row in both]
+
+    def _by_group(self, row: list[float]) -> list[float]:
+        return row if len(row) > 1 else row * len(self._stack.sizes)
+
+    def _carry_out(self, place: tuple[int, int], order: Order, t: int) -> None:
+        """Do what the pilot wants with the weights, as ``ProbedEngine`` does."""
+        run, flight = self.runs[place], order.flight
+        rows = [tensor[place] for tensor in (self._stack.theta, *self._optimizer.state)]
+        if order.action == "keep":
+            run.moments.keep_rows(order.level, t, rows)
+            if flight.landed is not None:
+                run.moments.only_last()
+        elif order.action == "restart":
+            rows[0].copy_(self._anchor[place])
+            for row in rows[1:]:
+                row.zero_()
+        elif order.action == "go back":
+            kept = run.moments.last_below(order.level)
+            if kept is not None:
+                for row, value in zip(rows, kept.weights, strict=True):
+                    row.copy_(value)
+                flight = run.pilot.gone_back(flight, t, kept.level)
+        run.take(flight)
+        run.events.append((t, order.action, run.guess * flight.learned[0] * flight.course.at(t) * self._shape[t]))
+
+    def _write_rates(self, t: int, places: list[tuple[int, int]]) -> None:
+        """The rates of some runs from step ``t`` on."""
+        steps = np.arange(float(t), self._steps)
+        tables = [self.runs[place].rates(steps, self._shape[t : self._steps]) for place in places]
+        groups = len(self._stack.sizes)
+        wide = [np.broadcast_to(table, (len(steps), groups)) for table in tables]
+        seeds, columns = _indices(places, self._stack.device)
+        values = torch.from_numpy(np.stack(wide, 1)).to(self.rates)
+        self.rates[t:, seeds, columns] = values
+
+
+def _indices(places: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    seeds, columns = torch.tensor(places, device=device).T
+    return seeds, columns

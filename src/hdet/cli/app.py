@@ -1,0 +1,103 @@
+"""The commands together, and what becomes of their errors: one line with a cure, never a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from hdet._version import __version__
+from hdet.cli.ablate import ablate
+from hdet.cli.compare import compare
+from hdet.cli.demo import demo
+from hdet.cli.export import export
+from hdet.cli.output import complain
+from hdet.cli.report import report
+from hdet.cli.train import train
+from hdet.errors import ArgumentError, HdetError, JournalError
+
+__all__ = ["app", "run"]
+
+_Usage: type[Exception] = typer.BadParameter.__mro__[2]
+"""Click's own base of all complaints about the command line. Newer typers carry their own click."""
+
+app = typer.Typer(
+    name="hdet",
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command()(train)
+app.command()(ablate)
+app.command()(compare)
+app.command()(report)
+app.command()(export)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hdet {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Train replicas that explore the learning rate while they train.
+
+    Begin with `hdet demo`. Then train one of the bundled tasks, look at the run, and take its schedule with you:
+
+    ```
+    hdet train --task digits --out runs/first
+    hdet report runs/first
+    hdet export runs/first -o schedule.csv
+    ```
+
+    Every command takes `--json`: one line, the last on stdout, while words go to stderr. Nothing is overwritten without
+    `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped.
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; the exit code."""
+    as_json = "--json" in arguments
+    try:
+        code = app(list(arguments), prog_name="hdet", standalone_mode=False)
+    except (ArgumentError, JournalError) as error:
+        return complain(str(error), as_json, code=2)
+    except HdetError as error:
+        return complain(str(error), as_json, code=1)
+    except _Usage as error:
+        return complain(f"{_text_of(error)} See `{_command_of(error)} --help`.", as_json, code=2)
+    except KeyboardInterrupt:
+        return complain("stopped", as_json, code=130)
+    except OSError as error:
+        return complain(f"{error}; check the path, the rights and the space left", as_json, code=1)
+    except Exception as error:
+        if os.environ.get("HDET_DEBUG"):
+            raise
+        text = f"{type(error).__name__}: {error}; this is a mistake in hdet, HDET_DEBUG=1 shows where"
+        return complain(text, as_json, code=1)
+    return code if isinstance(code, int) else 0
+
+
+def _text_of(error: Exception) -> str:
+    """What click says, as one sentence."""
+    text = " ".join(getattr(error, "format_message", error.__str__)().split())
+    return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _command_of(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return str(context.command_path) if context is not None else "hdet"

@@ -1,0 +1,36 @@
+"""``hdet report``: a run as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hdet.cli import options as o
+from hdet.cli.output import Output, refuse_to_overwrite
+from hdet.report.data import load_run
+from hdet.report.page import write_report
+from hdet.report.verdict import verdict
+
+__all__ = ["report"]
+
+_Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a journal.", show_default=False)]
+_Out = Annotated[Path | None, typer.Option("--out", "-o", help="The page.", show_default="report.html in the folder")]
+_Title = Annotated[str | None, typer.Option(help="Its title.", show_default="the run's name")]
+
+
+def report(run: _Run, out: _Out = None, title: _Title = None, force: o.Force = False, as_json: o.Json = False) -> None:
+    """Draw a run: one HTML page with everything inside, that opens offline.
+
+    ```
+    hdet report runs/feed -o feed.html
+    ```
+    """
+    output, data = Output(as_json), load_run(run)
+    out = out or (run if run.is_dir() else run.parent) / "report.html"
+    refuse_to_overwrite(out, force)
+    write_report([data], out, title=title)
+    output.say(verdict(data))
+    output.say(str(out))
+    output.result(out=out, verdict=verdict(data), rounds=len(data.rounds))

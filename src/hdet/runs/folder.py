@@ -1,0 +1,125 @@
+"""A run's folder: which files it has, and who may write them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hdet.errors import ArgumentError, HdetError
+from hdet.runs.plan import Plan
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Folder", "plain_json", "write_atomically"]
+
+_PATIENCE = 20.0
+"""Seconds to wait for ranks whose parent was killed: they stop at their next step."""
+
+
+class Folder:
+    """``run.json`` (the plan, then the result), ``journal.jsonl``, ``curve.csv``, ``checkpoint.pt``, ``ranks.log``."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.summary = self.path / "run.json"
+        self.journal = self.path / "journal.jsonl"
+        self.curve = self.path / "curve.csv"
+        self.checkpoint = self.path / "checkpoint.pt"
+        self.log = self.path / "ranks.log"
+        self._lock = self.path / ".lock"
+
+    @property
+    def taken(self) -> bool:
+        """Whether something is here that a new run would overwrite."""
+        return any(file.exists() for file in (self.summary, self.journal, self.curve, self.checkpoint))
+
+    @property
+    def complete(self) -> bool:
+        return self.taken and bool(self.read().get("complete"))
+
+    def begin(self, plan: Plan, *, force: bool = False) -> None:
+        """Write the plan into an empty folder; with ``force`` an earlier run is removed, and nothing else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ArgumentError(f"{self.path} must be a folder, but is a file; name another with --out")
+        if self.taken and not force:
+            raise ArgumentError(
+                f"{self.path} has a run already; name another folder, go on with --resume, or replace it with --force"
+            )
+        for file in (self.summary, self.journal, self.curve, self.checkpoint, self.log):
+            file.unlink(missing_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        head = {"task": plan.task, "name": plan.name or self.path.resolve().name, "seed": plan.seed}
+        self.write({**head, "arguments": plan.arguments(), "steps": plan.steps, "complete": False})
+
+    def plan(self) -> Plan:
+        """The plan of the run that is here."""
+        if not self.summary.exists():
+            raise ArgumentError(f"{self.path} has no run to go on with; check the path, or leave out --resume")
+        return Plan.of(self.read().get("arguments") or {})
+
+    def read(self) -> dict[str, Any]:
+        """``run.json``; empty where there is none."""
+        try:
+            record = json.loads(self.summary.read_text(encoding="utf-8")) if self.summary.exists() else {}
+        except ValueError as error:
+            raise ArgumentError(f"{self.summary} is not JSON ({error}); replace the run with --force") from error
+        return record if isinstance(record, dict) else {}
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Replace ``run.json``."""
+        write_atomically(self.summary, json.dumps(plain_json(record), indent=1) + "\n")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, nobody else writes here. The lock dies with its process, however that ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("w") as file:
+            if fcntl is not None:
+                _wait_for(file.fileno(), self.path)
+            yield
+
+
+def _wait_for(descriptor: int, path: Path) -> None:
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise HdetError(
+                    f"another process is writing to {path}; stop it first, or name another folder"
+                ) from error
+        time.sleep(0.1)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of the text or none: a kill at any moment leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+def plain_json(value: Any) -> Any:
+    """Numbers that JSON does not know as null.
+
+    >>> plain_json({"loss": math.nan, "steps": [1, math.inf]})
+    {'loss': None, 'steps': [1, None]}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

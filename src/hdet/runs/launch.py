@@ -1,0 +1,135 @@
+"""Starting ranks: torch's own launcher, and what the ranks tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from hdet.errors import HdetError
+from hdet.runs.folder import Folder
+from hdet.runs.plan import Plan
+from hdet.runs.ranks import joined, launched_ranks, place_for
+from hdet.runs.run import Outcome
+from hdet.runs.stop import Stop, on_signals
+from hdet.runs.teller import Message, Tell, silent
+from hdet.runs.worker import run_all
+
+__all__ = ["RanksFailed", "execute"]
+
+
+class RanksFailed(HdetError, RuntimeError):
+    """The ranks ended before their work was done."""
+
+
+def execute(folders: Sequence[Folder], plan: Plan, tell: Tell, begin: Callable[[], None] = lambda: None) -> Outcome:
+    """Run the plans in the folders, one after another.
+
+    One replica runs in this process. More are started by torch's launcher, unless this process is one of them already.
+    Ctrl-C and SIGTERM end the work in order. What comes back is how the last run ended.
+
+    Args:
+        folders: with plans, once ``begin`` was called.
+        plan: one of them; all have its number of replicas and its device.
+        tell: gets the messages of :mod:`hdet.runs.teller`; in a process that torchrun started, only on rank 0.
+        begin: prepares the folders; called once, by one process.
+    """
+    if plan.replicas > 1 and launched_ranks() is None:
+        place_for(plan.device, plan.replicas)  # raises here rather than in every rank
+        begin()
+        return _in_ranks(folders, plan.replicas, tell)
+    stop = Stop()
+    with on_signals(stop.ask), _threads_for(plan.task), joined(plan.device) as ranks:
+        ranks.first(begin)
+        return run_all(folders, ranks, tell if ranks.rank == 0 else silent, stop)
+
+
+def _in_ranks(folders: Sequence[Folder], replicas: int, tell: Tell) -> Outcome:
+    """Start the ranks, pass on what they tell, and say how it ended."""
+    log, stop = folders[0].log, Stop()
+    process = _launched(folders, replicas, log)
+
+    def end() -> None:
+        stop.ask()
+        process.terminate()  # the launcher passes it on to its ranks
+
+    try:
+        with on_signals(end):
+            last = _listen(process, tell)
+        code = process.wait()
+    finally:
+        _make_sure_it_ends(process)
+    if last["kind"] == "end" and (last["outcome"] == "stopped" or last["run"] == len(folders) - 1):
+        return last["outcome"]  # type: ignore[no-any-return]
+    if stop.asked:  # before they had begun
+        return "stopped"
+    reason = last.get("error", f"exit code {code}").splitlines()[0]
+    raise RanksFailed(f"the replicas failed: {reason}; {log} has details")
+
+
+def _launched(folders: Sequence[Folder], replicas: int, log: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={replicas}"]
+    command += ["-m", "hdet.runs.worker", *(str(folder.path) for folder in folders)]
+    with log.open("a") as errors:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "OMP_NUM_THREADS": _threads(replicas)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others in order
+        )
+
+
+def _listen(process: subprocess.Popen[str], tell: Tell) -> Message:
+    """Pass messages on until the ranks have ended. The last end of a run, or the first failure."""
+    assert process.stdout is not None
+    last: Message = {"kind": "nothing"}
+    for line in process.stdout:
+        if not line.startswith("{"):
+            continue
+        message: Message = json.loads(line)
+        if message["kind"] in ("end", "failed") and last["kind"] != "failed":
+            last = message
+        if message["kind"] != "failed":
+            tell(message)
+    return last
+
+
+def _make_sure_it_ends(process: subprocess.Popen[str]) -> None:
+    """Whatever happened here, no rank is left."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=40)  # the launcher gives its ranks 30
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+@contextmanager
+def _threads_for(task: str) -> Iterator[None]:
+    """One thread for the small models, unless the user says how many.
+
+    Two gain them little; on a busy machine they wait for each other at every operation, and take twenty times as long.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if task == "text" or "OMP_NUM_THREADS" in os.environ else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _threads(replicas: int) -> str:
+    """Threads per rank: what the user says, or a fair share of the cores."""
+    return os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // replicas))

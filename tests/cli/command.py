@@ -1,0 +1,106 @@
+"""The command as a user runs it: a process with a time-out and nothing left over; or, quicker, its entry point here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from hdet.cli import main
+
+HDET = (sys.executable, "-m", "hdet")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+DIGITS = ("--task", "digits", "--batch-size", "16", "--eval-every", "100000")
+
+
+class Said(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The last line of stdout."""
+        return json.loads(self.out.splitlines()[-1])  # type: ignore[no-any-return]
+
+    @property
+    def complaint(self) -> str:
+        """The one line on stderr."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("hdet: ")
+        return lines[0]
+
+
+def hdet_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> Said:
+    """The console script's function, in this process."""
+    with pytest.raises(SystemExit) as leaving:
+        main([str(one) for one in arguments])
+    captured = capsys.readouterr()
+    return Said(int(leaving.value.code or 0), captured.out, captured.err)
+
+
+@contextlib.contextmanager
+def started(*command: object) -> Iterator[subprocess.Popen[str]]:
+    """A command as a process. On leaving it has ended, and what it started too."""
+    ours = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        env={**ours, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def said(process: subprocess.Popen[str], timeout: float = 60.0) -> Said:
+    """Wait for its end."""
+    out, err = process.communicate(timeout=timeout)
+    return Said(process.returncode, out, err)
+
+
+def run(*command: object, timeout: float = 60.0) -> Said:
+    """Start a command and wait for its end."""
+    with started(*command) as process:
+        return said(process, timeout)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 40.0) -> None:
+    until = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+def processes_with(path: Path) -> int:
+    """Processes that have ``path`` in their command line."""
+    found = 0
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # has just ended
+            found += str(path).encode() in entry.read_bytes()
+    return found

@@ -1,0 +1,139 @@
+"""Bad input is one line with a cure and exit code 2, in every command; help is there for all."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdet.cli import main
+from tests.cli.command import HDET, hdet_here, run
+
+COMMANDS = ("demo", "train", "ablate", "compare", "report", "export")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("train", "Missing option '--out'. See `hdet train --help`."),
+        ("train --out x --task fed", "'fed' is not one of 'feed', 'text', 'digits'"),
+        ("train --out x --steps many", "--steps"),
+        ("train --out x --steps 0", "steps must be an integer, at least 1"),
+        ("train --out x --lr quick", "--lr must be a number or auto"),
+        ("train --out x --lr -1", "lr must be a finite number above 0"),
+        ("train --out x --fanout trained --lr auto", "lr=auto needs fanout=probed"),
+        ("train --out x --fanout trained --spread 2", "spread must be at least 0 and at most 1"),
+        ("train --out x --task feed --data y", "--data is for the tasks text and digits"),
+        ("train --out x --task text --data /no/such", "path must be a readable text file"),
+        ("train --out x --task digits --batch-size 100000", "but the training data has"),
+        ("train --out x --colour red", "No such option"),
+        ("trian", "Did you mean 'train'"),
+        ("report /no/such", "does not exist"),
+        ("report", "Missing argument"),
+        ("compare /no/such", "compare needs two runs or more"),
+        ("compare /no/such /neither", "does not exist"),
+        ("export /no/such", "does not exist"),
+        ("export /no/such -o schedule.xls", "-o must end with .csv or .json"),
+        ("ablate --out x --low 1 --high 0.1", "low must be above 0 and below high"),
+        ("ablate --out x --quick --task digits", "--quick is for the task feed"),
+        ("ablate --out x --like /no/such", "--like needs the ablation.json"),
+        ("demo --replicas 0", "replicas must be an integer, at least 1"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = hdet_here(capsys, *arguments.split(), "--json")
+    assert said.code == 2
+    assert words in said.complaint
+    assert "hdet: " + said.json["error"] == said.complaint
+    assert "Traceback" not in said.err
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_through_the_real_entry_point(tmp_path: Path) -> None:
+    said = run(*HDET, "train", "--out", tmp_path / "run", "--steps", "-3")
+    assert (said.code, said.out) == (2, "")
+    assert said.complaint == "hdet: steps must be an integer, at least 1, but got steps=-3"
+
+
+def test_help_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ((), ("--help",), ("-h",)):
+        said = hdet_here(capsys, *arguments)
+        assert said.code == 0
+        assert all(command in said.out for command in COMMANDS)
+    for command in COMMANDS:
+        said = hdet_here(capsys, command, "--help")
+        assert said.code == 0
+        assert "--json" in said.out
+        assert "--force" in said.out
+    assert hdet_here(capsys, "--version").out.startswith("hdet ")
+
+
+def test_a_damaged_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journal.jsonl").write_text("not a journal\n" * 3)
+    for command in ("report", "export"):
+        said = hdet_here(capsys, command, tmp_path)
+        assert said.code == 2
+        assert "journal" in said.complaint
+
+
+def test_a_mistake_of_ours_is_one_line_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("hdet.cli.report.load_run", broken)
+    said = hdet_here(capsys, "report", tmp_path)
+    assert said.code == 1
+    assert "ZeroDivisionError: oops; this is a mistake in hdet" in said.complaint
+    monkeypatch.setenv("HDET_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(["report", str(tmp_path)])
+
+
+def test_a_full_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hdet.cli.report.load_run", full)
+    said = hdet_here(capsys, "report", tmp_path)
+    assert said.code == 1
+    assert "No space left on device; check the path" in said.complaint
+
+
+def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "typer":
+            raise ModuleNotFoundError("No module named 'typer'", name="typer")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    said = hdet_here(capsys, "--help")
+    assert said.code == 2
+    assert said.complaint == "hdet: the command line needs typer; run `pip install 'hdet[cli]'`"
+
+
+def test_commands_that_start_ranks_refuse_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for command in ("ablate", "demo"):
+        said = hdet_here(capsys, command, "--out", tmp_path / "x")
+        assert said.code == 2
+        assert "starts its ranks itself" in said.complaint
+    said = hdet_here(capsys, "train", "--out", tmp_path / "x", "--replicas", 3, "--json")
+    assert said.code == 2
+    assert "--replicas is 3, but torchrun has started 2 ranks" in said.complaint
+    monkeypatch.setenv("RANK", "1")
+    silent = hdet_here(capsys, "train", "--out", tmp_path / "x", "--replicas", 3, "--json")
+    assert (silent.code, silent.out, silent.err) == (2, "", "")
+    json.loads(said.out)

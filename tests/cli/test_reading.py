@@ -1,0 +1,78 @@
+"""hdet compare, report and export: what is read, shown and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hdet.cli.plot import plot
+from hdet.report.lines import Line
+from tests.cli.command import hdet_here
+from tests.report.made_up import probed_folder, trained_journal, write_folder
+
+
+def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = probed_folder(tmp_path / "run")
+    done = hdet_here(capsys, "report", folder, "--json")
+    assert done.code == 0, done.err
+    assert done.json["out"] == str(folder / "report.html")
+    assert "<html" in (folder / "report.html").read_text()[:200]
+    assert done.json["verdict"] in done.err
+
+
+def test_a_page_is_replaced_only_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal, page = trained_journal(tmp_path / "run.jsonl"), tmp_path / "x" / "page.html"
+    assert hdet_here(capsys, "report", journal, "-o", page).code == 0
+    refused = hdet_here(capsys, "report", journal, "-o", page)
+    assert refused.code == 2
+    assert "exists already" in refused.complaint
+    assert hdet_here(capsys, "report", journal, "-o", page, "--force", "--title", "Again").code == 0
+    assert "Again" in page.read_text()
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        probed_folder(tmp_path / name, name, seed, final) for seed, (name, final) in enumerate([("a", 3.3), ("b", 3.2)])
+    ]
+    page = tmp_path / "compare.html"
+    done = hdet_here(capsys, "compare", *runs, "-o", page)
+    assert done.code == 0
+    assert "b ended lowest" in done.out
+    assert "Validation loss" in done.out
+    assert "a: a, b: b" in done.out
+    assert page.exists()
+    as_json = hdet_here(capsys, "compare", *runs, "--json")
+    assert [one["loss"] for one in as_json.json["runs"]] == [3.3, 3.2]
+    assert hdet_here(capsys, "compare", *runs, "-o", page).code == 2
+
+
+def test_compare_runs_without_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_folder(tmp_path / name, name=name, final={"loss": 1.0}) for name in "ab"]
+    done = hdet_here(capsys, "compare", *runs)
+    assert done.code == 0
+    assert "none of the runs has a curve" in done.out
+
+
+def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = probed_folder(tmp_path / "run")
+    shown = hdet_here(capsys, "export", folder)
+    assert shown.out.startswith("step,lr[embedding],lr[transformer],lr[head],weight_decay\n")
+    as_json = hdet_here(capsys, "export", folder, "--json")
+    assert len(as_json.out.splitlines()) == 1
+    assert len(as_json.json["steps"]) == len(shown.out.splitlines()) - 1
+    whole = hdet_here(capsys, "export", folder, "--every-step")
+    assert len(whole.out.splitlines()) > 10 * len(as_json.json["steps"])
+    for name in ("schedule.csv", "schedule.json"):
+        assert hdet_here(capsys, "export", folder, "-o", tmp_path / name).code == 0
+        assert hdet_here(capsys, "export", folder, "-o", tmp_path / name).code == 2
+        assert hdet_here(capsys, "export", folder, "-o", tmp_path / name, "--force", "--json").json["rows"] > 10
+    assert (tmp_path / "schedule.csv").read_text() == shown.out
+    assert json.loads((tmp_path / "schedule.json").read_text()) == as_json.json
+
+
+def test_a_plot_of_one_point() -> None:
+    drawn = plot(["a"], [Line((3,), (-1.0,))], "Loss", width=30, height=2)
+    assert drawn.splitlines()[0] == "Loss"
+    assert "a" in drawn.splitlines()[1]

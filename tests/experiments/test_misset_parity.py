@@ -1,0 +1,82 @@
+"""The experiment measures the product: a run on the stack has the base rates of ``hdet.OneCycleLR(max_lr="auto")``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from misset_data import Supply
+from misset_flights import Flights, Run
+from misset_shapes import held
+from stacked import Adam, Momentum, Stack, TrainStep
+
+import hdet
+from tests.experiments.small_tasks import CPU, small
+
+STEPS = 120
+
+
+def on_the_stack(task: Any, optimizer: str, seed: int, guess: float, per_group: bool) -> tuple[torch.Tensor, Run]:
+    stack = Stack(task, [seed], 1, CPU)
+    update = {"adam": Adam, "sgd": Momentum}[optimizer](stack.theta)
+    supply = Supply(task, [seed], STEPS, CPU)
+    run = Run(STEPS, seed, len(stack.sizes) if per_group else 1, guess)
+    flights = Flights(stack, update, [[run]], held(STEPS), supply)
+    step = TrainStep(stack, update, supply.batches, flights.rates, after=flights.observe)
+    flights.begin()
+    for t in range(1, STEPS + 1):
+        step()
+        flights.after_step(t)
+    rates = flights.rates[:, 0, 0]
+    return (rates if per_group else rates[:, :1]), run
+
+
+def by_the_product(
+    task: Any, optimizer: str, seed: int, guess: float, per_group: bool
+) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    class Journal:
+        def write(self, record: dict[str, Any]) -> None:
+            records.append(record)
+
+    model, records = task.model(seed), []
+    groups = [{"params": group["params"]} for group in task.groups(model)]
+    whole = groups if per_group else [p for group in groups for p in group["params"]]
+    build = {"adam": torch.optim.Adam, "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)}[optimizer]
+    own = build(whole, lr=guess)
+    probe = hdet.ProbeBatch(model, task.loss, lambda k: task.probe(seed, k))
+    scheduler = hdet.OneCycleLR(
+        own, "auto", STEPS, cycle_momentum=False, seed=seed, probe=probe, journal=Journal()
+    )
+    rates = []
+    for t in range(STEPS):
+        rates.append([group["lr"] for group in own.param_groups])
+        loss = task.loss(model, task.batch(seed, t))
+        own.zero_grad()
+        loss.backward()
+        own.step()
+        scheduler.step(loss)
+    return torch.tensor(rates, dtype=torch.float64), [record for record in records if "replicas" in record]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "guess", "per_group"),
+    [
+        ("text", "adam", 1e-3, False),
+        ("text", "adam", 1e-6, True),
+        ("feed", "sgd", 1.0, False),
+        ("feed", "adam", 10.0, True),
+        ("digits", "sgd", 1e3, False),
+    ],
+)
+def test_rates_are_the_products(name: str, optimizer: str, guess: float, per_group: bool) -> None:
+    task = small(name)
+    mine, run = on_the_stack(task, optimizer, 3, guess, per_group)
+    theirs, journal = by_the_product(task, optimizer, 3, guess, per_group)
+    torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0)
+    assert [record["step"] for record in journal] == [step for step, _, _ in run.events]
+    new_base = [record["base"][0] for record in journal]
+    assert new_base == pytest.approx([rate for _, _, rate in run.events], rel=1e-6)
+    went_back = [record["step"] for record in journal if "went back" in (record["event"] or "")]
+    assert went_back == [step for step, action, _ in run.events if action == "go back"]
+    assert went_back  # the run has landed, so the way back was tried too

@@ -1,0 +1,39 @@
+"""A rank that hdet has started, and its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from hdet.runs.stop import Stop, on_signals
+from hdet.runs.worker import Pipe
+
+
+def test_messages_are_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    Pipe(Stop())({"kind": "step", "loss": float("nan")})
+    assert json.loads(capfd.readouterr().out) == {"kind": "step", "loss": None}
+
+
+def test_a_parent_that_is_gone_has_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed without a chance to stop its ranks: they notice at the next word to it, save, and end."""
+
+    def gone(*_: object) -> int:
+        raise BrokenPipeError
+
+    stop = Stop()
+    monkeypatch.setattr(os, "write", gone)
+    Pipe(stop)({"kind": "step"})
+    assert stop.asked
+
+
+def test_a_signal_asks_once_and_is_put_back() -> None:
+    before, stop = signal.getsignal(signal.SIGTERM), Stop()
+    with on_signals(stop.ask):
+        assert not stop.asked
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.asked
+        assert signal.getsignal(signal.SIGTERM) == before  # the second one is final
+    assert signal.getsignal(signal.SIGTERM) == before
