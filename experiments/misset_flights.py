@@ -17,12 +17,14 @@ from torch import Tensor
 from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.pilot import Fan, Flight, Order, Pilot
 from hdet.algorithm.rounds import Growing
-from hdet.engine.rewind import _MOST, Kept, Rewind
+from hdet.engine.rewind import Kept, Rewind
 
 __all__ = ["Flights", "Prober", "Run"]
 
-_TOGETHER = 24
+_TOGETHER = 32
 """Runs probed in one call; bounds memory."""
+_GRAPHS = (16, 4, 1)
+"""Runs per captured graph."""
 
 
 class Moments(Rewind):
@@ -30,9 +32,7 @@ class Moments(Rewind):
 
     def keep_rows(self, level: float, step: int, rows: list[Tensor]) -> None:
         """Remember rows of weights and of the optimizer's state."""
-        self._kept.append(Kept(level, step, [row.clone() for row in rows], [], []))
-        if len(self._kept) > _MOST:
-            del self._kept[self._most_crowded()]
+        self.add(Kept(level, step, [], [row.clone() for row in rows], [], []))
 
 
 class Run:
@@ -67,8 +67,6 @@ class Run:
 
     def take(self, flight: Flight) -> None:
         """A new state of the pilot; where it landed decides where rounds end."""
-        if flight.landed != self.flight.landed:
-            self.moments.only_last()
         self.flight = flight
         self.rounds = dataclasses.replace(self.rounds, landed=flight.landed)
 
@@ -84,33 +82,46 @@ class Run:
 
 
 class Prober:
-    """Losses of points, in full fp32; on a GPU one captured graph, replayed run by run."""
+    """Losses of points, in full fp32; on a GPU by graphs for sixteen runs, four and one, captured when first needed."""
 
     def __init__(self, stack: Stack, graph: bool) -> None:
-        self._stack, self._graph = stack, graph and stack.device.type == "cuda"
-        self._replay: Callable[[], None] | None = None
+        self._stack = stack
+        self._sizes = _GRAPHS if graph and stack.device.type == "cuda" else ()
+        self._graphs: dict[int, Callable[[Tensor, tuple[Tensor, ...]], Tensor]] = {}
 
     def __call__(self, points: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
         """[run, point] for ``points[run, point, parameter]``; the batch has one row per run."""
+        found, first = [], 0
         with tf32(False), torch.no_grad():
-            if not self._graph:
-                return self._stack.losses_at(points, batch)
-            if self._replay is None:
-                self._capture(points[:1], tuple(part[:1] for part in batch))
-            assert self._replay is not None  # captured above
-            found = []
-            for row in range(len(points)):
-                self._points.copy_(points[row : row + 1])
-                for mine, part in zip(self._batch, batch, strict=True):
-                    mine.copy_(part[row : row + 1])
-                self._replay()
-                found.append(self._losses.clone())
-            return torch.cat(found)
+            while first < len(points):
+                size = next((size for size in self._sizes if size <= len(points) - first), len(points))
+                part = slice(first, first + size)
+                evaluate = self._graph(size, points, batch) if self._sizes else self._stack.losses_at
+                found.append(evaluate(points[part], tuple(rows[part] for rows in batch)))
+                first += size
+        return torch.cat(found)
 
-    def _capture(self, points: Tensor, batch: tuple[Tensor, ...]) -> None:
-        self._points, self._batch = points.clone(), tuple(part.clone() for part in batch)
-        self._losses = torch.zeros(points.shape[:2], device=points.device, dtype=points.dtype)
-        self._replay = captured(lambda: self._losses.copy_(self._stack.losses_at(self._points, self._batch)))
+    def _graph(
+        self, size: int, points: Tensor, batch: tuple[Tensor, ...]
+    ) -> Callable[[Tensor, tuple[Tensor, ...]], Tensor]:
+        """``losses_at`` for so many runs, captured."""
+        if size not in self._graphs:
+            inputs = [rows[:size].clone() for rows in (points, *batch)]
+            losses = torch.zeros(inputs[0].shape[:2], device=points.device, dtype=points.dtype)
+
+            def run() -> None:
+                losses.copy_(self._stack.losses_at(inputs[0], tuple(inputs[1:])))
+
+            replay = captured(run)
+
+            def evaluate(points: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+                for mine, rows in zip(inputs, (points, *batch), strict=True):
+                    mine.copy_(rows)
+                replay()
+                return losses.clone()
+
+            self._graphs[size] = evaluate
+        return self._graphs[size]
 
 
 class Flights:
@@ -220,9 +231,9 @@ class Flights:
         run, flight = self.runs[place], order.flight
         rows = [tensor[place] for tensor in (self._stack.theta, *self._optimizer.state)]
         if order.action == "keep":
-            run.moments.keep_rows(order.level, t, rows)
             if flight.landed is not None:
-                run.moments.only_last()
+                run.moments.only(None)
+            run.moments.keep_rows(order.level, t, rows)
         elif order.action == "restart":
             rows[0].copy_(self._anchor[place])
             for row in rows[1:]:
@@ -232,7 +243,9 @@ class Flights:
             if kept is not None:
                 for row, value in zip(rows, kept.weights, strict=True):
                     row.copy_(value)
-                flight = run.pilot.gone_back(flight, t, kept.level)
+                run.moments.only(kept)
+                if run.flight.landed is None:
+                    flight = run.pilot.gone_back(flight, t, kept.level)
         run.take(flight)
         run.events.append((t, order.action, run.guess * flight.learned[0] * flight.course.at(t) * self._shape[t]))
 

@@ -35,7 +35,10 @@ def test_a_first_step_that_was_too_long_is_undone_and_one_that_was_lost_is_repea
     assert math.isnan(too_long.state.first)  # that loss belongs to weights that are gone
     lost = rules.after_first_step(rules.init(), 0.0, loss=2.3)
     assert lost.state.phase == rules.init().phase
-    assert lost.state.level == pytest.approx(rules.init().level + math.log(1e3))
+    assert lost.state.level == pytest.approx(rules.init().level + math.log(10))
+    for _ in range(50):
+        lost = rules.after_first_step(lost.state, 0.0, loss=2.3)
+    assert lost.state.level <= math.log(1e3)  # never far above the guess
     broken = rules.after_first_step(rules.init(), math.inf, loss=math.nan)
     assert broken.action == "restart"
     assert math.isfinite(broken.state.level)
@@ -45,7 +48,7 @@ def test_a_first_step_that_was_too_long_is_undone_and_one_that_was_lost_is_repea
 def test_the_rate_grows_by_what_the_fan_sees(best_point: int, growth: float) -> None:
     losses = [1.9] * 8
     losses[best_point] = 1.0
-    leg = TakeOff().after_round(climbing(), losses, ended_early=False)
+    leg = TakeOff().after_round(climbing(), losses, moved=0.1, late=False)
     assert leg.growth == pytest.approx(growth)
     assert leg.state.level == pytest.approx(math.log(growth))
     assert leg.action == "keep"
@@ -53,10 +56,10 @@ def test_the_rate_grows_by_what_the_fan_sees(best_point: int, growth: float) -> 
 
 def test_it_lands_below_the_rate_at_which_training_has_undone_itself() -> None:
     rules = TakeOff()
-    first = rules.after_round(climbing(level=3.0, best=1.0), [2.1, *[9.0] * 7], ended_early=False)
+    first = rules.after_round(climbing(level=3.0, best=1.0), [2.1, *[9.0] * 7], moved=0.1, late=False)
     assert first.action == ""
     assert first.state.bad == 1
-    second = rules.after_round(first.state, [2.2, *[9.0] * 7], ended_early=False)
+    second = rules.after_round(first.state, [2.2, *[9.0] * 7], moved=0.1, late=False)
     assert second.state.phase == LANDED
     assert second.action == "go back"
     assert second.state.level == pytest.approx(3.0 - math.log(2) / 2 - math.log(rules.back))
@@ -65,20 +68,35 @@ def test_it_lands_below_the_rate_at_which_training_has_undone_itself() -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 5.0])
 def test_it_lands_at_once_where_the_loss_explodes(loss: float) -> None:
-    leg = TakeOff().after_round(climbing(best=1.0), [loss, *[9.0] * 7], ended_early=False)
+    leg = TakeOff().after_round(climbing(best=1.0), [loss, *[9.0] * 7], moved=0.1, late=False)
     assert leg.state.phase == LANDED
 
 
 def test_a_loss_that_rises_but_is_not_above_the_first_does_not_end_it() -> None:
     """A small network's loss goes up and down on the way; its best rate may lie beyond."""
-    leg = TakeOff().after_round(climbing(best=1.0), [1.9, *[9.0] * 7], ended_early=False)
+    leg = TakeOff().after_round(climbing(best=1.0), [1.9, *[9.0] * 7], moved=0.1, late=False)
     assert (leg.state.phase, leg.state.bad, leg.action) == (CLIMBING, 0, "")
+
+
+def test_skipped_steps_and_a_blind_probe_do_not_make_it_grow() -> None:
+    skipped = TakeOff().after_round(climbing(level=3.0), [1.9] * 8, moved=0.0, late=False)
+    assert (skipped.state, skipped.growth) == (climbing(level=3.0), 1.0)
+    blind = TakeOff().after_round(climbing(level=3.0), [2.0] * 8, moved=0.1, late=False)
+    assert (blind.state.phase, blind.state.level) == (LANDED, 0.0)  # the guess
+
+
+def test_landing_late_in_a_bad_spell_goes_back_all_the_same() -> None:
+    rules = TakeOff()
+    bad = rules.after_round(climbing(level=3.0), [2.1, *[9.0] * 7], moved=0.1, late=True)
+    assert bad.action == "go back"
+    good = rules.after_round(climbing(level=3.0), [1.5, *[9.0] * 7], moved=0.1, late=True)
+    assert (good.state.phase, good.action) == (LANDED, "")
 
 
 def test_one_bad_round_is_forgiven() -> None:
     rules = TakeOff()
-    bad = rules.after_round(climbing(best=1.0), [2.1, *[9.0] * 7], ended_early=False)
-    good = rules.after_round(bad.state, [0.9, *[9.0] * 7], ended_early=False)
+    bad = rules.after_round(climbing(best=1.0), [2.1, *[9.0] * 7], moved=0.1, late=False)
+    good = rules.after_round(bad.state, [0.9, *[9.0] * 7], moved=0.1, late=False)
     assert (good.state.bad, good.state.phase, good.action) == (0, CLIMBING, "keep")
 
 
@@ -89,7 +107,7 @@ def test_any_losses_land_it_in_the_end_at_a_finite_level(rounds: list[list[float
     for losses in rounds:
         if state.phase == LANDED:
             break
-        state = rules.after_round(state, losses, ended_early=False).state
+        state = rules.after_round(state, losses, moved=0.1, late=False).state
         assert math.isfinite(state.level)
     assert state.phase == LANDED or len(rounds) < rules.longest
 
@@ -167,11 +185,28 @@ def test_a_loss_that_stays_high_makes_it_go_back_at_a_third() -> None:
     fan = rules.fan(landed(rules.begin()), k=12)
     good = rules.after_round(landed(rules.begin()), fan, (400, 460), [0.5] * 8, 0.1, 1.0)
     assert good.action == "keep"
-    once = rules.after_round(good.flight, fan, (460, 520), [1.6] * 8, 0.1, 1.0)
+    noisy = rules.after_round(good.flight, fan, (460, 520), [1.6] * 8, 0.1, 1.0)
+    assert noisy.flight.worse == 0  # another batch, no explosion
+    once = rules.after_round(good.flight, fan, (460, 520), [7.0] * 8, 0.1, 1.0)
     assert once.action == ""
     twice = rules.after_round(once.flight, fan, (520, 600), [math.nan] * 8, 0.1, 1.0)
     assert twice.action == "go back"
     assert twice.flight.learned == pytest.approx([good.flight.learned[0] / 3])
+
+
+def test_a_third_is_of_the_rate_in_force_not_of_where_it_was_going() -> None:
+    rules = pilot()
+    flight = landed(rules.begin())._replace(course=Course(400, 900, 0.1, geometric=False))
+    fan = rules.fan(flight, k=12)
+    for span in ((400, 410), (410, 420)):
+        was = flight.learned[0] * flight.course.at(span[1])
+        flight = rules.after_round(flight, fan, span, [math.nan] * 8, 0.1, 1.0).flight
+    assert flight.learned[0] * flight.course.at(420) == pytest.approx(was / 3)
+
+
+def test_runs_that_are_too_short_do_not_take_off() -> None:
+    assert pilot(rounds=Growing(2, 39)).begin().learned == [1.0]
+    assert pilot(rounds=Growing(2, 40)).begin().landed is None
 
 
 def test_without_a_controller_there_is_no_take_off_and_nothing_moves() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
 import pickle
@@ -311,6 +312,107 @@ def test_layers_may_be_frozen_and_thawed() -> None:
     assert final_loss(model) < final_loss(network())
 
 
+def test_after_another_scheduler_its_training_stays() -> None:
+    """SequentialLR builds both at once: what the first one trained is not this one's to undo."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    first = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    second = hdet.OneCycleLR(optimizer, 3e-3, total_steps=100, fanout="probed", probe=probe_of(model))
+    both = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[60])
+    for t in range(70):
+        optimizer.zero_grad()
+        loss_of(model, problem(t)).backward()
+        optimizer.step()
+        both.step()
+        if t == 59:
+            before = final_loss(model)
+    assert before < 0.95 * final_loss(network())
+    assert final_loss(model) < 1.1 * before
+
+
+def test_a_copy_finds_the_rate_too() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=200, probe=probe_of(model))
+    copied = copy.deepcopy(scheduler)
+    found = copied._engine.probe.model  # type: ignore[attr-defined]
+    assert found is not model
+    train(found, copied.optimizer, copied, range(200))
+    assert final_loss(found) < 0.5 * final_loss(network())
+
+
+def test_a_blind_probe_and_steps_that_are_skipped_keep_to_the_guess() -> None:
+    for blind in (True, False):
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        probe: Any = (lambda: 1.0) if blind else probe_of(model)
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=300, probe=probe)
+        for t in range(299):
+            if blind:
+                train(model, optimizer, scheduler, range(t, t + 1))
+            else:
+                optimizer.step()  # without gradients: nothing moves, as where GradScaler skips
+                scheduler.step()
+        assert float(optimizer.param_groups[0]["lr"]) <= 1.0
+        if blind:
+            assert scheduler._engine.learned == [1.0]
+
+
+def test_checkpoints_of_other_schedulers(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    trained = hdet.OneCycleLR(optimizer, 0.01, total_steps=100)
+    probed = hdet.OneCycleLR(optimizer, 0.01, total_steps=100, fanout="probed", probe=probe_of(model))
+    for one, other in ((trained, probed), (probed, trained)):
+        with pytest.raises(ArgumentError, match="fanout"):
+            one.load_state_dict(other.state_dict())
+    torchs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=100)
+    for _ in range(50):
+        torchs.step()
+    probed.load_state_dict(torchs.state_dict())
+    optimizer.step()
+    probed.step()
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(torchs.get_last_lr()[0], rel=0.1)
+
+
+def test_an_explosion_is_undone_at_a_third_of_the_rate() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=300, probe=probe_of(model))
+    train(model, optimizer, scheduler, range(120))
+    rate = scheduler._engine.learned[0]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(math.nan)
+    train(model, optimizer, scheduler, range(120, 200))
+    assert scheduler._engine.learned[0] <= rate / 3
+    assert math.isfinite(final_loss(model))
+
+
+def test_an_error_in_the_probe_reaches_the_caller_and_the_weights_are_as_before() -> None:
+    model = network()
+
+    def broken() -> float:
+        raise ValueError("no such file")
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=broken)
+    with pytest.raises(ValueError, match="no such file"):
+        train(model, optimizer, scheduler, range(1))
+    assert math.isfinite(final_loss(model))
+
+
+def test_nothing_is_left_on_the_optimizer() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model))
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    scheduler.load_state_dict(scheduler.state_dict())
+    del scheduler
+    gc.collect()
+    assert not optimizer._optimizer_step_pre_hooks
+
+
 def test_copies_of_a_scheduler_go_their_own_way() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -333,6 +435,8 @@ def test_copies_of_a_scheduler_go_their_own_way() -> None:
         ({"max_lr": "auto", "probe": float, "decay": "exponential"}, "decay"),
         ({"max_lr": "auto", "probe": float, "fanout": "trained"}, "fanout"),
         ({"max_lr": "auto", "probe": float, "spread": 2.0}, "spread"),
+        ({"max_lr": 0.0, "fanout": "probed", "probe": float}, "above 0"),
+        ({"max_lr": -1.0, "fanout": "probed", "probe": float}, "above 0"),
         ({"max_lr": "auto", "probe": float, "sync_every": 0}, "sync_every"),
         ({"max_lr": 0.1, "sync_every": "auto"}, "sync_every"),
     ],

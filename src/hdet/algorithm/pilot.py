@@ -20,6 +20,8 @@ __all__ = ["Fan", "Flight", "Order", "Pilot"]
 
 LATE = 0.8
 """Nothing moves once the schedule has fallen below this part of its peak: then "more" always looks better."""
+SHORTEST = 40
+"""Runs of fewer steps do not take off: they would end before it does."""
 FACTORS = (1e-15, 1e15)
 """Bounds of m: a guess may be wrong by any amount."""
 
@@ -34,12 +36,10 @@ class Flight(NamedTuple):
     learned: list[float]
     """m per knob: base = m * course * schedule."""
     controller: Any
-    lowest: float = math.inf
-    """The lowest probe loss since landing."""
     scale: float = math.nan
-    """The first probe loss: what a change is measured by. Later losses come near 0 and differ by their batch."""
+    """The largest probe loss of a good round: later losses come near 0 and differ by their batch."""
     worse: float = 0.0
-    """Rounds in a row in which the loss stood half of that above the lowest, or was not finite."""
+    """Rounds in a row in which the loss was three times that, or not finite."""
 
 
 class Fan(NamedTuple):
@@ -60,6 +60,8 @@ class Order(NamedTuple):
     level: float = 0.0
     """log m of the weights to keep, or the highest allowed to go back to."""
     update: Update | None = None
+    blind: bool = False
+    """Whether take-off has ended because the probe's loss does not change with the weights."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ class Pilot:
 
     def begin(self) -> Flight:
         """Before the first step."""
-        takes_off = self.controller is not None and self.start == 0
+        total = self.rounds.total_steps
+        long_enough = total is None or total >= SHORTEST
+        takes_off = self.controller is not None and self.start == 0 and long_enough
         state = self.takeoff.init() if takes_off else TakeOffState(phase=LANDED)
         landed = None if takes_off else 0
         memory = self.controller.init(self.knobs) if self.controller is not None else None
@@ -123,13 +127,15 @@ class Pilot:
         if flight.landed is None:
             return self._taking_off(flight, span[1], losses, moved)
         best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
-        if math.isinf(best) or best > flight.lowest + flight.scale / 2:
-            return self._worse(flight)
-        scale = flight.scale if math.isfinite(flight.scale) else abs(best)
-        flight = flight._replace(lowest=min(flight.lowest, best), worse=0.0, scale=scale)
-        level = math.log(max(flight.learned))
+        if math.isinf(best) or best > 3 * flight.scale:
+            return self._worse(flight, best, span[1])
+        scale = max(flight.scale, abs(best)) if math.isfinite(flight.scale) else abs(best)
+        flight = flight._replace(worse=0.0, scale=scale)
+        if self.controller is None:
+            return Order(flight)
+        level = math.log(max(flight.learned) * flight.course.at(span[1]))
         signals = comparable(losses)
-        if self.controller is None or signals is None or span[1] < self.start or shape < LATE:
+        if signals is None or span[1] < self.start or shape < LATE:
             return Order(flight, "keep", level)
         way = flight.course.at(sum(span) / 2)
         offsets = [[rho * way - 1 for rho in row] for row in fan.rho]
@@ -144,14 +150,15 @@ class Pilot:
         if was.phase == FIRST:
             leg = self.takeoff.after_first_step(was, moved, losses[0])
         else:
-            leg = self.takeoff.after_round(was, losses, ended_early=late)
+            leg = self.takeoff.after_round(was, losses, moved, late)
         state = leg.state
         learned = [_bounded(math.exp(state.level))] * self.knobs
         scale = abs(state.first) if math.isfinite(state.first) else flight.scale
         flight = flight._replace(takeoff=state, learned=learned, scale=scale)
         if state.phase == LANDED:
             level = leg.ceiling if leg.action == "go back" else state.level
-            return Order(self._on_course(flight, t, start=0.5)._replace(landed=t), leg.action, level)
+            blind = len(set(losses)) == 1
+            return Order(self._on_course(flight, t, start=0.5)._replace(landed=t), leg.action, level, blind=blind)
         if state.phase == CLIMBING:
             flight = flight._replace(course=Course(t, t + self.rounds.short, 1 / leg.growth))
         return Order(flight, leg.action, _kept_at(was, leg))
@@ -165,13 +172,15 @@ class Pilot:
         end = max(self.peak, t + (0.1 * total if total is not None else t))
         return flight._replace(course=Course(t, end, start, geometric=False))
 
-    def _worse(self, flight: Flight) -> Order:
-        """The probe loss has risen, or is not finite: the second time in a row, go back at a third of the rate."""
+    def _worse(self, flight: Flight, best: float, t: int) -> Order:
+        """The probe loss has exploded, or is not finite: the second time in a row, go back at a third of the rate."""
+        scale = max(flight.scale, best / 3) if math.isfinite(best) else flight.scale
         flight = flight._replace(worse=flight.worse + 1)
         if flight.worse < 2 or self.controller is None:
             return Order(flight)
-        learned = [_bounded(m / 3) for m in flight.learned]
-        return Order(flight._replace(worse=0.0, learned=learned), "go back", math.inf)
+        now = flight.course.at(t)
+        learned = [_bounded(m * now / 3) for m in flight.learned]
+        return Order(flight._replace(worse=0.0, learned=learned, course=Course(), scale=scale), "go back", math.inf)
 
 
 def _kept_at(was: TakeOffState, leg: Leg) -> float:

@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 __all__ = ["Course", "Leg", "TakeOff", "TakeOffState"]
 
 FIRST, CLIMBING, LANDED = 0.0, 1.0, 2.0
+_VISIBLE = 1e-3
+"""A displacement of this part of the weights, and 1448 times that, changes any loss that depends on them."""
 
 
 class Course(NamedTuple):
@@ -108,8 +110,8 @@ class TakeOff:
 
     def after_first_step(self, state: TakeOffState, moved: float, loss: float) -> Leg:
         """The first step moved the weights by ``moved`` times their norm: from now on the guess does not matter."""
-        if not moved > 0:  # a skipped step, or one lost in rounding: try again, higher
-            return Leg(state._replace(level=state.level + math.log(1e3)), 1.0, "")
+        if not moved > 0:  # a skipped step, or one lost in rounding: try again, a little higher
+            return Leg(state._replace(level=min(state.level + math.log(10), math.log(1e3))), 1.0, "")
         too_far = not moved < 1e-2
         level = state.level + (math.log(self.relative_step / moved) if math.isfinite(moved) else -math.log(1e6))
         known = math.isfinite(loss) and not too_far
@@ -117,8 +119,19 @@ class TakeOff:
         state = state._replace(best=loss) if known else state
         return Leg(state, 1.0, "restart" if too_far else "keep")
 
-    def after_round(self, state: TakeOffState, losses: Sequence[float], ended_early: bool) -> Leg:
-        """One round: ``losses`` of the fan on the fixed batch, the first at the weights as they are."""
+    def after_round(self, state: TakeOffState, losses: Sequence[float], moved: float, late: bool) -> Leg:
+        """One round.
+
+        Args:
+            state: before it.
+            losses: of the fan on the fixed batch, the first at the weights as they are.
+            moved: the norm of the round's displacement over that of the weights; 0 where all steps were skipped.
+            late: whether it should land, wherever it is.
+        """
+        if moved == 0 and not late:
+            return Leg(state, 1.0, "")
+        if moved > _VISIBLE and len(set(losses)) == 1 and math.isfinite(losses[0]):
+            return Leg(state._replace(phase=LANDED, level=0.0), 1.0, "")  # the probe is blind: keep to the guess
         rho = self.fan(len(losses))
         now = losses[0]
         finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
@@ -133,7 +146,9 @@ class TakeOff:
                 return self._land(state)
         else:
             state = state._replace(bad=0.0)
-        if ended_early or state.rounds >= self.longest:
+        if late or state.rounds >= self.longest:
+            if state.bad:
+                return self._land(state)
             return Leg(state._replace(phase=LANDED, level=state.level - math.log(4.0)), 1.0, "")
         growth = min(max(farthest ** (1 / 3), self.slowest), self.fastest)
         is_best = now <= state.best

@@ -285,11 +285,11 @@ class Engine:
         """
         if self.watches_optimizer:
             return
-        held = ref(face)
+        held, engine = ref(face), ref(self)
 
         def after_load(_: Optimizer) -> None:
-            found = held()
-            if found is not None and self.just_loaded:
+            found, mine = held(), engine()
+            if found is not None and mine is not None and mine.just_loaded:
                 rewrite(found)
 
         try:
@@ -407,12 +407,16 @@ class Engine:
             if is_live
         ]
         update = self.controller.update(self.controller_state, signals, offsets)
+        self.check_moves(update, signals)
+        return update
+
+    def check_moves(self, update: Update, signals: Sequence[float]) -> None:
+        """Raise for what no controller may return."""
         if len(update.moves) != self.knobs or not all(math.isfinite(move) for move in update.moves):
             raise ArgumentError(
                 f"a controller must return one finite move per knob, here {self.knobs}, but {self.controller!r} "
                 f"returned {update.moves} for the signals {signals}; correct its update()"
             )
-        return update
 
     def _decays_at(self, t: int) -> bool:
         start = self.settings.auto_lr_start
@@ -481,6 +485,13 @@ class Engine:
             raise ArgumentError(
                 f"the checkpoint's hdet state has version {state.get('version')!r}, this hdet reads {STATE_VERSION}; "
                 "load it with the hdet that wrote it"
+            )
+        here, there = self.state(), state
+        if ("takeoff" in here) != ("takeoff" in there):
+            ways = ["probed" if "takeoff" in one else "trained" for one in (there, here)]
+            raise ArgumentError(
+                f'the checkpoint was written with fanout="{ways[0]}", but here it is "{ways[1]}"; build the scheduler '
+                "as it was when it was saved"
             )
         names = [spec.name for spec in self.specs]
         if list(state["knobs"]) != names:

@@ -126,7 +126,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     ) -> None:
         way = _fanout(fanout, max_lr, probe, points, decay, group)
         if isinstance(max_lr, str):
-            max_lr = _guesses(optimizer, max_lr)
+            max_lr = _guesses(optimizer)
+        if way == "probed":
+            _refuse_impossible(max_lr)
         if spread is None:
             spread = 0.3 if way == "probed" else 1 / 9
         schedule = {
@@ -198,7 +200,6 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             if isinstance(optimizer, Optimizer):
                 self._engine.columns = columns
                 self._engine.body.remember(optimizer)
-                self._engine.begin(optimizer)
         super().__init__(
             optimizer,
             max_lr,
@@ -215,6 +216,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             three_phase,
             last_epoch,
         )
+        self._engine.begin(optimizer)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -386,16 +388,21 @@ def _fanout(fanout: object, max_lr: object, probe: object, points: object, decay
     return "probed"
 
 
-def _guesses(optimizer: object, max_lr: str) -> list[float]:
-    """The optimizer's own rates, which must be above 0 to be multiplied."""
+def _guesses(optimizer: object) -> list[float]:
+    """The optimizer's own rates."""
     if not isinstance(optimizer, Optimizer):
         return []  # torch raises for it
-    guesses = [float(group["lr"]) for group in optimizer.param_groups]
-    if not all(guess > 0 for guess in guesses):
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def _refuse_impossible(max_lr: object) -> None:
+    """A probed fan-out multiplies the rate that it is given: it must be a number above 0."""
+    guesses = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr]
+    if not all(isinstance(guess, (int, float)) and 0 < guess < math.inf for guess in guesses):
         raise ArgumentError(
-            f"max_lr={max_lr!r} begins from the optimizer's lr, which must be above 0, but got {guesses}"
+            f'a probed fan-out begins from max_lr, or the optimizer\'s lr with "auto", which must be a finite number '
+            f"above 0, but got {guesses}; any guess will do, for instance 1e-3"
         )
-    return guesses
 
 
 def _controller(auto_lr: object, sigma: float, meta_momentum: float, meta_lr: float, fanout: str) -> Controller | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.engine.probes import rng_put_back
 from hdet.engine.signals import Probe
 from hdet.engine.snapshots import RoundMean, kept, wide, write_
 from hdet.engine.weights import grouped_parameters
@@ -21,20 +22,23 @@ class Points:
 
     def __init__(self) -> None:
         self._anchor: list[Tensor] | None = None
+        self._parameters: list[int] = []
         self._mean = RoundMean()
 
     @torch.no_grad()
     def anchor_at(self, optimizer: Optimizer) -> None:
         """The round begins here, unless it has begun."""
         if self._anchor is None:
-            self._anchor = [wide(p).copy_(p) for p, _ in grouped_parameters(optimizer)]
+            parameters = [p for p, _ in grouped_parameters(optimizer)]
+            self._anchor = [wide(p).copy_(p) for p in parameters]
+            self._parameters = [id(p) for p in parameters]
 
     def add(self, optimizer: Optimizer, step: int, length: int) -> None:
         """Step 1..length of the round has been made."""
         if not self._mean.is_due(step, length):
             return
         parameters = [p for p, _ in grouped_parameters(optimizer)]
-        if self._anchor is None or len(self._anchor) != len(parameters):  # layers were frozen or thawed: begin anew
+        if self._anchor is None or self._parameters != [id(p) for p in parameters]:  # frozen or thawed: begin anew
             self.reset()
             self.anchor_at(optimizer)
         else:
@@ -58,6 +62,7 @@ class Points:
         probe: Callable[[], Tensor | float],
         *,
         at_mean: bool,
+        moving: Container[int],
     ) -> tuple[list[float], float]:
         """Losses of the points ``mine`` (NaN for the others), and ||D|| / ||anchor||. The weights stay as they are.
 
@@ -67,18 +72,22 @@ class Points:
             mine: which points are evaluated here.
             probe: gives a loss of the current model.
             at_mean: whether D ends at the round's mean, or at the weights as they are.
+            moving: the groups whose displacement is measured.
         """
         found = [math.nan] * len(rho)
         parameters = [p for p, _ in grouped_parameters(optimizer)]
         groups = [g for _, g in grouped_parameters(optimizer)]
         judge = Probe(probe)
+        device = parameters[0].device if parameters else torch.device("cpu")
         with kept(parameters) as own:
-            anchor = self._anchor if self._anchor is not None and len(self._anchor) == len(own) else own
-            end = self._mean.weights if at_mean and self._mean.weights is not None else own
+            known = self._anchor is not None and self._parameters == [id(p) for p in parameters]
+            anchor = self._anchor if known and self._anchor is not None else own
+            end = self._mean.weights if at_mean and known and self._mean.weights is not None else own
             for point in mine:
                 _write_point_(parameters, anchor, end, [rho[point][g] for g in groups])
-                found[point] = float(judge.value())
-            return found, _relative(anchor, end)
+                with torch.no_grad(), rng_put_back(device):
+                    found[point] = float(judge.value())
+            return found, _relative(anchor, end, [g in moving for g in groups])
 
 
 @torch.no_grad()
@@ -88,12 +97,12 @@ def _write_point_(parameters: list[Tensor], anchor: list[Tensor], end: list[Tens
 
 
 @torch.no_grad()
-def _relative(anchor: list[Tensor], end: list[Tensor]) -> float:
-    """||end - anchor|| / ||anchor||; infinite where that is no number."""
-    if not anchor:
+def _relative(anchors: list[Tensor], ends: list[Tensor], counts: list[bool]) -> float:
+    """||end - anchor|| / ||anchor|| of those that count; infinite where that is no number."""
+    pairs = [(a, e) for a, e, counted in zip(anchors, ends, counts, strict=True) if counted]
+    if not pairs:
         return 0.0
-    pairs = zip(anchor, end, strict=True)
     far = torch.stack([torch.linalg.vector_norm(e.to(a.dtype) - a).double().cpu() for a, e in pairs])
-    own = torch.stack([torch.linalg.vector_norm(a).double().cpu() for a in anchor])
+    own = torch.stack([torch.linalg.vector_norm(a).double().cpu() for a, _ in pairs])
     ratio = float(far.norm() / own.norm()) if float(own.norm()) > 0 else float(far.norm())
     return ratio if math.isfinite(ratio) else math.inf

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from hdet.algorithm.design import Balanced
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.pilot import Fan, Flight, Order, Pilot
 from hdet.algorithm.rounds import Growing
-from hdet.algorithm.takeoff import Course, TakeOffState
+from hdet.algorithm.takeoff import LANDED, Course, TakeOffState
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, arriving
 from hdet.engine.engine import Engine, RoundEnd, in_pairs
@@ -28,7 +28,7 @@ from hdet.engine.rewind import Rewind
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.settings import Settings
 from hdet.engine.weights import Body, Weights
-from hdet.errors import ArgumentError, DisagreementError
+from hdet.errors import ArgumentError, DisagreementError, DivergedError
 from hdet.journal import Sink
 
 __all__ = ["ProbeFn", "ProbedEngine", "check_fanout"]
@@ -76,6 +76,11 @@ class ProbedEngine(Engine):
         self._model = model if model is not None else getattr(probe, "model", None)
         self._points = Points()
         self._rewind = Rewind()
+        self._watches = False
+        """Whether there is a hook on the optimizer's ``step``."""
+        self._unscheduled = False
+        """Whether the optimizer has stepped since this scheduler last did."""
+        self._finished = False
         self._highest = 0.0
         """The schedule's highest value so far, of the first knob."""
 
@@ -118,15 +123,32 @@ class ProbedEngine(Engine):
         def before_step(opt: Optimizer, *_: object) -> None:
             engine = held()
             if engine is not None:
-                engine._points.anchor_at(opt)
+                engine._before_step(opt)
 
+        self._watches = True
         try:
-            optimizer.register_step_pre_hook(before_step)
+            hook = optimizer.register_step_pre_hook(before_step)
         except AttributeError:  # a framework's wrapper: then a round's anchor is taken one step late
             return
+        finalize(self, hook.remove)
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if self._finished:
+            return
+        if self._unscheduled:  # another scheduler is in charge, as in SequentialLR: these steps are not ours to judge
+            self._points.reset()
+        self._points.anchor_at(optimizer)
+        self._unscheduled = True
 
     def after_step(self, optimizer: Optimizer, t: int) -> None:
         """A step of training has been made: part of the round's mean."""
+        if not self._watches:  # a copy: hooks are not copied
+            self.begin(optimizer)
+        self._unscheduled = False
+        self._finished = t >= (self.settings.rounds.total_steps or math.inf)
+        if t <= 0:  # SequentialLR sets the first rates: nothing has been trained by us
+            self._points.reset()
+            return
         self._points.anchor_at(optimizer)
         if self.flight.landed is not None:  # take-off looks at the weights as they are
             start, end = self.settings.rounds.span(t)
@@ -148,14 +170,17 @@ class ProbedEngine(Engine):
         began = time.perf_counter()
         span, shape = self.settings.rounds.span(end.after), self._shape(end)
         order = self.pilot.after_round(self.flight, fan, span, losses, moved, shape)
+        if order.update is not None:
+            self.check_moves(order.update, losses)
         before = self.flight
-        event = self._carry_out(order, end)
+        event, went_back_to = self._carry_out(order, end)
         seconds["controller"] = time.perf_counter() - began
         seconds["converge"] = 0.0
         self._points.reset()
         if roll.writer == self.group.rank:
             shown = roll._replace(losses=roll.losses[:1] * len(losses), signals=losses, finite=[True] * len(losses))
-            self._write(k, end, shown, fan, before, order, event, seconds)
+            story = {"event": event, "went_back_to": went_back_to}
+            self._write(k, end, shown, fan, before, order, story, seconds)
         self.meter.reset()
         self._round_began = time.perf_counter()
         return True
@@ -186,16 +211,34 @@ class ProbedEngine(Engine):
             with arriving(f"sharing the probe batch of round {k}"):
                 self.probe.prepare(0 if fan.fixed else k, group)
         mine = range(group.rank, len(fan.rho), group.seat.size)
-        losses, moved = self._points.losses(
-            end.optimizer, self._by_group(fan.rho, end.optimizer), mine, self.probe, at_mean=not fan.fixed
-        )
+        losses, moved, failure = [math.nan] * len(fan.rho), math.nan, None
+        try:
+            losses, moved = self._points.losses(
+                end.optimizer,
+                self._by_group(fan.rho, end.optimizer),
+                mine,
+                self.probe,
+                at_mean=not fan.fixed,
+                moving=self._knob_of(),
+            )
+        except Exception as error:  # whatever the user's loss raises, the others must hear of it
+            failure = error
         with arriving(f"gathering the points of round {k}"):
-            rows = group.gather(torch.tensor([*losses, moved], dtype=torch.float64))
-        return [rows[point % len(rows)][point] for point in range(len(losses))], rows[0][-1]
+            rows = group.gather(torch.tensor([*losses, moved, float(failure is not None)], dtype=torch.float64))
+        if failure is not None:
+            raise failure
+        failed = [rank for rank, row in enumerate(rows) if row[-1]]
+        if failed:
+            raise ArgumentError(f"the probe raised an error on the ranks {failed}; see their messages")
+        return [rows[point % len(rows)][point] for point in range(len(losses))], rows[0][-2]
+
+    def _knob_of(self) -> dict[int, int]:
+        """The knob of each parameter group that has one."""
+        return self.knob_of_group if self.knob_of_group is not None else {g: g for g in range(self.knobs)}
 
     def _by_group(self, rho: list[list[float]], optimizer: Optimizer) -> list[list[float]]:
         """``rho[point][group]``: 1 for groups whose rate is no knob."""
-        knob_of = self.knob_of_group if self.knob_of_group is not None else {g: g for g in range(self.knobs)}
+        knob_of = self._knob_of()
         groups = range(len(optimizer.param_groups))
         return [[row[knob_of[g]] if g in knob_of else 1.0 for g in groups] for row in rho]
 
@@ -205,33 +248,46 @@ class ProbedEngine(Engine):
         self._highest = max(self._highest, now, *end.schedule(end.before)[:1])
         return now / self._highest if self._highest else 1.0
 
-    def _carry_out(self, order: Order, end: RoundEnd) -> str | None:
-        """Do what the pilot wants with the weights; what happened, in words."""
+    def _carry_out(self, order: Order, end: RoundEnd) -> tuple[str | None, int | None]:
+        """Do what the pilot wants with the weights; what happened, in words, and the step that it went back to."""
         flight, t, optimizer = order.flight, end.after, end.optimizer
-        event = "take-off" if self.flight.landed is None else None
+        taking_off = self.flight.landed is None
+        event, went_back_to = ("take-off" if taking_off else None), None
         if order.action == "keep":
-            self._rewind.keep(order.level, t, optimizer, self._model)
             if flight.landed is not None:
-                self._rewind.only_last()
+                self._rewind.only(None)
+            self._rewind.keep(order.level, t, optimizer, self._model)
         elif order.action == "restart":
             self._points.go_back_to_anchor(optimizer)
             event = "restarted: the first step was too long"
         elif order.action == "go back":
             self._rewind.forget_other_parameters(optimizer)
             kept = self._rewind.last_below(order.level)
+            word = "landed" if taking_off else "too hot"
             if kept is None:  # nothing is remembered of before a resume
-                event = f"{'landed' if self.flight.landed is None else 'too hot'}: slowed down"
+                self._refuse_lost(end)
+                event = f"{word}: slowed down"
             else:
                 self._rewind.restore(kept, optimizer, self._model)
-                flight = self.pilot.gone_back(flight, t, kept.level)
-                event = f"{'landed' if self.flight.landed is None else 'too hot'}: went back to step {kept.step}"
+                self._rewind.only(kept)
+                if taking_off:
+                    flight = self.pilot.gone_back(flight, t, kept.level)
+                event, went_back_to = f"{word}: went back to step {kept.step}", kept.step
+        elif taking_off and flight.landed is not None:
+            event = "landed: " + ("the probe does not see the weights" if order.blind else "as late as it may")
         self._take(flight)
-        return event
+        return event, went_back_to
+
+    def _refuse_lost(self, end: RoundEnd) -> None:
+        """Raise if the weights are not finite and there is nothing to go back to."""
+        if not bool(Weights(self.body.weights(end.optimizer).parameters, [], [], []).all_finite()):
+            raise DivergedError(
+                f"the weights are not finite at step {end.after}, and none are remembered to go back to; load an "
+                "earlier checkpoint"
+            )
 
     def _take(self, flight: Flight) -> None:
         """A new state of the pilot, and what the engine shows of it."""
-        if flight.landed != self.flight.landed:
-            self._rewind.only_last()
         self.flight, self.learned, self.controller_state = flight, flight.learned, flight.controller
         self._follow_landing()
 
@@ -251,7 +307,7 @@ class ProbedEngine(Engine):
         fan: Fan,
         before: Flight,
         order: Order,
-        event: str | None,
+        story: dict[str, Any],
         seconds: dict[str, float],
     ) -> None:
         then, now = end.schedule(end.before), end.schedule(end.after)
@@ -272,10 +328,20 @@ class ProbedEngine(Engine):
         )
         record["shape"] = [float(value) for value in now]
         record["verdict"] = verdict_records(self.controller, self.controller_state, order.update)
-        record["event"] = event
+        record.update(story)
         self.chronicle.write(record, len(fan.rho), [spec.name for spec in self.specs])
 
     # -- state ----------------------------------------------------------------------------------------------------
+
+    def adopt(self, total_steps: int, t: int) -> None:
+        """Go on from torch's own checkpoint: from its rate, without a take-off."""
+        super().adopt(total_steps, t)
+        if t > 0:
+            takeoff = self.flight.takeoff._replace(phase=LANDED)
+            self._take(self.flight._replace(takeoff=takeoff, landed=t, learned=[1.0] * self.knobs))
+        rounds = self.settings.rounds
+        assert isinstance(rounds, Growing)  # as it was built
+        self.pilot = dataclasses.replace(self.pilot, rounds=rounds)
 
     def state(self) -> dict[str, Any]:
         """With the pilot's state. Weights kept for going back are not saved."""
@@ -285,19 +351,14 @@ class ProbedEngine(Engine):
             "takeoff": in_pairs(flight.takeoff._asdict()),
             "course": in_pairs(flight.course._asdict()),
             "landed": flight.landed,
-            "lowest": flight.lowest,
             "scale": flight.scale,
             "worse": flight.worse,
             "highest": self._highest,
+            "points": self.pilot.points,
         }
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on from :meth:`state`. A round's displacement begins anew."""
-        if "takeoff" not in state:
-            raise ArgumentError(
-                'the checkpoint was written with fanout="trained", but here it is "probed"; build the '
-                "scheduler as it was when it was saved"
-            )
         super().load(state, total_steps, t)
         rounds = self.settings.rounds
         assert isinstance(rounds, Growing)  # the checkpoint has "landed"
@@ -305,6 +366,7 @@ class ProbedEngine(Engine):
             self.pilot,
             controller=self.controller,
             spread=max(state["spreads"]),
+            points=int(state["points"]),
             rounds=rounds,
             seed=self.settings.seed,
             start=self.settings.auto_lr_start or 0,
@@ -315,7 +377,6 @@ class ProbedEngine(Engine):
             None if state["landed"] is None else int(state["landed"]),
             list(state["learned"]),
             self.controller_state,
-            state["lowest"],
             state["scale"],
             state["worse"],
         )
@@ -323,7 +384,7 @@ class ProbedEngine(Engine):
         self._points, self._rewind = Points(), Rewind()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_points": Points(), "_rewind": Rewind()}
+        return {**super().__getstate__(), "_points": Points(), "_rewind": Rewind(), "_watches": False}
 
 
 def check_fanout(fanout: object, probe: object, points: object, group: object) -> None:

@@ -89,6 +89,10 @@ class ProbeBatch:
             _seed(self._round or 0, device)  # put back afterwards: what is random is the same for all replicas
             return torch.as_tensor(self.loss_fn(inner, batch)).detach()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: an iterator cannot be copied, so the loader begins anew."""
+        return {**vars(self), "_batches": None}
+
     def _draw(self, k: int) -> Any:
         if callable(self.loader) and not isinstance(self.loader, Iterable):
             return self.loader(k)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from hdet.engine.rates import put_rate
 from hdet.errors import ArgumentError
 from hdet.journal import JournalData, read_journal
 
@@ -48,7 +49,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
         )
     found = rates if len(rates) == len(groups) else rates * len(groups)
     for group in groups:
-        group["lr"] = 1.0  # LambdaLR multiplies the rate that it finds
+        put_rate(group, 1.0)  # LambdaLR multiplies the rate that it finds
         group.pop("initial_lr", None)
     return LambdaLR(optimizer, [_rate_at(steps, values) for steps, values in found])
 
@@ -69,6 +70,10 @@ def _points(data: JournalData, g: int) -> Found:
             if value is not None and step >= start and is_new and not (total and step >= total):
                 steps.append(step)
                 values.append(float(value))
+        undone = record.get("went_back_to")
+        while undone is not None and steps and steps[-1] > undone:  # what was gone back from is not repeated
+            steps.pop()
+            values.pop()
     if not steps:
         return [0], [float(data.rounds[-1]["base_before"][g])]
     if start > 0 and steps[0] > 0:

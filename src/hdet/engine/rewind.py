@@ -22,6 +22,8 @@ class Kept(NamedTuple):
     level: float
     """log of the factor on the guess at which these weights were trained."""
     step: int
+    parameters: list[int]
+    """Their ids: layers may be frozen and thawed."""
     weights: list[Tensor]
     buffers: list[Tensor]
     state: list[dict[str, Any]]
@@ -39,13 +41,18 @@ class Rewind:
         parameters = [p for p, _ in grouped_parameters(optimizer)]
         state = [{name: _copy(value) for name, value in optimizer.state.get(p, {}).items()} for p in parameters]
         buffers = [_copy(b) for b in _buffers(model)]
-        self._kept.append(Kept(level, step, [_copy(p) for p in parameters], buffers, state))
-        if len(self._kept) > _MOST:
-            del self._kept[self._most_crowded()]
+        ids = [id(p) for p in parameters]
+        self.add(Kept(level, step, ids, [_copy(p) for p in parameters], buffers, state))
 
-    def only_last(self) -> None:
-        """Forget all moments but the last."""
-        self._kept = self._kept[-1:]
+    def add(self, kept: Kept) -> None:
+        """One more moment; where there are too many, the one with the closest neighbours goes."""
+        if len(self._kept) >= _MOST:
+            del self._kept[self._most_crowded()]
+        self._kept.append(kept)
+
+    def only(self, kept: Kept | None) -> None:
+        """Forget all other moments."""
+        self._kept = [] if kept is None else [kept]
 
     def _most_crowded(self) -> int:
         """Neither first nor last, with the closest neighbours: what is kept stays spread over the levels."""
@@ -54,8 +61,8 @@ class Rewind:
 
     def forget_other_parameters(self, optimizer: Optimizer) -> None:
         """Layers may have been frozen or thawed since: those moments cannot be put back."""
-        trained = len(grouped_parameters(optimizer))
-        self._kept = [kept for kept in self._kept if len(kept.weights) == trained]
+        trained = [id(p) for p, _ in grouped_parameters(optimizer)]
+        self._kept = [kept for kept in self._kept if kept.parameters == trained]
 
     def last_below(self, ceiling: float) -> Kept | None:
         """The last moment at or below a level; the lowest if none is; None if nothing is kept."""
@@ -75,9 +82,6 @@ class Rewind:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_kept": []}
-
 
 def _restore_state(optimizer: Optimizer, p: Tensor, state: dict[str, Any]) -> None:
     if not state:
@@ -88,7 +92,7 @@ def _restore_state(optimizer: Optimizer, p: Tensor, state: dict[str, Any]) -> No
         if isinstance(value, Tensor) and isinstance(now.get(name), Tensor):
             now[name].copy_(value)
         else:
-            now[name] = value
+            now[name] = _copy(value, p.device)
     for name in set(now) - set(state):
         del now[name]
 
@@ -97,5 +101,12 @@ def _buffers(model: nn.Module | None) -> Sequence[Tensor]:
     return list(model.buffers()) if model is not None else []
 
 
-def _copy(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+def _copy(value: Any, device: torch.device | str = "cpu") -> Any:
+    """A copy with tensors on ``device``, also of lists and dicts, as some optimizers keep them."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device, copy=True)
+    if isinstance(value, dict):
+        return {key: _copy(item, device) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy(item, device) for item in value)
+    return value
