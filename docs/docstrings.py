@@ -24,16 +24,7 @@ class Docstrings(griffe.Extension):
 
 
 def as_markdown(text: str) -> str:
-    r"""A docstring in Markdown.
-
-    >>> print(as_markdown("Uses :class:`Probe` and :math:`\\rho`.\n\n>>> 1 + 1\n2"))
-    Uses `Probe` and $\rho$.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    """
+    """A docstring in Markdown: code blocks, equations, doctests and roles; names of arguments on one line."""
     text = _CODE.sub(lambda match: _fenced(match, match["rest"], dedent(match["body"]).strip("\n")), f"{text}\n")
     text = _MATH.sub(_equation, text)
     text = _DOCTEST.sub(lambda match: _fenced(match, "pycon", dedent(match[0]).strip("\n")), text)

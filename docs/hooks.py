@@ -70,7 +70,7 @@ def _names(parameter: Any) -> str:
         return f"`{parameter.metavar or parameter.name.upper()}`"
     names = [*parameter.opts, *parameter.secondary_opts]
     takes = f" {parameter.metavar}" if parameter.metavar else ""
-    return ", ".join(f"`{_cell(name + takes)}`" for name in names)
+    return ", ".join(f"`{name}{takes}`" for name in names)  # a bar inside code ends no cell
 
 
 def _default(parameter: Any) -> str:

@@ -76,6 +76,7 @@ def draw(rounds: list[Round]) -> Drawing:
     _frame(drawing, below, "loss on the probe batch")
     for step in range(0, total + 1, 50):
         drawing.text((x(step), 544), str(step), colour="pale", size=12)
+    drawing.text((LEFT - 14, 544), "step", "end", "pale", 12)
     drawing.line([(x(landed), 50), (x(landed), 520)], "pale", 1, "4 4")
     path: list[Point] = []
     for part in rounds:

@@ -35,6 +35,11 @@ LINES = {
     "auto-linear": ("mark", ""),
 }
 """Colour and dashes of the rows that have a start; those on top come last."""
+ORDER = (
+    *("onecycle", "cosine", "auto", "auto-groups", "auto-linear", "trained", "placebo", "held", "hypergradient"),
+    *("greedy", "prodigy", "dadaptation", "dog", "schedulefree", "schedulefree-tuned", "population"),
+)
+"""Of the rows of a table, whenever they were run."""
 HIGHEST = 10.0
 """Ratios beyond this are drawn there."""
 
@@ -60,7 +65,8 @@ def section(tables: list[Table]) -> str:
     first = tables[0]
     name = f"{first['task']}-{first['optimizer']}"
     title = f"## {_sentence(first['task'])}, {OPTIMIZERS[first['optimizer']]}"
-    about = f"{_sentence(TASKS[first['task']])}."
+    options = ", ".join(f"{name} {value}" for name, value in first["arguments"]["options"].items())
+    about = _sentence(TASKS[first["task"]]) + (f"; {options}." if options else ".")
     picture = f"![Final validation loss against the rate that a run starts from: {name}](images/misset-{name}.svg)"
     return "\n\n".join([title, about, picture, *(part for table in tables for part in (summary(table), grid(table)))])
 
@@ -89,7 +95,7 @@ def grid(table: Table) -> str:
     factors = table["factors"]
     head = ["started at, × best", *(_factor(factor) for factor in factors), "worst", "time"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for row in table["rows"].values():
+    for row in (table["rows"][name] for name in ORDER if name in table["rows"]):
         cells = {cell["start"]: cell for cell in row["starts"]}
         middle = len(factors) // 2
         shown = [_cell(cells.get(factor)) for factor in factors]
@@ -174,7 +180,7 @@ class Panel(NamedTuple):
 def draw(tables: list[Table]) -> Drawing:
     """Final loss over the best fixed rate's, against the start; a panel per length, a legend below."""
     first = tables[0]
-    drawing = Drawing(900, 440, f"{first['task']}, {first['optimizer']}: final loss against the start rate")
+    drawing = Drawing(900, 460, f"{first['task']}, {first['optimizer']}: final loss against the start rate")
     width = 900 / len(tables)
     shown: dict[str, str] = {}
     for number, table in enumerate(tables):
@@ -184,7 +190,7 @@ def draw(tables: list[Table]) -> Drawing:
             shown[name] = table["rows"][name]["label"]
             _line(drawing, panel, table["rows"][name]["starts"], *LINES[name])
     for place, (name, label) in enumerate(shown.items()):
-        x, y = 60 + place % 4 * 212, 392 + place // 4 * 24
+        x, y = 60 + place % 3 * 280, 392 + place // 3 * 24
         colour, dash = LINES[name]
         drawing.line([(x, y - 4), (x + 24, y - 4)], colour, 2.5, dash)
         drawing.text((x + 30, y), label, "start", size=12)

@@ -53,7 +53,8 @@ class Run:
         self.seed, self.guess = seed, guess
         rounds = Growing.for_run(steps)
         self.pilot = Pilot(LineSearch(), knobs, 0.3, 8, seed, rounds, pct_start * steps - 1)
-        self.rounds, self.flight = rounds, self.pilot.begin()
+        self.flight = self.pilot.begin()
+        self.rounds = dataclasses.replace(rounds, landed=self.flight.landed)  # very short runs do not take off
         self.moments = Moments()
         self.events: list[tuple[int, str, float]] = []
         """(step, what was done to the weights, the base rate of the first knob from there on)"""

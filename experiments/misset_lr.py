@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import hashlib
 import math
 import platform
 import time
@@ -32,11 +33,13 @@ from misset_rows import ROWS, fixed
 from misset_shapes import cosine, onecycle
 from misset_table import Book, add_row, print_table, summarise
 
+import hdet
 from hdet.tasks import task_named
 
 STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 FEW = (1e-2, 1.0, 100.0)
-CHOOSING = (1000, 1001)
+CHOOSING = 1000
+"""The first of the seeds that choose; those that score count from 0."""
 STEPS = {"text": (1000, 100), "feed": (1000, 100), "digits": (600, 60)}
 OPTIONS: dict[str, dict[str, Any]] = {"text": {}, "feed": {"batch_size": 1024}, "digits": {}}
 CENTRES = {
@@ -67,7 +70,7 @@ class Plan:
     path: Path
     device: torch.device
     starts: tuple[float, ...] = STARTS
-    choosing: list[int] = field(default_factory=lambda: list(CHOOSING))
+    choosing: list[int] = field(default_factory=lambda: [CHOOSING, CHOOSING + 1])
     points: int = 9
     """Of the grid."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -111,6 +114,8 @@ def one_table(plan: Plan, book: Book, bench: Bench, length: str) -> None:
             one_row(plan, table, bench, name)
             summarise(table)
             book.save()
+        elif name.startswith(("auto", "placebo")) and table["rows"][name].get("library") != library():
+            print(f"{plan.task} {bench.optimizer} {length} {name} is of another version of the library: see --again")
 
 
 def one_row(plan: Plan, table: dict[str, Any], bench: Bench, name: str) -> None:
@@ -132,6 +137,7 @@ def one_row(plan: Plan, table: dict[str, Any], bench: Bench, name: str) -> None:
         return
     table["skipped"].pop(name, None)
     add_row(table, name, row.label, factors, outcome)
+    table["rows"][name]["library"] = library()
     print(f"{title}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
@@ -190,6 +196,13 @@ def versions(device: torch.device) -> dict[str, str]:
     return found
 
 
+def library() -> str:
+    """A fingerprint of the rules: a row made with others does not belong into the same table."""
+    folder = Path(hdet.__file__).parent
+    files = (*sorted((folder / "algorithm").glob("*.py")), folder / "engine" / "rewind.py")
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
 def _index(length: str) -> int:
     return ("full", "short").index(length)
 
@@ -199,8 +212,7 @@ def _option(text: str) -> tuple[str, Any]:
     return name, int(value) if value.lstrip("-").isdigit() else value
 
 
-def parsed(words: list[str] | None = None) -> Plan:
-    """The command line."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", choices=tuple(STEPS), required=True)
     parser.add_argument("--optimizer", choices=("adam", "sgd"), help="default: adam, and sgd too for digits")
@@ -218,10 +230,18 @@ def parsed(words: list[str] | None = None) -> Plan:
     parser.add_argument("--no-graph", action="store_true", help="no CUDA graphs")
     parser.add_argument("--compile", action="store_true", help="compile the gradients: long runs on a GPU")
     parser.add_argument("--quick", action="store_true", help="tiny model, short, few seeds and starts")
+    return parser
+
+
+def parsed(words: list[str] | None = None) -> Plan:
+    """The command line."""
+    parser = _parser()
     given = parser.parse_args(words)
     quick, rows = given.quick, given.rows.split(",") if given.rows else list(ROWS)
     if not {*rows} <= {*ROWS}:
         parser.error(f"--rows must be some of {','.join(ROWS)}, but got {given.rows}")
+    if given.optimizer and (given.task, given.optimizer) not in CENTRES:
+        parser.error(f"--task {given.task} has no grid for --optimizer {given.optimizer}")
     steps = QUICK_STEPS if quick else STEPS[given.task]
     optimizers = ["adam", "sgd"] if given.task == "digits" and not quick else ["adam"]
     length = given.length or ("full" if quick else "both")
@@ -237,7 +257,7 @@ def parsed(words: list[str] | None = None) -> Plan:
         path=given.json or Path(__file__).parent / "results" / name,
         device=torch.device(given.device),
         starts=tuple(sorted({*starts, 1.0})),
-        choosing=list(CHOOSING[: given.choosing or (1 if quick else 2)]),
+        choosing=[CHOOSING + i for i in range(given.choosing or (1 if quick else 2))],
         points=given.points or (5 if quick else 9),
         options={**(QUICK if quick else OPTIONS)[given.task], **dict(map(_option, given.options))},
         steps=(given.steps, max(given.steps // 10, 10)) if given.steps else steps,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hdet
-from tests.code_blocks import Block, blocks, run
+from tests.code_blocks import Block, blocks, failures, missing_package
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -20,9 +20,17 @@ def text() -> str:
     return README.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("block", blocks(README), ids=lambda block: f"line {block.line}")
-def test_block_runs(block: Block, tmp_path: Path) -> None:
-    run(README, [block], tmp_path)
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return failures({f"line-{block.line}": [block] for block in blocks(README)}, tmp_path_factory.mktemp("readme"))
+
+
+@pytest.mark.parametrize("block", blocks(README), ids=lambda block: f"line-{block.line}")
+def test_block_runs(block: Block, failed: dict[str, str]) -> None:
+    package = missing_package([block])
+    if package is not None:
+        pytest.skip(f"needs {package}")
+    assert f"line-{block.line}" not in failed, failed[f"line-{block.line}"]
 
 
 def test_there_are_blocks() -> None:

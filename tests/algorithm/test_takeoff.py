@@ -205,7 +205,10 @@ def test_a_third_is_of_the_rate_in_force_not_of_where_it_was_going() -> None:
 
 
 def test_runs_that_are_too_short_do_not_take_off() -> None:
-    assert pilot(rounds=Growing(2, 39)).begin().learned == [1.0]
+    short = pilot(rounds=Growing(2, 39), peak=11.0).begin()
+    assert short.learned == [1.0]
+    assert short.course.at(0) == pytest.approx(1 / 25)  # they warm up as the schedule would
+    assert short.course.at(11) == 1.0
     assert pilot(rounds=Growing(2, 40)).begin().landed is None
 
 

@@ -14,7 +14,7 @@ from tests.cli.command import HDET, hdet_here, run
 def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Quick; then again without two of its runs, which come out the same to the last bit."""
     out = tmp_path / "study"
-    first = run(*HDET, "ablate", "--quick", "--out", out, "--json")
+    first = run(*HDET, "ablate", "--quick", "--replicas", 1, "--out", out, "--json")
     assert first.code == 0, first.err
     outcome = json.loads((out / "ablation.json").read_text())
     assert outcome["complete"]
@@ -29,7 +29,7 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     for key in ("placebo-0", "hdet-0"):
         shutil.rmtree(out / key)
-    again = run(*HDET, "ablate", "--like", out / "ablation.json", "--out", out, "--json")
+    again = hdet_here(capsys, "ablate", "--like", out / "ablation.json", "--out", out, "--json")
     assert again.code == 0, again.err
     assert "[2/2] control: placebo, seed 0: complete at step 12" in again.err  # the other runs were kept
     for row, same in zip(outcome["configurations"], again.json["configurations"], strict=True):

@@ -26,17 +26,17 @@ def step_of(folder: Folder) -> int:
 
 def test_killed_and_resumed_equals_not_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, killed = Folder(tmp_path / "whole"), Folder(tmp_path / "killed")
-    with started(*HDET, *TRAINED, "--steps", 300, "--out", killed.path) as process:
+    with started(*HDET, *TRAINED, "--steps", 200, "--out", killed.path) as process:
         wait_until(lambda: step_of(killed) >= 20)
         process.send_signal(signal.SIGKILL)
         process.wait()
     rounds = len(hdet.read_journal(killed.journal).rounds)
     at = step_of(killed)
-    assert 5 * (rounds - 1) <= at <= 5 * rounds < 300  # nothing but the unfinished round, at most, is lost
+    assert 5 * (rounds - 1) <= at <= 5 * rounds < 200  # nothing but the unfinished round, at most, is lost
     resumed = hdet_here(capsys, "train", "--out", killed.path, "--resume", "--json")
     assert resumed.code == 0
     assert f"going on at step {at}" in resumed.err
-    untouched = hdet_here(capsys, *TRAINED, "--steps", 300, "--out", whole.path, "--json")
+    untouched = hdet_here(capsys, *TRAINED, "--steps", 200, "--out", whole.path, "--json")
     assert untouched.code == 0
     assert resumed.json["final"] == untouched.json["final"]
     one, other = (torch.load(f.checkpoint, weights_only=True)["parts"]["model"] for f in (whole, killed))

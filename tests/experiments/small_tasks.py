@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
 import torch
 from misset_bench import Bench
 from misset_data import Supply

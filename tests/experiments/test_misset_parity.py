@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import misset_flights
 import pytest
 import torch
 from misset_data import Supply
-from misset_flights import Flights, Run
+from misset_flights import Flights, Prober, Run
 from misset_shapes import held
 from stacked import Adam, Momentum, Stack, TrainStep
 
@@ -45,9 +46,7 @@ def by_the_product(
     build = {"adam": torch.optim.Adam, "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)}[optimizer]
     own = build(whole, lr=guess)
     probe = hdet.ProbeBatch(model, task.loss, lambda k: task.probe(seed, k))
-    scheduler = hdet.OneCycleLR(
-        own, "auto", STEPS, cycle_momentum=False, seed=seed, probe=probe, journal=Journal()
-    )
+    scheduler = hdet.OneCycleLR(own, "auto", STEPS, cycle_momentum=False, seed=seed, probe=probe, journal=Journal())
     rates = []
     for t in range(STEPS):
         rates.append([group["lr"] for group in own.param_groups])
@@ -56,7 +55,7 @@ def by_the_product(
         loss.backward()
         own.step()
         scheduler.step(loss)
-    return torch.tensor(rates, dtype=torch.float64), [record for record in records if "replicas" in record]
+    return torch.tensor(rates, dtype=torch.float64), [record for record in records if "step" in record]
 
 
 @pytest.mark.parametrize(
@@ -80,3 +79,23 @@ def test_rates_are_the_products(name: str, optimizer: str, guess: float, per_gro
     went_back = [record["step"] for record in journal if "went back" in (record["event"] or "")]
     assert went_back == [step for step, action, _ in run.events if action == "go back"]
     assert went_back  # the run has landed, so the way back was tried too
+
+
+def test_prober_deals_runs_out_to_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here without a GPU: what would be captured is run."""
+
+    def captured(run: Any) -> Any:
+        sizes.append(run)
+        return run
+
+    sizes: list[Any] = []
+    monkeypatch.setattr(misset_flights, "captured", captured)
+    task = small("feed")
+    stack, supply = Stack(task, [0], 1, CPU), Supply(task, [0], 1, CPU)
+    points = stack.theta[0, 0] * torch.linspace(0.5, 1.5, 27).view(9, 3, 1)
+    batch = supply.probes([(0, k) for k in range(9)])
+    plain, graphs = Prober(stack, graph=False), Prober(stack, graph=True)
+    monkeypatch.setattr(graphs, "_sizes", (4, 1))
+    torch.testing.assert_close(graphs(points, batch), plain(points, batch))
+    torch.testing.assert_close(graphs(points.flip(0), batch), plain(points.flip(0), batch))
+    assert len(sizes) == 2

@@ -100,7 +100,10 @@ class Pilot:
         state = self.takeoff.init() if takes_off else TakeOffState(phase=LANDED)
         landed = None if takes_off else 0
         memory = self.controller.init(self.knobs) if self.controller is not None else None
-        return Flight(state, Course(), landed, [math.exp(state.level)] * self.knobs, memory)
+        course = Course()
+        if self.controller is not None and not takes_off:  # the rise of the schedule is held: climb as it would
+            course = Course(0, max(self.peak, 0.0), 1 / 25, geometric=False)
+        return Flight(state, course, landed, [math.exp(state.level)] * self.knobs, memory)
 
     def fan(self, flight: Flight, k: int) -> Fan:
         """The points of round ``k``."""

@@ -36,7 +36,7 @@ _Steps = Annotated[int | None, typer.Option(help="Steps per run.", show_default=
 _Replicas = Annotated[int | None, typer.Option(help="Ranks that train together.", show_default="4")]
 _Batch = Annotated[int | None, typer.Option(help="Samples per replica and step.", show_default="64")]
 _Low = Annotated[float | None, typer.Option(help="The good low rate.", show_default="feed: 5e-3")]
-_High = Annotated[float | None, typer.Option(help="The rate that is too high.", show_default="feed: 0.1")]
+_High = Annotated[float | None, typer.Option(help="The rate that is too high.", show_default="feed: 0.15")]
 _Quick = Annotated[bool, typer.Option("--quick", help="Tiny runs that say nothing, to see that all works (feed).")]
 _Like = Annotated[Path | None, typer.Option("--like", help="Repeat the study of this ablation.json.")]
 _Out = Annotated[Path, typer.Option("--out", help="Folder of the study; what is complete in it is kept.")]

@@ -35,7 +35,7 @@ class Placebo:
     >>> rule = Placebo(seed=1)
     >>> states = [PlaceboState(rounds=[k], velocity=[0.0]) for k in range(5)]
     >>> [rule.update(state, signals=[1.0, 0.9], offsets=[[-0.1], [0.1]]).moves[0] > 0 for state in states]
-    [True, False, True, False, True]
+    [True, False, False, True, True]
     """
 
     seed: int = 0

@@ -1,0 +1,84 @@
+"""docs/make_results.py with made-up numbers: tables, pictures, and the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.examples.launch import ROOT, output_of
+
+FACTORS = [0.001, 0.01, 0.1, 1.0, 10.0, 100.0]
+PAGE = "# Results\n\nby hand\n\n<!-- made by docs/make_results.py -->\n\nold\n\n<!-- end -->\n\nmore by hand\n"
+
+
+def row(label: str, ratios: list[float | None], starts: list[float | None]) -> dict[str, Any]:
+    cells = [{"start": s, "ratio": r, "ratio_se": 0.01 if r else None} for s, r in zip(starts, ratios, strict=True)]
+    worst = None if None in ratios else max(r for r in ratios if r is not None)
+    return {"label": label, "starts": cells, "worst": worst, "time_ratio": 1.25}
+
+
+def table(length: str, steps: int) -> dict[str, Any]:
+    return {
+        "task": "text",
+        "optimizer": "adam",
+        "length": length,
+        "steps": steps,
+        "seeds": [0, 1, 2],
+        "factors": FACTORS,
+        "versions": {"torch": "9.9"},
+        "arguments": {"options": {"batch_size": 32}},
+        "best": {"schedule": "cosine", "rate": 5e-3, "on_edge": False},
+        "reference": [1.0, 1.1, 1.2],
+        "rows": {
+            "onecycle": row("fixed rate, OneCycle", [2.5, 1.5, 1.1, 1.01, 1.4, None], FACTORS),
+            "auto": row("auto, one rate", [1.02, 1.01, 1.0, 0.99, 1.0, 1.03], FACTORS),
+            "prodigy": row("Prodigy", [1.07], [None]),
+        },
+        "skipped": {"dog": "dog is not installed"},
+    }
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    content = {"experiment": "misset_lr", "tables": [table("short", 100), table("full", 1000)]}
+    (tmp_path / "misset_text.json").write_text(json.dumps(content))
+    (tmp_path / "results.md").write_text(PAGE)
+    return tmp_path / "results.md"
+
+
+def make(page: Path) -> tuple[str, str]:
+    output_of(sys.executable, ROOT / "docs" / "make_results.py", page.parent, page)
+    return page.read_text(), (page.parent / "images" / "misset-text-adam.svg").read_text()
+
+
+def test_page(page: Path) -> None:
+    text, _ = make(page)
+    assert "by hand" in text
+    assert "more by hand" in text
+    assert "old" not in text
+    assert "| fixed rate, OneCycle | 2.500 ± 0.010 |" in text
+    assert "failed | failed | 1.25 |" in text
+    assert "Auto, one rate: 0.990 to 1.030" in text
+    assert "A byte-level GPT on Python source; batch_size 32." in text
+    assert "Not run: dog (dog is not installed)." in text
+    assert text.index("1000 steps") < text.index("100 steps,")
+
+
+def test_picture_is_small_and_well_formed(page: Path) -> None:
+    _, picture = make(page)
+    assert len(picture) < 20_000
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+
+
+def test_same_bytes_again(page: Path) -> None:
+    assert make(page) == make(page)
+
+
+def test_page_of_the_repository_has_the_marks() -> None:
+    text = (ROOT / "docs" / "results.md").read_text()
+    assert text.count("<!-- made by docs/make_results.py -->") == text.count("<!-- end -->") == 1
