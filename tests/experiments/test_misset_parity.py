@@ -99,3 +99,11 @@ def test_prober_deals_runs_out_to_its_graphs(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(graphs(points, batch), plain(points, batch))
     torch.testing.assert_close(graphs(points.flip(0), batch), plain(points.flip(0), batch))
     assert len(sizes) == 2
+
+
+def test_a_run_too_short_to_take_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.STEPS", 30)
+    task = small("feed")
+    mine, _ = on_the_stack(task, "adam", 3, 1e-2, False)
+    theirs, _ = by_the_product(task, "adam", 3, 1e-2, False)
+    torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=0)
