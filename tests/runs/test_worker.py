@@ -9,12 +9,13 @@ import signal
 import pytest
 
 from hdet.runs.stop import Stop, on_signals
+from hdet.runs.teller import Teller
 from hdet.runs.worker import Pipe
 
 
 def test_messages_are_lines(capfd: pytest.CaptureFixture[str]) -> None:
-    Pipe(Stop())({"kind": "step", "loss": float("nan")})
-    assert json.loads(capfd.readouterr().out) == {"kind": "step", "loss": None}
+    Teller(Pipe(Stop()), run=3).say("step", loss=float("nan"))
+    assert json.loads(capfd.readouterr().out) == {"kind": "step", "run": 3, "loss": None}
 
 
 def test_a_parent_that_is_gone_has_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,29 +73,14 @@ def ablate(
     refuse_torchrun("ablate")
     output = Output(as_json)
     study = _study(context.params)
-    file = out / "ablation.json"
     runs = study.runs(out)
-    _begin(study, runs, file, force)
+    _begin(study, runs, out / "ablation.json", force)
     pending = [run for run in runs if not run.folder.complete]
     if pending and _train(pending, output) == "stopped":
         output.say("stopped; the same command goes on")
         output.result(outcome="stopped", out=out)
         return 130
-    outcome = described(study, runs)
-    _write(file, outcome)
-    table = table_of(outcome)
-    output.table(table)
-    write_atomically(out / "table.md", as_markdown(table))
-    page = write_report(
-        [load_run(run.folder.path) for run in runs if run.configuration is not None],
-        out / "report.html",
-        title=f"Ablation on {study.task}",
-        table=table,
-    )
-    output.say(f"{file}, {out / 'table.md'}, {page}")
-    output.result(
-        outcome="complete", out=out, report=page, **{key: outcome[key] for key in outcome if key != "complete"}
-    )
+    _conclude(study, runs, out, output)
     return 0
 
 
@@ -139,6 +124,24 @@ def _train(pending: list[PlannedRun], output: Output) -> str:
     jobs = [Job(run.plan.name, run.plan.steps) for run in pending]
     with display_for(output.console, jobs) as display:
         return execute([run.folder for run in pending], pending[0].plan, display.show)
+
+
+def _conclude(study: Study, runs: list[PlannedRun], out: Path, output: Output) -> None:
+    """Numbers, table and page."""
+    outcome = described(study, runs)
+    table, file = table_of(outcome), out / "ablation.json"
+    _write(file, outcome)
+    write_atomically(out / "table.md", as_markdown(table))
+    page = write_report(
+        [load_run(run.folder.path) for run in runs if run.configuration is not None],
+        out / "report.html",
+        title=f"Ablation on {study.task}",
+        table=table,
+    )
+    output.table(table)
+    output.say(f"{file}, {out / 'table.md'}, {page}")
+    del outcome["complete"]
+    output.result(outcome="complete", out=out, report=page, **outcome)
 
 
 def _write(file: Path, outcome: Mapping[str, Any]) -> None:

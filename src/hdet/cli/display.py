@@ -91,13 +91,13 @@ class Screen:
 
 def rows(start: Message, step: Message, last: Message | None) -> Table:
     """Rates, loss and weight of every replica at the last round's end; the base as it is now."""
-    names = start["groups"]
+    probed = start["fanout"] == "probed"  # all points count alike there
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", *(f"rate, {name}" for name in names), "loss", "weight"):
+    for column in ("", *(f"rate, {name}" for name in start["groups"]), "loss", *(() if probed else ("weight",))):
         table.add_column(column, justify="right" if column else "left")
-    word = "point" if start["fanout"] == "probed" else "replica"
     for r, row in enumerate(last["rows"] if last is not None else ()):
-        table.add_row(f"{word} {r}", *map(say.rate, row["values"]), say.loss(row["loss"]), _weight(row["weight"]))
+        cells = [*map(say.rate, row["values"]), say.loss(row["loss"])]
+        table.add_row(f"{'point' if probed else 'replica'} {r}", *cells, *(() if probed else (_weight(row["weight"]),)))
     table.add_row("base", *map(say.rate, step["base"]), say.loss(step["loss"]), style="bold")
     if last is not None:
         table.add_row("learned", *map(say.factor, last["learned"]), style="dim")

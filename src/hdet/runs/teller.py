@@ -8,7 +8,8 @@
 | end | ``outcome``, ``step`` |
 | failed | ``error``, one line; in place of everything after it |
 
-All but the last have ``run``, the number of the run among those that were started together.
+All but the last have ``run``, the number of the run among those that were started together. Numbers that are not finite
+are None.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from hdet.runs.folder import plain_json
 
 __all__ = ["Message", "Tell", "Teller", "silent"]
 
@@ -38,7 +41,7 @@ class Teller:
         self._round_ended = False
 
     def say(self, kind: str, **content: Any) -> None:
-        self._tell({"kind": kind, "run": self._run, **content})
+        self._tell({"kind": kind, "run": self._run, **plain_json(content)})
 
     def step(self, step: int, base: Sequence[float], loss: float, last: bool) -> None:
         """Tell of a step, unless the last word is fresh."""
@@ -54,11 +57,7 @@ class Teller:
         self._round_ended = True
         weights = record.get("weights") or [None] * len(record["replicas"])
         rows = [
-            {
-                "values": row["values"],
-                "loss": row["signal"] if row.get("loss") is None else row["loss"],
-                "weight": weight,
-            }
+            {"values": row["values"], "loss": row["signal"], "weight": weight}  # the loss that is compared
             for row, weight in zip(record["replicas"], weights, strict=False)
         ]
         self.say("round", step=record["step"], base=record["base"], learned=record["learned"], rows=rows)

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from hdet.runs.folder import Folder, plain_json
+from hdet.runs.folder import Folder
 from hdet.runs.ranks import Ranks, joined
 from hdet.runs.run import Outcome, Run
 from hdet.runs.stop import Stop, on_signals
@@ -41,7 +41,7 @@ class Pipe:
 
     def __call__(self, message: Message) -> None:
         try:
-            os.write(1, (json.dumps(plain_json(message)) + "\n").encode())
+            os.write(1, (json.dumps(dict(message)) + "\n").encode())
         except OSError:
             self._stop.ask()
 
