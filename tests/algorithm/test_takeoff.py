@@ -56,13 +56,17 @@ def test_the_rate_grows_by_what_the_fan_sees(best_point: int, growth: float) -> 
 
 def test_it_lands_below_the_rate_at_which_training_has_undone_itself() -> None:
     rules = TakeOff()
-    first = rules.after_round(climbing(level=3.0, best=1.0), [2.1, *[9.0] * 7], moved=0.1, late=False)
+    fallen = climbing(level=1.0)
+    for loss in (1.05, 1.0):  # nine tenths of the fall from 2 to 1 are done at the first
+        fallen = rules.after_round(fallen, [loss, *[9.0] * 7], moved=0.1, late=False).state
+    assert fallen.level == pytest.approx(1.0 + 2 * math.log(2))
+    first = rules.after_round(fallen._replace(level=3.0), [2.1, *[9.0] * 7], moved=0.1, late=False)
     assert first.action == ""
     assert first.state.bad == 1
     second = rules.after_round(first.state, [2.2, *[9.0] * 7], moved=0.1, late=False)
     assert second.state.phase == LANDED
     assert second.action == "go back"
-    assert second.state.level == pytest.approx(3.0 - math.log(2) / 2 - math.log(rules.back))
+    assert second.state.level == pytest.approx((1.0 + 3.0 - math.log(2)) / 2 - math.log(rules.back))
     assert second.ceiling == pytest.approx(second.state.level - math.log(4))
 
 

