@@ -176,7 +176,8 @@ def _rounds(records: Sequence[Mapping[str, Any]], starts: Numbers, decays: bool)
     step, learned = 0, starts
     for record in records:
         found = _round(record, len(starts), starts, decays)
-        follows = found.step > step and found.event is None and not decays
+        climbs = record.get("shape") is not None  # the base has a course of its own between the rounds
+        follows = found.step > step and found.event is None and not decays and not climbs
         yield found._replace(plain_before=_scaled(found.base_before, learned, starts)) if follows else found
         step, learned = found.step, found.learned
 
