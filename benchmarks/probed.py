@@ -43,8 +43,8 @@ class Run:
         else:
             probe = hdet.ProbeBatch(self.model, self.task.loss, lambda k: self.task.probe(0, k))
             self.scheduler = hdet.OneCycleLR(
-                self.optimizer, "auto", total_steps=10_000, probe=probe, points=points, sync_every=1
-            )
+                self.optimizer, "auto", total_steps=10_000, probe=probe, points=points, sync_every=1, auto_lr_start=1
+            )  # no take-off: every step ends a round
         self.batch = self.task.batch(0, 0)
 
     def train(self) -> float:
