@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from hdet.cli import main
+from tests.examples.launch import started as started_together
 
 HDET = (sys.executable, "-m", "hdet")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+started = functools.partial(started_together, apart=True)
+"""A command as a process, with stderr by itself. On leaving it has ended, and what it started too."""
 DIGITS = ("--task", "digits", "--batch-size", "16", "--eval-every", "100000")
 
 
@@ -49,33 +50,6 @@ def hdet_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> Said:
         main([str(one) for one in arguments])
     captured = capsys.readouterr()
     return Said(int(leaving.value.code or 0), captured.out, captured.err)
-
-
-@contextlib.contextmanager
-def started(*command: object) -> Iterator[subprocess.Popen[str]]:
-    """A command as a process. On leaving it has ended, and what it started too."""
-    ours = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        env={**ours, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        for pipe in (process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
 
 
 def said(process: subprocess.Popen[str], timeout: float = 60.0) -> Said:

@@ -12,7 +12,8 @@ import torch
 import hdet
 from hdet.report.data import load_run
 from hdet.runs.folder import Folder
-from tests.cli.command import DIGITS, HDET, TORCHRUN, hdet_here, processes_with, run, said, started, wait_until
+from tests.cli.command import DIGITS, HDET, hdet_here, processes_with, run, said, started, wait_until
+from tests.examples.launch import TORCHRUN
 
 TRAINED = ("train", *DIGITS, "--fanout", "trained", "--lr", "0.01", "--sync-every", "5")
 

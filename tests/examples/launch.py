@@ -16,15 +16,15 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 
 
 @contextmanager
-def started(*command: object) -> Iterator[subprocess.Popen[str]]:
-    """The command as a process, with stdout and stderr in one pipe. On leaving it and its children have ended."""
+def started(*command: object, apart: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """The command as a process, stderr in stdout's pipe or ``apart``. On leaving it and its children have ended."""
     # What a launcher around the tests may have set must not reach the scripts.
     clean = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     process = subprocess.Popen(
         [str(part) for part in command],
         env={**clean, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE if apart else subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
@@ -38,8 +38,9 @@ def started(*command: object) -> Iterator[subprocess.Popen[str]]:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 def output_of(*command: object, timeout: float = 90.0) -> str:

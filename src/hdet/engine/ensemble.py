@@ -14,10 +14,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.algorithm.controllers import Controller, Published
 from hdet.algorithm.design import Balanced
-from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
-from hdet.algorithm.pilot import Pilot
 from hdet.algorithm.rounds import Growing, Rounds
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, ReplicaGroup, arriving, check_group, connect_within
@@ -26,7 +24,7 @@ from hdet.engine.engine import Engine, RoundEnd
 from hdet.engine.knobs import Knob
 from hdet.engine.onecycle import OneCycleLR
 from hdet.engine.outer import OuterStep
-from hdet.engine.probed import ProbedEngine, ProbeFn, check_fanout
+from hdet.engine.probed import ProbeFn, check_fanout, probed_engine
 from hdet.engine.probes import ProbeBatch
 from hdet.engine.rates import copy_rate, put_rate, shared_rates
 from hdet.engine.rollcall import Occasion
@@ -35,7 +33,7 @@ from hdet.engine.signals import Probe, Signal, TrainLoss
 from hdet.engine.snapshots import RoundMean, kept, write_
 from hdet.engine.weights import Body, check_model
 from hdet.errors import ArgumentError
-from hdet.journal import Journals, Sink, open_journal
+from hdet.journal import Journals, open_journal
 
 __all__ = ["Ensemble", "Inner", "Schedule"]
 
@@ -175,8 +173,18 @@ class Ensemble:
         parts = [_signal_in_words(self.signal), repr(inner), self.optimizer_state]
         columns = _columns(self._knobs, optimizer)
         if probed and probe is not None:
-            self._engine: Engine = _probed(
-                settings, rule, specs, columns, points, probe, model, group, sink, {**arguments, "points": points}
+            self._engine: Engine = probed_engine(
+                settings,
+                rule,
+                specs,
+                columns,
+                points,
+                probe,
+                model,
+                group,
+                sink,
+                arguments,
+                peak=0.3 * (total_steps or 0),  # where OneCycle's rising phase would end
             )
             self._engine.knob_of_group = {k.group: i for i, k in enumerate(self._knobs) if k.group is not None}
             self._engine.begin(optimizer)
@@ -472,34 +480,6 @@ def _refuse_uninformative(knobs: list[Knob], group: Group) -> None:
             "go. Isolate the gradients: arms = hdet.arms(n), DistributedDataParallel(model, "
             "process_group=arms.gradients), group=arms; or allow_uninformative=True"
         )
-
-
-def _probed(
-    settings: Settings,
-    rule: Controller | None,
-    specs: list[KnobSpec],
-    columns: list[int],
-    points: int,
-    probe: ProbeFn,
-    model: nn.Module | None,
-    group: Group,
-    sink: Sink | None,
-    arguments: Mapping[str, Any],
-) -> ProbedEngine:
-    rounds = settings.rounds
-    assert isinstance(rounds, Growing)  # as settings are made for probes
-    pilot = Pilot(
-        rule,
-        len(specs),
-        max(spec.spread for spec in specs),
-        points,
-        settings.seed,
-        rounds,
-        peak=0.3 * (rounds.total_steps or 0),  # where OneCycle's rising phase would end
-        start=settings.auto_lr_start or 0,
-        columns=tuple(columns),
-    )
-    return ProbedEngine(settings, pilot, specs, probe, model, group, sink, arguments)
 
 
 def _refuse_trained_parts(**parts: object) -> None:

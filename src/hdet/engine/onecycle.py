@@ -16,14 +16,12 @@ from hdet.algorithm.controllers import Controller, Published
 from hdet.algorithm.design import Permuted
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.linesearch import LineSearch
-from hdet.algorithm.pilot import Pilot
-from hdet.algorithm.rounds import Growing
 from hdet.algorithm.scales import scale_named
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, check_group
 from hdet.engine import torch_onecycle as torch_private
 from hdet.engine.engine import Engine, RoundEnd
-from hdet.engine.probed import ProbedEngine, ProbeFn, check_fanout
+from hdet.engine.probed import ProbedEngine, ProbeFn, check_fanout, probed_engine
 from hdet.engine.rates import as_type_of, shared_rates
 from hdet.engine.rollcall import Occasion
 from hdet.engine.settings import Settings, refuse_nan
@@ -175,21 +173,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             learned = [spec.start(0.0) for spec in specs]
             columns = shared_rates(optimizer) if isinstance(optimizer, Optimizer) else []
             if way == "probed" and probe is not None:
-                assert isinstance(settings.rounds, Growing)  # as settings are resolved for probes
-                pilot = Pilot(
-                    controller,
-                    knobs,
-                    float(spread),
-                    points,
-                    settings.seed,
-                    settings.rounds,
-                    torch_private.warm_up_end(schedule["total_steps"], pct_start),
-                    settings.auto_lr_start or 0,
-                    columns=tuple(columns),
-                )
-                arguments["points"] = points
-                self._engine: Engine = ProbedEngine(
-                    settings, pilot, specs, probe, model, group, sink, _plain(arguments)
+                peak = torch_private.warm_up_end(schedule["total_steps"], pct_start)
+                self._engine: Engine = probed_engine(
+                    settings, controller, specs, columns, points, probe, model, group, sink, _plain(arguments), peak
                 )
             else:
                 isolated = isinstance(group, Arms) and len(group.members) > 1

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.algorithm.controllers import Controller
 from hdet.algorithm.design import Balanced
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.pilot import Fan, Flight, Order, Pilot
@@ -27,11 +28,11 @@ from hdet.engine.records import round_record, verdict_records
 from hdet.engine.rewind import Rewind
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.settings import Settings
-from hdet.engine.weights import Body, Weights
+from hdet.engine.weights import NO_WEIGHTS, Body, Weights
 from hdet.errors import ArgumentError, DisagreementError, DivergedError
 from hdet.journal import Sink
 
-__all__ = ["ProbeFn", "ProbedEngine", "check_fanout"]
+__all__ = ["ProbeFn", "ProbedEngine", "check_fanout", "probed_engine"]
 
 ProbeFn = Callable[[], Tensor | float]
 
@@ -189,8 +190,10 @@ class ProbedEngine(Engine):
         """Where there are others: check that all hold the same weights."""
         group = self.group
         if group.seat.size == 1:
-            return RollCall.alone() if self.chronicle.sink is None else self._alone(end)
-        weights = Weights(self.body.weights(end.optimizer).parameters, [], [], [])
+            if self.chronicle.sink is None:
+                return RollCall.alone()
+            return self._roll_call(group, Occasion.ROUND_END, NO_WEIGHTS, end.before)
+        weights = self._parameters(end)
         with arriving(f"the roll call at step {end.after}"):
             roll = self._roll_call(group, Occasion.ROUND_END, weights, end.before, expect_equal=True)
         if not roll.moving_equal and all(roll.finite):
@@ -200,9 +203,9 @@ class ProbedEngine(Engine):
             )
         return roll
 
-    def _alone(self, end: RoundEnd) -> RollCall:
-        weights = Weights([], [], [], [])
-        return self._roll_call(self.group, Occasion.ROUND_END, weights, end.before)
+    def _parameters(self, end: RoundEnd) -> Weights:
+        """What trains, and nothing else: buffers may differ between ranks until DDP's next forward pass."""
+        return NO_WEIGHTS._replace(parameters=self.body.weights(end.optimizer).parameters)
 
     def _evaluate(self, fan: Fan, k: int, end: RoundEnd) -> tuple[list[float], float]:
         """Losses of the points, on every rank, and how far the round went relative to the weights."""
@@ -280,7 +283,7 @@ class ProbedEngine(Engine):
 
     def _refuse_lost(self, end: RoundEnd) -> None:
         """Raise if the weights are not finite and there is nothing to go back to."""
-        if not bool(Weights(self.body.weights(end.optimizer).parameters, [], [], []).all_finite()):
+        if not bool(self._parameters(end).all_finite()):
             raise DivergedError(
                 f"the weights are not finite at step {end.after}, and none are remembered to go back to; load an "
                 "earlier checkpoint"
@@ -385,6 +388,36 @@ class ProbedEngine(Engine):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_points": Points(), "_rewind": Rewind(), "_watches": False}
+
+
+def probed_engine(
+    settings: Settings,
+    controller: Controller | None,
+    specs: Sequence[KnobSpec],
+    columns: Sequence[int],
+    points: int,
+    probe: ProbeFn,
+    model: nn.Module | None,
+    group: Group,
+    sink: Sink | None,
+    arguments: Mapping[str, Any],
+    peak: float,
+) -> ProbedEngine:
+    """An engine with the pilot that a face's arguments ask for; ``peak``: where the schedule's rising phase ends."""
+    rounds = settings.rounds
+    assert isinstance(rounds, Growing)  # as settings are made for probes
+    pilot = Pilot(
+        controller,
+        len(specs),
+        max((spec.spread for spec in specs), default=0.0),
+        points,
+        settings.seed,
+        rounds,
+        peak,
+        settings.auto_lr_start or 0,
+        columns=tuple(columns),
+    )
+    return ProbedEngine(settings, pilot, specs, probe, model, group, sink, {**arguments, "points": points})
 
 
 def check_fanout(fanout: object, probe: object, points: object, group: object) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import bisect
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -14,7 +14,7 @@ from hdet.engine.rates import put_rate
 from hdet.errors import ArgumentError
 from hdet.journal import JournalData, read_journal
 
-__all__ = ["Found", "found_schedules", "schedule_from"]
+__all__ = ["Found", "found_schedules", "schedule_from", "value_at"]
 
 Found = tuple[list[int], list[float]]
 """Steps in ascending order, and the base value from each of them on."""
@@ -51,7 +51,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     for group in groups:
         put_rate(group, 1.0)  # LambdaLR multiplies the rate that it finds
         group.pop("initial_lr", None)
-    return LambdaLR(optimizer, [_rate_at(steps, values) for steps, values in found])
+    return LambdaLR(optimizer, [partial(value_at, steps=steps, values=values) for steps, values in found])
 
 
 def _points(data: JournalData, g: int) -> Found:
@@ -92,17 +92,19 @@ def _is_before_landing(record: dict[str, object]) -> bool:
     return event.startswith(("take-off", "restarted", "landed"))
 
 
-def _rate_at(steps: Sequence[int], values: Sequence[float]) -> Callable[[int], float]:
-    def rate(t: int) -> float:
-        if t <= steps[0]:
-            return values[0]
-        if t >= steps[-1]:
-            return values[-1]
-        i = bisect.bisect_right(steps, t)
-        (s, e), (a, b) = steps[i - 1 : i + 1], values[i - 1 : i + 1]
-        done = (t - s) / (e - s)
-        if a <= 0 or b <= 0:
-            return a + (b - a) * done
-        return math.exp(math.log(a) + (math.log(b) - math.log(a)) * done)
+def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
+    """The value at a step: in equal ratios between two known ones, and the nearest outside of them.
 
-    return rate
+    >>> [value_at(t, [1, 3], [1.0, 100.0]) for t in (0, 2, 9)]
+    [1.0, 10.0, 100.0]
+    """
+    i = bisect.bisect_right(steps, t)
+    if i in (0, len(steps)):
+        return values[max(i - 1, 0)]
+    done = (t - steps[i - 1]) / (steps[i] - steps[i - 1])
+    before, after = values[i - 1], values[i]
+    if done == 0:
+        return before
+    if before <= 0 or after <= 0:  # no ratio: a weight decay of 0
+        return before + (after - before) * done
+    return float(before ** (1 - done) * after**done)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hdet.engine.replay import found_schedules
+from hdet.engine.replay import found_schedules, value_at
 from hdet.errors import ArgumentError
 from hdet.journal import JournalData, read_journal
 
@@ -62,18 +61,9 @@ def found_schedule(journal: JournalData, every_step: bool = False) -> FoundSched
 
 
 def _at(step: int, steps: Sequence[int], values: Sequence[float]) -> float | None:
-    """A knob's value at a step.
+    """A knob's value at a step; None before it was there.
 
     >>> _at(2, [0, 4], [1.0, 100.0]), _at(9, [0, 4], [1.0, 100.0]), _at(0, [1, 4], [1.0, 100.0])
     (10.0, 100.0, None)
     """
-    i = bisect.bisect_right(steps, step)
-    if i == 0:
-        return None
-    if i == len(steps) or steps[i - 1] == step:
-        return values[i - 1]
-    done = (step - steps[i - 1]) / (steps[i] - steps[i - 1])
-    before, after = values[i - 1], values[i]
-    if before <= 0 or after <= 0:  # no ratio: a weight decay of 0
-        return before + (after - before) * done
-    return float(before ** (1 - done) * after**done)
+    return None if step < steps[0] else value_at(step, steps, values)
