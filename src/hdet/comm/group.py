@@ -7,9 +7,12 @@ A replica is one rank, or an arm: several ranks that share gradients and hold th
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -112,6 +115,8 @@ class Distributed:
         self.seat = Seat(next(r for r, own in enumerate(self.members) if self.rank in own), len(self.members))
         self._ranks = ranks
         self._backends = _backend_of_device(process_group)
+        if "gloo" in self._backends.values():
+            _leave_quietly()
 
     def gather(self, row: Tensor) -> list[list[float]]:
         row = row.to(self._gathering_device(row.device))
@@ -213,6 +218,21 @@ def arriving(what: str) -> Iterator[None]:
             "or left. Every rank must call step(), converge() and consensus() equally often; look for the first error "
             "on the other ranks, and for a rank that skips steps (an uneven loader, a skipped GradScaler step)."
         ) from error
+
+
+_LAST_WORDS = 0.1
+"""Seconds, at the end of the program, in which gloo's threads let go of their last tensors."""
+
+
+@cache
+def _leave_quietly() -> None:
+    """Have the interpreter wait a moment before it ends.
+
+    A thread of gloo drops its tensors shortly after their collective has ended, and needs the interpreter for that. On
+    a busy machine a program may be gone by then; torch then ends it by SIGABRT, after all its work was done
+    (pytorch/pytorch pull request 179291). DDP alone does the same; our collectives at the last step make it likelier.
+    """
+    atexit.register(lambda: time.sleep(_LAST_WORDS))
 
 
 def _backend_text(group: dist.ProcessGroup) -> str:
