@@ -101,8 +101,8 @@ def trained(bench: Bench, starts: Sequence[float]) -> Outcome:
         bench.supply.quarters(),
         runs.rates,
         runs.share,
-        runs.observe,
-        bench.graph,
+        after=runs.observe,
+        graph=bench.graph,
     )
     runs.begin()
     with Clock(bench.device) as clock:

@@ -16,8 +16,12 @@ from torch import Tensor
 
 from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.pilot import Fan, Flight, Order, Pilot
+from hdet.algorithm.reach import Tally, estimate
 from hdet.algorithm.rounds import Growing
+from hdet.algorithm.takeoff import CLIMBING
+from hdet.engine.points import SNAPSHOTS
 from hdet.engine.rewind import Kept, Rewind
+from hdet.engine.snapshots import RoundMean
 
 __all__ = ["Flights", "Prober", "Run"]
 
@@ -44,7 +48,7 @@ class Run:
         knobs: 1 for one rate, or the number of parameter groups.
         guess: the user's rate.
         pct_start: where the schedule's rising phase ends.
-        shuffled: a placebo: losses are shuffled over the points before the pilot sees them.
+        shuffled: a placebo: losses are shuffled over the points before the pilot sees them, and it sees no gradient.
     """
 
     def __init__(
@@ -60,11 +64,13 @@ class Run:
         """(step, what was done to the weights, the base rate of the first knob from there on)"""
         self._dice = random.Random(f"placebo {seed} {guess}") if shuffled else None
 
-    def after_round(self, t: int, fan: Fan, losses: list[float], moved: float, shape: float) -> Order:
-        """What the pilot says at the end of the round at ``t``."""
+    def after_round(self, t: int, fan: Fan, losses: list[float], moved: float, shape: float, rate: float) -> Order:
+        """What the pilot says at the end of the round at ``t``; ``rate``: what the gradients ask for."""
+        reach = math.log(rate / self.guess) if rate > 0 else -math.inf
         if self._dice is not None:
             self._dice.shuffle(losses)
-        return self.pilot.after_round(self.flight, fan, self.rounds.span(t), losses, moved, shape)
+            reach = -math.inf
+        return self.pilot.after_round(self.flight, fan, self.rounds.span(t), losses, moved, shape, reach)
 
     def take(self, flight: Flight) -> None:
         """A new state of the pilot; where it landed decides where rounds end."""
@@ -125,6 +131,35 @@ class Prober:
         return self._graphs[size]
 
 
+class Reaches:
+    """``hdet.engine.reach.Reach`` for all runs: sums over steps, on the device."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self._pull = torch.zeros_like(theta)
+        self._sums = torch.zeros(3, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
+        """asked, rates and the last rate"""
+
+    def before_step(self, start: Tensor, theta: Tensor, gradient: Tensor, rate: Tensor) -> None:
+        """The step at ``rate`` [seed, configuration] is about to be made."""
+        asked, rates, last = self._sums
+        kept = torch.where(last > 0, (last / rate).square().clamp(max=1), 1.0)
+        asked.mul_(kept).add_((gradient * (start - theta)).sum(-1))
+        self._pull.mul_(kept[..., None]).add_(gradient)
+        rates.add_(rate)
+        last.copy_(rate)
+
+    def tallies(self, seeds: Tensor, columns: Tensor, start: Tensor, theta: Tensor) -> Tensor:
+        """[run, 3] of the chosen runs: asked, gained and rates."""
+        gained = (self._pull[seeds, columns] * (start - theta)).sum(-1)
+        asked, rates, _ = self._sums[:, seeds, columns]
+        return torch.stack([asked, gained, rates], 1)
+
+    def reset(self, seeds: Tensor, columns: Tensor) -> None:
+        """Some runs begin anew."""
+        self._pull[seeds, columns] = 0
+        self._sums[:, seeds, columns] = 0
+
+
 class Flights:
     """All runs of a stack under their pilots.
 
@@ -150,9 +185,13 @@ class Flights:
         self.runs = {(u, k): run for u, row in enumerate(runs) for k, run in enumerate(row)}
         self._steps = len(shape) - 1
         self._anchor, self._drift = stack.theta.clone(), torch.zeros_like(stack.theta)
+        self._clock = torch.zeros(1, dtype=torch.long, device=stack.device)
+        self._counted = torch.ones(self._steps + 1, *stack.theta.shape[:2], 1, device=stack.device)
+        """[step, seed, configuration, 1]: whether the weights after a step are a snapshot of its round."""
         self._began = dict.fromkeys(self.runs, 0)
         self._next = {place: run.rounds.next_end(1) for place, run in self.runs.items()}
         self._prober = Prober(stack, graph)
+        self._reaches = Reaches(stack.theta)
         groups = len(stack.sizes)
         self.rates = torch.zeros(
             self._steps, *stack.theta.shape[:2], groups, device=stack.device, dtype=stack.theta.dtype
@@ -160,13 +199,21 @@ class Flights:
         """[step, seed, configuration, group]: for TrainStep."""
         self._write_rates(0, list(self.runs))
 
+    def before_step(self, gradient: Tensor, rate: Tensor) -> None:
+        """Before each step, on the device: part of the reach."""
+        self._reaches.before_step(self._anchor, self._stack.theta, gradient, rate[..., 0])
+
     def observe(self, losses: Tensor) -> None:
         """After each step, on the device: part of the round's mean."""
-        self._drift.add_(self._stack.theta - self._anchor)
+        self._clock += 1
+        counted = self._counted.index_select(0, self._clock)[0]
+        self._drift.add_((self._stack.theta - self._anchor) * counted)
 
     def begin(self) -> None:
         """Before the first step: forget what the capture of the step observed."""
         self._drift.zero_()
+        self._clock.zero_()
+        self._reaches.reset(*_indices(list(self.runs), self._stack.device))
 
     @torch.no_grad()
     def after_step(self, t: int) -> None:
@@ -174,27 +221,40 @@ class Flights:
         due = [place for place, end in self._next.items() if end == t]
         if not due:
             return
-        changed = []
+        changed: list[tuple[int, int]] = []
+        climbing = [place for place in due if self._is_climbing(place)]
         for first in range(0, len(due), _TOGETHER):
             changed += self._end_rounds(t, due[first : first + _TOGETHER])
-        seeds, columns = _indices(due, self._stack.device)
-        self._anchor[seeds, columns] = self._stack.theta[seeds, columns]
-        self._drift[seeds, columns] = 0
+        anew = [place for place in due if not (place in climbing and self._is_climbing(place))]
+        if anew:
+            seeds, columns = _indices(anew, self._stack.device)
+            self._anchor[seeds, columns] = self._stack.theta[seeds, columns]
+            self._drift[seeds, columns] = 0
+            self._reaches.reset(seeds, columns)
         for place in due:
             self._began[place] = t
             self._next[place] = self.runs[place].rounds.next_end(t + 1) if t < self._steps else -1
+            self._plan_snapshots(place, t)
         if t < self._steps and changed:
             self._write_rates(t, changed)
+
+    def _plan_snapshots(self, place: tuple[int, int], start: int) -> None:
+        """Which steps of the round that begins at ``start`` count for its mean."""
+        length = self._next[place] - start
+        mean = RoundMean(SNAPSHOTS)
+        counted = [float(mean.is_due(step, length)) for step in range(1, length + 1)]
+        self._counted[start + 1 : start + 1 + length, *place, 0] = torch.tensor(counted).to(self._counted)
 
     def _end_rounds(self, t: int, due: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Probe, decide, carry out; the runs whose rates have changed."""
         fans = [self.runs[place].pilot.fan(self.runs[place].flight, self._round(place, t)) for place in due]
-        losses, moved = self._evaluate(t, due, fans)
         changed = []
-        for place, fan, row, far in zip(due, fans, losses, moved, strict=True):
+        for place, fan, row in zip(due, fans, self._evaluate(t, due, fans), strict=True):
             run = self.runs[place]
             before = run.flight
-            order = run.after_round(t, fan, row, far if math.isfinite(far) else math.inf, self._shape[t])
+            losses, far, tally = row[:-4], row[-4], Tally(*row[-3:])
+            rate = estimate(tally) / self._shape[t - 1] if all(map(math.isfinite, tally)) else 0.0
+            order = run.after_round(t, fan, losses, far if math.isfinite(far) else math.inf, self._shape[t], rate)
             self._carry_out(place, order, t)
             if (before.learned, before.course) != (run.flight.learned, run.flight.course):
                 changed.append(place)
@@ -203,14 +263,17 @@ class Flights:
     def _round(self, place: tuple[int, int], t: int) -> int:
         return self.runs[place].rounds.index(t - 1)
 
-    def _evaluate(self, t: int, due: list[tuple[int, int]], fans: list[Fan]) -> tuple[list[list[float]], list[float]]:
-        """Losses of all points of the due runs, and how far each round went relative to the weights."""
+    def _is_climbing(self, place: tuple[int, int]) -> bool:
+        return self.runs[place].flight.takeoff.phase == CLIMBING
+
+    def _evaluate(self, t: int, due: list[tuple[int, int]], fans: list[Fan]) -> list[list[float]]:
+        """Per due run: the losses of its points, how far it went relative to the weights, and its tally."""
         stack = self._stack
         seeds, columns = _indices(due, stack.device)
         anchor = self._anchor[seeds, columns]
-        lengths = torch.tensor([[t - self._began[place]] for place in due], device=stack.device)
+        taken = torch.tensor([[min(t - self._began[place], SNAPSHOTS)] for place in due], device=stack.device)
         fixed = torch.tensor([[fan.fixed] for fan in fans], device=stack.device)
-        mean = anchor + self._drift[seeds, columns] / lengths
+        mean = anchor + self._drift[seeds, columns] / taken
         end = torch.where(fixed, stack.theta[seeds, columns], mean)
         rho = torch.tensor([[self._by_group(row) for row in fan.rho] for fan in fans], dtype=anchor.dtype)
         points = torch.lerp(anchor[:, None], end[:, None], rho.to(stack.device)[..., stack.column_group])
@@ -221,19 +284,19 @@ class Flights:
         losses = self._prober(points, self._supply.probes(wanted))
         own = anchor.norm(dim=-1)
         moved = (end - anchor).norm(dim=-1) / torch.where(own > 0, own, 1.0)
-        both = torch.cat([losses, moved[:, None]], 1).double().tolist()  # the one synchronisation of a round
-        return [row[:-1] for row in both], [row[-1] for row in both]
+        tallies = self._reaches.tallies(seeds, columns, anchor, stack.theta[seeds, columns])
+        return torch.cat([losses, moved[:, None], tallies], 1).double().tolist()  # the one synchronisation of a round
 
     def _by_group(self, row: list[float]) -> list[float]:
         return row if len(row) > 1 else row * len(self._stack.sizes)
 
     def _carry_out(self, place: tuple[int, int], order: Order, t: int) -> None:
         """Do what the pilot wants with the weights, as ``ProbedEngine`` does."""
-        run, flight = self.runs[place], order.flight
+        run, flight, went_back = self.runs[place], order.flight, False
         rows = [tensor[place] for tensor in (self._stack.theta, *self._optimizer.state)]
         if order.action == "keep":
             if flight.landed is not None:
-                run.moments.only(None)
+                run.moments.only_first()
             run.moments.keep_rows(order.level, t, rows)
         elif order.action == "restart":
             rows[0].copy_(self._anchor[place])
@@ -241,14 +304,19 @@ class Flights:
                 row.zero_()
         elif order.action == "go back":
             kept = run.moments.last_below(order.level)
-            if kept is not None:
+            if kept is not None and run.flight.landed is None:
+                run.moments.only(kept)
+            went_back = kept is not None and kept.step >= order.since
+            if kept is not None and went_back:
                 for row, value in zip(rows, kept.weights, strict=True):
                     row.copy_(value)
-                run.moments.only(kept)
                 if run.flight.landed is None:
                     flight = run.pilot.gone_back(flight, t, kept.level)
+                else:
+                    run.moments.used(kept)
         run.take(flight)
-        run.events.append((t, order.action, run.guess * flight.learned[0] * flight.course.at(t) * self._shape[t]))
+        done = "go on" if order.action == "go back" and not went_back else order.action
+        run.events.append((t, done, run.guess * flight.learned[0] * flight.course.at(t) * self._shape[t]))
 
     def _write_rates(self, t: int, places: list[tuple[int, int]]) -> None:
         """The rates of some runs from step ``t`` on."""

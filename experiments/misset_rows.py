@@ -70,7 +70,15 @@ def auto(
     knobs = len(stack.sizes) if per_group else 1
     runs = [[Run(bench.steps, seed, knobs, start, pct_start, shuffled) for start in starts] for seed in bench.seeds]
     flights = Flights(stack, optimizer, runs, held(bench.steps, pct_start, linear), bench.supply, bench.graph)
-    step = TrainStep(stack, optimizer, bench.supply.batches, flights.rates, after=flights.observe, graph=bench.graph)
+    step = TrainStep(
+        stack,
+        optimizer,
+        bench.supply.batches,
+        flights.rates,
+        before=flights.before_step,
+        after=flights.observe,
+        graph=bench.graph,
+    )
     flights.begin()
     with Clock(bench.device) as clock:
         for t in range(1, bench.steps + 1):

@@ -179,6 +179,7 @@ class TrainStep:
         data: the batches of all steps, each tensor [step, seed, ...].
         rates: [step, seed, configuration, group], read at every step: write to it to change what follows.
         share: makes the gradients of some runs common; None: each has its own.
+        before: work on the device before each update, given the gradients and the rates [seed, configuration, group].
         after: further work on the device after each update, given the losses, without synchronisation.
         graph: whether to capture on a GPU.
     """
@@ -190,11 +191,12 @@ class TrainStep:
         data: Batch,
         rates: Tensor,
         share: Callable[[Tensor], Tensor] | None = None,
+        before: Callable[[Tensor, Tensor], None] | None = None,
         after: Callable[[Tensor], None] | None = None,
         graph: bool = True,
     ) -> None:
         self._stack, self._optimizer, self._data, self.rates = stack, optimizer, data, rates
-        self._share, self._after = share, after
+        self._share, self._before, self._after = share, before, after
         self._clock = torch.zeros(1, dtype=torch.long, device=stack.device)
         self.losses = torch.zeros(stack.theta.shape[:2], device=stack.device, dtype=stack.theta.dtype)
         """Of the last step, at the weights before it."""
@@ -215,13 +217,15 @@ class TrainStep:
             if self._share is not None:
                 gradient = self._share(gradient)
             self.losses.copy_(losses)
+            if self._before is not None:
+                self._before(gradient, rate)
             self._optimizer.step_(stack.theta, gradient, rate[..., stack.column_group])
             if self._after is not None:
                 self._after(self.losses)
             self._clock += 1
 
     def _capture(self) -> None:
-        """Warm-up and capture; weights, optimizer state and clock are put back, what ``after`` did is not."""
+        """Warm-up and capture; weights, optimizer state and clock are put back, what ``before`` and ``after`` did not."""
         theta = self._stack.theta.clone()
         self._replay = captured(self._run)
         self._stack.theta.copy_(theta)

@@ -381,7 +381,7 @@ def test_bf16_weights_are_averaged_in_fp32() -> None:
 
 def test_snapshots_are_evenly_spaced_at_most_32_and_the_last_is_one() -> None:
     for length in (*range(1, 200), 1000, 1001):
-        taken = [step for step in range(1, length + 1) if RoundMean.is_due(step, length)]
+        taken = [step for step in range(1, length + 1) if RoundMean().is_due(step, length)]
         assert len(taken) == min(length, 32)
         assert taken[-1] == length
         gaps = {b - a for a, b in itertools.pairwise([0, *taken])}

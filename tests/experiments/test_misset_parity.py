@@ -15,7 +15,7 @@ from stacked import Adam, Momentum, Stack, TrainStep
 import hdet
 from tests.experiments.small_tasks import CPU, small
 
-STEPS = 120
+STEPS = 240
 
 
 def on_the_stack(task: Any, optimizer: str, seed: int, guess: float, per_group: bool) -> tuple[torch.Tensor, Run]:
@@ -24,7 +24,7 @@ def on_the_stack(task: Any, optimizer: str, seed: int, guess: float, per_group: 
     supply = Supply(task, [seed], STEPS, CPU)
     run = Run(STEPS, seed, len(stack.sizes) if per_group else 1, guess)
     flights = Flights(stack, update, [[run]], held(STEPS), supply)
-    step = TrainStep(stack, update, supply.batches, flights.rates, after=flights.observe)
+    step = TrainStep(stack, update, supply.batches, flights.rates, before=flights.before_step, after=flights.observe)
     flights.begin()
     for t in range(1, STEPS + 1):
         step()

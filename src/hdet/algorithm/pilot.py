@@ -22,6 +22,8 @@ LATE = 0.8
 """Nothing moves once the schedule has fallen below this part of its peak: then "more" always looks better."""
 SHORTEST = 40
 """Runs of fewer steps do not take off: they would end before it does."""
+WORTH = 0.1
+"""Going back at landing may cost this part of the run; where it would cost more, training goes on as it is."""
 FACTORS = (1e-15, 1e15)
 """Bounds of m: a guess may be wrong by any amount."""
 
@@ -38,8 +40,10 @@ class Flight(NamedTuple):
     controller: Any
     scale: float = math.nan
     """The largest probe loss of a good round: later losses come near 0 and differ by their batch."""
+    lowest: float = math.inf
+    """The lowest probe loss of a good round."""
     worse: float = 0.0
-    """Rounds in a row in which the loss was three times that, or not finite."""
+    """Rounds in a row in which the loss was too high."""
 
 
 class Fan(NamedTuple):
@@ -59,6 +63,8 @@ class Order(NamedTuple):
     """To the weights: nothing, remember them, or go back to earlier ones."""
     level: float = 0.0
     """log m of the weights to keep, or the highest allowed to go back to."""
+    since: float = -math.inf
+    """Weights from before this step are not worth going back to."""
     update: Update | None = None
     blind: bool = False
     """Whether take-off has ended because the probe's loss does not change with the weights."""
@@ -115,7 +121,14 @@ class Pilot:
         return Fan([[1 + self.spread * row[g] for g in columns] for row in rows], False)
 
     def after_round(
-        self, flight: Flight, fan: Fan, span: tuple[int, int], losses: Sequence[float], moved: float, shape: float
+        self,
+        flight: Flight,
+        fan: Fan,
+        span: tuple[int, int],
+        losses: Sequence[float],
+        moved: float,
+        shape: float,
+        reach: float = -math.inf,
     ) -> Order:
         """One round.
 
@@ -124,66 +137,85 @@ class Pilot:
             fan: its points.
             span: the steps at which it began and ended.
             losses: of the points.
-            moved: the norm of the round's displacement over the norm of the weights.
+            moved: the norm of the displacement over the norm of the weights.
             shape: the schedule at its end, over its peak.
+            reach: while taking off, log m of the rate that the gradients ask for.
         """
         if flight.landed is None:
-            return self._taking_off(flight, span[1], losses, moved)
+            return self._taking_off(flight, span[1], losses, moved, reach)
         best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
-        if math.isinf(best) or best > 3 * flight.scale:
+        if math.isinf(best) or best > 3 * flight.scale or (shape >= LATE and best > _undone(flight)):
             return self._worse(flight, best, span[1])
         scale = max(flight.scale, abs(best)) if math.isfinite(flight.scale) else abs(best)
-        flight = flight._replace(worse=0.0, scale=scale)
+        flight = flight._replace(worse=0.0, scale=scale, lowest=min(flight.lowest, best))
         if self.controller is None:
             return Order(flight)
         level = math.log(max(flight.learned) * flight.course.at(span[1]))
+        action: Literal["", "keep"] = "" if best > 2 * abs(flight.takeoff.first) else "keep"
         signals = comparable(losses)
         if signals is None or span[1] < self.start or shape < LATE:
-            return Order(flight, "keep", level)
+            return Order(flight, action, level)
         way = flight.course.at(sum(span) / 2)
         offsets = [[rho * way - 1 for rho in row] for row in fan.rho]
         update = self.controller.update(flight.controller, signals, offsets)
+        if way < 1 and sum(update.moves) > 0:  # below the target more always looks better: climb there first
+            return Order(flight, action, level)
         learned = [_bounded(m * math.exp(move)) for m, move in zip(flight.learned, update.moves, strict=True)]
-        return Order(flight._replace(learned=learned, controller=update.state), "keep", level, update)
+        return Order(flight._replace(learned=learned, controller=update.state), action, level, update=update)
 
-    def _taking_off(self, flight: Flight, t: int, losses: Sequence[float], moved: float) -> Order:
+    def _taking_off(self, flight: Flight, t: int, losses: Sequence[float], moved: float, reach: float) -> Order:
         was = flight.takeoff
-        total = self.rounds.total_steps
-        late = total is not None and t > 0.3 * total
         if was.phase == FIRST:
             leg = self.takeoff.after_first_step(was, moved, losses[0])
         else:
-            leg = self.takeoff.after_round(was, losses, moved, late)
+            leg = self.takeoff.after_round(was, losses, reach, moved, self._is_late(t))
         state = leg.state
         learned = [_bounded(math.exp(state.level))] * self.knobs
         scale = abs(state.first) if math.isfinite(state.first) else flight.scale
         flight = flight._replace(takeoff=state, learned=learned, scale=scale)
         if state.phase == LANDED:
-            level = leg.ceiling if leg.action == "go back" else state.level
-            blind = len(set(losses)) == 1
-            return Order(self._on_course(flight, t, start=0.5)._replace(landed=t), leg.action, level, blind=blind)
+            flight = flight._replace(course=Course(), landed=t)
+            if leg.action != "go back":
+                return Order(flight, leg.action, state.level, blind=True)
+            total = self.rounds.total_steps
+            since = -math.inf if leg.exploded or total is None else t - WORTH * total
+            return Order(flight, leg.action, leg.ceiling, since)
         if state.phase == CLIMBING:
             flight = flight._replace(course=Course(t, t + self.rounds.short, 1 / leg.growth))
         return Order(flight, leg.action, _kept_at(was, leg))
 
+    def _is_late(self, t: int) -> bool:
+        """Take-off may have three tenths of the run; of a short one forty steps, or six tenths."""
+        total = self.rounds.total_steps
+        return total is not None and t > max(0.3 * total, min(40, 0.6 * total))
+
     def gone_back(self, flight: Flight, t: int, kept_at: float) -> Flight:
         """After going back to weights kept at a level: the climb begins where they were."""
-        return self._on_course(flight, t, start=min(1.0, math.exp(kept_at) / max(flight.learned)))
-
-    def _on_course(self, flight: Flight, t: int, start: float) -> Flight:
         total = self.rounds.total_steps
         end = max(self.peak, t + (0.1 * total if total is not None else t))
+        start = min(1.0, math.exp(kept_at) / max(flight.learned))
         return flight._replace(course=Course(t, end, start, geometric=False))
 
     def _worse(self, flight: Flight, best: float, t: int) -> Order:
-        """The probe loss has exploded, or is not finite: the second time in a row, go back at a third of the rate."""
+        """The probe loss has exploded. Go back at a third of the rate: beyond doubt at once, else the second time."""
         scale = max(flight.scale, best / 3) if math.isfinite(best) else flight.scale
+        certain = math.isinf(best) or best > 10 * flight.scale
         flight = flight._replace(worse=flight.worse + 1)
-        if flight.worse < 2 or self.controller is None:
+        if self.controller is None or (flight.worse < 2 and not certain):
             return Order(flight)
         now = flight.course.at(t)
         learned = [_bounded(m * now / 3) for m in flight.learned]
         return Order(flight._replace(worse=0.0, learned=learned, course=Course(), scale=scale), "go back", math.inf)
+
+
+def _undone(flight: Flight) -> float:
+    """The loss from which four fifths of the progress are lost; infinite before there was any to speak of.
+
+    A network may die at its first loss, which no explosion shows.
+    """
+    first, lowest = flight.takeoff.first, flight.lowest
+    progress = first - lowest
+    return lowest + 0.8 * progress if progress > 0.2 * abs(first) else math.inf
 
 
 def _kept_at(was: TakeOffState, leg: Leg) -> float:

@@ -1,9 +1,10 @@
 """Take-off: from any guess to the right decade of the learning rate within some forty steps. Pure functions.
 
-The rate grows every few steps while the loss on one fixed batch is watched. It falls, and then rises; the rate at which
-training has undone itself, so that the loss is above where it began, is the edge. The found rate lies a factor below
-the middle, in log, between the rate at which most of the fall was done and the edge; and training goes back to weights
-that have not been near it.
+The rate begins very low and grows every few steps by what two witnesses allow. The fan: how far along the displacement
+since the start does the loss on one fixed batch fall? And the reach: at which rate would one step go as far as the
+gradients of all steps so far, together, ask for (:class:`hdet.algorithm.reach.Tally`)? Where neither asks for more it
+has landed. Where that costs little, training goes back to weights that have not been near the found rate, and climbs to
+it slowly: some networks never recover from a rate that comes too early.
 """
 
 from __future__ import annotations
@@ -56,13 +57,11 @@ class TakeOffState(NamedTuple):
     best: float = math.inf
     """The lowest so far."""
     bad: float = 0.0
-    """Rounds in a row in which the loss was above the first."""
-    edge: float = 0.0
-    """The level at which it first was."""
-    levels: tuple[float, ...] = ()
-    """The level at the end of every round so far,"""
-    losses: tuple[float, ...] = ()
-    """and the loss there."""
+    """Rounds in a row in which the loss stood far above the first."""
+    quiet: float = 0.0
+    """Rounds in a row in which nothing asked for a higher rate."""
+    rounds: float = 0.0
+    """All rounds so far."""
 
 
 class Leg(NamedTuple):
@@ -75,6 +74,8 @@ class Leg(NamedTuple):
     """"keep": these weights are good, remember them. "restart": back to the first. "go back": to the last ones kept at
     :attr:`ceiling` or below."""
     ceiling: float = math.inf
+    exploded: bool = False
+    """Whether it must go back, whatever that costs."""
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,24 @@ class TakeOff:
     Args:
         begin: the first step is taken at this factor of the guess.
         relative_step: then a step moves the weights by this part of their norm.
-        rise: a loss that stands this part above the first one is bad.
-        most: the part of the fall that counts as most of it.
-        back: the found rate is the geometric mean of the rate where that was done and of the edge, divided by this.
+        fastest: the most that the rate grows in a round.
+        slack: a growth below this is none.
+        quiet: it has landed after so many rounds without growth.
+        rise: a loss that stands this many times its first value above the first one is bad, twice in a row; five times
+            as much is bad at once.
+        back: where that ends it, the rate is divided by this.
         ceiling: the weights gone back to were trained at most at this part of the found rate.
-        slowest, fastest: bounds of the growth per round.
         longest: rounds after which it lands wherever it is.
     """
 
     begin: float = 1e-3
     relative_step: float = 1e-4
-    rise: float = 0.02
-    most: float = 0.9
-    back: float = 8.0
-    ceiling: float = 0.25
-    slowest: float = 2.0
     fastest: float = 8.0
+    slack: float = 1.15
+    quiet: int = 4
+    rise: float = 1.0
+    back: float = 4.0
+    ceiling: float = 0.25
     longest: int = 60
 
     def init(self) -> TakeOffState:
@@ -107,7 +110,7 @@ class TakeOff:
         return TakeOffState(level=math.log(self.begin))
 
     def fan(self, points: int) -> list[float]:
-        """rho of the wide fan: from 1, the weights as they are, to about 1448 times the round's displacement.
+        """rho of the wide fan: from 1, the weights as they are, to about 1448 times the displacement.
 
         >>> [round(rho, 1) for rho in TakeOff().fan(8)][:4]
         [1.0, 2.8, 8.0, 22.6]
@@ -125,45 +128,42 @@ class TakeOff:
         state = state._replace(best=loss) if known else state
         return Leg(state, 1.0, "restart" if too_far else "keep")
 
-    def after_round(self, state: TakeOffState, losses: Sequence[float], moved: float, late: bool) -> Leg:
+    def after_round(self, state: TakeOffState, losses: Sequence[float], reach: float, moved: float, late: bool) -> Leg:
         """One round.
 
         Args:
             state: before it.
             losses: of the fan on the fixed batch, the first at the weights as they are.
-            moved: the norm of the round's displacement over that of the weights; 0 where all steps were skipped.
+            reach: the level that the gradients ask for; -inf where they say nothing.
+            moved: the norm of the displacement over that of the weights; 0 where all steps were skipped.
             late: whether it should land, wherever it is.
         """
         if moved == 0 and not late:
             return Leg(state, 1.0, "")
         if moved > _VISIBLE and len(set(losses)) == 1 and math.isfinite(losses[0]):
             return Leg(state._replace(phase=LANDED, level=0.0), 1.0, "")  # the probe is blind: keep to the guess
-        rho = self.fan(len(losses))
         now = losses[0]
-        finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
-        farthest = rho[finite.index(min(finite))]
-        state = state._replace(levels=(*state.levels, state.level), losses=(*state.losses, finite[0]))
+        state = state._replace(rounds=state.rounds + 1)
         if math.isfinite(now) and not math.isfinite(state.first):
             state = state._replace(first=now, best=now)
-        scale = abs(state.first) if math.isfinite(state.first) else math.inf
-        if not now <= state.first + self.rise * scale:
-            state = state._replace(bad=state.bad + 1, edge=state.edge if state.bad else state.level)
-            if state.bad >= 2 or not now <= state.first + scale / 2:
-                return self._land(state)
-        else:
-            state = state._replace(bad=0.0)
-        if late or len(state.levels) >= self.longest:
-            if state.bad:
-                return self._land(state)
-            return Leg(state._replace(phase=LANDED, level=state.level - math.log(4.0)), 1.0, "")
-        growth = min(max(farthest ** (1 / 3), self.slowest), self.fastest)
-        is_best = now <= state.best
+        above = now - state.first
+        scale = abs(state.first) if math.isfinite(state.first) else 0.0
+        state = state._replace(bad=0.0 if above <= self.rise * scale else state.bad + 1)
+        if state.bad and (state.bad >= 2 or late or not above <= 5 * self.rise * scale):
+            level = state.level - math.log(self.back)
+            return Leg(state._replace(phase=LANDED, level=level), 1.0, "go back", level, exploded=True)
+        growth = 1.0 if state.bad else self._growth(state.level, losses, reach)
+        state = state._replace(quiet=0.0 if growth >= self.slack else state.quiet + 1)
+        action: Literal["", "keep"] = "keep" if now <= state.best else ""
         state = state._replace(best=min(state.best, now), level=state.level + math.log(growth))
-        return Leg(state, growth, "keep" if is_best else "")
+        if late or state.quiet >= self.quiet or state.rounds >= self.longest:
+            return Leg(state._replace(phase=LANDED), 1.0, "go back", state.level + math.log(self.ceiling))
+        return Leg(state, growth, action)
 
-    def _land(self, state: TakeOffState) -> Leg:
-        """Half a round back each: a level is that of the round's end."""
-        fallen = state.best + (1 - self.most) * (state.first - state.best)
-        done = next((at for at, loss in zip(state.levels, state.losses, strict=True) if loss <= fallen), state.edge)
-        level = (min(done, state.edge) + state.edge - math.log(self.slowest)) / 2 - math.log(self.back)
-        return Leg(state._replace(phase=LANDED, level=level), 1.0, "go back", level + math.log(self.ceiling))
+    def _growth(self, level: float, losses: Sequence[float], reach: float) -> float:
+        """By the fan the cube root of the best multiple: what is best on a line is too much for a path."""
+        finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
+        farthest = finite.index(min(finite))
+        by_fan = self.fan(len(losses))[farthest] ** (1 / 3) if farthest else 1.0
+        by_reach = math.exp(min(reach - level, math.log(self.fastest))) if math.isfinite(reach) else 1.0
+        return max(1.0, min(max(by_fan, by_reach), self.fastest))

@@ -14,7 +14,11 @@ from hdet.engine.signals import Probe
 from hdet.engine.snapshots import RoundMean, kept, wide, write_
 from hdet.engine.weights import grouped_parameters
 
-__all__ = ["Points"]
+__all__ = ["SNAPSHOTS", "Points"]
+
+
+SNAPSHOTS = 8
+"""Of a round, for its mean."""
 
 
 class Points:
@@ -23,7 +27,11 @@ class Points:
     def __init__(self) -> None:
         self._anchor: list[Tensor] | None = None
         self._parameters: list[int] = []
-        self._mean = RoundMean()
+        self._mean = RoundMean(SNAPSHOTS)
+
+    def anchor_of(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
+        """The anchor, if there is one of these parameters."""
+        return self._anchor if self._parameters == [id(p) for p in parameters] else None
 
     @torch.no_grad()
     def anchor_at(self, optimizer: Optimizer) -> None:
@@ -38,7 +46,7 @@ class Points:
         if not self._mean.is_due(step, length):
             return
         parameters = [p for p, _ in grouped_parameters(optimizer)]
-        if self._anchor is None or self._parameters != [id(p) for p in parameters]:  # frozen or thawed: begin anew
+        if self.anchor_of(parameters) is None:  # frozen or thawed: begin anew
             self.reset()
             self.anchor_at(optimizer)
         else:
@@ -46,7 +54,7 @@ class Points:
 
     def reset(self) -> None:
         """A new round begins with the next step."""
-        self._anchor = None
+        self._anchor, self._parameters = None, []
         self._mean.reset()
 
     def go_back_to_anchor(self, optimizer: Optimizer) -> None:
@@ -80,9 +88,9 @@ class Points:
         judge = Probe(probe)
         device = parameters[0].device if parameters else torch.device("cpu")
         with kept(parameters) as own:
-            known = self._anchor is not None and self._parameters == [id(p) for p in parameters]
-            anchor = self._anchor if known and self._anchor is not None else own
-            end = self._mean.weights if at_mean and known and self._mean.weights is not None else own
+            known = self.anchor_of(parameters)
+            anchor = known if known is not None else own
+            end = self._mean.weights if at_mean and known is not None and self._mean.weights is not None else own
             for point in mine:
                 _write_point_(parameters, anchor, end, [rho[point][g] for g in groups])
                 with torch.no_grad(), rng_put_back(device):

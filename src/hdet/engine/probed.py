@@ -18,17 +18,18 @@ from hdet.algorithm.design import Balanced
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.pilot import Fan, Flight, Order, Pilot
 from hdet.algorithm.rounds import Growing
-from hdet.algorithm.takeoff import LANDED, Course, TakeOffState
+from hdet.algorithm.takeoff import CLIMBING, LANDED, Course, TakeOffState
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, arriving
 from hdet.engine.engine import Engine, RoundEnd, in_pairs
 from hdet.engine.points import Points
 from hdet.engine.probes import ProbeBatch
+from hdet.engine.reach import Reach
 from hdet.engine.records import round_record, verdict_records
 from hdet.engine.rewind import Rewind
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.settings import Settings
-from hdet.engine.weights import NO_WEIGHTS, Body, Weights
+from hdet.engine.weights import NO_WEIGHTS, Body, Weights, grouped_parameters
 from hdet.errors import ArgumentError, DisagreementError, DivergedError
 from hdet.journal import Sink
 
@@ -43,8 +44,8 @@ class ProbedEngine(Engine):
     No weights are averaged: gradients are shared, so all ranks hold the same ones. The points of a round are dealt out
     to the ranks; each evaluates its own, and their losses are gathered.
 
-    Memory: the anchor and the round's mean in fp32 and, while points are evaluated, the weights to come back to. Host
-    memory: see :class:`hdet.engine.rewind.Rewind`.
+    Memory: the anchor and the round's mean (in take-off, the sum of gradients) in fp32 and, while points are evaluated,
+    the weights to come back to. Host memory: see :class:`hdet.engine.rewind.Rewind`.
 
     Args:
         settings, specs, sink, arguments: as for :class:`Engine`.
@@ -76,6 +77,7 @@ class ProbedEngine(Engine):
         """The knob that is each parameter group's rate; None: one each, in order."""
         self._model = model if model is not None else getattr(probe, "model", None)
         self._points = Points()
+        self._reach = Reach()
         self._rewind = Rewind()
         self._watches = False
         """Whether there is a hook on the optimizer's ``step``."""
@@ -118,7 +120,7 @@ class ProbedEngine(Engine):
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def begin(self, optimizer: Optimizer) -> None:
-        """Watch for the first optimizer step of every round: the anchor is taken just before it."""
+        """Watch the optimizer's steps: the anchor is taken just before the first of a round, and gradients are seen."""
         held = ref(self)
 
         def before_step(opt: Optimizer, *_: object) -> None:
@@ -137,9 +139,30 @@ class ProbedEngine(Engine):
         if self._finished:
             return
         if self._unscheduled:  # another scheduler is in charge, as in SequentialLR: these steps are not ours to judge
-            self._points.reset()
+            self._begin_anew()
         self._points.anchor_at(optimizer)
+        if self.flight.takeoff.phase == CLIMBING:
+            self._see_gradients(optimizer)
         self._unscheduled = True
+
+    def _see_gradients(self, optimizer: Optimizer) -> None:
+        """Part of the reach. Parameters that were frozen or thawed since the start make it begin anew."""
+        parameters = [p for p, _ in grouped_parameters(optimizer)]
+        start = self._points.anchor_of(parameters)
+        if start is None:
+            self._begin_anew()
+        else:
+            self._reach.before_step(start, parameters, self._rate(optimizer))
+
+    def _rate(self, optimizer: Optimizer) -> float:
+        """The first knob's learning rate."""
+        group = next((g for g, knob in self._knob_of().items() if knob == 0), 0)
+        return float(optimizer.param_groups[group]["lr"])
+
+    def _begin_anew(self) -> None:
+        """The displacement, and what was seen along it, begin with the next step."""
+        self._points.reset()
+        self._reach.reset()
 
     def after_step(self, optimizer: Optimizer, t: int) -> None:
         """A step of training has been made: part of the round's mean."""
@@ -148,7 +171,7 @@ class ProbedEngine(Engine):
         self._unscheduled = False
         self._finished = t >= (self.settings.rounds.total_steps or math.inf)
         if t <= 0:  # SequentialLR sets the first rates: nothing has been trained by us
-            self._points.reset()
+            self._begin_anew()
             return
         self._points.anchor_at(optimizer)
         if self.flight.landed is not None:  # take-off looks at the weights as they are
@@ -166,18 +189,19 @@ class ProbedEngine(Engine):
         seconds["gather"] = time.perf_counter() - began
         began = time.perf_counter()
         fan = self.pilot.fan(self.flight, k)
-        losses, moved = self._evaluate(fan, k, end)
+        losses, moved, reach = self._evaluate(fan, k, end)
         seconds["probe"] = time.perf_counter() - began
         began = time.perf_counter()
         span, shape = self.settings.rounds.span(end.after), self._shape(end)
-        order = self.pilot.after_round(self.flight, fan, span, losses, moved, shape)
+        order = self.pilot.after_round(self.flight, fan, span, losses, moved, shape, reach)
         if order.update is not None:
             self.check_moves(order.update, losses)
         before = self.flight
         event, went_back_to = self._carry_out(order, end)
         seconds["controller"] = time.perf_counter() - began
         seconds["converge"] = 0.0
-        self._points.reset()
+        if not (before.takeoff.phase == self.flight.takeoff.phase == CLIMBING):  # take-off is one long displacement
+            self._begin_anew()
         if roll.writer == self.group.rank:
             shown = roll._replace(losses=roll.losses[:1] * len(losses), signals=losses, finite=[True] * len(losses))
             story = {"event": event, "went_back_to": went_back_to}
@@ -207,14 +231,17 @@ class ProbedEngine(Engine):
         """What trains, and nothing else: buffers may differ between ranks until DDP's next forward pass."""
         return NO_WEIGHTS._replace(parameters=self.body.weights(end.optimizer).parameters)
 
-    def _evaluate(self, fan: Fan, k: int, end: RoundEnd) -> tuple[list[float], float]:
-        """Losses of the points, on every rank, and how far the round went relative to the weights."""
+    def _evaluate(self, fan: Fan, k: int, end: RoundEnd) -> tuple[list[float], float, float]:
+        """Losses of the points, how far they are from the anchor relative to the weights, and log m of the reach.
+
+        On every rank the same: the last two are rank 0's.
+        """
         group = self.group
         if isinstance(self.probe, ProbeBatch):
             with arriving(f"sharing the probe batch of round {k}"):
                 self.probe.prepare(0 if fan.fixed else k, group)
         mine = range(group.rank, len(fan.rho), group.seat.size)
-        losses, moved, failure = [math.nan] * len(fan.rho), math.nan, None
+        losses, moved, reach, failure = [math.nan] * len(fan.rho), math.nan, -math.inf, None
         try:
             losses, moved = self._points.losses(
                 end.optimizer,
@@ -224,16 +251,26 @@ class ProbedEngine(Engine):
                 at_mean=not fan.fixed,
                 moving=self._knob_of(),
             )
+            reach = self._reach_of(end)
         except Exception as error:  # whatever the user's loss raises, the others must hear of it
             failure = error
         with arriving(f"gathering the points of round {k}"):
-            rows = group.gather(torch.tensor([*losses, moved, float(failure is not None)], dtype=torch.float64))
+            own = torch.tensor([*losses, moved, reach, float(failure is not None)], dtype=torch.float64)
+            rows = group.gather(own)
         if failure is not None:
             raise failure
         failed = [rank for rank, row in enumerate(rows) if row[-1]]
         if failed:
             raise ArgumentError(f"the probe raised an error on the ranks {failed}; see their messages")
-        return [rows[point % len(rows)][point] for point in range(len(losses))], rows[0][-2]
+        return [rows[point % len(rows)][point] for point in range(len(losses))], rows[0][-3], rows[0][-2]
+
+    def _reach_of(self, end: RoundEnd) -> float:
+        """log m of the rate that the gradients of take-off ask for; -inf where they say nothing."""
+        parameters = [p for p, _ in grouped_parameters(end.optimizer)]
+        start = self._points.anchor_of(parameters)
+        rate = self._reach.rate(start, parameters) if start is not None else 0.0
+        guess = float(max(end.schedule(end.before)[:1], default=0.0))
+        return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf
 
     def _knob_of(self) -> dict[int, int]:
         """The knob of each parameter group that has one."""
@@ -258,7 +295,7 @@ class ProbedEngine(Engine):
         event, went_back_to = ("take-off" if taking_off else None), None
         if order.action == "keep":
             if flight.landed is not None:
-                self._rewind.only(None)
+                self._rewind.only_first()  # that of landing
             self._rewind.keep(order.level, t, optimizer, self._model)
         elif order.action == "restart":
             self._points.go_back_to_anchor(optimizer)
@@ -270,14 +307,19 @@ class ProbedEngine(Engine):
             if kept is None:  # nothing is remembered of before a resume
                 self._refuse_lost(end)
                 event = f"{word}: slowed down"
+            elif kept.step < order.since:
+                self._rewind.only(kept)
+                event = f"{word}: went on"
             else:
                 self._rewind.restore(kept, optimizer, self._model)
-                self._rewind.only(kept)
                 if taking_off:
+                    self._rewind.only(kept)
                     flight = self.pilot.gone_back(flight, t, kept.level)
+                else:
+                    self._rewind.used(kept)
                 event, went_back_to = f"{word}: went back to step {kept.step}", kept.step
         elif taking_off and flight.landed is not None:
-            event = "landed: " + ("the probe does not see the weights" if order.blind else "as late as it may")
+            event = "landed: the probe does not see the weights"
         self._take(flight)
         return event, went_back_to
 
@@ -355,6 +397,7 @@ class ProbedEngine(Engine):
             "course": in_pairs(flight.course._asdict()),
             "landed": flight.landed,
             "scale": flight.scale,
+            "lowest": flight.lowest,
             "worse": flight.worse,
             "highest": self._highest,
             "points": self.pilot.points,
@@ -381,13 +424,20 @@ class ProbedEngine(Engine):
             list(state["learned"]),
             self.controller_state,
             state["scale"],
+            state["lowest"],
             state["worse"],
         )
         self._highest = state["highest"]
-        self._points, self._rewind = Points(), Rewind()
+        self._points, self._reach, self._rewind = Points(), Reach(), Rewind()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_points": Points(), "_rewind": Rewind(), "_watches": False}
+        return {
+            **super().__getstate__(),
+            "_points": Points(),
+            "_reach": Reach(),
+            "_rewind": Rewind(),
+            "_watches": False,
+        }
 
 
 def probed_engine(

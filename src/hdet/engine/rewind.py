@@ -50,9 +50,18 @@ class Rewind:
             del self._kept[self._most_crowded()]
         self._kept.append(kept)
 
-    def only(self, kept: Kept | None) -> None:
+    def only(self, kept: Kept) -> None:
         """Forget all other moments."""
-        self._kept = [] if kept is None else [kept]
+        self._kept = [kept]
+
+    def only_first(self) -> None:
+        """Forget all but the first moment."""
+        self._kept = self._kept[:1]
+
+    def used(self, kept: Kept) -> None:
+        """Training went back to this moment: if that was not far enough, it is an earlier one's turn."""
+        if len(self._kept) > 1:
+            self._kept = [other for other in self._kept if other is not kept]
 
     def _most_crowded(self) -> int:
         """Neither first nor last, with the closest neighbours: what is kept stays spread over the levels."""

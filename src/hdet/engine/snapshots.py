@@ -1,4 +1,4 @@
-"""The round-mean weights: a running mean of at most 32 evenly spaced snapshots of a round, in fp32."""
+"""The round-mean weights: a running mean of a few evenly spaced snapshots of a round, in fp32."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from torch import Tensor
 
 __all__ = ["RoundMean", "kept", "wide", "write_"]
 
-SNAPSHOTS = 32
-
 
 class RoundMean:
-    """Takes snapshots of parameters at evenly spaced steps. One fp32 copy of the parameters."""
+    """Takes snapshots of parameters at evenly spaced steps. One fp32 copy of the parameters.
 
-    def __init__(self) -> None:
+    Args:
+        snapshots: at most so many in a round.
+    """
+
+    def __init__(self, snapshots: int = 32) -> None:
+        self._snapshots = snapshots
         self._mean: list[Tensor] = []
         self._count = 0
 
-    @staticmethod
-    def is_due(step: int, length: int) -> bool:
+    def is_due(self, step: int, length: int) -> bool:
         """Whether step 1..length of a round of ``length`` steps is one of its snapshots; the last one always is.
 
-        >>> [s for s in range(1, 101) if RoundMean.is_due(s, 100)][:4], RoundMean.is_due(100, 100)
+        >>> mean = RoundMean()
+        >>> [s for s in range(1, 101) if mean.is_due(s, 100)][:4], mean.is_due(100, 100)
         ([4, 7, 10, 13], True)
         """
-        taken = min(length, SNAPSHOTS)
+        taken = min(length, self._snapshots)
         return step * taken // length > (step - 1) * taken // length
 
     @torch.no_grad()

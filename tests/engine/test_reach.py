@@ -1,0 +1,81 @@
+"""The reach of real training against the formula in plain letters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hdet.algorithm.reach import Tally, estimate
+from hdet.engine.reach import Reach
+
+
+def by_the_formula(
+    gradients: list[list[Tensor]], places: list[list[Tensor]], rates: list[float], end: list[Tensor]
+) -> float:
+    """Everything is kept, nothing is summed on the way; weights are squares of rates."""
+
+    def inner(a: list[Tensor], b: list[Tensor]) -> float:
+        return float(sum((x.double() * y.double()).sum() for x, y in zip(a, b, strict=True)))
+
+    def less(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+        return [x - y for x, y in zip(a, b, strict=True)]
+
+    start = places[0]
+    unit = rates[-1] ** 2
+    asked = sum(r * r / unit * inner(g, less(start, x)) for r, g, x in zip(rates, gradients, places, strict=True))
+    gained = sum(r * r / unit * inner(g, less(start, end)) for r, g in zip(rates, gradients, strict=True))
+    return estimate(Tally(asked, gained, sum(rates)))
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type, scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(5, 3).double()
+    for p in model.parameters():
+        nn.init.normal_(p, generator=generator)
+    parameters = list(model.parameters())
+    optimizer = make(parameters, lr=1.0)
+    reach, start = Reach(), [p.detach().clone() for p in parameters]
+    rates = [1e-4 * 1.7**k / (scale if make is torch.optim.SGD else 1.0) for k in range(9)]
+    gradients, places = [], []
+    for rate in rates:
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        x = torch.randn(16, 5, generator=generator, dtype=torch.float64)
+        (scale * (model(x) - x[:, :3]).square().mean()).backward()
+        gradients.append([p.grad.clone() for p in parameters if p.grad is not None])
+        places.append([p.detach().clone() for p in parameters])
+        reach.before_step(start, parameters, rate)
+        optimizer.step()
+    found = reach.rate(start, parameters)
+    assert found > rates[-1] / 10
+    assert found == pytest.approx(by_the_formula(gradients, places, rates, parameters), rel=1e-9)
+
+
+def test_parameters_without_a_gradient_and_sparse_ones_take_part_as_they_can() -> None:
+    table, unused = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(3))
+    parameters = [table.weight, unused]
+    reach, start = Reach(), [p.detach().clone() for p in parameters]
+    for _ in range(3):
+        table.weight.grad = None
+        table(torch.tensor([1, 1, 2])).sum().backward()
+        reach.before_step(start, parameters, 0.1)
+        with torch.no_grad():
+            table.weight.sub_(0.1 * table.weight.grad.to_dense())
+    assert reach.rate(start, parameters) == pytest.approx(0.1)  # a constant gradient: as far as the mean of 0, 1 and 2
+
+
+def test_a_gradient_that_is_not_finite_makes_it_begin_anew() -> None:
+    p = nn.Parameter(torch.ones(2))
+    reach, start = Reach(), [torch.ones(2)]
+    p.grad = torch.tensor([float("nan"), 1.0])
+    reach.before_step(start, [p], 0.1)
+    assert reach.rate(start, [p]) == 0.0
+    for _ in range(3):
+        p.grad = torch.ones(2)
+        reach.before_step(start, [p], 0.1)
+        with torch.no_grad():
+            p.sub_(0.1)
+    assert reach.rate(start, [p]) == pytest.approx(0.1)
