@@ -243,7 +243,7 @@ class Flights:
         length = self._next[place] - start
         mean = RoundMean(SNAPSHOTS)
         counted = [float(mean.is_due(step, length)) for step in range(1, length + 1)]
-        self._counted[start + 1 : start + 1 + length, *place, 0] = torch.tensor(counted).to(self._counted)
+        self._counted[start + 1 : start + 1 + length, place[0], place[1], 0] = torch.tensor(counted).to(self._counted)
 
     def _end_rounds(self, t: int, due: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Probe, decide, carry out; the runs whose rates have changed."""

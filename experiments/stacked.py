@@ -225,7 +225,7 @@ class TrainStep:
             self._clock += 1
 
     def _capture(self) -> None:
-        """Warm-up and capture; weights, optimizer state and clock are put back, what ``before`` and ``after`` did not."""
+        """Warm-up and capture; weights, optimizer state and clock are put back, but not what ``after`` did."""
         theta = self._stack.theta.clone()
         self._replay = captured(self._run)
         self._stack.theta.copy_(theta)

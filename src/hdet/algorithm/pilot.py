@@ -168,7 +168,7 @@ class Pilot:
         if was.phase == FIRST:
             leg = self.takeoff.after_first_step(was, moved, losses[0])
         else:
-            leg = self.takeoff.after_round(was, losses, reach, moved, self._is_late(t))
+            leg = self.takeoff.after_round(was, losses, reach, moved, self._is_early(t), self._is_late(t))
         state = leg.state
         learned = [_bounded(math.exp(state.level))] * self.knobs
         scale = abs(state.first) if math.isfinite(state.first) else flight.scale
@@ -183,6 +183,11 @@ class Pilot:
         if state.phase == CLIMBING:
             flight = flight._replace(course=Course(t, t + self.rounds.short, 1 / leg.growth))
         return Order(flight, leg.action, _kept_at(was, leg))
+
+    def _is_early(self, t: int) -> bool:
+        """Whether going back would hardly cost anything."""
+        total = self.rounds.total_steps
+        return total is None or t <= 1.5 * WORTH * total
 
     def _is_late(self, t: int) -> bool:
         """Take-off may have three tenths of the run; of a short one forty steps, or six tenths."""

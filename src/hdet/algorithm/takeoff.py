@@ -128,7 +128,15 @@ class TakeOff:
         state = state._replace(best=loss) if known else state
         return Leg(state, 1.0, "restart" if too_far else "keep")
 
-    def after_round(self, state: TakeOffState, losses: Sequence[float], reach: float, moved: float, late: bool) -> Leg:
+    def after_round(
+        self,
+        state: TakeOffState,
+        losses: Sequence[float],
+        reach: float,
+        moved: float,
+        early: bool = True,
+        late: bool = False,
+    ) -> Leg:
         """One round.
 
         Args:
@@ -136,6 +144,7 @@ class TakeOff:
             losses: of the fan on the fixed batch, the first at the weights as they are.
             reach: the level that the gradients ask for; -inf where they say nothing.
             moved: the norm of the displacement over that of the weights; 0 where all steps were skipped.
+            early: whether it may land when nothing asks for more: later it stays up, for somebody may ask again.
             late: whether it should land, wherever it is.
         """
         if moved == 0 and not late:
@@ -156,7 +165,7 @@ class TakeOff:
         state = state._replace(quiet=0.0 if growth >= self.slack else state.quiet + 1)
         action: Literal["", "keep"] = "keep" if now <= state.best else ""
         state = state._replace(best=min(state.best, now), level=state.level + math.log(growth))
-        if late or state.quiet >= self.quiet or state.rounds >= self.longest:
+        if late or (early and state.quiet >= self.quiet) or state.rounds >= self.longest:
             return Leg(state._replace(phase=LANDED), 1.0, "go back", state.level + math.log(self.ceiling))
         return Leg(state, growth, action)
 
