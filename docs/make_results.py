@@ -1,6 +1,6 @@
-"""Tables and pictures of docs/results.md, from the files of experiments/misset_lr.py.
+"""Tables and pictures of docs/results.md, from the files of experiments/misset_lr.py, misset_product.py and zoo.py.
 
-    python docs/make_results.py                    # reads experiments/results/misset_*.json
+    python docs/make_results.py                    # reads experiments/results/*.json
 
 Writes docs/images/misset-TASK-OPTIMIZER.svg and, in the page, what stands between the two marks; the rest of the page
 is written by hand. The same files give the same bytes.
@@ -108,6 +108,47 @@ def grid(table: Table) -> str:
     return "\n".join(lines)
 
 
+def product(rows: list[dict[str, Any]]) -> str:
+    """The library itself, one model at a time."""
+    head = ["task", "steps", "rates", "seeds", "loss over the best fixed rate's", "found rate over it"]
+    lines = ["## The library itself", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for row in sorted(rows, key=lambda row: (row["task"], row["optimizer"], -row["steps"], row["per_group"])):
+        highest = [_geometric(run["highest"]) / row["best_rate"] for run in row["runs"]]
+        error = row["standard_error"]
+        cells = [
+            f"{row['task']}, {OPTIMIZERS[row['optimizer']]}",
+            str(row["steps"]),
+            "per group" if row["per_group"] else "one",
+            str(len(row["runs"])),
+            _number(row["ratio"]) + (f" ± {_number(error)}" if error is not None else ""),
+            f"{_geometric(highest):.2f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def zoo(known: dict[str, Any]) -> str:
+    """Many small problems: a table per length, problems down and optimizers across."""
+    cells = {tuple(name.split("/")): entry for name, entry in known["scores"].items()}
+    problems, optimizers, lengths = (list(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
+    parts = ["## Sixty small problems" if len(cells) > 60 else "## Small problems"]
+    for length in lengths:
+        ratios = {key: _geometric([seed["ratio"] for seed in entry["seeds"]]) for key, entry in cells.items()}
+        here = sorted(ratio for key, ratio in ratios.items() if key[2] == length)
+        lines = [
+            f"**{length} steps.** Geometric mean {_geometric(here):.2f}, median {here[len(here) // 2]:.2f}, worst "
+            f"{here[-1]:.2f}; {sum(ratio <= 1.05 for ratio in here)} of {len(here)} at or below 1.05.",
+            "",
+            "| | " + " | ".join(optimizers) + " |",
+            "|" + " --- |" * (len(optimizers) + 1),
+        ]
+        for problem in problems:
+            shown = [f"{ratios[problem, optimizer, length]:.2f}" for optimizer in optimizers]
+            lines.append(f"| {problem} | {' | '.join(shown)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
 def footing(tables: list[Table]) -> str:
     """With which versions."""
     versions = sorted({", ".join(f"{k} {v}" for k, v in table["versions"].items()) for table in tables})
@@ -147,6 +188,10 @@ def _factor(factor: float) -> str:
 def _mean(values: list[float | None]) -> float:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else math.nan
+
+
+def _geometric(values: list[float]) -> float:
+    return math.exp(_mean([math.log(value) for value in values]))
 
 
 def _or_inf(value: float | None) -> float:
@@ -232,6 +277,10 @@ def main() -> None:
         same = list(group)
         draw(same).write(args.page.parent / "images" / f"misset-{task}-{optimizer}.svg")
         sections.append(section(same))
+    for name, table_of in (("zoo", zoo), ("product", product)):
+        file = args.results / f"{name}.json"
+        if file.exists():
+            sections.insert(0, table_of(json.loads(file.read_text())))
     made = "\n\n".join([*sections, footing(tables)]) if tables else "Nothing has been measured yet."
     args.page.write_text(filled(args.page.read_text(encoding="utf-8"), made), encoding="utf-8")
 

@@ -82,3 +82,21 @@ def test_same_bytes_again(page: Path) -> None:
 def test_page_of_the_repository_has_the_marks() -> None:
     text = (ROOT / "docs" / "results.md").read_text()
     assert text.count("<!-- made by docs/make_results.py -->") == text.count("<!-- end -->") == 1
+
+
+def test_the_librarys_own_runs_and_the_zoo_stand_first(page: Path) -> None:
+    run = {"highest": [0.02, 0.005], "ratio": 1.25}
+    common = {"task": "text", "optimizer": "adam", "steps": 1000, "best_rate": 5e-3, "ratio": 1.25, "runs": [run]}
+    rows = [{**common, "per_group": True, "standard_error": None}]
+    (page.parent / "product.json").write_text(json.dumps(rows))
+    scores = {
+        f"{problem}/sgd/{length}": {"best_rate": 0.1, "seeds": [{"ratio": ratio}, {"ratio": ratio}]}
+        for problem, ratio in (("line", 1.0), ("softmax", 4.0))
+        for length in (100, 400)
+    }
+    (page.parent / "zoo.json").write_text(json.dumps({"scores": scores}))
+    text, _ = make(page)
+    assert "| text, Adam | 1000 | per group | 1 | 1.250 | 2.00 |" in text
+    assert "**400 steps.** Geometric mean 2.00, median 4.00, worst 4.00; 1 of 2 at or below 1.05." in text
+    assert "| softmax | 4.00 |" in text
+    assert text.index("The library itself") < text.index("Small problems") < text.index("## Text, Adam")
