@@ -2,11 +2,12 @@
 
 A byte-level GPT trains with torch's OneCycleLR and with hdet's, in blocks that take turns. hdet's rounds are one step
 long here, so that the ends of rounds are timed, with 8 and with 3 points and a probe batch of a quarter of the step's;
-one point costs the difference over five. A run of S steps has R rounds with up to 32 snapshots each:
+one point costs the difference over five. A run of S steps has R rounds with a few snapshots each, and some forty steps
+of take-off whose gradients are looked at:
 
-    overhead = (snapshots * a snapshot + R * the end of a round) / (S * a training step)
+    overhead = (snapshots * a snapshot + looks * a look + R * the end of a round) / (S * a training step)
 
-On eight ranks each evaluates one point. The 20 to 45 steps that are repeated after take-off are not in it.
+On eight ranks each evaluates one point. The 15 to 40 steps that are repeated after take-off are not in it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from harness import parser, show
 
 import hdet
 from hdet.algorithm.rounds import Growing
+from hdet.engine.points import SNAPSHOTS
+from hdet.engine.reach import Reach
 from hdet.tasks import task_named
 
 BLOCKS, BLOCK = 4, 6
@@ -75,6 +78,19 @@ def snapshot_seconds(run: Run) -> float:
     return median(took)
 
 
+def look_seconds(run: Run) -> float:
+    """Median seconds of what a step of take-off adds that ends no round: the gradients along the way gone."""
+    parameters = list(run.model.parameters())
+    start, reach = [p.detach().clone() for p in parameters], Reach()
+    took = []
+    for _ in range(BLOCK):
+        run.train()
+        began = time.perf_counter()
+        reach.before_step(start, parameters, 1e-3)
+        took.append(time.perf_counter() - began)
+    return median(took)
+
+
 def measured() -> dict[str, float]:
     """Seconds of the parts."""
     plain, probed = Run(None), {8: Run(8), 3: Run(3)}
@@ -91,6 +107,7 @@ def measured() -> dict[str, float]:
     return {
         "step": median(step),
         "snapshot": snapshot,
+        "look": look_seconds(probed[8]),
         "end_8_points": median(ends[8]),
         "end_3_points": median(ends[3]),
         "end_1_point": median(ends[8]) - 7 * slope,
@@ -100,8 +117,9 @@ def measured() -> dict[str, float]:
 def overhead(seconds: dict[str, float], end: str, steps: int) -> float:
     """Percent of a run of that many steps."""
     ends = Growing(Growing.for_run(steps).short, steps, LANDED).ends
-    snapshots = sum(min(b - a, 32) for a, b in pairwise(ends))
-    return 100 * (len(ends) * seconds[end] + snapshots * seconds["snapshot"]) / (steps * seconds["step"])
+    snapshots = sum(min(b - a, SNAPSHOTS) for a, b in pairwise(ends) if a >= LANDED)
+    between = snapshots * seconds["snapshot"] + LANDED * seconds["look"]
+    return 100 * (len(ends) * seconds[end] + between) / (steps * seconds["step"])
 
 
 def main() -> None:

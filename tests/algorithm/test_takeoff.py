@@ -49,7 +49,7 @@ def after_round(state: TakeOffState, now: float, reach: float = -math.inf, late:
     return TakeOff().after_round(state, [now, *[9.0] * 7], reach, moved=0.1, late=late)
 
 
-@pytest.mark.parametrize(("best_point", "growth"), [(0, 1.0), (1, 2.0 ** (0.5)), (4, 4.0), (7, 8.0)])
+@pytest.mark.parametrize(("best_point", "growth"), [(0, 1.0), (1, 1.0), (2, 2.0), (4, 4.0), (7, 8.0)])
 def test_the_rate_grows_by_what_the_fan_sees(best_point: int, growth: float) -> None:
     losses = [1.9] * 8
     losses[best_point] = 1.0
@@ -77,6 +77,14 @@ def test_it_has_landed_when_nobody_has_asked_for_more_for_four_rounds() -> None:
     assert landed.ceiling == pytest.approx(3.0 - math.log(4))
     asked_again = after_round(state, 1.5, reach=4.0)
     assert (asked_again.state.phase, asked_again.state.quiet) == (CLIMBING, 0)
+
+
+def test_while_nothing_has_happened_the_rate_grows_all_the_same() -> None:
+    """A small probe batch may see nothing, or a little of its own noise."""
+    for now, growth in ((2.0, 2.0), (2.015, 2.0), (1.985, 2.0), (2.03, 1.0), (1.97, 1.0)):
+        leg = after_round(climbing(quiet=3.0), now)
+        assert leg.growth == growth
+        assert after_round(leg.state, 2.0).growth == growth  # what was seen once has been seen
 
 
 def test_a_loss_far_above_the_first_ends_it_the_second_time() -> None:
@@ -197,21 +205,12 @@ def test_each_knob_finds_its_own_rate() -> None:
 
 def test_going_back_at_landing_must_be_worth_it() -> None:
     """It may cost a tenth of the run, unless the loss has exploded."""
-    for steps, loss, since in ((1000, 1.5, 41 - 100), (200, 1.5, 41 - 20), (200, math.nan, -math.inf)):
+    for steps, loss, since in ((1000, 1.5, 41 - 100), (300, 1.5, 41 - 30), (200, math.nan, -math.inf)):
         rules = pilot(rounds=Growing(4, steps))
         flight = rules.begin()._replace(takeoff=climbing(level=2.0, quiet=3.0))
         order = rules.after_round(flight, rules.fan(flight, 10), (37, 41), [loss, *[9.0] * 7], 0.1, 1.0)
         assert (order.action, order.since, order.flight.landed) == ("go back", since, 41)
         assert order.flight.course.at(41) == 1.0
-
-
-def test_a_network_that_dies_at_its_first_loss_goes_back_too() -> None:
-    rules = pilot()
-    fan = rules.fan(landed(rules.begin()), k=12)
-    flight = rules.after_round(landed(rules.begin()), fan, (400, 460), [1.0] * 8, 0.1, 1.0).flight
-    for shape, action in ((1.0, "go back"), (0.5, "keep")):  # late in the run it may overfit as it likes
-        dead = rules.after_round(flight, fan, (460, 520), [2.0] * 8, 0.1, shape)
-        assert rules.after_round(dead.flight, fan, (520, 600), [2.0] * 8, 0.1, shape).action == action
 
 
 def test_a_loss_that_stays_high_makes_it_go_back_at_a_third() -> None:

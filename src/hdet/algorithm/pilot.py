@@ -40,10 +40,8 @@ class Flight(NamedTuple):
     controller: Any
     scale: float = math.nan
     """The largest probe loss of a good round: later losses come near 0 and differ by their batch."""
-    lowest: float = math.inf
-    """The lowest probe loss of a good round."""
     worse: float = 0.0
-    """Rounds in a row in which the loss was too high."""
+    """Rounds in a row in which the loss was three times that, or not finite."""
 
 
 class Fan(NamedTuple):
@@ -144,10 +142,10 @@ class Pilot:
         if flight.landed is None:
             return self._taking_off(flight, span[1], losses, moved, reach)
         best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
-        if math.isinf(best) or best > 3 * flight.scale or (shape >= LATE and best > _undone(flight)):
+        if math.isinf(best) or best > 3 * flight.scale:
             return self._worse(flight, best, span[1])
         scale = max(flight.scale, abs(best)) if math.isfinite(flight.scale) else abs(best)
-        flight = flight._replace(worse=0.0, scale=scale, lowest=min(flight.lowest, best))
+        flight = flight._replace(worse=0.0, scale=scale)
         if self.controller is None:
             return Order(flight)
         level = math.log(max(flight.learned) * flight.course.at(span[1]))
@@ -211,16 +209,6 @@ class Pilot:
         now = flight.course.at(t)
         learned = [_bounded(m * now / 3) for m in flight.learned]
         return Order(flight._replace(worse=0.0, learned=learned, course=Course(), scale=scale), "go back", math.inf)
-
-
-def _undone(flight: Flight) -> float:
-    """The loss from which four fifths of the progress are lost; infinite before there was any to speak of.
-
-    A network may die at its first loss, which no explosion shows.
-    """
-    first, lowest = flight.takeoff.first, flight.lowest
-    progress = first - lowest
-    return lowest + 0.8 * progress if progress > 0.2 * abs(first) else math.inf
 
 
 def _kept_at(was: TakeOffState, leg: Leg) -> float:

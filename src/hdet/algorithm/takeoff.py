@@ -60,6 +60,8 @@ class TakeOffState(NamedTuple):
     """Rounds in a row in which the loss stood far above the first."""
     quiet: float = 0.0
     """Rounds in a row in which nothing asked for a higher rate."""
+    seen: float = 0.0
+    """Whether the loss has ever moved."""
     rounds: float = 0.0
     """All rounds so far."""
 
@@ -87,6 +89,8 @@ class TakeOff:
         relative_step: then a step moves the weights by this part of their norm.
         fastest: the most that the rate grows in a round.
         slack: a growth below this is none.
+        unseen, least: until the loss has once left the first one by more than this part nothing has happened yet, and the
+            rate grows by at least this much.
         quiet: it has landed after so many rounds without growth.
         rise: a loss that stands this many times its first value above the first one is bad, twice in a row; five times
             as much is bad at once.
@@ -99,6 +103,8 @@ class TakeOff:
     relative_step: float = 1e-4
     fastest: float = 8.0
     slack: float = 1.15
+    unseen: float = 0.01
+    least: float = 2.0
     quiet: int = 4
     rise: float = 1.0
     back: float = 4.0
@@ -162,6 +168,9 @@ class TakeOff:
             level = state.level - math.log(self.back)
             return Leg(state._replace(phase=LANDED, level=level), 1.0, "go back", level, exploded=True)
         growth = 1.0 if state.bad else self._growth(state.level, losses, reach)
+        state = state._replace(seen=max(state.seen, float(not abs(above) <= self.unseen * scale)))
+        if not state.seen:
+            growth = max(growth, self.least)
         state = state._replace(quiet=0.0 if growth >= self.slack else state.quiet + 1)
         action: Literal["", "keep"] = "keep" if now <= state.best else ""
         state = state._replace(best=min(state.best, now), level=state.level + math.log(growth))
@@ -170,9 +179,12 @@ class TakeOff:
         return Leg(state, growth, action)
 
     def _growth(self, level: float, losses: Sequence[float], reach: float) -> float:
-        """By the fan the cube root of the best multiple: what is best on a line is too much for a path."""
+        """By the fan the cube root of the best multiple: what is best on a line is too much for a path.
+
+        The second point, so near, may win by luck where the third explodes: that close the gradients know better.
+        """
         finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
         farthest = finite.index(min(finite))
-        by_fan = self.fan(len(losses))[farthest] ** (1 / 3) if farthest else 1.0
+        by_fan = self.fan(len(losses))[farthest] ** (1 / 3) if farthest > 1 else 1.0
         by_reach = math.exp(min(reach - level, math.log(self.fastest))) if math.isfinite(reach) else 1.0
         return max(1.0, min(max(by_fan, by_reach), self.fastest))

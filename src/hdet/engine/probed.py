@@ -397,7 +397,6 @@ class ProbedEngine(Engine):
             "course": in_pairs(flight.course._asdict()),
             "landed": flight.landed,
             "scale": flight.scale,
-            "lowest": flight.lowest,
             "worse": flight.worse,
             "highest": self._highest,
             "points": self.pilot.points,
@@ -424,7 +423,6 @@ class ProbedEngine(Engine):
             list(state["learned"]),
             self.controller_state,
             state["scale"],
-            state["lowest"],
             state["worse"],
         )
         self._highest = state["highest"]
