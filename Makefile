@@ -38,7 +38,7 @@ docs: $(DOCS) ## build the documentation into site/
 	$(PY) -m mkdocs build --strict
 
 clean: ## remove caches and build outputs; .venv and runs/ stay
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # torch first and alone, at the exact pin: the second install then finds it present and leaves it be.
