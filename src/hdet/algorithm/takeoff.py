@@ -20,6 +20,9 @@ FIRST, CLIMBING, LANDED = 0.0, 1.0, 2.0
 _VISIBLE = 1e-3
 """A displacement of this part of the weights, and 1448 times that, changes any loss that depends on them."""
 
+_NEAR = 3.0
+"""Multiples of the displacement up to this are near."""
+
 
 class Course(NamedTuple):
     """How the rate gets to its target: the factor on the target, from ``factor`` at ``start`` to 1 at ``end``.
@@ -181,10 +184,10 @@ class TakeOff:
     def _growth(self, level: float, losses: Sequence[float], reach: float) -> float:
         """By the fan the cube root of the best multiple: what is best on a line is too much for a path.
 
-        The second point, so near, may win by luck where the third explodes: that close the gradients know better.
+        A near point may win by luck where the next one explodes: that close the gradients know better.
         """
         finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
-        farthest = finite.index(min(finite))
-        by_fan = self.fan(len(losses))[farthest] ** (1 / 3) if farthest > 1 else 1.0
+        farthest = self.fan(len(losses))[finite.index(min(finite))]
+        by_fan = farthest ** (1 / 3) if farthest > _NEAR else 1.0
         by_reach = math.exp(min(reach - level, math.log(self.fastest))) if math.isfinite(reach) else 1.0
         return max(1.0, min(max(by_fan, by_reach), self.fastest))
