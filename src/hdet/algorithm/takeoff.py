@@ -92,8 +92,8 @@ class TakeOff:
         relative_step: then a step moves the weights by this part of their norm.
         fastest: the most that the rate grows in a round.
         slack: a growth below this is none.
-        unseen, least: until the loss has once left the first one by more than this part nothing has happened yet, and the
-            rate grows by at least this much.
+        unseen, least: until the loss has once left the first one by more than this part nothing has happened yet, and
+            the rate grows by at least this much.
         quiet: it has landed after so many rounds without growth.
         rise: a loss that stands this many times its first value above the first one is bad, twice in a row; five times
             as much is bad at once.
