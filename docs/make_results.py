@@ -131,9 +131,9 @@ def zoo(known: dict[str, Any]) -> str:
     """Many small problems: a table per length, problems down and optimizers across."""
     cells = {tuple(name.split("/")): entry for name, entry in known["scores"].items()}
     problems, optimizers, lengths = (list(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
-    parts = ["## Sixty small problems" if len(cells) > 60 else "## Small problems"]
+    ratios = {key: _geometric([seed["ratio"] for seed in entry["seeds"]]) for key, entry in cells.items()}
+    parts = ["## Small problems"]
     for length in lengths:
-        ratios = {key: _geometric([seed["ratio"] for seed in entry["seeds"]]) for key, entry in cells.items()}
         here = sorted(ratio for key, ratio in ratios.items() if key[2] == length)
         lines = [
             f"**{length} steps.** Geometric mean {_geometric(here):.2f}, median {here[len(here) // 2]:.2f}, worst "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
-import torch
 
 from hdet.tasks import Task, task_named
+from tests.threads import one_thread
+
+__all__ = ["one_thread"]
 
 SMALL = {
     "feed": {"users": 64, "items": 64, "history": 4, "width": 8, "depth": 1, "batch_size": 16},
@@ -21,12 +21,3 @@ SMALL = {
 def task(request: pytest.FixtureRequest) -> Task:
     """Each task, small."""
     return task_named(request.param, **SMALL[request.param])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are too small for more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -64,8 +64,6 @@ class Order(NamedTuple):
     since: float = -math.inf
     """Weights from before this step are not worth going back to."""
     update: Update | None = None
-    blind: bool = False
-    """Whether take-off has ended because the probe's loss does not change with the weights."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,8 @@ class Pilot:
         flight = flight._replace(takeoff=state, learned=learned, scale=scale)
         if state.phase == LANDED:
             flight = flight._replace(course=Course(), landed=t)
-            if leg.action != "go back":
-                return Order(flight, leg.action, state.level, blind=True)
+            if leg.action != "go back":  # the probe does not see the weights
+                return Order(flight)
             total = self.rounds.total_steps
             since = -math.inf if leg.exploded or total is None else t - WORTH * total
             return Order(flight, leg.action, leg.ceiling, since)

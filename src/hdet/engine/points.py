@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hdet.engine.probes import rng_put_back
 from hdet.engine.signals import Probe
 from hdet.engine.snapshots import RoundMean, kept, wide, write_
-from hdet.engine.weights import grouped_parameters
+from hdet.engine.weights import grouped_parameters, trained_parameters
 
 __all__ = ["SNAPSHOTS", "Points"]
 
@@ -37,7 +37,7 @@ class Points:
     def anchor_at(self, optimizer: Optimizer) -> None:
         """The round begins here, unless it has begun."""
         if self._anchor is None:
-            parameters = [p for p, _ in grouped_parameters(optimizer)]
+            parameters = trained_parameters(optimizer)
             self._anchor = [wide(p).copy_(p) for p in parameters]
             self._parameters = [id(p) for p in parameters]
 
@@ -45,7 +45,7 @@ class Points:
         """Step 1..length of the round has been made."""
         if not self._mean.is_due(step, length):
             return
-        parameters = [p for p, _ in grouped_parameters(optimizer)]
+        parameters = trained_parameters(optimizer)
         if self.anchor_of(parameters) is None:  # frozen or thawed: begin anew
             self.reset()
             self.anchor_at(optimizer)
@@ -59,7 +59,7 @@ class Points:
 
     def go_back_to_anchor(self, optimizer: Optimizer) -> None:
         """Undo the round: weights as at its beginning, no optimizer state."""
-        write_([p for p, _ in grouped_parameters(optimizer)], self._anchor or [])
+        write_(trained_parameters(optimizer), self._anchor or [])
         optimizer.state.clear()
 
     def losses(
@@ -83,7 +83,7 @@ class Points:
             moving: the groups whose displacement is measured.
         """
         found = [math.nan] * len(rho)
-        parameters = [p for p, _ in grouped_parameters(optimizer)]
+        parameters = trained_parameters(optimizer)
         groups = [g for _, g in grouped_parameters(optimizer)]
         judge = Probe(probe)
         device = parameters[0].device if parameters else torch.device("cpu")

@@ -29,7 +29,7 @@ from hdet.engine.records import round_record, verdict_records
 from hdet.engine.rewind import Rewind
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.settings import Settings
-from hdet.engine.weights import NO_WEIGHTS, Body, Weights, grouped_parameters
+from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
 from hdet.errors import ArgumentError, DisagreementError, DivergedError
 from hdet.journal import Sink
 
@@ -147,7 +147,7 @@ class ProbedEngine(Engine):
 
     def _see_gradients(self, optimizer: Optimizer) -> None:
         """Part of the reach. Parameters that were frozen or thawed since the start make it begin anew."""
-        parameters = [p for p, _ in grouped_parameters(optimizer)]
+        parameters = trained_parameters(optimizer)
         start = self._points.anchor_of(parameters)
         if start is None:
             self._begin_anew()
@@ -266,7 +266,7 @@ class ProbedEngine(Engine):
 
     def _reach_of(self, end: RoundEnd) -> float:
         """log m of the rate that the gradients of take-off ask for; -inf where they say nothing."""
-        parameters = [p for p, _ in grouped_parameters(end.optimizer)]
+        parameters = trained_parameters(end.optimizer)
         start = self._points.anchor_of(parameters)
         rate = self._reach.rate(start, parameters) if start is not None else 0.0
         guess = float(max(end.schedule(end.before)[:1], default=0.0))

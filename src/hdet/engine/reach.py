@@ -35,10 +35,10 @@ class Reach:
         if not self._pull:
             self._pull = [wide(p) for p in parameters]
         kept = forgetting(self._rate, rate) if self._rate else 1.0
-        asked = _inner([_gradient(p) for p in parameters], start, parameters)
+        gradients = [_gradient(p) for p in parameters]
+        asked = _inner(gradients, start, parameters)
         self._asked = asked if self._asked is None else self._asked * kept + asked
-        for pull, p in zip(self._pull, parameters, strict=True):
-            gradient = _gradient(p)
+        for pull, gradient in zip(self._pull, gradients, strict=True):
             if gradient is not None:
                 pull.mul_(kept).add_(gradient)
         self._rates, self._rate = self._rates + rate, rate

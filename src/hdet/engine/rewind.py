@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.engine.weights import grouped_parameters
+from hdet.engine.weights import trained_parameters
 
 __all__ = ["Kept", "Rewind"]
 
@@ -38,7 +38,7 @@ class Rewind:
 
     def keep(self, level: float, step: int, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Remember this moment."""
-        parameters = [p for p, _ in grouped_parameters(optimizer)]
+        parameters = trained_parameters(optimizer)
         state = [{name: _copy(value) for name, value in optimizer.state.get(p, {}).items()} for p in parameters]
         buffers = [_copy(b) for b in _buffers(model)]
         ids = [id(p) for p in parameters]
@@ -70,7 +70,7 @@ class Rewind:
 
     def forget_other_parameters(self, optimizer: Optimizer) -> None:
         """Layers may have been frozen or thawed since: those moments cannot be put back."""
-        trained = [id(p) for p, _ in grouped_parameters(optimizer)]
+        trained = [id(p) for p in trained_parameters(optimizer)]
         self._kept = [kept for kept in self._kept if kept.parameters == trained]
 
     def last_below(self, ceiling: float) -> Kept | None:
@@ -81,7 +81,7 @@ class Rewind:
     @torch.no_grad()
     def restore(self, kept: Kept, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Put a moment back, in place."""
-        parameters = [p for p, _ in grouped_parameters(optimizer)]
+        parameters = trained_parameters(optimizer)
         for p, value, state in zip(parameters, kept.weights, kept.state, strict=True):
             p.copy_(value)
             _restore_state(optimizer, p, state)

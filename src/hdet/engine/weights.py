@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.errors import ArgumentError, ShardedParametersError
 
-__all__ = ["NO_WEIGHTS", "Body", "Weights", "check_model", "grouped_parameters", "refuse_sharded"]
+__all__ = ["NO_WEIGHTS", "Body", "Weights", "check_model", "grouped_parameters", "refuse_sharded", "trained_parameters"]
 
 
 class Weights(NamedTuple):
@@ -178,6 +178,11 @@ def grouped_parameters(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
             if p.requires_grad and (p.is_floating_point() or p.is_complex()):
                 found.setdefault(id(p), (p, g))
     return list(found.values())
+
+
+def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters alone, in the same order."""
+    return [p for p, _ in grouped_parameters(optimizer)]
 
 
 def _trained(optimizer: Optimizer, model: nn.Module | None) -> Iterator[Tensor]:
