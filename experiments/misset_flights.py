@@ -64,13 +64,21 @@ class Run:
         """(step, what was done to the weights, the base rate of the first knob from there on)"""
         self._dice = random.Random(f"placebo {seed} {guess}") if shuffled else None
 
-    def after_round(self, t: int, fan: Fan, losses: list[float], moved: float, shape: float, rate: float) -> Order:
-        """What the pilot says at the end of the round at ``t``; ``rate``: what the gradients ask for."""
-        reach = math.log(rate / self.guess) if rate > 0 else -math.inf
+    def seen(self, losses: list[float]) -> list[float]:
+        """What the pilot sees of a round's losses."""
         if self._dice is not None:
             self._dice.shuffle(losses)
-            reach = -math.inf
-        return self.pilot.after_round(self.flight, fan, self.rounds.span(t), losses, moved, shape, reach)
+        return losses
+
+    def after_round(
+        self, t: int, fan: Fan, losses: list[float], moved: float, shape: float, rate: float, before: float
+    ) -> Order:
+        """What the pilot says at the end of the round at ``t``.
+
+        ``rate``: what the gradients ask for. ``before``: the loss of the proven weights, where the pilot doubts.
+        """
+        reach = math.log(rate / self.guess) if rate > 0 and self._dice is None else -math.inf
+        return self.pilot.after_round(self.flight, fan, self.rounds.span(t), losses, moved, shape, reach, before)
 
     def take(self, flight: Flight) -> None:
         """A new state of the pilot; where it landed decides where rounds end."""
@@ -248,17 +256,34 @@ class Flights:
     def _end_rounds(self, t: int, due: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Probe, decide, carry out; the runs whose rates have changed."""
         fans = [self.runs[place].pilot.fan(self.runs[place].flight, self._round(place, t)) for place in due]
+        rows = self._evaluate(t, due, fans)
+        seen = [self.runs[place].seen(row[:-4]) for place, row in zip(due, rows, strict=True)]
+        doubtful = [
+            p for p, losses in zip(due, seen, strict=True) if self.runs[p].pilot.doubts(self.runs[p].flight, losses)
+        ]
+        proven = self._losses_of_proven(t, doubtful)
         changed = []
-        for place, fan, row in zip(due, fans, self._evaluate(t, due, fans), strict=True):
+        for place, fan, row, losses in zip(due, fans, rows, seen, strict=True):
             run = self.runs[place]
-            before = run.flight
-            losses, far, tally = row[:-4], row[-4], Tally(*row[-3:])
+            was = run.flight
+            far, tally = row[-4], Tally(*row[-3:])
             rate = estimate(tally) / self._shape[t - 1] if all(map(math.isfinite, tally)) else 0.0
-            order = run.after_round(t, fan, losses, far if math.isfinite(far) else math.inf, self._shape[t], rate)
+            moved = far if math.isfinite(far) else math.inf
+            order = run.after_round(t, fan, losses, moved, self._shape[t], rate, proven.get(place, math.nan))
             self._carry_out(place, order, t)
-            if (before.learned, before.course) != (run.flight.learned, run.flight.course):
+            if (was.learned, was.course) != (run.flight.learned, run.flight.course):
                 changed.append(place)
         return changed
+
+    def _losses_of_proven(self, t: int, places: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+        """The losses of the weights that some runs would go back to, on their rounds' batches."""
+        kept = {place: self.runs[place].moments.proven for place in places}
+        weights = {place: moment.weights[0] for place, moment in kept.items() if moment is not None}
+        if not weights:
+            return {}
+        points = torch.stack([row.expand(self.runs[place].pilot.points, -1) for place, row in weights.items()])
+        batch = self._supply.probes([(self.runs[place].seed, self._round(place, t)) for place in weights])
+        return dict(zip(weights, self._prober(points, batch)[:, 0].double().tolist(), strict=True))
 
     def _round(self, place: tuple[int, int], t: int) -> int:
         return self.runs[place].rounds.index(t - 1)
@@ -296,14 +321,14 @@ class Flights:
         rows = [tensor[place] for tensor in (self._stack.theta, *self._optimizer.state)]
         if order.action == "keep":
             if flight.landed is not None:
-                run.moments.only_first()
+                run.moments.only_ends()
             run.moments.keep_rows(order.level, t, rows)
         elif order.action == "restart":
             rows[0].copy_(self._anchor[place])
             for row in rows[1:]:
                 row.zero_()
         elif order.action == "go back":
-            kept = run.moments.last_below(order.level)
+            kept = run.moments.last_below(order.level) if run.flight.landed is None else run.moments.proven
             if kept is not None and run.flight.landed is None:
                 run.moments.only(kept)
             went_back = kept is not None and kept.step >= order.since

@@ -24,6 +24,9 @@ SHORTEST = 40
 """Runs of fewer steps do not take off: they would end before it does."""
 WORTH = 0.1
 """Going back at landing may cost this part of the run; where it would cost more, training goes on as it is."""
+UNDONE = 0.25
+"""Training is undone where earlier weights have a loss on the same batch that is lower by this part of the first loss:
+some networks die of a rate without exploding."""
 FACTORS = (1e-15, 1e15)
 """Bounds of m: a guess may be wrong by any amount."""
 
@@ -42,6 +45,8 @@ class Flight(NamedTuple):
     """The largest probe loss of a good round: later losses come near 0 and differ by their batch."""
     worse: float = 0.0
     """Rounds in a row in which the loss was three times that, or not finite."""
+    low: float = math.inf
+    """The lowest probe loss since take-off."""
 
 
 class Fan(NamedTuple):
@@ -116,6 +121,12 @@ class Pilot:
         columns = (self.columns or range(self.knobs)) if apart else [0] * self.knobs
         return Fan([[1 + self.spread * row[g] for g in columns] for row in rows], False)
 
+    def doubts(self, flight: Flight, losses: Sequence[float]) -> bool:
+        """Whether half of what was gained seems lost again. Batches differ: earlier weights will tell."""
+        first = flight.takeoff.first
+        half_way = flight.landed is not None and flight.low < first - abs(first) / 2
+        return half_way and min(losses) > (first + flight.low) / 2
+
     def after_round(
         self,
         flight: Flight,
@@ -125,6 +136,7 @@ class Pilot:
         moved: float,
         shape: float,
         reach: float = -math.inf,
+        before: float = math.nan,
     ) -> Order:
         """One round.
 
@@ -136,14 +148,16 @@ class Pilot:
             moved: the norm of the displacement over the norm of the weights.
             shape: the schedule at its end, over its peak.
             reach: while taking off, log m of the rate that the gradients ask for.
+            before: where the pilot :meth:`doubts`, the loss on the same batch of the weights that it would go back to.
         """
         if flight.landed is None:
             return self._taking_off(flight, span[1], losses, moved, reach)
         best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
-        if math.isinf(best) or best > 3 * flight.scale:
-            return self._worse(flight, best, span[1])
+        undone = best > before + UNDONE * abs(flight.takeoff.first)
+        if math.isinf(best) or best > 3 * flight.scale or undone:
+            return self._worse(flight, best, span[1], certain=undone)
         scale = max(flight.scale, abs(best)) if math.isfinite(flight.scale) else abs(best)
-        flight = flight._replace(worse=0.0, scale=scale)
+        flight = flight._replace(worse=0.0, scale=scale, low=min(flight.low, best))
         if self.controller is None:
             return Order(flight)
         level = math.log(max(flight.learned) * flight.course.at(span[1]))
@@ -151,10 +165,10 @@ class Pilot:
         signals = comparable(losses)
         if signals is None or span[1] < self.start or shape < LATE:
             return Order(flight, action, level)
-        way = flight.course.at(sum(span) / 2)
-        offsets = [[rho * way - 1 for rho in row] for row in fan.rho]
+        offsets = [[rho - 1 for rho in row] for row in fan.rho]
         update = self.controller.update(flight.controller, signals, offsets)
-        if way < 1 and sum(update.moves) > 0:  # below the target more always looks better: climb there first
+        climbing = flight.course.at(sum(span) / 2) < 1
+        if climbing and sum(update.moves) > 0:  # below the target more always looks better: climb there first
             return Order(flight, action, level)
         learned = [_bounded(m * math.exp(move)) for m, move in zip(flight.learned, update.moves, strict=True)]
         return Order(flight._replace(learned=learned, controller=update.state), action, level, update=update)
@@ -197,10 +211,10 @@ class Pilot:
         start = min(1.0, math.exp(kept_at) / max(flight.learned))
         return flight._replace(course=Course(t, end, start, geometric=False))
 
-    def _worse(self, flight: Flight, best: float, t: int) -> Order:
+    def _worse(self, flight: Flight, best: float, t: int, certain: bool) -> Order:
         """The probe loss has exploded. Go back at a third of the rate: beyond doubt at once, else the second time."""
         scale = max(flight.scale, best / 3) if math.isfinite(best) else flight.scale
-        certain = math.isinf(best) or best > 10 * flight.scale
+        certain = certain or math.isinf(best) or best > 10 * flight.scale
         flight = flight._replace(worse=flight.worse + 1)
         if self.controller is None or (flight.worse < 2 and not certain):
             return Order(flight)

@@ -59,6 +59,8 @@ class TakeOffState(NamedTuple):
     """Loss on the fixed batch at the beginning."""
     best: float = math.inf
     """The lowest so far."""
+    best_at: float = math.inf
+    """The level at which it was lowest."""
     bad: float = 0.0
     """Rounds in a row in which the loss stood far above the first."""
     quiet: float = 0.0
@@ -95,6 +97,8 @@ class TakeOff:
         unseen, least: until the loss has once left the first one by more than this part nothing has happened yet, and
             the rate grows by at least this much.
         quiet: it has landed after so many rounds without growth.
+        undone: where this part of what was gained is lost again when it lands, the last growth was too much: it lands
+            at the level of the lowest loss.
         rise: a loss that stands this many times its first value above the first one is bad, twice in a row; five times
             as much is bad at once.
         back: where that ends it, the rate is divided by this.
@@ -109,6 +113,7 @@ class TakeOff:
     unseen: float = 0.01
     least: float = 2.0
     quiet: int = 4
+    undone: float = 0.5
     rise: float = 1.0
     back: float = 4.0
     ceiling: float = 0.25
@@ -170,24 +175,29 @@ class TakeOff:
         if state.bad and (state.bad >= 2 or late or not above <= 5 * self.rise * scale):
             level = state.level - math.log(self.back)
             return Leg(state._replace(phase=LANDED, level=level), 1.0, "go back", level, exploded=True)
-        growth = 1.0 if state.bad else self._growth(state.level, losses, reach)
+        growth = 1.0 if state.bad else self._growth(state, losses, reach)
         state = state._replace(seen=max(state.seen, float(not abs(above) <= self.unseen * scale)))
         if not state.seen:
             growth = max(growth, self.least)
         state = state._replace(quiet=0.0 if growth >= self.slack else state.quiet + 1)
         action: Literal["", "keep"] = "keep" if now <= state.best else ""
-        state = state._replace(best=min(state.best, now), level=state.level + math.log(growth))
+        if action == "keep":
+            state = state._replace(best=now, best_at=state.level)
+        state = state._replace(level=state.level + math.log(growth))
         if late or (early and state.quiet >= self.quiet) or state.rounds >= self.longest:
+            if now > state.first - self.undone * (state.first - state.best):
+                state = state._replace(level=min(state.level, state.best_at))
             return Leg(state._replace(phase=LANDED), 1.0, "go back", state.level + math.log(self.ceiling))
         return Leg(state, growth, action)
 
-    def _growth(self, level: float, losses: Sequence[float], reach: float) -> float:
+    def _growth(self, state: TakeOffState, losses: Sequence[float], reach: float) -> float:
         """By the fan the cube root of the best multiple: what is best on a line is too much for a path.
 
-        A near point may win by luck where the next one explodes: that close the gradients know better.
+        The fan is heard until the loss has moved: a small batch that is being learned falls to nothing far out on any
+        line. A near point may win by luck where the next one explodes: that close the gradients know better.
         """
         finite = [loss if math.isfinite(loss) else math.inf for loss in losses]
         farthest = self.fan(len(losses))[finite.index(min(finite))]
-        by_fan = farthest ** (1 / 3) if farthest > _NEAR else 1.0
-        by_reach = math.exp(min(reach - level, math.log(self.fastest))) if math.isfinite(reach) else 1.0
+        by_fan = farthest ** (1 / 3) if farthest > _NEAR and not state.seen else 1.0
+        by_reach = math.exp(min(reach - state.level, math.log(self.fastest))) if math.isfinite(reach) else 1.0
         return max(1.0, min(max(by_fan, by_reach), self.fastest))

@@ -14,7 +14,7 @@ from hdet.engine.signals import Probe
 from hdet.engine.snapshots import RoundMean, kept, wide, write_
 from hdet.engine.weights import grouped_parameters, trained_parameters
 
-__all__ = ["SNAPSHOTS", "Points"]
+__all__ = ["SNAPSHOTS", "Points", "loss_now"]
 
 
 SNAPSHOTS = 8
@@ -85,17 +85,21 @@ class Points:
         found = [math.nan] * len(rho)
         parameters = trained_parameters(optimizer)
         groups = [g for _, g in grouped_parameters(optimizer)]
-        judge = Probe(probe)
-        device = parameters[0].device if parameters else torch.device("cpu")
         with kept(parameters) as own:
             known = self.anchor_of(parameters)
             anchor = known if known is not None else own
             end = self._mean.weights if at_mean and known is not None and self._mean.weights is not None else own
             for point in mine:
                 _write_point_(parameters, anchor, end, [rho[point][g] for g in groups])
-                with torch.no_grad(), rng_put_back(device):
-                    found[point] = float(judge.value())
+                found[point] = loss_now(probe, parameters)
             return found, _relative(anchor, end, [g in moving for g in groups])
+
+
+@torch.no_grad()
+def loss_now(probe: Callable[[], Tensor | float], parameters: Sequence[Tensor]) -> float:
+    """The probe's loss of the weights as they are; random generators stay where they were."""
+    with rng_put_back(parameters[0].device if parameters else torch.device("cpu")):
+        return float(Probe(probe).value())
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from hdet.algorithm.takeoff import CLIMBING, LANDED, Course, TakeOffState
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, arriving
 from hdet.engine.engine import Engine, RoundEnd, in_pairs
-from hdet.engine.points import Points
+from hdet.engine.points import Points, loss_now
 from hdet.engine.probes import ProbeBatch
 from hdet.engine.reach import Reach
 from hdet.engine.records import round_record, verdict_records
@@ -190,22 +190,23 @@ class ProbedEngine(Engine):
         began = time.perf_counter()
         fan = self.pilot.fan(self.flight, k)
         losses, moved, reach = self._evaluate(fan, k, end)
+        before = self._loss_of_proven(end) if self.pilot.doubts(self.flight, losses) else math.nan
         seconds["probe"] = time.perf_counter() - began
         began = time.perf_counter()
         span, shape = self.settings.rounds.span(end.after), self._shape(end)
-        order = self.pilot.after_round(self.flight, fan, span, losses, moved, shape, reach)
+        order = self.pilot.after_round(self.flight, fan, span, losses, moved, shape, reach, before)
         if order.update is not None:
             self.check_moves(order.update, losses)
-        before = self.flight
+        was = self.flight
         event, went_back_to = self._carry_out(order, end)
         seconds["controller"] = time.perf_counter() - began
         seconds["converge"] = 0.0
-        if not (before.takeoff.phase == self.flight.takeoff.phase == CLIMBING):  # take-off is one long displacement
+        if not (was.takeoff.phase == self.flight.takeoff.phase == CLIMBING):  # take-off is one long displacement
             self._begin_anew()
         if roll.writer == self.group.rank:
             shown = roll._replace(losses=roll.losses[:1] * len(losses), signals=losses, finite=[True] * len(losses))
             story = {"event": event, "went_back_to": went_back_to}
-            self._write(k, end, shown, fan, before, order, story, seconds)
+            self._write(k, end, shown, fan, was, order, story, seconds)
         self.meter.reset()
         self._round_began = time.perf_counter()
         return True
@@ -264,6 +265,16 @@ class ProbedEngine(Engine):
             raise ArgumentError(f"the probe raised an error on the ranks {failed}; see their messages")
         return [rows[point % len(rows)][point] for point in range(len(losses))], rows[0][-3], rows[0][-2]
 
+    def _loss_of_proven(self, end: RoundEnd) -> float:
+        """The loss of the weights that it would go back to, on this round's batch; NaN without any. Rank 0's."""
+        self._rewind.forget_other_parameters(end.optimizer)
+        kept, loss = self._rewind.proven, math.nan
+        if kept is not None:
+            with self._rewind.shown(kept, end.optimizer, self._model):
+                loss = loss_now(self.probe, trained_parameters(end.optimizer))
+        with arriving(f"comparing with earlier weights at step {end.after}"):
+            return self.group.gather(torch.tensor([loss], dtype=torch.float64))[0][0]
+
     def _reach_of(self, end: RoundEnd) -> float:
         """log m of the rate that the gradients of take-off ask for; -inf where they say nothing."""
         parameters = trained_parameters(end.optimizer)
@@ -295,14 +306,14 @@ class ProbedEngine(Engine):
         event, went_back_to = ("take-off" if taking_off else None), None
         if order.action == "keep":
             if flight.landed is not None:
-                self._rewind.only_first()  # that of landing
+                self._rewind.only_ends()  # the first is that of landing
             self._rewind.keep(order.level, t, optimizer, self._model)
         elif order.action == "restart":
             self._points.go_back_to_anchor(optimizer)
             event = "restarted: the first step was too long"
         elif order.action == "go back":
             self._rewind.forget_other_parameters(optimizer)
-            kept = self._rewind.last_below(order.level)
+            kept = self._rewind.last_below(order.level) if taking_off else self._rewind.proven
             word = "landed" if taking_off else "too hot"
             if kept is None:  # nothing is remembered of before a resume
                 self._refuse_lost(end)
@@ -398,6 +409,7 @@ class ProbedEngine(Engine):
             "landed": flight.landed,
             "scale": flight.scale,
             "worse": flight.worse,
+            "low": flight.low,
             "highest": self._highest,
             "points": self.pilot.points,
         }
@@ -424,6 +436,7 @@ class ProbedEngine(Engine):
             self.controller_state,
             state["scale"],
             state["worse"],
+            state.get("low", math.inf),  # a checkpoint of 0.1
         )
         self._highest = state["highest"]
         self._points, self._reach, self._rewind = Points(), Reach(), Rewind()

@@ -33,7 +33,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     """The found schedule as a LambdaLR, to train again without the ensemble.
 
     Each parameter group takes the rate of its knob; with one rate in the journal, all groups take it. Between the steps
-    that the journal knows the rate goes in equal ratios. Take-off and what it went back from are not repeated: until
+    that the journal knows its square root goes evenly, which is what the foot of a cosine does. Take-off and what it went back from are not repeated: until
     the run had landed, the rate climbs from its start to where it was then.
 
     Args:
@@ -93,10 +93,10 @@ def _is_before_landing(record: dict[str, object]) -> bool:
 
 
 def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
-    """The value at a step: in equal ratios between two known ones, and the nearest outside of them.
+    """The value at a step: between two known ones its square root goes evenly; outside of them the nearest.
 
-    >>> [value_at(t, [1, 3], [1.0, 100.0]) for t in (0, 2, 9)]
-    [1.0, 10.0, 100.0]
+    >>> [value_at(t, [1, 3], [1.0, 9.0]) for t in (0, 2, 9)]
+    [1.0, 4.0, 9.0]
     """
     i = bisect.bisect_right(steps, t)
     if i in (0, len(steps)):
@@ -105,6 +105,6 @@ def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
     before, after = values[i - 1], values[i]
     if done == 0:
         return before
-    if before <= 0 or after <= 0:  # no ratio: a weight decay of 0
+    if before < 0 or after < 0:
         return before + (after - before) * done
-    return float(before ** (1 - done) * after**done)
+    return float((before**0.5 * (1 - done) + after**0.5 * done) ** 2)

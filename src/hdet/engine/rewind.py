@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.engine.snapshots import kept as as_before
+from hdet.engine.snapshots import write_
 from hdet.engine.weights import trained_parameters
 
 __all__ = ["Kept", "Rewind"]
@@ -54,14 +57,19 @@ class Rewind:
         """Forget all other moments."""
         self._kept = [kept]
 
-    def only_first(self) -> None:
-        """Forget all but the first moment."""
-        self._kept = self._kept[:1]
+    def only_ends(self) -> None:
+        """Forget all but the first and the last moment."""
+        self._kept = [*self._kept[:1], *self._kept[1:][-1:]]
+
+    @property
+    def proven(self) -> Kept | None:
+        """The last moment after which training went well for another round: the very last may be doomed already."""
+        return self._kept[-2:][0] if self._kept else None
 
     def used(self, kept: Kept) -> None:
         """Training went back to this moment: if that was not far enough, it is an earlier one's turn."""
-        if len(self._kept) > 1:
-            self._kept = [other for other in self._kept if other is not kept]
+        earlier = self._kept[: [id(other) for other in self._kept].index(id(kept))]
+        self._kept = earlier or [kept]
 
     def _most_crowded(self) -> int:
         """Neither first nor last, with the closest neighbours: what is kept stays spread over the levels."""
@@ -77,6 +85,14 @@ class Rewind:
         """The last moment at or below a level; the lowest if none is; None if nothing is kept."""
         fitting = [kept for kept in self._kept if kept.level <= ceiling]
         return fitting[-1] if fitting else min(self._kept, key=lambda kept: kept.level, default=None)
+
+    @contextmanager
+    def shown(self, kept: Kept, optimizer: Optimizer, model: nn.Module | None) -> Iterator[None]:
+        """Inside, weights and buffers are as at that moment."""
+        tensors = [*trained_parameters(optimizer), *_buffers(model)]
+        with as_before(tensors):
+            write_(tensors, [*kept.weights, *kept.buffers])
+            yield
 
     @torch.no_grad()
     def restore(self, kept: Kept, optimizer: Optimizer, model: nn.Module | None) -> None:

@@ -51,7 +51,7 @@ def journal_at(path: Path) -> JournalData:
 def found_schedule(journal: JournalData, every_step: bool = False) -> FoundSchedule:
     """The base values at the steps that a journal knows, or at every step from the first to the last.
 
-    They are those that :func:`hdet.schedule_from` replays: between two known steps values go in equal ratios.
+    They are those that :func:`hdet.schedule_from` replays: between two known steps the square root goes evenly.
     """
     found = found_schedules(journal)
     known = sorted({step for steps, _ in found.values() for step in steps})
