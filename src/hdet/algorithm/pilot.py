@@ -24,9 +24,9 @@ SHORTEST = 40
 """Runs of fewer steps do not take off: they would end before it does."""
 WORTH = 0.1
 """Going back at landing may cost this part of the run; where it would cost more, training goes on as it is."""
-UNDONE = 0.25
-"""Training is undone where earlier weights have a loss on the same batch that is lower by this part of the first loss:
-some networks die of a rate without exploding."""
+UNDONE = 0.1, 0.25
+"""Training is undone where earlier weights have a loss on the same batch lower by these parts of the first loss,
+perhaps and certainly: some networks die of a rate without exploding."""
 FACTORS = (1e-15, 1e15)
 """Bounds of m: a guess may be wrong by any amount."""
 
@@ -153,9 +153,9 @@ class Pilot:
         if flight.landed is None:
             return self._taking_off(flight, span[1], losses, moved, reach)
         best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
-        undone = best > before + UNDONE * abs(flight.takeoff.first)
-        if math.isinf(best) or best > 3 * flight.scale or undone:
-            return self._worse(flight, best, span[1], certain=undone)
+        perhaps, certainly = (best > before + part * abs(flight.takeoff.first) for part in UNDONE)
+        if math.isinf(best) or best > 3 * flight.scale or perhaps:
+            return self._worse(flight, best, span[1], certainly)
         scale = max(flight.scale, abs(best)) if math.isfinite(flight.scale) else abs(best)
         flight = flight._replace(worse=0.0, scale=scale, low=min(flight.low, best))
         if self.controller is None:

@@ -84,11 +84,11 @@ class Growing:
     """Rounds that grow with the run, for probes: about log(S) of them, and later ones see a long horizon.
 
     The first round is one step. Until take-off has landed rounds have ``short`` steps; a round that begins at t after
-    that has ``length`` steps or, without one, max(2 short, 0.15 t). The last ends are S - 1 and S, as in
+    that has ``length`` steps or, without one, max(2 short, 0.2 t). The last ends are S - 1 and S, as in
     :class:`Rounds`.
 
     >>> Growing(short=4, total_steps=100, landed=29).ends
-    (1, 5, 9, 13, 17, 21, 25, 29, 37, 45, 53, 61, 70, 80, 92, 99, 100)
+    (1, 5, 9, 13, 17, 21, 25, 29, 37, 45, 54, 64, 76, 91, 99, 100)
     """
 
     short: int
@@ -148,6 +148,6 @@ def _growing_ends(short: int, landed: int | None, length: int | None, beyond: in
     ends = [1]
     while ends[-1] <= beyond:
         last = ends[-1]
-        grown = length or max(2 * short, int(0.15 * last))
+        grown = length or max(2 * short, int(0.2 * last))
         ends.append(last + (grown if landed is not None and last >= landed else short))
     return tuple(ends)

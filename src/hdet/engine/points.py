@@ -70,9 +70,8 @@ class Points:
         probe: Callable[[], Tensor | float],
         *,
         at_mean: bool,
-        moving: Container[int],
-    ) -> tuple[list[float], float]:
-        """Losses of the points ``mine`` (NaN for the others), and ||D|| / ||anchor||. The weights stay as they are.
+    ) -> list[float]:
+        """Losses of the points ``mine``, NaN for the others. The weights stay as they are.
 
         Args:
             optimizer: whose parameters move.
@@ -80,7 +79,6 @@ class Points:
             mine: which points are evaluated here.
             probe: gives a loss of the current model.
             at_mean: whether D ends at the round's mean, or at the weights as they are.
-            moving: the groups whose displacement is measured.
         """
         found = [math.nan] * len(rho)
         parameters = trained_parameters(optimizer)
@@ -92,7 +90,21 @@ class Points:
             for point in mine:
                 _write_point_(parameters, anchor, end, [rho[point][g] for g in groups])
                 found[point] = loss_now(probe, parameters)
-            return found, _relative(anchor, end, [g in moving for g in groups])
+        return found
+
+    @torch.no_grad()
+    def moved(self, optimizer: Optimizer, groups: Container[int]) -> float:
+        """||D|| / ||anchor|| of some groups, to the weights as they are; infinite where that is no number."""
+        anchor = self.anchor_of(trained_parameters(optimizer))
+        if anchor is None:
+            return 0.0
+        pairs = [(a, p) for a, (p, g) in zip(anchor, grouped_parameters(optimizer), strict=True) if g in groups]
+        if not pairs:
+            return 0.0
+        far = torch.stack([torch.linalg.vector_norm(p.to(a.dtype) - a).double().cpu() for a, p in pairs])
+        own = torch.stack([torch.linalg.vector_norm(a).double().cpu() for a, _ in pairs])
+        ratio = float(far.norm() / own.norm()) if float(own.norm()) > 0 else float(far.norm())
+        return ratio if math.isfinite(ratio) else math.inf
 
 
 @torch.no_grad()
@@ -106,15 +118,3 @@ def loss_now(probe: Callable[[], Tensor | float], parameters: Sequence[Tensor]) 
 def _write_point_(parameters: list[Tensor], anchor: list[Tensor], end: list[Tensor], rho: list[float]) -> None:
     for p, a, e, r in zip(parameters, anchor, end, rho, strict=True):
         p.copy_(torch.lerp(a, e.to(a.dtype), r))
-
-
-@torch.no_grad()
-def _relative(anchors: list[Tensor], ends: list[Tensor], counts: list[bool]) -> float:
-    """||end - anchor|| / ||anchor|| of those that count; infinite where that is no number."""
-    pairs = [(a, e) for a, e, counted in zip(anchors, ends, counts, strict=True) if counted]
-    if not pairs:
-        return 0.0
-    far = torch.stack([torch.linalg.vector_norm(e.to(a.dtype) - a).double().cpu() for a, e in pairs])
-    own = torch.stack([torch.linalg.vector_norm(a).double().cpu() for a, _ in pairs])
-    ratio = float(far.norm() / own.norm()) if float(own.norm()) > 0 else float(far.norm())
-    return ratio if math.isfinite(ratio) else math.inf

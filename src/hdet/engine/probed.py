@@ -233,7 +233,7 @@ class ProbedEngine(Engine):
         return NO_WEIGHTS._replace(parameters=self.body.weights(end.optimizer).parameters)
 
     def _evaluate(self, fan: Fan, k: int, end: RoundEnd) -> tuple[list[float], float, float]:
-        """Losses of the points, how far they are from the anchor relative to the weights, and log m of the reach.
+        """Losses of the points; in take-off also how far it has moved relative to the weights, and log m of the reach.
 
         On every rank the same: the last two are rank 0's.
         """
@@ -242,17 +242,12 @@ class ProbedEngine(Engine):
             with arriving(f"sharing the probe batch of round {k}"):
                 self.probe.prepare(0 if fan.fixed else k, group)
         mine = range(group.rank, len(fan.rho), group.seat.size)
-        losses, moved, reach, failure = [math.nan] * len(fan.rho), math.nan, -math.inf, None
+        losses, moved, reach, failure = [math.nan] * len(fan.rho), 0.0, -math.inf, None
         try:
-            losses, moved = self._points.losses(
-                end.optimizer,
-                self._by_group(fan.rho, end.optimizer),
-                mine,
-                self.probe,
-                at_mean=not fan.fixed,
-                moving=self._knob_of(),
-            )
-            reach = self._reach_of(end)
+            rho = self._by_group(fan.rho, end.optimizer)
+            losses = self._points.losses(end.optimizer, rho, mine, self.probe, at_mean=not fan.fixed)
+            if fan.fixed:
+                moved, reach = self._points.moved(end.optimizer, self._knob_of()), self._reach_of(end)
         except Exception as error:  # whatever the user's loss raises, the others must hear of it
             failure = error
         with arriving(f"gathering the points of round {k}"):

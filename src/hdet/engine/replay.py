@@ -33,8 +33,8 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     """The found schedule as a LambdaLR, to train again without the ensemble.
 
     Each parameter group takes the rate of its knob; with one rate in the journal, all groups take it. Between the steps
-    that the journal knows its square root goes evenly, which is what the foot of a cosine does. Take-off and what it went back from are not repeated: until
-    the run had landed, the rate climbs from its start to where it was then.
+    that the journal knows its square root goes evenly, which is what the foot of a cosine does. Take-off and what it
+    went back from are not repeated: until the run had landed, the rate climbs from its start to where it was then.
 
     Args:
         journal: a file written by ``journal=``, or its data.

@@ -39,8 +39,8 @@ class RoundMean:
         if self._count == 0:
             self._mean = [wide(p) for p in parameters]
         self._count += 1
-        for mean, p in zip(self._mean, parameters, strict=True):
-            mean.lerp_(p.detach().to(mean.dtype), 1.0 / self._count)
+        now = [p.detach().to(mean.dtype) for mean, p in zip(self._mean, parameters, strict=True)]
+        torch._foreach_lerp_(self._mean, now, 1.0 / self._count)
 
     def reset(self) -> None:
         """A new round begins."""
