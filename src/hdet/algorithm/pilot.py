@@ -24,9 +24,9 @@ SHORTEST = 40
 """Runs of fewer steps do not take off: they would end before it does."""
 WORTH = 0.1
 """Going back at landing may cost this part of the run; where it would cost more, training goes on as it is."""
-UNDONE = 0.1, 0.25
-"""Training is undone where earlier weights have a loss on the same batch lower by these parts of the first loss,
-perhaps and certainly: some networks die of a rate without exploding."""
+RUINED = 0.1, 0.25
+"""The weights are ruined, perhaps and certainly, where earlier ones have a loss on the same batch that is lower by
+these parts of the first loss, or of their own if that is larger."""
 FACTORS = (1e-15, 1e15)
 """Bounds of m: a guess may be wrong by any amount."""
 
@@ -44,7 +44,7 @@ class Flight(NamedTuple):
     scale: float = math.nan
     """The largest probe loss of a good round: later losses come near 0 and differ by their batch."""
     worse: float = 0.0
-    """Rounds in a row in which the loss was three times that, or not finite."""
+    """Rounds in a row in which the weights were perhaps ruined."""
     low: float = math.inf
     """The lowest probe loss since take-off."""
 
@@ -122,10 +122,15 @@ class Pilot:
         return Fan([[1 + self.spread * row[g] for g in columns] for row in rows], False)
 
     def doubts(self, flight: Flight, losses: Sequence[float]) -> bool:
-        """Whether half of what was gained seems lost again. Batches differ: earlier weights will tell."""
-        first = flight.takeoff.first
-        half_way = flight.landed is not None and flight.low < first - abs(first) / 2
-        return half_way and min(losses) > (first + flight.low) / 2
+        """Whether the loss seems to have exploded, or half of what was gained to be lost again.
+
+        Batches differ: the weights that it would go back to will tell, on the same one.
+        """
+        if flight.landed is None:
+            return False
+        first, best = flight.takeoff.first, _lowest(losses)
+        half_way = flight.low < first - abs(first) / 2
+        return best > 3 * flight.scale or (half_way and best > (first + flight.low) / 2)
 
     def after_round(
         self,
@@ -152,10 +157,10 @@ class Pilot:
         """
         if flight.landed is None:
             return self._taking_off(flight, span[1], losses, moved, reach)
-        best = min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
-        perhaps, certainly = (best > before + part * abs(flight.takeoff.first) for part in UNDONE)
-        if math.isinf(best) or best > 3 * flight.scale or perhaps:
-            return self._worse(flight, best, span[1], certainly)
+        best = _lowest(losses)
+        ruin = self._ruin(flight, losses, before)
+        if ruin > RUINED[0]:
+            return self._worse(flight, best, span[1], certain=ruin > RUINED[1])
         scale = max(flight.scale, abs(best)) if math.isfinite(flight.scale) else abs(best)
         flight = flight._replace(worse=0.0, scale=scale, low=min(flight.low, best))
         if self.controller is None:
@@ -211,16 +216,33 @@ class Pilot:
         start = min(1.0, math.exp(kept_at) / max(flight.learned))
         return flight._replace(course=Course(t, end, start, geometric=False))
 
+    def _ruin(self, flight: Flight, losses: Sequence[float], before: float) -> float:
+        """How far the loss is above that of earlier weights, over the first loss or their own; 0 without a doubt."""
+        best = _lowest(losses)
+        if math.isinf(best):
+            return math.inf
+        if not self.doubts(flight, losses):
+            return 0.0
+        if math.isfinite(before):
+            unit = max(abs(before), abs(flight.takeoff.first))  # a first loss that is no number does not count
+            return (best - before) / (unit or 1.0)
+        certain, perhaps = best > 10 * flight.scale, best > 3 * flight.scale  # no weights were kept
+        return math.inf if certain else RUINED[1] if perhaps else 0.0
+
     def _worse(self, flight: Flight, best: float, t: int, certain: bool) -> Order:
-        """The probe loss has exploded. Go back at a third of the rate: beyond doubt at once, else the second time."""
+        """The weights are ruined. Go back at a third of the rate: beyond doubt at once, else the second time."""
         scale = max(flight.scale, best / 3) if math.isfinite(best) else flight.scale
-        certain = certain or math.isinf(best) or best > 10 * flight.scale
         flight = flight._replace(worse=flight.worse + 1)
         if self.controller is None or (flight.worse < 2 and not certain):
             return Order(flight)
         now = flight.course.at(t)
         learned = [_bounded(m * now / 3) for m in flight.learned]
         return Order(flight._replace(worse=0.0, learned=learned, course=Course(), scale=scale), "go back", math.inf)
+
+
+def _lowest(losses: Sequence[float]) -> float:
+    """Of those that are finite."""
+    return min((loss for loss in losses if math.isfinite(loss)), default=math.inf)
 
 
 def _kept_at(was: TakeOffState, leg: Leg) -> float:
