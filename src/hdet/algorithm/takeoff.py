@@ -63,12 +63,19 @@ class TakeOffState(NamedTuple):
     """The level at which it was lowest."""
     bad: float = 0.0
     """Rounds in a row in which the loss stood far above the first."""
+    fallen: float = 0.0
+    """Rounds in a row in which it stood far above the lowest."""
     quiet: float = 0.0
     """Rounds in a row in which nothing asked for a higher rate."""
     seen: float = 0.0
     """Whether the loss has ever moved."""
     rounds: float = 0.0
     """All rounds so far."""
+
+    @property
+    def scale(self) -> float:
+        """The size of the first loss; 0 before there is one."""
+        return abs(self.first) if math.isfinite(self.first) else 0.0
 
 
 class Leg(NamedTuple):
@@ -102,6 +109,8 @@ class TakeOff:
         rise: a loss that stands this many times its first value above the first one is bad, twice in a row; five times
             as much is bad at once.
         back: where that ends it, the rate is divided by this.
+        gained, fall: a loss that was this part of the first one below it, and then stands so much above its lowest,
+            twice in a row, ends it as well: at the level and, whatever that costs, with the weights of the lowest.
         ceiling: the weights gone back to were trained at most at this part of the found rate.
         longest: rounds after which it lands wherever it is.
     """
@@ -115,6 +124,8 @@ class TakeOff:
     quiet: int = 4
     undone: float = 0.5
     rise: float = 1.0
+    gained: float = 0.25
+    fall: float = 0.5
     back: float = 4.0
     ceiling: float = 0.25
     longest: int = 60
@@ -166,17 +177,13 @@ class TakeOff:
         if moved > _VISIBLE and len(set(losses)) == 1 and math.isfinite(losses[0]):
             return Leg(state._replace(phase=LANDED, level=0.0), 1.0, "")  # the probe is blind: keep to the guess
         now = losses[0]
-        state = state._replace(rounds=state.rounds + 1)
-        if math.isfinite(now) and not math.isfinite(state.first):
-            state = state._replace(first=now, best=now)
-        above = now - state.first
-        scale = abs(state.first) if math.isfinite(state.first) else 0.0
-        state = state._replace(bad=0.0 if above <= self.rise * scale else state.bad + 1)
-        if state.bad and (state.bad >= 2 or late or not above <= 5 * self.rise * scale):
-            level = state.level - math.log(self.back)
-            return Leg(state._replace(phase=LANDED, level=level), 1.0, "go back", level, exploded=True)
+        state = self._judged(state, now)
+        failed = self._failed(state, now, late)
+        if failed is not None:
+            return failed
         growth = 1.0 if state.bad else self._growth(state, losses, reach)
-        state = state._replace(seen=max(state.seen, float(not abs(above) <= self.unseen * scale)))
+        moved_at_all = not abs(now - state.first) <= self.unseen * state.scale
+        state = state._replace(seen=max(state.seen, float(moved_at_all)))
         if not state.seen:
             growth = max(growth, self.least)
         state = state._replace(quiet=0.0 if growth >= self.slack else state.quiet + 1)
@@ -189,6 +196,30 @@ class TakeOff:
                 state = state._replace(level=min(state.level, state.best_at))
             return Leg(state._replace(phase=LANDED), 1.0, "go back", state.level + math.log(self.ceiling))
         return Leg(state, growth, action)
+
+    def _judged(self, state: TakeOffState, now: float) -> TakeOffState:
+        """After one more round, with its loss compared with the first and with the lowest."""
+        if math.isfinite(now) and not math.isfinite(state.first):
+            state = state._replace(first=now, best=now)
+        bad = not now - state.first <= self.rise * state.scale
+        learned = state.first - state.best > self.gained * state.scale
+        fallen = learned and now - state.best > self.fall * state.scale
+        return state._replace(
+            rounds=state.rounds + 1,
+            bad=state.bad + 1 if bad else 0.0,
+            fallen=state.fallen + 1 if fallen else 0.0,
+        )
+
+    def _failed(self, state: TakeOffState, now: float, late: bool) -> Leg | None:
+        """The end of a take-off whose loss has exploded, or has lost what was learned; None: it goes on."""
+        beyond_doubt = state.bad >= 2 or late or not now - state.first <= 5 * self.rise * state.scale
+        if state.bad and beyond_doubt:
+            level = state.level - math.log(self.back)
+        elif state.fallen >= 2:
+            level = min(state.level, state.best_at)
+        else:
+            return None
+        return Leg(state._replace(phase=LANDED, level=level), 1.0, "go back", level, exploded=True)
 
     def _growth(self, state: TakeOffState, losses: Sequence[float], reach: float) -> float:
         """By the fan the cube root of the best multiple: what is best on a line is too much for a path.
