@@ -59,6 +59,13 @@ def test_the_rate_grows_by_what_the_fan_sees(best_point: int, growth: float) -> 
     assert leg.action == "keep"
 
 
+def test_the_fan_is_heard_until_the_loss_has_moved() -> None:
+    """A batch that is being learned falls to nothing far out on any line."""
+    losses = [1.9] * 7 + [0.0]
+    for seen, growth in ((0.0, 8.0), (1.0, 1.0)):
+        assert TakeOff().after_round(climbing(seen=seen), losses, -math.inf, moved=0.1).growth == growth
+
+
 @given(st.floats(-50, 50))
 def test_the_rate_grows_to_what_the_gradients_ask_for_but_never_shrinks_or_leaps(reach: float) -> None:
     leg = after_round(climbing(level=3.0), 1.9, reach)
@@ -107,6 +114,24 @@ def test_a_loss_that_rises_for_a_while_does_not_end_it() -> None:
     """A small network's loss goes up and down on the way; its best rate may lie beyond."""
     leg = after_round(climbing(best=1.0), 3.9)
     assert (leg.state.phase, leg.state.bad, leg.action) == (CLIMBING, 0, "")
+
+
+@pytest.mark.parametrize(("now", "level"), [(1.1, 3.0), (1.4, 3.0), (1.6, 2.0)])
+def test_it_lands_where_the_loss_was_lowest_if_half_of_the_gain_is_lost(now: float, level: float) -> None:
+    landed = after_round(climbing(level=3.0, best=1.0, best_at=2.0, quiet=3.0), now)
+    assert (landed.state.phase, landed.state.level, landed.exploded) == (LANDED, level, False)
+
+
+def test_what_was_learned_and_lost_again_ends_it_the_second_time() -> None:
+    once = after_round(climbing(level=3.0, best=1.0, best_at=2.0), 2.5)
+    assert (once.state.phase, once.state.fallen) == (CLIMBING, 1)
+    twice = after_round(once.state, 2.2)
+    assert (twice.state.phase, twice.state.level, twice.ceiling, twice.exploded) == (LANDED, 2.0, 2.0, True)
+    assert after_round(once.state, 1.3).state.fallen == 0
+    little = climbing(level=3.0, best=1.6, best_at=2.0)  # a batch's own luck
+    for _ in range(2):
+        little = after_round(little, 2.7).state
+    assert (little.phase, little.fallen) == (CLIMBING, 0)
 
 
 def test_skipped_steps_and_a_blind_probe_do_not_make_it_grow() -> None:
@@ -191,6 +216,18 @@ def test_a_climb_is_not_taken_for_a_rate_that_is_too_low() -> None:
         assert flight.learned == pytest.approx([1.0] * knobs, rel=0.2)
 
 
+def test_in_the_climb_down_means_below_the_rate_in_force() -> None:
+    """Points that are best where they stand are no reason to lower the target; points far below are."""
+    for place, target in ((1.0, 1.0), (0.1, 0.8)):
+        rules = pilot()
+        flight = landed(rules.begin())._replace(course=Course(40, 300, 0.1, geometric=False))
+        for k in (12, 13, 15):
+            fan = rules.fan(flight, k)
+            losses = [(row[0] - place) ** 2 for row in fan.rho]
+            flight = rules.after_round(flight, fan, (100, 120), losses, 0.1, 1.0).flight
+        assert (flight.learned[0] < target) == (place < 1)
+
+
 def test_each_knob_finds_its_own_rate() -> None:
     """The first wants three times as much as the second: their rates part, and the common one stays."""
     rules = pilot(knobs=2)
@@ -225,6 +262,34 @@ def test_a_loss_that_stays_high_makes_it_go_back_at_a_third() -> None:
     twice = rules.after_round(once.flight, fan, (520, 600), [math.nan] * 8, 0.1, 1.0)
     assert twice.action == "go back"
     assert twice.flight.learned == pytest.approx([good.flight.learned[0] / 3])
+
+
+def test_a_loss_that_earlier_weights_share_is_the_batchs() -> None:
+    """Five times the largest loss so far, and half of all progress gone; the weights it would go back to decide."""
+    rules = pilot()
+    fan = rules.fan(landed(rules.begin()), k=12)
+    for low, high in ((1.5, 10.0), (0.2, 1.7)):
+        good = rules.after_round(landed(rules.begin()), fan, (400, 460), [low] * 8, 0.1, 1.0).flight
+        assert not rules.doubts(good, [low * 1.1] * 8)
+        assert rules.doubts(good, [high] * 8)
+        shared = rules.after_round(good, fan, (460, 520), [high] * 8, 0.1, 1.0, before=high - 0.1)
+        assert (shared.flight.worse, shared.flight.scale, shared.flight.learned) == (0, max(high, 2.0), [1.0])
+        ruined = rules.after_round(good, fan, (460, 520), [high] * 8, 0.1, 1.0, before=low)
+        assert (ruined.action, ruined.flight.learned) == ("go back", pytest.approx([1 / 3]))
+        worse = rules.after_round(good, fan, (460, 520), [high] * 8, 0.1, 1.0, before=0.85 * high)
+        assert (worse.action, worse.flight.worse) == ("", 1)
+        again = rules.after_round(worse.flight, fan, (520, 600), [high] * 8, 0.1, 1.0, before=0.85 * high)
+        assert again.action == "go back"
+
+
+@given(st.lists(st.floats(), min_size=8, max_size=8), st.floats(), st.floats(), st.floats(allow_nan=False, min_value=0))
+def test_any_losses_leave_a_finite_rate(losses: list[float], before: float, first: float, scale: float) -> None:
+    rules = pilot()
+    flight = landed(rules.begin())
+    flight = flight._replace(takeoff=flight.takeoff._replace(first=first), scale=scale, low=before)
+    fan = rules.fan(flight, k=12)
+    order = rules.after_round(flight, fan, (400, 460), losses, 0.1, 1.0, before=before)
+    assert 0 < order.flight.learned[0] < math.inf
 
 
 def test_a_third_is_of_the_rate_in_force_not_of_where_it_was_going() -> None:

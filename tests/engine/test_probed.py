@@ -389,6 +389,24 @@ def test_an_explosion_is_undone_at_a_third_of_the_rate() -> None:
     assert math.isfinite(final_loss(model))
 
 
+def test_a_network_that_dies_without_exploding_comes_back(tmp_path: Path) -> None:
+    """All weights 0: the loss is the first one again, and no gradient would ever change it."""
+    path = tmp_path / "run.jsonl"
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=300, probe=probe_of(model), journal=path)
+    train(model, optimizer, scheduler, range(205))
+    alive = final_loss(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+            optimizer.state[p]["exp_avg"].zero_()
+    train(model, optimizer, scheduler, range(205, 299))
+    assert final_loss(model) < 2 * alive < 0.5 * final_loss(network())
+    events = [record["event"] for record in hdet.read_journal(path).rounds]
+    assert any(event and event.startswith("too hot: went back to step") for event in events)
+
+
 def test_an_error_in_the_probe_reaches_the_caller_and_the_weights_are_as_before() -> None:
     model = network()
 
@@ -495,6 +513,40 @@ def test_rewind_keeps_a_few_moments_spread_over_the_levels() -> None:
     next(iter(model.parameters())).requires_grad_(False)
     rewind.forget_other_parameters(optimizer)
     assert len(rewind) == 0
+
+
+def test_rewind_goes_back_to_what_has_proved_itself_and_then_further() -> None:
+    model = network(batch_norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    rewind = Rewind()
+    assert rewind.proven is None
+    for step in range(6):
+        if step > 0:
+            rewind.only_ends()
+        rewind.keep(0.0, step, optimizer, model)
+        train(model, optimizer, _Quiet(CosineAnnealingLR(optimizer, 100)), range(step, step + 1))
+    steps = []
+    for _ in range(3):
+        proven = rewind.proven
+        assert proven is not None
+        steps.append(proven.step)
+        rewind.used(proven)
+    assert steps == [4, 0, 0]
+
+
+def test_earlier_weights_are_shown_for_a_moment_only() -> None:
+    model = network(batch_norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    rewind = Rewind()
+    rewind.keep(0.0, 0, optimizer, model)
+    was = copy.deepcopy(model.state_dict())
+    train(model, optimizer, _Quiet(CosineAnnealingLR(optimizer, 100)), range(3))
+    now, kept = copy.deepcopy(model.state_dict()), rewind.proven
+    assert kept is not None
+    with pytest.raises(KeyboardInterrupt), rewind.shown(kept, optimizer, model):
+        assert all(torch.equal(value, was[name]) for name, value in model.state_dict().items())
+        raise KeyboardInterrupt
+    assert all(torch.equal(value, now[name]) for name, value in model.state_dict().items())
 
 
 class _Quiet:

@@ -13,6 +13,7 @@ from misset_shapes import held
 from stacked import Adam, Momentum, Stack, TrainStep
 
 import hdet
+from hdet.algorithm.pilot import Pilot
 from tests.experiments.small_tasks import CPU, small
 
 STEPS = 240
@@ -79,6 +80,24 @@ def test_rates_are_the_products(name: str, optimizer: str, guess: float, per_gro
     went_back = [record["step"] for record in journal if "went back" in (record["event"] or "")]
     assert went_back == [step for step, action, _ in run.events if action == "go back"]
     assert went_back  # the run has landed, so the way back was tried too
+
+
+def test_earlier_weights_have_the_products_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pilot that always doubts compares with the weights that it would go back to at every round."""
+    compared: list[float] = []
+
+    def noted(self: Pilot, flight: Any, losses: Any, before: float) -> float:
+        compared.append(before)
+        return 0.0
+
+    monkeypatch.setattr(Pilot, "doubts", lambda self, flight, losses: flight.landed is not None)
+    monkeypatch.setattr(Pilot, "_ruin", noted)
+    task = small("digits")
+    on_the_stack(task, "sgd", 3, 1e3, False)
+    mine, compared = compared, []
+    by_the_product(task, "sgd", 3, 1e3, False)
+    assert len(mine) > 10
+    assert mine == pytest.approx(compared, rel=1e-9)
 
 
 def test_prober_deals_runs_out_to_its_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
