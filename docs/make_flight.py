@@ -95,9 +95,10 @@ def draw(rounds: list[Round]) -> Drawing:
 def _words(drawing: Drawing, x: object, rounds: list[Round], landed: int) -> None:
     place = x(landed) + 10  # type: ignore[operator]
     event = next(part.event for part in rounds if part.end == landed)
-    drawing.text((place, 72), event, "start", "c3")
-    drawing.text((place, 92), "before: take-off (orange); after: climb and schedule (blue)", "start", "ink", 13)
-    drawing.text((place, 112), "violet: the line search moves the rate", "start", "mark", 13)
+    drawing.text((place, 236), event, "start", "c3")
+    drawing.text((place, 256), "before: take-off (orange); after: climb and schedule (blue)", "start", "ink", 13)
+    if any(part.moved and not part.event for part in rounds):
+        drawing.text((place, 276), "violet: the line search moves the rate", "start", "mark", 13)
 
 
 def _scale(values: list[float], bottom: float, top: float) -> Axis:

@@ -108,6 +108,30 @@ def grid(table: Table) -> str:
     return "\n".join(lines)
 
 
+def worst_cases(tables: list[Table]) -> str:
+    """Per length: the worst ratio over all starts, methods down and tasks across; some methods have no start."""
+    parts = ["## Worst case over all starts"]
+    for length in LENGTHS:
+        same = [table for table in tables if table["length"] == length]
+        if not same:
+            continue
+        head = [f"{table['task']}, {OPTIMIZERS[table['optimizer']]}, {table['steps']} steps" for table in same]
+        lines = ["| | " + " | ".join(head) + " |", "|" + " --- |" * (len(head) + 1)]
+        for name in ORDER:
+            rows = [table["rows"].get(name) for table in same]
+            label = next((row["label"] for row in rows if row is not None), None)
+            if label is not None:
+                shown = ["" if row is None else _cell(_worst(row)) for row in rows]
+                lines.append(f"| {label} | " + " | ".join(shown) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _worst(row: dict[str, Any]) -> dict[str, Any]:
+    """The cell of the worst start."""
+    return max(row["starts"], key=lambda cell: _or_inf(cell["ratio"]))
+
+
 def product(rows: list[dict[str, Any]]) -> str:
     """The library itself, one model at a time."""
     head = ["task", "steps", "rates", "seeds", "loss over the best fixed rate's", "found rate over it"]
@@ -281,6 +305,7 @@ def main() -> None:
         file = args.results / f"{name}.json"
         if file.exists():
             sections.insert(0, table_of(json.loads(file.read_text())))
+    sections.insert(0, worst_cases(tables))
     made = "\n\n".join([*sections, footing(tables)]) if tables else "Nothing has been measured yet."
     args.page.write_text(filled(args.page.read_text(encoding="utf-8"), made), encoding="utf-8")
 

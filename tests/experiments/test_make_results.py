@@ -69,6 +69,15 @@ def test_page(page: Path) -> None:
     assert text.index("1000 steps") < text.index("100 steps,")
 
 
+def test_worst_cases(page: Path) -> None:
+    text, _ = make(page)
+    table = text[text.index("## Worst case") :]
+    assert "| | text, Adam, 1000 steps |" in table
+    assert "| fixed rate, OneCycle | failed |" in table
+    assert "| auto, one rate | 1.030 ± 0.010 |" in table
+    assert "| Prodigy | 1.070 ± 0.010 |" in table
+
+
 def test_picture_is_small_and_well_formed(page: Path) -> None:
     _, picture = make(page)
     assert len(picture) < 20_000
