@@ -72,7 +72,7 @@ def test_the_rate_grows_to_what_the_gradients_ask_for_but_never_shrinks_or_leaps
     assert leg.state.level == pytest.approx(min(max(reach, 3.0), 3.0 + math.log(8)))
 
 
-def test_it_has_landed_when_nobody_has_asked_for_more_for_four_rounds() -> None:
+def test_it_has_landed_when_nobody_has_asked_for_more_for_sixteen_steps() -> None:
     state = climbing(level=3.0)
     for _ in range(3):
         leg = after_round(state, 1.5)
@@ -82,6 +82,8 @@ def test_it_has_landed_when_nobody_has_asked_for_more_for_four_rounds() -> None:
     assert (landed.state.phase, landed.state.level) == (LANDED, 3.0)
     assert (landed.action, landed.exploded) == ("go back", False)
     assert landed.ceiling == pytest.approx(3.0 - math.log(4))
+    shorter = TakeOff().after_round(state, [1.5, *[9.0] * 7], -math.inf, moved=0.1, steps=2)
+    assert (shorter.state.phase, shorter.state.quiet) == (CLIMBING, 14)
     asked_again = after_round(state, 1.5, reach=4.0)
     assert (asked_again.state.phase, asked_again.state.quiet) == (CLIMBING, 0)
 
@@ -89,7 +91,7 @@ def test_it_has_landed_when_nobody_has_asked_for_more_for_four_rounds() -> None:
 def test_while_nothing_has_happened_the_rate_grows_all_the_same() -> None:
     """A small probe batch may see nothing, or a little of its own noise."""
     for now, growth in ((2.0, 2.0), (2.015, 2.0), (1.985, 2.0), (2.03, 1.0), (1.97, 1.0)):
-        leg = after_round(climbing(quiet=3.0), now)
+        leg = after_round(climbing(quiet=12.0), now)
         assert leg.growth == growth
         assert after_round(leg.state, 2.0).growth == growth  # what was seen once has been seen
 
@@ -118,7 +120,7 @@ def test_a_loss_that_rises_for_a_while_does_not_end_it() -> None:
 
 @pytest.mark.parametrize(("now", "level"), [(1.1, 3.0), (1.4, 3.0), (1.6, 2.0)])
 def test_it_lands_where_the_loss_was_lowest_if_half_of_the_gain_is_lost(now: float, level: float) -> None:
-    landed = after_round(climbing(level=3.0, best=1.0, best_at=2.0, quiet=3.0), now)
+    landed = after_round(climbing(level=3.0, best=1.0, best_at=2.0, quiet=12.0), now)
     assert (landed.state.phase, landed.state.level, landed.exploded) == (LANDED, level, False)
 
 
@@ -244,7 +246,7 @@ def test_going_back_at_landing_must_be_worth_it() -> None:
     """It may cost a tenth of the run, unless the loss has exploded."""
     for steps, loss, since in ((1000, 1.5, 41 - 100), (300, 1.5, 41 - 30), (200, math.nan, -math.inf)):
         rules = pilot(rounds=Growing(4, steps))
-        flight = rules.begin()._replace(takeoff=climbing(level=2.0, quiet=3.0))
+        flight = rules.begin()._replace(takeoff=climbing(level=2.0, quiet=12.0))
         order = rules.after_round(flight, rules.fan(flight, 10), (37, 41), [loss, *[9.0] * 7], 0.1, 1.0)
         assert (order.action, order.since, order.flight.landed) == ("go back", since, 41)
         assert order.flight.course.at(41) == 1.0

@@ -183,7 +183,8 @@ class Pilot:
         if was.phase == FIRST:
             leg = self.takeoff.after_first_step(was, moved, losses[0])
         else:
-            leg = self.takeoff.after_round(was, losses, reach, moved, self._is_early(t), self._is_late(t))
+            early, late = self._is_early(t), self._is_late(t)
+            leg = self.takeoff.after_round(was, losses, reach, moved, early, late, self.rounds.short)
         state = leg.state
         learned = [_bounded(math.exp(state.level))] * self.knobs
         scale = abs(state.first) if math.isfinite(state.first) else flight.scale

@@ -66,7 +66,7 @@ class TakeOffState(NamedTuple):
     fallen: float = 0.0
     """Rounds in a row in which it stood far above the lowest."""
     quiet: float = 0.0
-    """Rounds in a row in which nothing asked for a higher rate."""
+    """Steps in a row in which nothing asked for a higher rate."""
     seen: float = 0.0
     """Whether the loss has ever moved."""
     rounds: float = 0.0
@@ -103,7 +103,7 @@ class TakeOff:
         slack: a growth below this is none.
         unseen, least: until the loss has once left the first one by more than this part nothing has happened yet, and
             the rate grows by at least this much.
-        quiet: it has landed after so many rounds without growth.
+        quiet: it has landed after so many steps without growth.
         undone: where this part of what was gained is lost again when it lands, the last growth was too much: it lands
             at the level of the lowest loss.
         rise: a loss that stands this many times its first value above the first one is bad, twice in a row; five times
@@ -121,7 +121,7 @@ class TakeOff:
     slack: float = 1.15
     unseen: float = 0.01
     least: float = 2.0
-    quiet: int = 4
+    quiet: int = 16
     undone: float = 0.5
     rise: float = 1.0
     gained: float = 0.25
@@ -161,6 +161,7 @@ class TakeOff:
         moved: float,
         early: bool = True,
         late: bool = False,
+        steps: int = 4,
     ) -> Leg:
         """One round.
 
@@ -171,6 +172,7 @@ class TakeOff:
             moved: the norm of the displacement over that of the weights; 0 where all steps were skipped.
             early: whether it may land when nothing asks for more: later it stays up, for somebody may ask again.
             late: whether it should land, wherever it is.
+            steps: how many the round had.
         """
         if moved == 0 and not late:
             return Leg(state, 1.0, "")
@@ -186,7 +188,7 @@ class TakeOff:
         state = state._replace(seen=max(state.seen, float(moved_at_all)))
         if not state.seen:
             growth = max(growth, self.least)
-        state = state._replace(quiet=0.0 if growth >= self.slack else state.quiet + 1)
+        state = state._replace(quiet=0.0 if growth >= self.slack else state.quiet + steps)
         action: Literal["", "keep"] = "keep" if now <= state.best else ""
         if action == "keep":
             state = state._replace(best=now, best_at=state.level)
