@@ -16,7 +16,7 @@ import hdet
 from hdet.algorithm.pilot import Pilot
 from tests.experiments.small_tasks import CPU, small
 
-STEPS = 240
+STEPS = 360
 
 
 def on_the_stack(task: Any, optimizer: str, seed: int, guess: float, per_group: bool) -> tuple[torch.Tensor, Run]:
