@@ -238,8 +238,8 @@ def test_the_journal_tells_what_happened_and_can_be_replayed(tmp_path: Path) -> 
     path = tmp_path / "run.jsonl"
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=300, probe=probe_of(model), journal=path)
-    rates = [row[0] for row in train(model, optimizer, scheduler, range(300))]
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=400, probe=probe_of(model), journal=path)
+    rates = [row[0] for row in train(model, optimizer, scheduler, range(400))]
     data = hdet.read_journal(path)
     assert data.header["arguments"]["fanout"] == "probed"
     events = [record["event"] for record in data.rounds]
@@ -253,12 +253,12 @@ def test_the_journal_tells_what_happened_and_can_be_replayed(tmp_path: Path) -> 
     replayed = torch.optim.Adam(network().parameters(), lr=123.0)
     schedule = hdet.schedule_from(path, replayed)
     seen = []
-    for _ in range(300):
+    for _ in range(400):
         seen.append(float(replayed.param_groups[0]["lr"]))
         replayed.step()
         schedule.step()
     landed = data.rounds[landing]["step"]
-    for t in (landed + 20, 120, 200, 280):
+    for t in (landed + 20, 120, 200, 280, 380):
         assert seen[t] == pytest.approx(rates[t], rel=0.25)
     assert max(seen) == pytest.approx(max(rates[landed:]), rel=0.05)
     with pytest.raises(ArgumentError, match="parameter groups"):

@@ -63,7 +63,7 @@ def found_schedule(journal: JournalData, every_step: bool = False) -> FoundSched
 def _at(step: int, steps: Sequence[int], values: Sequence[float]) -> float | None:
     """A knob's value at a step; None before it was there.
 
-    >>> _at(2, [0, 4], [1.0, 100.0]), _at(9, [0, 4], [1.0, 100.0]), _at(0, [1, 4], [1.0, 100.0])
-    (10.0, 100.0, None)
+    >>> _at(2, [0, 4], [1.0, 9.0]), _at(9, [0, 4], [1.0, 9.0]), _at(0, [1, 4], [1.0, 9.0])
+    (4.0, 9.0, None)
     """
     return None if step < steps[0] else value_at(step, steps, values)
