@@ -79,6 +79,8 @@ def test_mean_spread_and_crashes(tmp_path: Path) -> None:
     assert outcome["torch"]
     assert CRASH in table_of(outcome).caption
     assert as_markdown(table_of(outcome)).startswith("| configuration |")
+    assert "warm-start-1/checkpoint.pt" in json.dumps(outcome)
+    assert str(tmp_path) not in json.dumps(outcome)  # a study may be moved, and its file be shown to others
     again = Study.of(json.loads(json.dumps(outcome["arguments"])))
     assert again.runs(tmp_path)[3].plan == runs[3].plan
 

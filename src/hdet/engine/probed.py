@@ -431,7 +431,7 @@ class ProbedEngine(Engine):
             self.controller_state,
             state["scale"],
             state["worse"],
-            state.get("low", math.inf),  # a checkpoint of 0.1
+            state["low"],
         )
         self._highest = state["highest"]
         self._points, self._reach, self._rewind = Points(), Reach(), Rewind()

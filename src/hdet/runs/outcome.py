@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -54,7 +55,15 @@ def _result(run: PlannedRun) -> dict[str, Any]:
     final = record.get("final") or {}
     losses = {name: finite(final.get(name)) for name in _LOSSES}
     own = {"seed": run.seed, "folder": run.folder.path.name, "crashed": bool(record.get("crashed"))}
-    return own | losses | {"seconds": record.get("seconds"), "plan": run.plan.arguments()}
+    return own | losses | {"seconds": record.get("seconds"), "plan": _plan_in_study(run)}
+
+
+def _plan_in_study(run: PlannedRun) -> dict[str, Any]:
+    """The run's plan; the weights that it begins with by their place in the study, which may be moved."""
+    arguments = run.plan.arguments()
+    if run.plan.start is not None:
+        arguments["start"] = Path(run.plan.start).relative_to(run.folder.path.parent.resolve()).as_posix()
+    return arguments
 
 
 def _summary(values: Sequence[float | None]) -> dict[str, Any]:
