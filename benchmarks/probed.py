@@ -20,9 +20,9 @@ import torch
 from harness import parser, show
 
 import hdet
-from hdet.algorithm.rounds import Growing
-from hdet.engine.points import SNAPSHOTS
-from hdet.engine.reach import Reach
+from hdet.algorithm.auto.rounds import Growing
+from hdet.algorithm.auto.constants import SNAPSHOTS
+from hdet.engine.probed.gradients import Gradients
 from hdet.tasks import task_named
 
 BLOCKS, BLOCK = 4, 6

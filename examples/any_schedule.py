@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> None:
         ],
         sync_every=args.sync_every,
         total_steps=args.steps,
-        signal=hdet.Probe(hdet.ProbeBatch(replica, plain_loss, loader), at="round_mean"),
+        signal=hdet.ProbeLoss(hdet.ProbeBatch(replica, plain_loss, loader), at="round_mean"),
         journal=args.journal,
     )
 

@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> None:
         sync_every=args.sync_every,
         total_steps=args.steps,
         # The loader of this probe has one batch; more would be used in turn, one per round.
-        signal=hdet.Probe(hdet.ProbeBatch(replica, plain_loss, [held_out]), at="round_mean"),
+        signal=hdet.ProbeLoss(hdet.ProbeBatch(replica, plain_loss, [held_out]), at="round_mean"),
         group=arms,
         journal=args.journal,
     )

@@ -12,8 +12,8 @@ from misset_shapes import Factors, onecycle
 from stacked import Optimizer, Stack, TrainStep
 from torch import Tensor
 
-from hdet.algorithm.controllers import Published
 from hdet.algorithm.design import Permuted
+from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds, default_length
 
 __all__ = ["population", "trained"]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import misset_ensembles as ensembles
 import misset_peers as peers
 import torch
+from misset_auto import AutoRuns, Run
 from misset_bench import Bench, Clock, Outcome
-from misset_flights import Flights, Run
 from misset_shapes import Factors, cosine, held, onecycle
 from stacked import Optimizer, TrainStep
 from torch import Tensor
@@ -69,21 +69,21 @@ def auto(
     optimizer = bench.update(stack.theta)
     knobs = len(stack.sizes) if per_group else 1
     runs = [[Run(bench.steps, seed, knobs, start, pct_start, shuffled) for start in starts] for seed in bench.seeds]
-    flights = Flights(stack, optimizer, runs, held(bench.steps, pct_start, linear), bench.supply, bench.graph)
+    auto_runs = AutoRuns(stack, optimizer, runs, held(bench.steps, pct_start, linear), bench.supply, bench.graph)
     step = TrainStep(
         stack,
         optimizer,
         bench.supply.batches,
-        flights.rates,
-        before=flights.before_step,
-        after=flights.observe,
+        auto_runs.rates,
+        before=auto_runs.before_step,
+        after=auto_runs.observe,
         graph=bench.graph,
     )
-    flights.begin()
+    auto_runs.begin()
     with Clock(bench.device) as clock:
         for t in range(1, bench.steps + 1):
             step()
-            flights.after_step(t)
+            auto_runs.after_step(t)
     found = [[row[k].found for row in runs] for k in range(len(starts))]
     return bench.outcome(stack, stack.theta, found, clock)
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hdet.algorithm.takeoff import Course
+from hdet.algorithm.auto.course import Course
 
 __all__ = ["Factors", "along", "cosine", "held", "onecycle"]
 

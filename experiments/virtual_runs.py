@@ -14,7 +14,7 @@ import torch
 from known_problems import Problem
 from torch import Generator, Tensor
 
-from hdet.algorithm.controllers import Controller
+from hdet.algorithm.controller import Controller
 from hdet.algorithm.design import Balanced
 from hdet.algorithm.knob import KnobSpec
 

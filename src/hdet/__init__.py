@@ -1,19 +1,14 @@
-"""HDET: data-parallel replicas that explore hyperparameters while they train."""
+"""HDET: the learning rate is found in the run, and data-parallel replicas explore hyperparameters while they train."""
 
+from hdet import experimental
 from hdet._version import __version__
-from hdet.algorithm.controllers import Controller, Published, Update
+from hdet.algorithm.controller import Controller
 from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
-from hdet.comm.arms import Arms, arms
-from hdet.engine import knobs
-from hdet.engine.ensemble import Ensemble, Inner
-from hdet.engine.knobs import Knob
-from hdet.engine.onecycle import OneCycleLR
-from hdet.engine.outer import Elastic, Outer
-from hdet.engine.probes import ProbeBatch
-from hdet.engine.replay import schedule_from
-from hdet.engine.signals import Probe, TrainLoss
-from hdet.engine.warm_start import perturb_
+from hdet.algorithm.published import Published
+from hdet.comm.arms import arms
+from hdet.engine.probe import ProbeBatch
+from hdet.engine.trained.signals import ProbeLoss, TrainLoss
 from hdet.errors import (
     ArgumentError,
     DisagreementError,
@@ -21,21 +16,25 @@ from hdet.errors import (
     HdetError,
     JournalError,
     LostReplicaError,
+    ProbeWarning,
     ResumeWarning,
     ShardedParametersError,
 )
-from hdet.journal import Journal, JournalData, Sink, read_journal
+from hdet.faces import knobs
+from hdet.faces.ensemble import Ensemble
+from hdet.faces.knobs import Knob
+from hdet.faces.onecycle import OneCycleLR
+from hdet.faces.replay import schedule_from
+from hdet.faces.warm_start import perturb_
+from hdet.journal import Journal, JournalData, read_journal
 
 __all__ = [
     "ArgumentError",
-    "Arms",
     "Controller",
     "DisagreementError",
     "DivergedError",
-    "Elastic",
     "Ensemble",
     "HdetError",
-    "Inner",
     "Journal",
     "JournalData",
     "JournalError",
@@ -44,17 +43,16 @@ __all__ = [
     "LostReplicaError",
     "Normalised",
     "OneCycleLR",
-    "Outer",
-    "Probe",
     "ProbeBatch",
+    "ProbeLoss",
+    "ProbeWarning",
     "Published",
     "ResumeWarning",
     "ShardedParametersError",
-    "Sink",
     "TrainLoss",
-    "Update",
     "__version__",
     "arms",
+    "experimental",
     "knobs",
     "perturb_",
     "read_journal",

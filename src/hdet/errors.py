@@ -9,6 +9,7 @@ __all__ = [
     "HdetError",
     "JournalError",
     "LostReplicaError",
+    "ProbeWarning",
     "ResumeWarning",
     "ShardedParametersError",
 ]
@@ -44,3 +45,7 @@ class JournalError(HdetError, ValueError):
 
 class ResumeWarning(UserWarning):
     """A run was resumed inside a round: its loss sums start empty."""
+
+
+class ProbeWarning(UserWarning):
+    """The learning rate cannot be found: the probe tells nothing about the weights, or the run is too short."""

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.algorithm.assignment import assign
-from hdet.algorithm.controllers import Controller, Published, softmax_weights
+from hdet.algorithm.controller import Controller
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
+from hdet.algorithm.published import Published, softmax_weights
 from hdet.algorithm.scales import scale_named
 from hdet.algorithm.spread import multipliers
 from hdet.errors import ArgumentError

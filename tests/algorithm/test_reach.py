@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.algorithm.reach import Tally, estimate, forgetting
+from hdet.algorithm.auto.reach import Tally, estimate, forgetting
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.floats(1e-3, 1e3))

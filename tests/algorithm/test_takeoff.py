@@ -8,158 +8,206 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hdet.algorithm.auto import constants as c
+from hdet.algorithm.auto import takeoff
+from hdet.algorithm.auto.course import Course
+from hdet.algorithm.auto.evidence import Evidence, Fan
+from hdet.algorithm.auto.memory import Memory
+from hdet.algorithm.auto.pilot import Action, Order, Pilot, PilotState
+from hdet.algorithm.auto.rounds import Growing
+from hdet.algorithm.auto.takeoff import Leg, Phase, TakeOffState, Wish
 from hdet.algorithm.linesearch import LineSearch
-from hdet.algorithm.pilot import Flight, Pilot
-from hdet.algorithm.rounds import Growing
-from hdet.algorithm.takeoff import CLIMBING, LANDED, Course, Leg, TakeOff, TakeOffState
 
 
-def climbing(level: float = 0.0, **known: float) -> TakeOffState:
-    return TakeOffState(phase=CLIMBING, level=level, first=2.0, best=2.0)._replace(**known)
+def rising(level: float = 0.0, **known: float) -> TakeOffState:
+    state = TakeOffState(phase=Phase.RISING, level=level, first=2.0, best=2.0)
+    return state._replace(**known)  # type: ignore[arg-type]
+
+
+def after_first_step(moved: float, loss: float = 2.3, state: TakeOffState | None = None, **more: float) -> Leg:
+    evidence = Evidence((0, 1), Fan([], True), [loss] * 8, peak=299.0, displacement=moved, **more)  # type: ignore[arg-type]
+    return takeoff.after_round(state or TakeOffState(), evidence)
+
+
+def after_losses(
+    state: TakeOffState,
+    losses: list[float],
+    reach: float = -math.inf,
+    moved: float = 0.1,
+    steps: int = 4,
+    early: bool = True,
+    late: bool = False,
+) -> Leg:
+    evidence = Evidence((0, steps), Fan([], True), losses, 299.0, steps=steps, displacement=moved, reach=reach)
+    return takeoff.after_round(state, evidence, early=early, late=late)
 
 
 @given(st.floats(1e-12, 1e-2, exclude_max=True))
 def test_after_the_first_step_the_guess_does_not_matter(moved: float) -> None:
     """Whatever the first step moved, the next ones move the weights by 1e-4 of their norm."""
-    rules = TakeOff()
-    leg = rules.after_first_step(rules.init(), moved, loss=2.3)
-    rate_then, rate_now = math.exp(rules.init().level), math.exp(leg.state.level)
-    assert moved * rate_now / rate_then == pytest.approx(rules.relative_step)
-    assert leg.action == "keep"
+    leg = after_first_step(moved)
+    rate_then, rate_now = math.exp(TakeOffState().level), math.exp(leg.state.level)
+    assert moved * rate_now / rate_then == pytest.approx(1e-4)
+    assert leg.wish is Wish.KEEP
+
+
+def test_a_step_is_longer_than_what_the_weights_can_resolve() -> None:
+    """In bf16 neighbouring numbers are 1/128 apart: steps of 1e-4 would be lost."""
+    leg = after_first_step(1e-6, resolution=1 / 128)
+    assert 1e-6 * math.exp(leg.state.level - TakeOffState().level) == pytest.approx(1 / 256)
 
 
 def test_a_first_step_that_was_too_long_is_undone_and_one_that_was_lost_is_repeated() -> None:
-    rules = TakeOff()
-    too_long = rules.after_first_step(rules.init(), 0.5, loss=2.3)
-    assert too_long.action == "restart"
+    too_long = after_first_step(0.5)
+    assert too_long.wish is Wish.RESTART
     assert math.isnan(too_long.state.first)  # that loss belongs to weights that are gone
-    lost = rules.after_first_step(rules.init(), 0.0, loss=2.3)
-    assert lost.state.phase == rules.init().phase
-    assert lost.state.level == pytest.approx(rules.init().level + math.log(10))
+    lost = after_first_step(0.0)
+    assert lost.state.phase is Phase.FIRST
+    assert lost.state.level == pytest.approx(TakeOffState().level + math.log(10))
     for _ in range(50):
-        lost = rules.after_first_step(lost.state, 0.0, loss=2.3)
-    assert lost.state.level <= math.log(1e3)  # never far above the guess
-    broken = rules.after_first_step(rules.init(), math.inf, loss=math.nan)
-    assert broken.action == "restart"
-    assert math.isfinite(broken.state.level)
+        lost = after_first_step(0.0, state=lost.state)
+    assert lost.state.level == pytest.approx(math.log(1e15))  # the bound of all factors
+    broken = after_first_step(math.inf, loss=math.nan)
+    assert (broken.wish, broken.state.phase) == (Wish.RESTART, Phase.FIRST)  # still nothing is known
+    assert broken.state.level == pytest.approx(TakeOffState().level - math.log(1e6))
+
+
+def test_without_a_step_of_the_optimizer_nothing_is_concluded() -> None:
+    """Gradients are still being accumulated, or GradScaler skipped the step."""
+    for state in (TakeOffState(), rising(level=3.0)):
+        assert after_losses(state, [9.0] * 8, reach=9.0, steps=0) == Leg(state)
+
+
+def test_weights_that_never_move_keep_to_the_guess_in_the_end() -> None:
+    leg = after_losses(TakeOffState(level=5.0), [2.0] * 8, moved=0.0, late=True)
+    assert (leg.state.phase, leg.state.level, leg.alarm) == (Phase.LANDED, 0.0, takeoff.NEVER_MOVED)
+
+
+def test_a_probe_that_is_never_finite_keeps_to_the_guess_the_second_time() -> None:
+    state = after_first_step(1e-5, loss=math.nan).state
+    once = after_losses(state, [math.nan] * 8)
+    assert (once.state.phase, once.alarm, once.growth) == (Phase.RISING, None, 1.0)
+    twice = after_losses(once.state, [math.inf] * 8)
+    assert (twice.state.phase, twice.state.level, twice.alarm) == (Phase.LANDED, 0.0, takeoff.NOT_FINITE)
+    seen = after_losses(once.state, [2.0] * 8, moved=1e-4)
+    assert (seen.state.phase, seen.state.first) == (Phase.RISING, 2.0)
 
 
 def after_round(state: TakeOffState, now: float, reach: float = -math.inf, late: bool = False) -> Leg:
     """A round whose fan says that nothing lies beyond the weights as they are."""
-    return TakeOff().after_round(state, [now, *[9.0] * 7], reach, moved=0.1, late=late)
+    return after_losses(state, [now, *[9.0] * 7], reach, late=late)
 
 
 @pytest.mark.parametrize(("best_point", "growth"), [(0, 1.0), (1, 1.0), (2, 2.0), (4, 4.0), (7, 8.0)])
 def test_the_rate_grows_by_what_the_fan_sees(best_point: int, growth: float) -> None:
     losses = [1.9] * 8
     losses[best_point] = 1.0
-    leg = TakeOff().after_round(climbing(), losses, -math.inf, moved=0.1, late=False)
+    leg = after_losses(rising(), losses)
     assert leg.growth == pytest.approx(growth)
     assert leg.state.level == pytest.approx(math.log(growth))
-    assert leg.action == "keep"
+    assert leg.wish is Wish.KEEP
 
 
 def test_the_fan_is_heard_until_the_loss_has_moved() -> None:
     """A batch that is being learned falls to nothing far out on any line."""
     losses = [1.9] * 7 + [0.0]
-    for seen, growth in ((0.0, 8.0), (1.0, 1.0)):
-        assert TakeOff().after_round(climbing(seen=seen), losses, -math.inf, moved=0.1).growth == growth
+    for seen, growth in ((False, 8.0), (True, 1.0)):
+        assert after_losses(rising(seen=seen), losses).growth == growth
 
 
 @given(st.floats(-50, 50))
 def test_the_rate_grows_to_what_the_gradients_ask_for_but_never_shrinks_or_leaps(reach: float) -> None:
-    leg = after_round(climbing(level=3.0), 1.9, reach)
+    leg = after_round(rising(level=3.0), 1.9, reach)
     assert leg.state.level == pytest.approx(min(max(reach, 3.0), 3.0 + math.log(8)))
 
 
 def test_it_has_landed_when_nobody_has_asked_for_more_for_sixteen_steps() -> None:
-    state = climbing(level=3.0)
+    state = rising(level=3.0)
     for _ in range(3):
         leg = after_round(state, 1.5)
         state = leg.state
-        assert (state.phase, leg.growth) == (CLIMBING, 1.0)
+        assert (state.phase, leg.growth) == (Phase.RISING, 1.0)
     landed = after_round(state, 1.5)
-    assert (landed.state.phase, landed.state.level) == (LANDED, 3.0)
-    assert (landed.action, landed.exploded) == ("go back", False)
+    assert (landed.state.phase, landed.state.level) == (Phase.LANDED, 3.0)
+    assert (landed.wish, landed.exploded) == (Wish.GO_BACK, False)
     assert landed.ceiling == pytest.approx(3.0 - math.log(4))
-    shorter = TakeOff().after_round(state, [1.5, *[9.0] * 7], -math.inf, moved=0.1, steps=2)
-    assert (shorter.state.phase, shorter.state.quiet) == (CLIMBING, 14)
+    shorter = after_losses(state, [1.5, *[9.0] * 7], steps=2)
+    assert (shorter.state.phase, shorter.state.quiet) == (Phase.RISING, 14)
     asked_again = after_round(state, 1.5, reach=4.0)
-    assert (asked_again.state.phase, asked_again.state.quiet) == (CLIMBING, 0)
+    assert (asked_again.state.phase, asked_again.state.quiet) == (Phase.RISING, 0)
 
 
 def test_while_nothing_has_happened_the_rate_grows_all_the_same() -> None:
     """A small probe batch may see nothing, or a little of its own noise."""
     for now, growth in ((2.0, 2.0), (2.015, 2.0), (1.985, 2.0), (2.03, 1.0), (1.97, 1.0)):
-        leg = after_round(climbing(quiet=12.0), now)
+        leg = after_round(rising(quiet=12), now)
         assert leg.growth == growth
         assert after_round(leg.state, 2.0).growth == growth  # what was seen once has been seen
 
 
 def test_a_loss_far_above_the_first_ends_it_the_second_time() -> None:
-    first = after_round(climbing(level=3.0), 4.1, reach=9.0)
-    assert (first.state.phase, first.state.bad, first.growth) == (CLIMBING, 1, 1.0)
+    first = after_round(rising(level=3.0), 4.1, reach=9.0)
+    assert (first.state.phase, first.state.bad, first.growth) == (Phase.RISING, 1, 1.0)
     second = after_round(first.state, 4.2)
-    assert (second.state.phase, second.action, second.exploded) == (LANDED, "go back", True)
+    assert (second.state.phase, second.wish, second.exploded) == (Phase.LANDED, Wish.GO_BACK, True)
     assert second.state.level == second.ceiling == pytest.approx(3.0 - math.log(4))
     forgiven = after_round(first.state, 0.9)
-    assert (forgiven.state.bad, forgiven.state.phase, forgiven.action) == (0, CLIMBING, "keep")
+    assert (forgiven.state.bad, forgiven.state.phase, forgiven.wish) == (0, Phase.RISING, Wish.KEEP)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 13.0])
 def test_it_ends_at_once_where_the_loss_explodes(loss: float) -> None:
-    leg = after_round(climbing(best=1.0), loss)
-    assert (leg.state.phase, leg.exploded) == (LANDED, True)
+    leg = after_round(rising(best=1.0), loss)
+    assert (leg.state.phase, leg.exploded) == (Phase.LANDED, True)
 
 
 def test_a_loss_that_rises_for_a_while_does_not_end_it() -> None:
     """A small network's loss goes up and down on the way; its best rate may lie beyond."""
-    leg = after_round(climbing(best=1.0), 3.9)
-    assert (leg.state.phase, leg.state.bad, leg.action) == (CLIMBING, 0, "")
+    leg = after_round(rising(best=1.0), 3.9)
+    assert (leg.state.phase, leg.state.bad, leg.wish) == (Phase.RISING, 0, Wish.NOTHING)
 
 
 @pytest.mark.parametrize(("now", "level"), [(1.1, 3.0), (1.4, 3.0), (1.6, 2.0)])
 def test_it_lands_where_the_loss_was_lowest_if_half_of_the_gain_is_lost(now: float, level: float) -> None:
-    landed = after_round(climbing(level=3.0, best=1.0, best_at=2.0, quiet=12.0), now)
-    assert (landed.state.phase, landed.state.level, landed.exploded) == (LANDED, level, False)
+    landed = after_round(rising(level=3.0, best=1.0, best_at=2.0, quiet=12), now)
+    assert (landed.state.phase, landed.state.level, landed.exploded) == (Phase.LANDED, level, False)
 
 
 def test_what_was_learned_and_lost_again_ends_it_the_second_time() -> None:
-    once = after_round(climbing(level=3.0, best=1.0, best_at=2.0), 2.5)
-    assert (once.state.phase, once.state.fallen) == (CLIMBING, 1)
+    once = after_round(rising(level=3.0, best=1.0, best_at=2.0), 2.5)
+    assert (once.state.phase, once.state.fallen) == (Phase.RISING, 1)
     twice = after_round(once.state, 2.2)
-    assert (twice.state.phase, twice.state.level, twice.ceiling, twice.exploded) == (LANDED, 2.0, 2.0, True)
+    assert (twice.state.phase, twice.state.level, twice.ceiling, twice.exploded) == (Phase.LANDED, 2.0, 2.0, True)
     assert after_round(once.state, 1.3).state.fallen == 0
-    little = climbing(level=3.0, best=1.6, best_at=2.0)  # a batch's own luck
+    little = rising(level=3.0, best=1.6, best_at=2.0)  # a batch's own luck
     for _ in range(2):
         little = after_round(little, 2.7).state
-    assert (little.phase, little.fallen) == (CLIMBING, 0)
+    assert (little.phase, little.fallen) == (Phase.RISING, 0)
 
 
 def test_skipped_steps_and_a_blind_probe_do_not_make_it_grow() -> None:
-    skipped = TakeOff().after_round(climbing(level=3.0), [1.9] * 8, -math.inf, moved=0.0, late=False)
-    assert (skipped.state, skipped.growth) == (climbing(level=3.0), 1.0)
-    blind = TakeOff().after_round(climbing(level=3.0), [2.0] * 8, 9.0, moved=0.1, late=False)
-    assert (blind.state.phase, blind.state.level) == (LANDED, 0.0)  # the guess
+    skipped = after_losses(rising(level=3.0), [1.9] * 8, moved=0.0)
+    assert (skipped.state, skipped.growth) == (rising(level=3.0), 1.0)
+    blind = after_losses(rising(level=3.0), [2.0] * 8, reach=9.0)
+    assert (blind.state.phase, blind.state.level, blind.alarm) == (Phase.LANDED, 0.0, takeoff.BLIND)  # the guess
 
 
 def test_landing_late_keeps_the_rate_unless_the_loss_has_exploded() -> None:
-    bad = after_round(climbing(level=3.0), 4.1, late=True)
-    assert (bad.state.phase, bad.exploded) == (LANDED, True)
-    good = after_round(climbing(level=3.0), 1.5, late=True)
-    assert (good.state.phase, good.state.level, good.exploded) == (LANDED, 3.0, False)
+    bad = after_round(rising(level=3.0), 4.1, late=True)
+    assert (bad.state.phase, bad.exploded) == (Phase.LANDED, True)
+    good = after_round(rising(level=3.0), 1.5, late=True)
+    assert (good.state.phase, good.state.level, good.exploded) == (Phase.LANDED, 3.0, False)
 
 
 @given(st.lists(st.tuples(st.lists(st.floats(), min_size=8, max_size=8), st.floats(-50, 50)), max_size=80))
 def test_any_losses_land_it_in_the_end_at_a_finite_level(rounds: list[tuple[list[float], float]]) -> None:
-    rules = TakeOff()
-    state = rules.after_first_step(rules.init(), 1e-6, loss=1.0).state
+    state = after_first_step(1e-6, loss=1.0).state
     for losses, reach in rounds:
-        if state.phase == LANDED:
+        if state.phase == Phase.LANDED:
             break
-        state = rules.after_round(state, losses, reach, moved=0.1, late=False).state
+        state = after_losses(state, losses, reach).state
         assert math.isfinite(state.level)
-    assert state.phase == LANDED or len(rounds) < rules.longest
+    assert state.phase == Phase.LANDED or len(rounds) < c.LONGEST
 
 
 @given(st.floats(0.01, 1), st.booleans(), st.floats(0, 1))
@@ -184,13 +232,20 @@ def test_growing_rounds_agree_with_their_list(total: int, short: int, landed: in
 
 
 def pilot(knobs: int = 1, **changed: object) -> Pilot:
-    arguments = {"seed": 0, "rounds": Growing(4, 1000), "peak": 299.0, **changed}
-    return Pilot(LineSearch(), knobs, 0.3, 8, **arguments)  # type: ignore[arg-type]
+    return Pilot(LineSearch(), knobs, **{"total_steps": 1000, **changed})  # type: ignore[arg-type]
 
 
-def landed(flight: Flight) -> Flight:
-    state = flight.takeoff._replace(phase=LANDED, first=2.0)
-    return flight._replace(takeoff=state, landed=40, learned=[1.0] * len(flight.learned), scale=2.0)
+def landed(state: PilotState) -> PilotState:
+    takeoff = state.takeoff._replace(phase=Phase.LANDED, first=2.0)
+    return state._replace(takeoff=takeoff, landed=40, learned=[1.0] * len(state.learned), scale=2.0)
+
+
+def after(
+    rules: Pilot, state: PilotState, fan: Fan, span: tuple[int, int], losses: list[float], **more: float
+) -> Order:
+    """One round of an ordinary run."""
+    known = {"peak": 299.0, "steps": span[1] - span[0], "displacement": 0.1, **more}
+    return rules.after_round(state, Evidence(span, fan, losses, **known))  # type: ignore[arg-type]
 
 
 def test_nothing_moves_once_the_schedule_falls() -> None:
@@ -199,71 +254,106 @@ def test_nothing_moves_once_the_schedule_falls() -> None:
     fan = rules.fan(landed(rules.begin()), k=12)
     losses = [(row[0] - 1.8) ** 2 for row in fan.rho]
     for shape, moves in ((1.0, True), (0.79, False)):
-        flight = landed(rules.begin())
+        state = landed(rules.begin())
         for _ in range(4):
-            flight = rules.after_round(flight, fan, (400, 460), losses, 0.1, shape).flight
-        assert (flight.learned[0] > 1) == moves
+            state = after(rules, state, fan, (400, 460), losses, shape=shape).state
+        assert (state.learned[0] > 1) == moves
 
 
 def test_a_climb_is_not_taken_for_a_rate_that_is_too_low() -> None:
     """At half of its target the rate's displacement has its minimum at twice its length: the target is right."""
     for knobs in (1, 3):
         rules = pilot(knobs)
-        flight = landed(rules.begin())._replace(course=Course(40, 300, 0.1, geometric=False))
-        way = flight.course.at(170)
+        state = landed(rules.begin())._replace(course=Course(40, 300, 0.1, geometric=False))
+        way = state.course.at(170)
         for k in range(12, 18):
-            fan = rules.fan(flight, k)
+            fan = rules.fan(state, k)
             losses = [sum((rho * way - 1.0) ** 2 for rho in row) for row in fan.rho]
-            flight = rules.after_round(flight, fan, (160, 180), losses, 0.1, 1.0).flight
-        assert flight.learned == pytest.approx([1.0] * knobs, rel=0.2)
+            state = after(rules, state, fan, (160, 180), losses).state
+        assert state.learned == pytest.approx([1.0] * knobs, rel=0.2)
 
 
 def test_in_the_climb_down_means_below_the_rate_in_force() -> None:
     """Points that are best where they stand are no reason to lower the target; points far below are."""
     for place, target in ((1.0, 1.0), (0.1, 0.8)):
         rules = pilot()
-        flight = landed(rules.begin())._replace(course=Course(40, 300, 0.1, geometric=False))
+        state = landed(rules.begin())._replace(course=Course(40, 300, 0.1, geometric=False))
         for k in (12, 13, 15):
-            fan = rules.fan(flight, k)
+            fan = rules.fan(state, k)
             losses = [(row[0] - place) ** 2 for row in fan.rho]
-            flight = rules.after_round(flight, fan, (100, 120), losses, 0.1, 1.0).flight
-        assert (flight.learned[0] < target) == (place < 1)
+            state = after(rules, state, fan, (100, 120), losses).state
+        assert (state.learned[0] < target) == (place < 1)
 
 
 def test_each_knob_finds_its_own_rate() -> None:
     """The first wants three times as much as the second: their rates part, and the common one stays."""
     rules = pilot(knobs=2)
-    flight = landed(rules.begin())
+    state = landed(rules.begin())
     for k in range(12, 72):
-        fan = rules.fan(flight, k)
-        wanted = [1.7 / flight.learned[0], 0.6 / flight.learned[1]]
+        fan = rules.fan(state, k)
+        wanted = [1.7 / state.learned[0], 0.6 / state.learned[1]]
         losses = [sum((rho - best) ** 2 for rho, best in zip(row, wanted, strict=True)) for row in fan.rho]
-        flight = rules.after_round(flight, fan, (400, 460), losses, 0.1, 1.0).flight
-    assert flight.learned[0] / flight.learned[1] == pytest.approx(1.7 / 0.6, rel=0.35)
+        state = after(rules, state, fan, (400, 460), losses).state
+    assert state.learned[0] / state.learned[1] == pytest.approx(1.7 / 0.6, rel=0.35)
 
 
 def test_going_back_at_landing_must_be_worth_it() -> None:
     """It may cost a tenth of the run, unless the loss has exploded."""
-    for steps, loss, since in ((1000, 1.5, 41 - 100), (300, 1.5, 41 - 30), (200, math.nan, -math.inf)):
-        rules = pilot(rounds=Growing(4, steps))
-        flight = rules.begin()._replace(takeoff=climbing(level=2.0, quiet=12.0))
-        order = rules.after_round(flight, rules.fan(flight, 10), (37, 41), [loss, *[9.0] * 7], 0.1, 1.0)
-        assert (order.action, order.since, order.flight.landed) == ("go back", since, 41)
-        assert order.flight.course.at(41) == 1.0
+    kept = Memory().added(level=-1.0, step=5)
+    for steps, loss, goes_back in ((1000, 1.5, True), (300, 1.5, False), (200, math.nan, True)):
+        rules = pilot(total_steps=steps)
+        state = rules.begin()._replace(takeoff=rising(level=2.0, quiet=12), memory=kept)
+        order = after(rules, state, rules.fan(state, 10), (37, 41), [loss, *[9.0] * 7])
+        assert (order.action, order.state.landed) == (Action.GO_BACK if goes_back else Action.NOTHING, 41)
+        assert order.event == ("landed: went back to step 5" if goes_back else "landed: went on")
+        climb = order.state.course
+        assert (climb.at(41) < 1, climb.end) == (goes_back, max(299.0, 41 + 0.1 * steps) if goes_back else 0)
+
+
+def test_without_anything_to_go_back_to_it_goes_on() -> None:
+    rules = pilot()
+    state = rules.begin()._replace(takeoff=rising(level=2.0, quiet=12))
+    order = after(rules, state, rules.fan(state, 10), (37, 41), [1.5, *[9.0] * 7])
+    assert (order.action, order.event) == (Action.GO_ON, "landed: slowed down")
 
 
 def test_a_loss_that_stays_high_makes_it_go_back_at_a_third() -> None:
     rules = pilot()
     fan = rules.fan(landed(rules.begin()), k=12)
-    good = rules.after_round(landed(rules.begin()), fan, (400, 460), [0.5] * 8, 0.1, 1.0)
-    assert good.action == "keep"
-    noisy = rules.after_round(good.flight, fan, (460, 520), [1.6] * 8, 0.1, 1.0)
-    assert noisy.flight.worse == 0  # another batch, no explosion
-    once = rules.after_round(good.flight, fan, (460, 520), [7.0] * 8, 0.1, 1.0)
-    assert once.action == ""
-    twice = rules.after_round(once.flight, fan, (520, 600), [math.nan] * 8, 0.1, 1.0)
-    assert twice.action == "go back"
-    assert twice.flight.learned == pytest.approx([good.flight.learned[0] / 3])
+    good = after(rules, landed(rules.begin()), fan, (400, 460), [0.5] * 8)
+    assert good.action is Action.KEEP
+    noisy = after(rules, good.state, fan, (460, 520), [1.6] * 8)
+    assert noisy.state.worse == 0  # another batch, no explosion
+    once = after(rules, good.state, fan, (460, 520), [7.0] * 8)
+    assert once.action is Action.NOTHING
+    twice = after(rules, once.state, fan, (520, 600), [math.nan] * 8, earlier=0.5)
+    assert twice.action is Action.GO_BACK
+    assert twice.state.learned == pytest.approx([good.state.learned[0] / 3])
+
+
+def test_a_batch_on_which_no_weights_have_a_finite_loss_says_nothing() -> None:
+    """Neither the weights nor those before them: the rate must not sink, however often."""
+    rules = pilot()
+    fan = rules.fan(landed(rules.begin()), k=12)
+    good = after(rules, landed(rules.begin()), fan, (400, 460), [0.5, *[0.6] * 7])
+    first = after(rules, good.state, fan, (460, 520), [math.nan] * 8)
+    assert (first.action, first.alarm) == (Action.NOTHING, takeoff.NOT_FINITE)
+    state = first.state
+    for _ in range(20):
+        order = after(rules, state, fan, (520, 600), [math.inf] * 8)
+        assert (order.action, order.alarm) == (Action.NOTHING, None)  # one alarm is enough
+        state = order.state
+    assert state.learned == good.state.learned
+
+
+def test_a_probe_that_goes_blind_raises_an_alarm_once() -> None:
+    rules = pilot()
+    fan = rules.fan(landed(rules.begin()), k=12)
+    still = after(rules, landed(rules.begin()), fan, (400, 460), [0.5] * 8, displacement=1e-6)
+    assert still.alarm is None  # the weights have hardly moved
+    blind = after(rules, still.state, fan, (460, 520), [0.5] * 8)
+    assert (blind.alarm, blind.action) == (takeoff.BLIND, Action.KEEP)
+    assert after(rules, blind.state, fan, (520, 600), [0.5] * 8).alarm is None
 
 
 def test_a_loss_that_earlier_weights_share_is_the_batchs() -> None:
@@ -271,54 +361,53 @@ def test_a_loss_that_earlier_weights_share_is_the_batchs() -> None:
     rules = pilot()
     fan = rules.fan(landed(rules.begin()), k=12)
     for low, high in ((1.5, 10.0), (0.2, 1.7)):
-        good = rules.after_round(landed(rules.begin()), fan, (400, 460), [low] * 8, 0.1, 1.0).flight
+        good = after(rules, landed(rules.begin()), fan, (400, 460), [low] * 8).state
         assert not rules.doubts(good, [low * 1.1] * 8)
         assert rules.doubts(good, [high] * 8)
-        shared = rules.after_round(good, fan, (460, 520), [high] * 8, 0.1, 1.0, before=high - 0.1)
-        assert (shared.flight.worse, shared.flight.scale, shared.flight.learned) == (0, max(high, 2.0), [1.0])
-        ruined = rules.after_round(good, fan, (460, 520), [high] * 8, 0.1, 1.0, before=low)
-        assert (ruined.action, ruined.flight.learned) == ("go back", pytest.approx([1 / 3]))
-        worse = rules.after_round(good, fan, (460, 520), [high] * 8, 0.1, 1.0, before=0.85 * high)
-        assert (worse.action, worse.flight.worse) == ("", 1)
-        again = rules.after_round(worse.flight, fan, (520, 600), [high] * 8, 0.1, 1.0, before=0.85 * high)
-        assert again.action == "go back"
+        shared = after(rules, good, fan, (460, 520), [high] * 8, earlier=high - 0.1)
+        assert (shared.state.worse, shared.state.scale, shared.state.learned) == (0, max(high, 2.0), [1.0])
+        ruined = after(rules, good, fan, (460, 520), [high] * 8, earlier=low)
+        assert (ruined.action, ruined.state.learned) == (Action.GO_BACK, pytest.approx([1 / 3]))
+        worse = after(rules, good, fan, (460, 520), [high] * 8, earlier=0.85 * high)
+        assert (worse.action, worse.state.worse) == (Action.NOTHING, 1)
+        again = after(rules, worse.state, fan, (520, 600), [high] * 8, earlier=0.85 * high)
+        assert again.action is Action.GO_BACK
 
 
 @given(st.lists(st.floats(), min_size=8, max_size=8), st.floats(), st.floats(), st.floats(allow_nan=False, min_value=0))
 def test_any_losses_leave_a_finite_rate(losses: list[float], before: float, first: float, scale: float) -> None:
     rules = pilot()
-    flight = landed(rules.begin())
-    flight = flight._replace(takeoff=flight.takeoff._replace(first=first), scale=scale, low=before)
-    fan = rules.fan(flight, k=12)
-    order = rules.after_round(flight, fan, (400, 460), losses, 0.1, 1.0, before=before)
-    assert 0 < order.flight.learned[0] < math.inf
+    state = landed(rules.begin())
+    state = state._replace(takeoff=state.takeoff._replace(first=first), scale=scale, low=before)
+    fan = rules.fan(state, k=12)
+    order = after(rules, state, fan, (400, 460), losses, earlier=before)
+    assert 0 < order.state.learned[0] < math.inf
 
 
 def test_a_third_is_of_the_rate_in_force_not_of_where_it_was_going() -> None:
     rules = pilot()
-    flight = landed(rules.begin())._replace(course=Course(400, 900, 0.1, geometric=False))
-    fan = rules.fan(flight, k=12)
+    state = landed(rules.begin())._replace(course=Course(400, 900, 0.1, geometric=False))
+    fan = rules.fan(state, k=12)
     for span in ((400, 410), (410, 420)):
-        was = flight.learned[0] * flight.course.at(span[1])
-        flight = rules.after_round(flight, fan, span, [math.nan] * 8, 0.1, 1.0).flight
-    assert flight.learned[0] * flight.course.at(420) == pytest.approx(was / 3)
+        was = state.learned[0] * state.course.at(span[1])
+        state = after(rules, state, fan, span, [math.nan] * 8).state
+    assert state.learned[0] * state.course.at(420) == pytest.approx(was / 3)
 
 
 def test_runs_that_are_too_short_do_not_take_off() -> None:
-    short = pilot(rounds=Growing(2, 39), peak=11.0).begin()
-    assert short.learned == [1.0]
-    assert short.course.at(0) == pytest.approx(1 / 25)  # they warm up as the schedule would
-    assert short.course.at(11) == 1.0
-    assert pilot(rounds=Growing(2, 40)).begin().landed is None
+    short = pilot(total_steps=39).begin()
+    assert (short.learned, short.landed) == ([1.0], 0)
+    assert not short.held  # the schedule rises by itself
+    assert pilot(total_steps=40).begin().landed is None
 
 
 def test_without_a_controller_there_is_no_take_off_and_nothing_moves() -> None:
-    rules = Pilot(None, 2, 0.3, 8, 0, Growing(4, 1000, landed=0), peak=299)
-    flight = rules.begin()
-    assert flight.landed == 0
-    fan = rules.fan(flight, 3)
-    order = rules.after_round(flight, fan, (0, 40), [row[0] for row in fan.rho], 0.1, 1.0)
-    assert order.flight.learned == [1.0, 1.0]
+    rules = Pilot(None, 2, 1000)
+    state = rules.begin()
+    assert state.landed == 0
+    fan = rules.fan(state, 3)
+    order = after(rules, state, fan, (0, 40), [row[0] for row in fan.rho])
+    assert order.state.learned == [1.0, 1.0]
     assert order.update is None
 
 

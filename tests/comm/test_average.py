@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch.distributed as dist
 
 from hdet.comm import average
 from hdet.comm.average import average_
-from hdet.comm.fingerprint import bits, words
+from hdet.comm.fingerprint import bits, halves, words
 from hdet.comm.group import Solo, connect
+from hdet.comm.host import to_host
 from tests.ranks import run_ranks
 
 
@@ -56,7 +58,8 @@ def average_on(rank: int, live: list[bool], extra_bytes: int) -> dict[str, Any]:
     assert average_(plain, connect(None), live, extra_bytes=extra_bytes) is None
     for a, b in zip(plain, tensors, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
-    return {"tensors": tensors, "far": distance.to_mean.sqrt().item(), "norm": distance.of_mean.sqrt().item()}
+    far, norm = (math.hypot(*to_host(norms)) for norms in distance)
+    return {"tensors": tensors, "far": far, "norm": norm}
 
 
 @pytest.mark.parametrize("extra_bytes", [average.EXTRA_BYTES, 4 * 8 * 64], ids=["one bucket", "many buckets"])
@@ -133,7 +136,7 @@ def test_fingerprint_sees_every_bit_and_its_place() -> None:
     cpu = torch.device("cpu")
 
     def print_of(*tensors: torch.Tensor) -> list[float]:
-        return [half.item() for half in bits(tensors, cpu)]
+        return halves(int(bits(tensors, cpu)))
 
     x = torch.arange(100.0)
     assert print_of(x) == print_of(x.clone())

@@ -27,7 +27,7 @@ finally:
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
-        ("Uses :class:`hdet.Probe` and ``x``.", "Uses `hdet.Probe` and ``x``."),
+        ("Uses :class:`hdet.ProbeLoss` and ``x``.", "Uses `hdet.ProbeLoss` and ``x``."),
         (r"At :math:`\rho_r` times.", r"At $\rho_r$ times."),
         ("Text:\n\n.. math:: a = b,\n    c = d\n\nMore.", "Text:\n\n\n$$\na = b, c = d\n$$\n\nMore."),
         (

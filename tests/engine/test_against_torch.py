@@ -400,7 +400,7 @@ def test_a_loss_tensor_may_be_reused_at_once() -> None:
     with torch.no_grad():
         loss.fill_(99)
     scheduler.observe(3.0)
-    assert scheduler._engine.meter.mean(torch.device("cpu")).item() == 2.0
+    assert scheduler._run.meter.mean() == 2.0
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), torch.ones(0), "0.5", [0.5], torch.tensor(1j), object()])
@@ -412,7 +412,7 @@ def test_what_is_no_loss_is_refused_before_anything_changes(value: Any) -> None:
         with pytest.raises(ValueError, match="a loss must be"):
             call(value)
     assert scheduler.state_dict() == before
-    assert scheduler._engine.meter.count == 0
+    assert scheduler._run.meter.count == 0
 
 
 @pytest.mark.parametrize("arguments", [{"epoch": "x"}, {"epoch": torch.tensor(1)}])
@@ -474,7 +474,7 @@ def test_looking_at_the_rates() -> None:
 
 def test_auto_lr_start_is_rounded_up_to_a_round() -> None:
     def start(**more: Any) -> int | None:
-        return OURS(optimizer_of(), 0.5, 100, **more)._engine.settings.auto_lr_start
+        return OURS(optimizer_of(), 0.5, 100, **more)._run.way.settings.start  # type: ignore[attr-defined]
 
     assert start(sync_every=10) == 30  # the warm-up ends at step 29
     assert start(sync_every=25) == 50

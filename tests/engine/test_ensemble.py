@@ -177,12 +177,12 @@ def test_bad_arguments_are_refused_before_anything_changes(arguments: dict[str, 
 
 def test_bad_parts_are_refused() -> None:
     for make in (
-        lambda: hdet.Outer(lr=0.0),
-        lambda: hdet.Outer(momentum=1.0),
-        lambda: hdet.Elastic(0.0),
-        lambda: hdet.Inner(every=0, ranks=2),
-        lambda: hdet.Probe(3),  # type: ignore[arg-type]
-        lambda: hdet.Probe(lambda: 1.0, at="moon"),  # type: ignore[arg-type]
+        lambda: hdet.experimental.Outer(lr=0.0),
+        lambda: hdet.experimental.Outer(momentum=1.0),
+        lambda: hdet.experimental.Elastic(0.0),
+        lambda: hdet.experimental.Inner(every=0, ranks=2),
+        lambda: hdet.ProbeLoss(3),  # type: ignore[arg-type]
+        lambda: hdet.ProbeLoss(lambda: 1.0, at="moon"),  # type: ignore[arg-type]
         lambda: hdet.Normalised(step=9.0),
         lambda: hdet.Normalised(caution=-1.0),
         lambda: hdet.Normalised(ridge=0.0),
@@ -233,11 +233,11 @@ def make_signal(kind: str, model: nn.Module) -> Any:
     if kind == "train loss":
         return hdet.TrainLoss()
     probe = hdet.ProbeBatch(model, loss_fn, lambda k: batch(10_000 + k, 0))
-    return hdet.Probe(probe, at="round_mean" if kind == "round mean" else "replica")
+    return hdet.ProbeLoss(probe, at="round_mean" if kind == "round mean" else "replica")
 
 
 def make_outer(kind: str) -> Any:
-    return {"mean": None, "outer": hdet.Outer(), "elastic": hdet.Elastic(0.5)}[kind]
+    return {"mean": None, "outer": hdet.experimental.Outer(), "elastic": hdet.experimental.Elastic(0.5)}[kind]
 
 
 class Slope(nn.Tanh):
@@ -376,11 +376,11 @@ def test_parts_that_differ_between_replicas_are_seen() -> None:
 def _different_parts(rank: int) -> list[str]:
     variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"controller": hdet.Normalised(step=0.3)}, {"controller": hdet.Normalised()}),
-        ({"outer": hdet.Outer(lr=0.5)}, {"outer": hdet.Outer(lr=0.7)}),
-        ({"outer": hdet.Elastic(0.5)}, {"outer": None}),
+        ({"outer": hdet.experimental.Outer(lr=0.5)}, {"outer": hdet.experimental.Outer(lr=0.7)}),
+        ({"outer": hdet.experimental.Elastic(0.5)}, {"outer": None}),
         ({"optimizer_state": "keep"}, {"optimizer_state": "reset"}),
-        ({"inner": hdet.Inner(2, 2)}, {"inner": None}),
-        ({"signal": hdet.Probe(lambda: 1.0)}, {"signal": hdet.TrainLoss()}),
+        ({"inner": hdet.experimental.Inner(2, 2)}, {"inner": None}),
+        ({"signal": hdet.ProbeLoss(lambda: 1.0)}, {"signal": hdet.TrainLoss()}),
     ]
     messages = []
     for variant in variants:
@@ -418,7 +418,7 @@ def _probe_by_hand(rank: int) -> list[float]:
     probe = hdet.ProbeBatch(net, loss_fn, [torch.full((2, 1), float(rank))])
     if rank == 0:
         probe()
-    ensemble = hdet.Ensemble(torch.optim.SGD(net.parameters(), lr=0.1), sync_every=1, signal=hdet.Probe(probe))
+    ensemble = hdet.Ensemble(torch.optim.SGD(net.parameters(), lr=0.1), sync_every=1, signal=hdet.ProbeLoss(probe))
     ensemble.step(1.0)
     ensemble.step(1.0)
     return seen[-2:]
@@ -431,7 +431,11 @@ def test_an_excluded_replica_gets_the_mean_under_elastic_averaging() -> None:
 def _elastic_excluded(rank: int) -> float:
     weight = nn.Parameter(torch.zeros(1))
     ensemble = hdet.Ensemble(
-        torch.optim.SGD([weight], lr=0.1), sync_every=1, outer=hdet.Elastic(0.5), controller=False, group=hdet.arms(3)
+        torch.optim.SGD([weight], lr=0.1),
+        sync_every=1,
+        outer=hdet.experimental.Elastic(0.5),
+        controller=False,
+        group=hdet.arms(3),
     )
     with torch.no_grad():
         weight.fill_(1e6 if rank == 2 else 1.0)
@@ -446,7 +450,7 @@ def test_the_outer_step_acts_on_equal_replicas_too() -> None:
 def _outer_without_spread(rank: int) -> float:
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    outer = hdet.Outer(lr=0.5, momentum=0.0, nesterov=False)
+    outer = hdet.experimental.Outer(lr=0.5, momentum=0.0, nesterov=False)
     ensemble = hdet.Ensemble(optimizer, knobs=[hdet.knobs.lr(optimizer, spread=0.0)], sync_every=1, outer=outer)
     with torch.no_grad():
         weight.sub_(1.0)
@@ -463,7 +467,7 @@ def _shared_rate(rank: int) -> list[float]:
     groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
     optimizer = torch.optim.SGD(groups, lr=torch.tensor(0.1))
     ensemble = hdet.Ensemble(optimizer, sync_every=3)
-    return [float(ensemble._engine.multipliers(0)[g]) for g in range(2)]
+    return [float(ensemble._run.way.multipliers(0, ensemble._run.seat)[g]) for g in range(2)]
 
 
 # -- arms, bytes, hierarchy ------------------------------------------------------------------------------------------
@@ -522,7 +526,7 @@ def _arms(rank: int) -> tuple[int, list[list[int]], int, list[str]]:
     half = dist.new_group([0, 1]), dist.new_group([2, 3])
     optimizer = make_optimizer("sgd", groups_of(two_layer()))
     subgroup = error_of(lambda: hdet.Ensemble(optimizer, group=half[rank // 2]))
-    cut = error_of(lambda: hdet.Ensemble(optimizer, group=arms, inner=hdet.Inner(every=2, ranks=3)))
+    cut = error_of(lambda: hdet.Ensemble(optimizer, group=arms, inner=hdet.experimental.Inner(every=2, ranks=3)))
     errors = [str(error_of(lambda: hdet.arms(3))), str(error_of(lambda: hdet.arms([1, 1]))), str(subgroup), str(cut)]
     return arms.index, arms.members, dist.get_world_size(arms.gradients), errors
 
@@ -574,7 +578,7 @@ def _hierarchy(rank: int) -> list[float]:
     arms = hdet.arms(4)
     model = two_layer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    ensemble = hdet.Ensemble(optimizer, sync_every=6, group=arms, inner=hdet.Inner(every=2, ranks=2))
+    ensemble = hdet.Ensemble(optimizer, sync_every=6, group=arms, inner=hdet.experimental.Inner(every=2, ranks=2))
     rows = []
     for t in range(12):
         train(model, ensemble, 1, rank, start=t)
@@ -602,6 +606,6 @@ def _outer_by_hand(rank: int) -> tuple[list[float], list[float], list[float]]:
             rows.append(weight.item())
         return rows
 
-    nesterov = run(hdet.Outer(lr=0.5, momentum=0.5))
-    elastic = run(hdet.Elastic(0.5))
-    return nesterov, elastic, run(hdet.Outer(lr=1.0, momentum=0.0, nesterov=False))
+    nesterov = run(hdet.experimental.Outer(lr=0.5, momentum=0.5))
+    elastic = run(hdet.experimental.Elastic(0.5))
+    return nesterov, elastic, run(hdet.experimental.Outer(lr=1.0, momentum=0.0, nesterov=False))

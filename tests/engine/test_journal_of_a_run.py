@@ -12,6 +12,7 @@ import torch
 
 import hdet
 from hdet.algorithm.assignment import assign
+from hdet.algorithm.controller import Update
 from hdet.algorithm.spread import multipliers
 from tests.models import groups_of, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
@@ -97,14 +98,14 @@ class AlwaysUp:
     def init(self, knobs: int) -> UpState:
         return UpState([0.0] * knobs)
 
-    def update(self, state: UpState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> hdet.Update:
+    def update(self, state: UpState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
         knobs = len(state.rounds)
-        return hdet.Update(UpState([n + 1 for n in state.rounds]), [0.1] * knobs, [1.0] * len(signals), [0.0] * knobs)
+        return Update(UpState([n + 1 for n in state.rounds]), [0.1] * knobs, [1.0] * len(signals), [0.0] * knobs)
 
 
 class Broken(AlwaysUp):
-    def update(self, state: UpState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> hdet.Update:
-        return hdet.Update(state, [math.nan], [], [])
+    def update(self, state: UpState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
+        return Update(state, [math.nan], [], [])
 
 
 def test_a_controller_of_the_users_own() -> None:

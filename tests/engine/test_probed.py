@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
-from hdet.engine.probed import ProbedEngine
-from hdet.engine.rewind import Rewind
+from hdet.engine.probed.slots import Slots
+from hdet.engine.probed.way import ProbedWay
 from hdet.errors import ArgumentError, DisagreementError
 from tests.ranks import error_of, run_ranks
 
@@ -119,38 +119,22 @@ def test_the_guess_does_not_matter_after_the_first_step() -> None:
         assert low == pytest.approx(high, rel=0.1)
 
 
-def test_without_a_controller_probes_change_nothing() -> None:
-    """Same weights, bit for bit, as training at the schedule whose rising phase is held; BatchNorm and RNG included."""
+def test_without_a_controller_it_is_torchs_scheduler_bit_for_bit() -> None:
+    """Rates with their warm-up, weights, BatchNorm and RNG: probes only look."""
     weights = []
     for probed in (True, False):
         model = network(batch_norm=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        scheduler: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=60)
         if probed:
-            scheduler: Any = hdet.OneCycleLR(
+            scheduler = hdet.OneCycleLR(
                 optimizer, 0.01, total_steps=60, fanout="probed", probe=probe_of(model), auto_lr=False
             )
         before = torch.random.get_rng_state()
-        for t in range(60):
-            if not probed:
-                _held(optimizer, t, 60)
-            optimizer.zero_grad()
-            loss_of(model, problem(t)).backward()
-            optimizer.step()
-            if probed:
-                scheduler.step()
+        train(model, optimizer, _Quiet(scheduler), range(60))
         assert torch.equal(before, torch.random.get_rng_state())
         weights.append([v.clone() for v in model.state_dict().values()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-
-
-def _held(optimizer: torch.optim.Optimizer, t: int, total: int) -> None:
-    """torch's OneCycleLR at step max(t, end of its rise), rates and betas."""
-    p = nn.Parameter(torch.zeros(1))
-    twin = torch.optim.Adam([p], lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(twin, 0.01, total_steps=total)
-    schedule.last_epoch = max(t, 0.3 * total - 1)  # type: ignore[assignment]
-    optimizer.param_groups[0]["lr"] = float(schedule.get_lr()[0])
-    optimizer.param_groups[0]["betas"] = twin.param_groups[0]["betas"]
 
 
 def losses_of_points(rank: int, path: str) -> list[list[float]]:
@@ -214,11 +198,11 @@ def test_resume_goes_on_as_if_nothing_had_happened(stop: int, tmp_path: Path) ->
 
     model, optimizer, scheduler = built()
     train(model, optimizer, scheduler, range(stop))
-    ends = scheduler._engine.settings.rounds
-    assert isinstance(scheduler._engine, ProbedEngine)
+    ends = scheduler._run.way.rounds
+    assert isinstance(scheduler._run.way, ProbedWay)
     at = ends.next_end(stop)
     train(model, optimizer, scheduler, range(stop, at))
-    landed = scheduler._engine.flight.landed is not None
+    landed = scheduler._run.way.pilot_state.landed is not None
     torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()], tmp_path / "saved.pt")
     json.dumps(scheduler.state_dict()["hdet"], default=str)
     rest = train(model, optimizer, scheduler, range(at, 200))
@@ -335,7 +319,7 @@ def test_a_copy_finds_the_rate_too() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=200, probe=probe_of(model))
     copied = copy.deepcopy(scheduler)
-    found = copied._engine.probe.model  # type: ignore[attr-defined]
+    found = copied._run.way._probe.model  # type: ignore[attr-defined]
     assert found is not model
     train(found, copied.optimizer, copied, range(200))
     assert final_loss(found) < 0.5 * final_loss(network())
@@ -355,7 +339,7 @@ def test_a_blind_probe_and_steps_that_are_skipped_keep_to_the_guess() -> None:
                 scheduler.step()
         assert float(optimizer.param_groups[0]["lr"]) <= 1.0
         if blind:
-            assert scheduler._engine.learned == [1.0]
+            assert scheduler._run.way.learned == [1.0]
 
 
 def test_checkpoints_of_other_schedulers(tmp_path: Path) -> None:
@@ -380,12 +364,12 @@ def test_an_explosion_is_undone_at_a_third_of_the_rate() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=300, probe=probe_of(model))
     train(model, optimizer, scheduler, range(120))
-    rate = scheduler._engine.learned[0]
+    rate = scheduler._run.way.learned[0]
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(math.nan)
     train(model, optimizer, scheduler, range(120, 200))
-    assert scheduler._engine.learned[0] <= rate / 3
+    assert scheduler._run.way.learned[0] <= rate / 3
     assert math.isfinite(final_loss(model))
 
 
@@ -475,75 +459,47 @@ def test_the_ensemble_refuses_what_points_cannot_judge() -> None:
     with pytest.raises(ArgumentError, match="weight_decay"):
         hdet.Ensemble(optimizer, knobs=[hdet.knobs.optimizer(optimizer, "weight_decay", spread=0.3)], **arguments)
     with pytest.raises(ArgumentError, match="outer"):
-        hdet.Ensemble(optimizer, outer=hdet.Outer(), **arguments)
+        hdet.Ensemble(optimizer, outer=hdet.experimental.Outer(), **arguments)
     with pytest.raises(ArgumentError, match="probed"):
         hdet.Ensemble(optimizer, probe=probe_of(model))
 
 
-def test_rewind_puts_back_weights_buffers_and_optimizer_state() -> None:
+def test_slots_put_back_weights_buffers_and_optimizer_state() -> None:
     model = network(batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     scheduler = CosineAnnealingLR(optimizer, 100)
-    rewind = Rewind()
+    slots = Slots()
     train(model, optimizer, _Quiet(scheduler), range(3))
-    rewind.keep(0.0, 3, optimizer, model)
+    slots.keep(7, optimizer, model)
     was = copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
     train(model, optimizer, _Quiet(scheduler), range(3, 9))
-    kept = rewind.last_below(math.inf)
-    assert kept is not None
-    rewind.restore(kept, optimizer, model)
+    slots.restore_(7, optimizer, model)
     assert all(torch.equal(a, b) for a, b in zip(was[0].values(), model.state_dict().values(), strict=True))
     for saved, now in zip(was[1].values(), optimizer.state_dict()["state"].values(), strict=True):
         assert all(torch.equal(saved[name], now[name]) for name in saved)
 
 
-def test_rewind_keeps_a_few_moments_spread_over_the_levels() -> None:
+def test_slots_of_other_parameters_are_not_present() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    rewind = Rewind()
-    assert rewind.last_below(0.0) is None
-    for step in range(20):
-        rewind.keep(float(step), step, optimizer, None)
-    assert len(rewind) == 4
-    kept = [rewind.last_below(level) for level in (-5.0, 12.0, 19.0)]
-    steps = [moment.step for moment in kept if moment is not None]
-    assert steps[0] == 0
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 19
+    slots = Slots()
+    for slot in range(3):
+        slots.keep(slot, optimizer, None)
+    slots.keep_only(frozenset({0, 2}))
+    assert slots.present(optimizer) == {0, 2}
     next(iter(model.parameters())).requires_grad_(False)
-    rewind.forget_other_parameters(optimizer)
-    assert len(rewind) == 0
-
-
-def test_rewind_goes_back_to_what_has_proved_itself_and_then_further() -> None:
-    model = network(batch_norm=True)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    rewind = Rewind()
-    assert rewind.proven is None
-    for step in range(6):
-        if step > 0:
-            rewind.only_ends()
-        rewind.keep(0.0, step, optimizer, model)
-        train(model, optimizer, _Quiet(CosineAnnealingLR(optimizer, 100)), range(step, step + 1))
-    steps = []
-    for _ in range(3):
-        proven = rewind.proven
-        assert proven is not None
-        steps.append(proven.step)
-        rewind.used(proven)
-    assert steps == [4, 0, 0]
+    assert slots.present(optimizer) == frozenset()
 
 
 def test_earlier_weights_are_shown_for_a_moment_only() -> None:
     model = network(batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    rewind = Rewind()
-    rewind.keep(0.0, 0, optimizer, model)
+    slots = Slots()
+    slots.keep(0, optimizer, model)
     was = copy.deepcopy(model.state_dict())
     train(model, optimizer, _Quiet(CosineAnnealingLR(optimizer, 100)), range(3))
-    now, kept = copy.deepcopy(model.state_dict()), rewind.proven
-    assert kept is not None
-    with pytest.raises(KeyboardInterrupt), rewind.shown(kept, optimizer, model):
+    now = copy.deepcopy(model.state_dict())
+    with pytest.raises(KeyboardInterrupt), slots.shown(0, optimizer, model):
         assert all(torch.equal(value, was[name]) for name, value in model.state_dict().items())
         raise KeyboardInterrupt
     assert all(torch.equal(value, now[name]) for name, value in model.state_dict().items())

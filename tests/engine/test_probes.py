@@ -18,9 +18,12 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.algorithm.controllers import Update
+from hdet.algorithm.controller import Update
 from hdet.comm.group import Solo, connect
-from hdet.engine.snapshots import RoundMean, kept, write_
+from hdet.engine.copies import put_back as kept
+from hdet.engine.copies import write_
+from hdet.engine.probe import probed_loss
+from hdet.engine.round_mean import RoundMean
 from tests.models import batch
 from tests.ranks import error_of, run_ranks
 
@@ -278,7 +281,6 @@ def expected_loss(mode: str) -> float:
     net = network().eval()
     if mode == "probe":
         net[1].train()
-        net[4].train()
     with torch.no_grad():
         return squares(net, X).item()
 
@@ -345,8 +347,8 @@ def _inside_ddp(rank: int) -> tuple[str, float]:
 
 def test_a_probe_gives_a_number_without_a_graph() -> None:
     weight = nn.Parameter(torch.ones(()))
-    assert not hdet.Probe(lambda: 2 * weight).value().requires_grad
-    assert hdet.Probe(lambda: 2.5).value().item() == 2.5
+    assert not probed_loss(lambda: 2 * weight).requires_grad
+    assert probed_loss(lambda: 2.5).item() == 2.5
 
 
 def test_round_mean_is_the_mean_of_the_snapshots() -> None:
@@ -440,7 +442,7 @@ def ensemble_on(net: nn.Module, signal: Any, **more: Any) -> hdet.Ensemble:
 def test_where_the_probe_is_taken(at: Any, expected: list[float], tmp_path: Path) -> None:
     """A weight that goes 1, 2, 3, 4 and 5, 6, 7, 8: the round's last value, or its mean; afterwards it is back."""
     net = scale_net(0.0)
-    signal = hdet.Probe(hdet.ProbeBatch(net, mean_of, [ones(1.0)]), at=at)
+    signal = hdet.ProbeLoss(hdet.ProbeBatch(net, mean_of, [ones(1.0)]), at=at)
     path = walk(ensemble_on(net, signal, journal=tmp_path / "run.jsonl"), net.weight, 8, lambda t: 1.0)
     assert path == [1, 2, 3, 4, 5, 6, 7, 8]
     rounds = hdet.read_journal(tmp_path / "run.jsonl").rounds
@@ -456,7 +458,7 @@ def test_bf16_parameters_are_probed_near_their_fp32_mean_and_come_back_exactly()
         return 0.0
 
     ensemble = hdet.Ensemble(
-        torch.optim.SGD(net.parameters(), lr=0.1), sync_every=64, signal=hdet.Probe(fn, "round_mean")
+        torch.optim.SGD(net.parameters(), lr=0.1), sync_every=64, signal=hdet.ProbeLoss(fn, "round_mean")
     )
     up = 2.0**-7  # one bf16 step above 1: the second half of the round stands there
     path = walk(ensemble, net.weight, 64, lambda t: up if t == 17 else 0.0)
@@ -471,7 +473,7 @@ def test_weights_come_back_when_the_probe_raises(at: Any) -> None:
     def failing() -> float:
         raise KeyError("label")
 
-    ensemble = ensemble_on(net, hdet.Probe(failing, at=at))
+    ensemble = ensemble_on(net, hdet.ProbeLoss(failing, at=at))
     with pytest.raises(KeyError, match="label"):
         walk(ensemble, net.weight, 4, lambda t: 1.0)
     assert net.weight.item() == 4
@@ -487,7 +489,7 @@ def test_replicas_are_compared_on_one_batch() -> None:
 def _compared(rank: int) -> tuple[list[list[float]], float]:
     net, listener = scale_net(0.0), Listener()
     loader = [ones(1.0), ones(10.0)] if rank == 0 else [ones(-77.0)] * 5
-    signal = hdet.Probe(hdet.ProbeBatch(net, mean_of, loader), at="round_mean")
+    signal = hdet.ProbeLoss(hdet.ProbeBatch(net, mean_of, loader), at="round_mean")
     walk(ensemble_on(net, signal, controller=listener), net.weight, 8, lambda t: 1.0 + rank)
     return listener.heard, net.weight.item()
 
@@ -504,7 +506,7 @@ def test_a_probe_that_is_not_finite_counts_as_worst_and_its_replica_is_still_ave
 
 def _not_finite(rank: int, path: str) -> tuple[list[list[float]], float]:
     net, listener = scale_net(1.0 + rank), Listener()
-    signal = hdet.Probe(lambda: math.nan if rank == 1 else net.weight.item())
+    signal = hdet.ProbeLoss(lambda: math.nan if rank == 1 else net.weight.item())
     ensemble = ensemble_on(net, signal, controller=listener, journal=path)
     walk(ensemble, net.weight, 4, lambda t: 0.0)
     return listener.heard, net.weight.item()
@@ -516,7 +518,7 @@ def test_two_replicas_of_which_one_probe_is_not_finite_move_nothing() -> None:
 
 def _one_of_two(rank: int) -> tuple[list[list[float]], float]:
     net, listener = scale_net(1.0 + rank), Listener()
-    ensemble = ensemble_on(net, hdet.Probe(lambda: (math.inf, 1.0)[rank]), controller=listener)
+    ensemble = ensemble_on(net, hdet.ProbeLoss(lambda: (math.inf, 1.0)[rank]), controller=listener)
     walk(ensemble, net.weight, 4, lambda t: 0.0)
     return listener.heard, net.weight.item()
 
@@ -547,9 +549,9 @@ def _run_with_and_without(rank: int) -> list[list[Any]]:
             ensemble.step(loss)
         return [tensor.tolist() for tensor in net.state_dict().values()]
 
-    def probe(model: nn.Module) -> hdet.Probe:
+    def probe(model: nn.Module) -> hdet.ProbeLoss:
         loader = torch.utils.data.DataLoader(X, batch_size=4, shuffle=True)
-        return hdet.Probe(hdet.ProbeBatch(model, squares, loader), at="round_mean")
+        return hdet.ProbeLoss(hdet.ProbeBatch(model, squares, loader), at="round_mean")
 
     return [run(probe), run(lambda model: None)]
 
@@ -563,13 +565,13 @@ def test_an_empty_loader_of_the_rank_that_draws_stops_every_rank() -> None:
 
 def _empty_loader(rank: int) -> Exception:
     net = scale_net()
-    ensemble = ensemble_on(net, hdet.Probe(hdet.ProbeBatch(net, mean_of, [] if rank == 0 else [ones(1.0)])))
+    ensemble = ensemble_on(net, hdet.ProbeLoss(hdet.ProbeBatch(net, mean_of, [] if rank == 0 else [ones(1.0)])))
     return error_of(lambda: walk(ensemble, net.weight, 4, lambda t: 0.0))
 
 
 def test_a_probe_that_returns_no_number_is_told_so() -> None:
     for value in (None, torch.ones(3), "low", torch.tensor(1j)):
-        ensemble = ensemble_on(scale_net(0.0), hdet.Probe(lambda value=value: value))  # type: ignore[misc]
+        ensemble = ensemble_on(scale_net(0.0), hdet.ProbeLoss(lambda value=value: value))  # type: ignore[misc]
         with pytest.raises(hdet.ArgumentError, match="one real number"):
             for _ in range(10):
                 ensemble.step(1.0)
@@ -579,7 +581,7 @@ def test_an_error_of_the_users_own_in_the_probe_stays_what_it_is() -> None:
     def failing() -> float:
         raise RuntimeError("size mismatch in my model")
 
-    ensemble = ensemble_on(scale_net(0.0), hdet.Probe(failing))
+    ensemble = ensemble_on(scale_net(0.0), hdet.ProbeLoss(failing))
     with pytest.raises(RuntimeError, match="size mismatch in my model") as caught:
         for _ in range(10):
             ensemble.step(1.0)
@@ -598,7 +600,7 @@ def _failing_loader(rank: int) -> str:
         raise KeyError("no such file")
 
     net = scale_net(0.0)
-    ensemble = ensemble_on(net, hdet.Probe(hdet.ProbeBatch(net, lambda m, x: x.mean(), draw)))
+    ensemble = ensemble_on(net, hdet.ProbeLoss(hdet.ProbeBatch(net, lambda m, x: x.mean(), draw)))
 
     def steps() -> None:
         for _ in range(10):

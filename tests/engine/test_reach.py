@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.algorithm.reach import Tally, estimate
-from hdet.engine.reach import Reach
+from hdet.algorithm.auto.reach import Tally, estimate
+from hdet.engine.probed.gradients import Gradients
 
 
 def by_the_formula(
@@ -37,7 +37,7 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
         nn.init.normal_(p, generator=generator)
     parameters = list(model.parameters())
     optimizer = make(parameters, lr=1.0)
-    reach, start = Reach(), [p.detach().clone() for p in parameters]
+    seen, start = Gradients(), [p.detach().clone() for p in parameters]
     rates = [1e-4 * 1.7**k / (scale if make is torch.optim.SGD else 1.0) for k in range(9)]
     gradients, places = [], []
     for rate in rates:
@@ -47,9 +47,9 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
         (scale * (model(x) - x[:, :3]).square().mean()).backward()
         gradients.append([p.grad.clone() for p in parameters if p.grad is not None])
         places.append([p.detach().clone() for p in parameters])
-        reach.before_step(start, parameters, rate)
+        seen.add(start, parameters, parameters, rate)
         optimizer.step()
-    found = reach.rate(start, parameters)
+    found = seen.reach(start, parameters)
     assert found > rates[-1] / 10
     assert found == pytest.approx(by_the_formula(gradients, places, rates, parameters), rel=1e-9)
 
@@ -57,25 +57,39 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
 def test_parameters_without_a_gradient_and_sparse_ones_take_part_as_they_can() -> None:
     table, unused = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(3))
     parameters = [table.weight, unused]
-    reach, start = Reach(), [p.detach().clone() for p in parameters]
+    seen, start = Gradients(), [p.detach().clone() for p in parameters]
     for _ in range(3):
         table.weight.grad = None
         table(torch.tensor([1, 1, 2])).sum().backward()
-        reach.before_step(start, parameters, 0.1)
+        seen.add(start, parameters, parameters, 0.1)
         with torch.no_grad():
             table.weight.sub_(0.1 * table.weight.grad.to_dense())
-    assert reach.rate(start, parameters) == pytest.approx(0.1)  # a constant gradient: as far as the mean of 0, 1 and 2
+    assert seen.reach(start, parameters) == pytest.approx(0.1)  # a constant gradient: as far as the mean of 0, 1 and 2
 
 
 def test_a_gradient_that_is_not_finite_makes_it_begin_anew() -> None:
     p = nn.Parameter(torch.ones(2))
-    reach, start = Reach(), [torch.ones(2)]
+    seen, start = Gradients(), [torch.ones(2)]
     p.grad = torch.tensor([float("nan"), 1.0])
-    reach.before_step(start, [p], 0.1)
-    assert reach.rate(start, [p]) == 0.0
+    seen.add(start, [p], [p], 0.1)
+    assert seen.reach(start, [p]) == 0.0
     for _ in range(3):
         p.grad = torch.ones(2)
-        reach.before_step(start, [p], 0.1)
+        seen.add(start, [p], [p], 0.1)
         with torch.no_grad():
             p.sub_(0.1)
-    assert reach.rate(start, [p]) == pytest.approx(0.1)
+    assert seen.reach(start, [p]) == pytest.approx(0.1)
+
+
+def test_a_rate_that_is_a_tensor_counts_as_the_number() -> None:
+    found = []
+    for make in (float, torch.tensor):
+        p = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        seen, start = Gradients(), [torch.ones(2, dtype=torch.float64)]
+        for rate in (0.1, 0.3, 0.2):
+            p.grad = torch.ones_like(p)
+            seen.add(start, [p], [p], make(rate, **({} if make is float else {"dtype": torch.float64})))  # type: ignore[operator]
+            with torch.no_grad():
+                p.sub_(rate)
+        found.append(seen.reach(start, [p]))
+    assert found[0] == pytest.approx(found[1], rel=1e-12)

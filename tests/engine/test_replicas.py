@@ -200,10 +200,10 @@ def test_converge_averages_and_nothing_else() -> None:
 def _converge_mid_round(rank: int) -> tuple[list[torch.Tensor], bool]:
     model, scheduler = build(sync_every=10)
     train(scheduler, model, 4, rank)
-    before = scheduler.state_dict(), scheduler.multipliers, scheduler._engine.meter.count, scheduler.get_last_lr()
+    before = scheduler.state_dict(), scheduler.multipliers, scheduler._run.meter.count, scheduler.get_last_lr()
     scheduler.converge()
-    after = scheduler.state_dict(), scheduler.multipliers, scheduler._engine.meter.count, scheduler.get_last_lr()
-    return weights_of(model), before == after and scheduler._engine.meter.count == 4
+    after = scheduler.state_dict(), scheduler.multipliers, scheduler._run.meter.count, scheduler.get_last_lr()
+    return weights_of(model), before == after and scheduler._run.meter.count == 4
 
 
 def test_consensus_lends_the_mean_and_gives_back_each_replicas_own() -> None:
@@ -626,7 +626,7 @@ def _resume_inside(rank: int, folder: str) -> tuple[str, bool, list[int], int, A
         scheduler.load_state_dict(saved["scheduler"])
     text = next(str(w.message) for w in caught if w.category is hdet.ResumeWarning)
     expected = assign(multipliers(2, 0.3), seed=0, k=2, knobs=3)[rank]
-    kept, count = scheduler.multipliers == expected, scheduler._engine.meter.count
+    kept, count = scheduler.multipliers == expected, scheduler._run.meter.count
     equal = []
     for t in range(13, 22):
         train(scheduler, model, 1, rank, start=t)

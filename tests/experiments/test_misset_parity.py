@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import misset_flights
+import misset_auto
 import pytest
 import torch
+from misset_auto import AutoRuns, Prober, Run
 from misset_data import Supply
-from misset_flights import Flights, Prober, Run
-from misset_shapes import held
+from misset_shapes import held, onecycle
 from stacked import Adam, Momentum, Stack, TrainStep
 
 import hdet
-from hdet.algorithm.pilot import Pilot
+from hdet.algorithm.auto.evidence import Evidence
+from hdet.algorithm.auto.pilot import Action, Pilot, PilotState
 from tests.experiments.small_tasks import CPU, small
 
 STEPS = 360
@@ -24,13 +25,14 @@ def on_the_stack(task: Any, optimizer: str, seed: int, guess: float, per_group: 
     update = {"adam": Adam, "sgd": Momentum}[optimizer](stack.theta)
     supply = Supply(task, [seed], STEPS, CPU)
     run = Run(STEPS, seed, len(stack.sizes) if per_group else 1, guess)
-    flights = Flights(stack, update, [[run]], held(STEPS), supply)
-    step = TrainStep(stack, update, supply.batches, flights.rates, before=flights.before_step, after=flights.observe)
-    flights.begin()
+    shape = held(STEPS) if run.pilot.takes_off else onecycle(STEPS)
+    runs = AutoRuns(stack, update, [[run]], shape, supply)
+    step = TrainStep(stack, update, supply.batches, runs.rates, before=runs.before_step, after=runs.observe)
+    runs.begin()
     for t in range(1, STEPS + 1):
         step()
-        flights.after_step(t)
-    rates = flights.rates[:, 0, 0]
+        runs.after_step(t)
+    rates = runs.rates[:, 0, 0]
     return (rates if per_group else rates[:, :1]), run
 
 
@@ -78,7 +80,7 @@ def test_rates_are_the_products(name: str, optimizer: str, guess: float, per_gro
     new_base = [record["base"][0] for record in journal]
     assert new_base == pytest.approx([rate for _, _, rate in run.events], rel=1e-6)
     went_back = [record["step"] for record in journal if "went back" in (record["event"] or "")]
-    assert went_back == [step for step, action, _ in run.events if action == "go back"]
+    assert went_back == [step for step, action, _ in run.events if action is Action.GO_BACK]
     assert went_back  # the run has landed, so the way back was tried too
 
 
@@ -86,11 +88,11 @@ def test_earlier_weights_have_the_products_losses(monkeypatch: pytest.MonkeyPatc
     """A pilot that always doubts compares with the weights that it would go back to at every round."""
     compared: list[float] = []
 
-    def noted(self: Pilot, flight: Any, losses: Any, before: float) -> float:
-        compared.append(before)
+    def noted(self: Pilot, state: PilotState, evidence: Evidence) -> float:
+        compared.append(evidence.earlier)
         return 0.0
 
-    monkeypatch.setattr(Pilot, "doubts", lambda self, flight, losses: flight.landed is not None)
+    monkeypatch.setattr(Pilot, "doubts", lambda self, state, losses: state.landed is not None)
     monkeypatch.setattr(Pilot, "_ruin", noted)
     task = small("digits")
     on_the_stack(task, "sgd", 3, 1e3, False)
@@ -108,7 +110,7 @@ def test_prober_deals_runs_out_to_its_graphs(monkeypatch: pytest.MonkeyPatch) ->
         return run
 
     sizes: list[Any] = []
-    monkeypatch.setattr(misset_flights, "captured", captured)
+    monkeypatch.setattr(misset_auto, "captured", captured)
     task = small("feed")
     stack, supply = Stack(task, [0], 1, CPU), Supply(task, [0], 1, CPU)
     points = stack.theta[0, 0] * torch.linspace(0.5, 1.5, 27).view(9, 3, 1)

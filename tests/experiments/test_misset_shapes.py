@@ -11,7 +11,7 @@ import torch
 from misset_shapes import along, cosine, held, onecycle
 
 import hdet
-from hdet.algorithm.takeoff import Course
+from hdet.algorithm.auto.course import Course
 
 KINDS = [(0.3, False), (0.7, True)]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hdet.algorithm.assignment import permutation
-from hdet.algorithm.controllers import Controller, Published, PublishedState
+from hdet.algorithm.controller import Controller
+from hdet.algorithm.published import Published, PublishedState
 from hdet.runs.placebo import Placebo
 
 SIGNALS = [1.0, 0.8, 1.3, 0.9]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hdet.algorithm.base import FACTOR_LIMITS
 from hdet.algorithm.scales import Scale
 from hdet.errors import ArgumentError
 
-__all__ = ["KnobSpec"]
+__all__ = ["FACTOR_LIMITS", "KnobSpec", "bounded_factor"]
+
+FACTOR_LIMITS = (1e-15, 1e15)
+"""Bounds of the learned factor m on a schedule: a guess may be wrong by any amount."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,12 @@ class KnobSpec:
     def moved(self, learned: float, move: float) -> float:
         """What is learned after a round: moved in the knob's coordinate, and kept where it is allowed."""
         if self.scheduled:
-            low, high = FACTOR_LIMITS
-            return min(max(self.scale.away(learned, move), low), high)
+            return bounded_factor(self.scale.away(learned, move))
         if self.scale.name == "relative":
             move = max(move, -0.9)  # a value never changes its sign
         return self.scale.inside(self.scale.away(learned, move), self.spread, self.bounds)
+
+
+def bounded_factor(m: float) -> float:
+    """A learned factor, kept within :data:`FACTOR_LIMITS`."""
+    return min(max(m, FACTOR_LIMITS[0]), FACTOR_LIMITS[1])

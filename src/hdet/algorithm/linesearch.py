@@ -7,28 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.algorithm.controllers import Update, is_finite
+from hdet.algorithm.auto import constants as c
+from hdet.algorithm.controller import Update, is_finite
 from hdet.algorithm.plain_algebra import centred, centred_columns, dot, inverse, standardised, times
 from hdet.errors import ArgumentError
 
 __all__ = ["LineSearch", "LineSearchState"]
 
-_SURE = 3.0
-"""|t| of a slope from which a round's points are believed: a smooth line gives 50 and more, shuffled points 1."""
-_FAST, _SLOW = 0.8, 0.95
-"""How much of a deviation's mean and mean square survives a round."""
 _HUGE = 1e100
 """Slopes beyond this count as this: their squares must stay numbers."""
-_WIDEST = 2.0
-"""A group's rate stays within e^2 of the common one."""
 
 
 class LineSearchState(NamedTuple):
     """What earlier rounds said. Lists with one entry per knob, except the two counters."""
 
-    ups: list[float]
+    ups: list[int]
     """[rounds in a row with the minimum well above the base, and well below]"""
-    rounds: list[float]
+    rounds: list[int]
     """[rounds seen, those in which the knobs stood apart]"""
     deviation: list[float]
     """log of each knob's own factor on the common move."""
@@ -48,14 +43,14 @@ class LineSearchState(NamedTuple):
 class LineSearch:
     r"""Moves the common rate only where several rounds agree, and each group by what outlives its noise.
 
-    Offsets are :math:`\rho - 1` of points on the line anchor + rho D, relative to the base value. With one knob a
+    Offsets are :math:`\rho - 1` of points on the line anchor + rho D. With one knob a
     parabola through the points has its minimum at :math:`\rho^*`; with several, least squares on all of them gives
     slopes, and their sum stands for the common direction (then :math:`\rho^*` only says up or down).
 
     A round counts if its slope is beyond three standard errors of the fit. ``patience`` rounds in a row with
-    :math:`\rho^* >` ``up`` move the base by ``step`` in log; one more than that with :math:`\rho^* <` ``down`` move it
-    back. Downwards it is slow on purpose: the mean of a round is nearer to the minimum than the noisy anchor, so that
-    :math:`\rho^*` lies a little below 1 at every rate that does no harm.
+    :math:`\rho^* >` ``up`` multiply the base by e^``step``; one more than that with :math:`\rho^* <` ``down`` divide it
+    by that. Downwards it is slow on purpose: the mean of a round is nearer to the minimum than the noisy anchor, so
+    that :math:`\rho^*` lies a little below 1 at every rate that does no harm.
 
     Args:
         step: length of a move, in log.
@@ -67,14 +62,14 @@ class LineSearch:
     >>> for _ in range(2):  # the minimum is at 1.8
     ...     update = rule.update(state, [(r - 1.8) ** 2 for r in rho], [[r - 1] for r in rho])
     ...     state = update.state
-    >>> update.moves
+    >>> [round(math.log1p(move), 12) for move in update.moves]
     [0.3]
     """
 
-    step: float = 0.3
-    up: float = 1.3
-    down: float = 0.5
-    patience: int = 2
+    step: float = c.STEP
+    up: float = c.UP
+    down: float = c.DOWN
+    patience: int = c.PATIENCE
 
     def __post_init__(self) -> None:
         if not (is_finite(self.step) and self.step > 0):
@@ -90,7 +85,7 @@ class LineSearch:
     def init(self, knobs: int) -> LineSearchState:
         """Nothing seen yet."""
         zeros = [0.0] * knobs
-        return LineSearchState([0.0, 0.0], [0.0, 0.0], zeros, zeros, zeros, zeros, zeros, zeros, zeros)
+        return LineSearchState([0, 0], [0, 0], zeros, zeros, zeros, zeros, zeros, zeros, zeros)
 
     def update(self, state: LineSearchState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
         """One round."""
@@ -104,9 +99,11 @@ class LineSearch:
         per_knob = [slopes[0] / knobs] * knobs if common else slopes
         state = _remembered(state, [min(max(-slope * unit, -_HUGE), _HUGE) for slope in per_knob], apart=not common)
         silent = not common and place == 0.0  # knobs that stand apart say little about where all of them should go
-        move, ups = (0.0, state.ups) if silent else self._common_move(state.ups, place, enough=len(y) >= 5)
+        move, ups = (
+            (0.0, state.ups) if silent else self._common_move(state.ups, place, enough=len(y) >= c.ENOUGH_POINTS)
+        )
         deviation, own = (state.deviation, [0.0] * knobs) if common else self._deviated(state)
-        moves = [move + change for change in own]
+        moves = [math.expm1(move + change) for change in own]  # relative, as the contract has it
         return Update(state._replace(ups=ups, deviation=deviation), moves, even, list(state.slope))
 
     def verdicts(self, state: LineSearchState) -> list[str]:
@@ -122,47 +119,47 @@ class LineSearch:
         if not sure:
             return [slope], 0.0
         if bend <= 1e-9 * abs(slope):
-            return [slope], math.copysign(math.log(10.0), -slope)
-        return [slope], math.log(min(max(1 - slope / (2 * bend), 0.1), 10.0))
+            return [slope], math.copysign(math.log(c.FARTHEST), -slope)
+        return [slope], math.log(min(max(1 - slope / (2 * bend), 1 / c.FARTHEST), c.FARTHEST))
 
     def _on_all(self, y: list[float], offsets: Sequence[Sequence[float]]) -> tuple[list[float], float]:
         """Slopes of all knobs, and which way their sum points from the middle of the points."""
         x = centred_columns([list(row) for row in offsets])
         knobs = len(x[0])
         gram = [[dot([r[g] for r in x], [r[h] for r in x]) for h in range(knobs)] for g in range(knobs)]
-        ridge = 1e-2 * math.fsum(gram[g][g] for g in range(knobs)) / knobs
+        ridge = c.RIDGE * math.fsum(gram[g][g] for g in range(knobs)) / knobs
         covariance = inverse([[v + ridge * (g == h) for h, v in enumerate(row)] for g, row in enumerate(gram)])
         slopes = times(covariance, [dot([r[g] for r in x], y) for g in range(knobs)])
         residual = math.fsum((v - dot(row, slopes)) ** 2 for row, v in zip(x, y, strict=True))
         freedom = len(y) - 1 - knobs
         total = math.fsum(slopes)
         error = math.sqrt(residual / max(freedom, 1) * math.fsum(math.fsum(row) for row in covariance))
-        if freedom < 2 or abs(total) <= _SURE * error:
+        if freedom < 2 or abs(total) <= c.SURE * error:
             return slopes, 0.0
         centre = max(1 + math.fsum(math.fsum(row) for row in offsets) / (len(offsets) * knobs), 0.01)
         return slopes, math.log(centre * (1.01 * self.up if total < 0 else self.down / 1.01))
 
-    def _common_move(self, ups: list[float], place: float, enough: bool) -> tuple[float, list[float]]:
+    def _common_move(self, ups: list[int], place: float, enough: bool) -> tuple[float, list[int]]:
         """The move of all knobs, and the counters after it. Few points cannot show their noise: twice the patience."""
         patience = self.patience if enough else 2 * self.patience
-        above = ups[0] + 1 if place > math.log(self.up) else 0.0
-        below = ups[1] + 1 if place < math.log(self.down) else 0.0
+        above = ups[0] + 1 if place > math.log(self.up) else 0
+        below = ups[1] + 1 if place < math.log(self.down) else 0
         if above >= patience:
-            return self.step, [patience - 1.0, 0.0]
+            return self.step, [patience - 1, 0]
         if below >= patience + 1:
-            return -self.step, [0.0, float(patience)]
+            return -self.step, [0, patience]
         return 0.0, [above, below]
 
     def _deviated(self, state: LineSearchState) -> tuple[list[float], list[float]]:
         """Each knob's own factor, and how it changed: half a step at most, and nothing that noise could have made."""
         k = state.rounds[1]
-        weight = math.sqrt((1 - _FAST) / (1 + _FAST))  # deviation of the moving mean of pure noise, per its own
+        weight = math.sqrt((1 - c.FAST) / (1 + c.FAST))  # deviation of the moving mean of pure noise, per its own
         wanted = []
         for mean, square, was in zip(state.mean, state.square, state.deviation, strict=True):
-            noise = math.sqrt(square / (1 - _SLOW**k)) * max(weight, 1 / math.sqrt(k))
-            t = mean / (1 - _FAST**k) / noise if noise > 0 else 0.0
-            change = math.copysign(max(0.0, 1 - (2.0 / t) ** 2), t) * self.step / 2 if t else 0.0
-            wanted.append(min(max(was + change, -_WIDEST), _WIDEST))
+            noise = math.sqrt(square / (1 - c.SLOW**k)) * max(weight, 1 / math.sqrt(k))
+            t = mean / (1 - c.FAST**k) / noise if noise > 0 else 0.0
+            change = math.copysign(max(0.0, 1 - (c.OWN_CAUTION / t) ** 2), t) * self.step * c.OWN_STEP if t else 0.0
+            wanted.append(min(max(was + change, -c.WIDEST), c.WIDEST))
         deviation = centred(wanted)
         return deviation, [new - was for new, was in zip(deviation, state.deviation, strict=True)]
 
@@ -177,7 +174,7 @@ def _fit(rows: list[list[float]], y: list[float]) -> tuple[float, float, bool]:
     slope, bend = times(covariance, [dot([r[g] for r in x], y) for g in range(2)])
     residual = math.fsum((v - slope * row[0] - bend * row[1]) ** 2 for row, v in zip(x, y, strict=True))
     error = math.sqrt((residual / max(len(y) - 3, 1) + 1e-12) * covariance[0][0])
-    return slope, bend, abs(slope) > _SURE * error
+    return slope, bend, abs(slope) > c.SURE * error
 
 
 def _remembered(state: LineSearchState, slopes: list[float], apart: bool) -> LineSearchState:
@@ -186,14 +183,14 @@ def _remembered(state: LineSearchState, slopes: list[float], apart: bool) -> Lin
     mean, square = state.mean, state.square
     if apart:
         own = centred(slopes)
-        mean = [_FAST * m + (1 - _FAST) * v for m, v in zip(mean, own, strict=True)]
-        square = [_SLOW * s + (1 - _SLOW) * v * v for s, v in zip(square, own, strict=True)]
-    slope_mean = [_FAST * m + (1 - _FAST) * v for m, v in zip(state.slope_mean, slopes, strict=True)]
-    slope_square = [_FAST * s + (1 - _FAST) * v * v for s, v in zip(state.slope_square, slopes, strict=True)]
-    kept = 1 - _FAST**k
+        mean = [c.FAST * m + (1 - c.FAST) * v for m, v in zip(mean, own, strict=True)]
+        square = [c.SLOW * s + (1 - c.SLOW) * v * v for s, v in zip(square, own, strict=True)]
+    slope_mean = [c.FAST * m + (1 - c.FAST) * v for m, v in zip(state.slope_mean, slopes, strict=True)]
+    slope_square = [c.FAST * s + (1 - c.FAST) * v * v for s, v in zip(state.slope_square, slopes, strict=True)]
+    kept = 1 - c.FAST**k
     error = [math.sqrt(max(s / kept - (m / kept) ** 2, 0.0)) for m, s in zip(slope_mean, slope_square, strict=True)]
     return state._replace(
-        rounds=[k, state.rounds[1] + apart],
+        rounds=[k, state.rounds[1] + int(apart)],
         mean=mean,
         square=square,
         slope=slopes,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.algorithm.controllers import Update, is_finite
+from hdet.algorithm.controller import Update, is_finite
 from hdet.algorithm.plain_algebra import centred_columns, dot, inverse, standardised, times
 from hdet.errors import ArgumentError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hdet.comm.group import ReplicaGroup
+from hdet.comm.host import to_host
 
 __all__ = ["EXTRA_BYTES", "Distance", "average_"]
 
@@ -23,10 +25,15 @@ are used over and over. On a device few large buckets are better: each is a laun
 
 
 class Distance(NamedTuple):
-    """Squared norms, as float64 scalars on the first tensor's device."""
+    """How far this replica was from the mean: norms of all pieces, scalars on their devices."""
 
-    to_mean: Tensor
-    of_mean: Tensor
+    to_mean: list[Tensor]
+    of_mean: list[Tensor]
+
+    def relative(self) -> float:
+        """||theta - mean|| / ||mean||; 0 where nothing was averaged. Synchronises host and device."""
+        to_mean, of_mean = (math.hypot(*to_host(norms)) for norms in self)
+        return to_mean / of_mean if of_mean else 0.0
 
 
 class _Bucket(NamedTuple):
@@ -37,7 +44,9 @@ class _Bucket(NamedTuple):
     device: torch.device
 
 
-class _Flight(NamedTuple):
+class _Transfer(NamedTuple):
+    """A bucket on its way."""
+
     wait: Callable[[], object]
     buffer: Tensor
     views: list[Tensor]
@@ -72,15 +81,15 @@ def average_(
     n = float(sum(live))
     if all(len(ranks) == len(group.members[0]) for ranks in group.members):
         n, share = n * len(group.members[0]), 1.0  # arms of one size: no need to scale what they add
-    under_way: deque[_Flight] = deque()
-    spare: list[Tensor] = []  # the buffer of the bucket that landed last: never more than one
-    distance = _no_distance(tensors) if measure else None
+    under_way: deque[_Transfer] = deque()
+    spare: list[Tensor] = []  # the buffer of the bucket that came last: never more than one
+    distance = Distance([], []) if measure else None
     for bucket in _buckets(tensors, extra_bytes // _UNDER_WAY):
         if len(under_way) == _UNDER_WAY:
-            distance = _land(under_way.popleft(), n, distance, spare)
-        under_way.append(_take_off(bucket, _buffer(bucket, spare), group, share if mine else 0.0))
+            _receive(under_way.popleft(), n, distance, spare)
+        under_way.append(_send(bucket, _buffer(bucket, spare), group, share if mine else 0.0))
     while under_way:
-        distance = _land(under_way.popleft(), n, distance, spare)
+        _receive(under_way.popleft(), n, distance, spare)
         spare.clear()
     return distance
 
@@ -95,7 +104,7 @@ def _buffer(bucket: _Bucket, spare: list[Tensor]) -> Tensor:
     return torch.empty(bucket.room, dtype=bucket.dtype, device=bucket.device)
 
 
-def _take_off(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float) -> _Flight:
+def _send(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float) -> _Transfer:
     """Pack a bucket and send it. ``share``: what this rank's weights count; 0 even if they are not finite."""
     sizes = [piece.numel() for piece in bucket.pieces]
     flat = buffer[: sum(sizes)]
@@ -106,30 +115,22 @@ def _take_off(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float
         torch._foreach_copy_(views, bucket.pieces)
     if share not in (0.0, 1.0):
         flat.mul_(share)
-    return _Flight(group.start_sum(flat), buffer, views, bucket.pieces)
+    return _Transfer(group.start_sum(flat), buffer, views, bucket.pieces)
 
 
-def _land(flight: _Flight, n: float, distance: Distance | None, spare: list[Tensor]) -> Distance | None:
+def _receive(transfer: _Transfer, n: float, distance: Distance | None, spare: list[Tensor]) -> None:
     """Wait for a bucket, put the means in place, and leave its buffer for the next."""
-    flight.wait()
-    spare.append(flight.buffer)
-    if distance is None:
-        for piece, view in zip(flight.pieces, flight.views, strict=True):
+    transfer.wait()
+    spare.append(transfer.buffer)
+    for piece, view in zip(transfer.pieces, transfer.views, strict=True):
+        if distance is None:
             torch.div(view, n, out=piece)
-        return None
-    to_mean, of_mean = distance
-    for piece, view in zip(flight.pieces, flight.views, strict=True):
+            continue
         mean = view.div_(n)
-        of_mean += torch.linalg.vector_norm(mean).double().square_().to(of_mean.device)
+        distance.of_mean.append(torch.linalg.vector_norm(mean))
         piece.sub_(mean)  # the piece is about to be overwritten: it can hold the difference meanwhile
-        to_mean += torch.linalg.vector_norm(piece, dtype=mean.dtype).double().square_().to(to_mean.device)
+        distance.to_mean.append(torch.linalg.vector_norm(piece, dtype=mean.dtype))
         piece.copy_(mean)
-    return Distance(to_mean, of_mean)
-
-
-def _no_distance(tensors: Sequence[Tensor]) -> Distance:
-    device = tensors[0].device if tensors else torch.device("cpu")
-    return Distance(*(torch.zeros((), dtype=torch.float64, device=device) for _ in range(2)))
 
 
 def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[_Bucket]:

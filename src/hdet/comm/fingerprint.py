@@ -8,7 +8,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-__all__ = ["bits", "words"]
+__all__ = ["bits", "halves", "words"]
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WEIGHT = -7046029254386353131  # odd, as a signed 64-bit number: the golden ratio times 2**64
@@ -17,13 +17,18 @@ _CHUNK = 1 << 20
 _HALF = 0xFFFFFFFF
 
 
+def halves(bits64: int) -> list[float]:
+    """64 bits as two numbers that a float64 holds exactly."""
+    return [float(bits64 & _HALF), float((bits64 >> 32) & _HALF)]
+
+
 def words(parts: Iterable[str]) -> float:
     """48 bits over some texts: exact as a float64."""
     return float(int.from_bytes(sha256(";".join(parts).encode()).digest()[:6], "big"))
 
 
-def bits(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
-    """64 bits over every bit of the tensors and its position, as two float64 scalars on ``device``.
+def bits(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """64 bits over every bit of the tensors and its position, an int64 scalar on ``device``.
 
     Stays on the device: nothing is synchronised. Extra memory is a few times a chunk of a million elements.
     """
@@ -32,7 +37,7 @@ def bits(tensors: Iterable[Tensor], device: torch.device) -> list[Tensor]:
         real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         for chunk in real.reshape(-1).split(_CHUNK):
             total = total * _MIX + _weighted_sum(chunk).to(device)
-    return [(total & _HALF).double(), ((total >> 32) & _HALF).double()]
+    return total
 
 
 def _weighted_sum(chunk: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 Value = TypeVar("Value")
+_HOST = torch.device("cpu")
 
 
 class Seat(NamedTuple):
@@ -61,8 +62,8 @@ class ReplicaGroup(Protocol):
     def members(self) -> list[list[int]]:
         """``members[r]``: the rows of :meth:`gather` that come from replica r's ranks."""
 
-    def gather(self, row: Tensor) -> list[list[float]]:
-        """Every rank's ``row`` (1-d, float64), as numbers. Synchronises host and device once."""
+    def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
+        """Every rank's ``row``. ``device``: where the weights are, for backends that only reach devices."""
 
     def gather_objects(self, value: Value) -> list[Value]:
         """Every rank's ``value``, pickled. Slow: for error messages."""
@@ -84,8 +85,8 @@ class Solo:
     rank = 0
     members: ClassVar[list[list[int]]] = [[0]]
 
-    def gather(self, row: Tensor) -> list[list[float]]:
-        return [row.tolist()]
+    def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
+        return [list(row)]
 
     def gather_objects(self, value: Value) -> list[Value]:
         return [value]
@@ -118,11 +119,12 @@ class Distributed:
         if "gloo" in self._backends.values():
             _leave_quietly()
 
-    def gather(self, row: Tensor) -> list[list[float]]:
-        row = row.to(self._gathering_device(row.device))
-        rows = [torch.empty_like(row) for _ in range(self._ranks)]
-        dist.all_gather(rows, row, group=self._group)
-        return torch.stack(rows).tolist()
+    def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
+        # As bytes: not every device has float64.
+        mine = torch.tensor(row, dtype=torch.float64).view(torch.uint8).to(self._gathering_device(device))
+        rows = [torch.empty_like(mine) for _ in range(self._ranks)]
+        dist.all_gather(rows, mine, group=self._group)
+        return torch.stack(rows).cpu().view(torch.float64).tolist()
 
     def gather_objects(self, value: Value) -> list[Value]:
         values: list[Any] = [None] * self._ranks

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Real
 
 import torch
 from torch import Tensor
 
+from hdet.comm.host import to_host
 from hdet.errors import ArgumentError
 
 __all__ = ["LossMeter"]
@@ -48,17 +50,17 @@ class LossMeter:
             )
         self.count += 1
 
-    def mean(self, device: torch.device) -> Tensor:
-        """Mean of what was added, a float64 scalar on ``device``; NaN if nothing was. Does not synchronise."""
-        total = torch.full((), self._on_host, dtype=torch.float64, device=device)  # unlike tensor(): no synchronising
-        for part in self._on_device.values():
-            total = total + part.to(device)
-        return total / self.count if self.count else torch.full_like(total, torch.nan)
+    def mean(self) -> float:
+        """Mean of what was added; NaN if nothing was. Synchronises host and device if losses lie there."""
+        if not self.count:
+            return math.nan
+        return math.fsum([self._on_host, *to_host(list(self._on_device.values()))]) / self.count
 
     def _add_on_device(self, loss: Tensor) -> None:
-        value = loss.detach().reshape(()).double()
+        value = loss.detach().reshape(())
         total = self._on_device.get(loss.device)
         if total is None:
-            self._on_device[loss.device] = value.clone()  # double() of a double is the caller's own memory
+            wide = torch.promote_types(loss.dtype, torch.float32)  # no float64: not every device has it
+            self._on_device[loss.device] = value.to(wide, copy=True)
         else:
             total.add_(value)

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hdet._version import __version__
-from hdet.algorithm.controllers import Controller, Update
+from hdet.algorithm.controller import Controller, Update
 from hdet.algorithm.linesearch import LineSearch
 from hdet.engine.rollcall import RollCall
 from hdet.journal import SCHEMA

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hdet.comm import fingerprint
 from hdet.comm.agreement import check_equal, check_shapes
 from hdet.comm.group import ReplicaGroup
+from hdet.comm.host import to_host
 from hdet.engine.losses import LossMeter
 from hdet.engine.weights import Weights
 
@@ -61,7 +61,7 @@ class RollCall(NamedTuple):
 
     @classmethod
     def alone(cls) -> RollCall:
-        """One replica that nobody asks anything: nothing is read, nothing is synchronised."""
+        """A single replica without a journal: nothing is read, nothing is synchronised."""
         return cls([float("nan")], [float("nan")], False, [True], True, True, None)
 
     @property
@@ -85,7 +85,7 @@ def call(
     weights: Weights,
     meter: LossMeter,
     *,
-    signal: Tensor | None = None,
+    signal: Tensor | float | None = None,
     expect_equal: bool,
     journal: bool,
 ) -> RollCall:
@@ -109,7 +109,8 @@ def call(
         _LOSS_GIVEN: float(meter.count > 0) if occasion is Occasion.ROUND_END else 0.0,
         _METRICS: float(signal) if occasion is Occasion.METRICS and signal is not None else float("nan"),
     }
-    rows = group.gather(_row(list(must_agree.values()), weights, meter, signal, expect_equal, journal))
+    own = [*must_agree.values(), float(journal), *_measured(weights, meter, signal, expect_equal)]
+    rows = group.gather(own, weights.device)
     columns = [list(column) for column in zip(*rows, strict=True)]
     table = dict(zip(must_agree, columns, strict=False))
     in_one_call = len(set(table[_OCCASION])) == 1
@@ -130,27 +131,18 @@ def call(
     )
 
 
-def _row(
-    agreed: list[float],
-    weights: Weights,
-    meter: LossMeter,
-    signal: Tensor | None,
-    expect_equal: bool,
-    journal: bool,
-) -> Tensor:
-    device = weights.device
-    mean = meter.mean(device)
-    on_host = torch.tensor([*agreed, float(journal)], dtype=torch.float64)
-    if device.type == "cuda":  # a copy from pageable memory would synchronise
-        on_host = on_host.pin_memory().to(device, non_blocking=True)
-    on_device = [
-        mean,
-        mean if signal is None else signal.detach().to(device, torch.float64).reshape(()),
-        weights.all_finite(),
-        *fingerprint.bits(weights.moving if expect_equal else [], device),
-        *fingerprint.bits(weights.still, device),
-    ]
-    return torch.cat([on_host, torch.stack(on_device)])
+def _measured(weights: Weights, meter: LossMeter, signal: Tensor | float | None, expect_equal: bool) -> list[float]:
+    """Mean loss, signal, whether the weights are finite, and the fingerprints of what trains and what does not."""
+    device, mean = weights.device, meter.mean()
+    finite, moving, still = to_host(
+        [
+            weights.all_finite(),
+            fingerprint.bits(weights.moving if expect_equal else [], device),
+            fingerprint.bits(weights.still, device),
+        ]
+    )
+    hashes = [*fingerprint.halves(int(moving)), *fingerprint.halves(int(still))]
+    return [mean, mean if signal is None else float(signal), float(finite), *hashes]
 
 
 def _per_replica(column: list[float], members: list[list[int]], fold: Callable[[list[float]], float]) -> list[float]:

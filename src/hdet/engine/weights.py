@@ -13,7 +13,16 @@ from torch.optim import Optimizer
 
 from hdet.errors import ArgumentError, ShardedParametersError
 
-__all__ = ["NO_WEIGHTS", "Body", "Weights", "check_model", "grouped_parameters", "refuse_sharded", "trained_parameters"]
+__all__ = [
+    "NO_WEIGHTS",
+    "Body",
+    "Weights",
+    "check_model",
+    "grouped_parameters",
+    "refuse_sharded",
+    "trained_parameters",
+    "warn_without_ensemble",
+]
 
 
 class Weights(NamedTuple):
@@ -54,12 +63,14 @@ class Weights(NamedTuple):
         return tensors[0].device if tensors else torch.device("cpu")
 
     def all_finite(self) -> Tensor:
-        """Whether what moves is finite: 1.0 or 0.0, a float64 scalar on :attr:`device`. Does not synchronise."""
+        """Whether what moves is finite: a scalar on :attr:`device`. Does not synchronise."""
         device = self.device
-        extremes = [part.to(device) for tensor in self.moving if tensor.numel() for part in _extremes(tensor)]
+        extremes = [
+            part.isfinite().to(device) for tensor in self.moving if tensor.numel() for part in _extremes(tensor)
+        ]
         if not extremes:
-            return torch.ones((), dtype=torch.float64, device=device)
-        return torch.stack(extremes).isfinite().all().double()
+            return torch.ones((), dtype=torch.bool, device=device)
+        return torch.stack(extremes).all()
 
 
 NO_WEIGHTS = Weights([], [], [], [])
@@ -87,7 +98,6 @@ class Body:
         """The weights when the replicas first meet: whole on every rank, or an error."""
         refuse_replaced(self._known, optimizer)
         refuse_sharded(self.weights(optimizer).tensors)
-        warn_without_ensemble(optimizer)
         self._set_aside = infinite_buffers(self.model)
         return self.weights(optimizer)
 
@@ -201,8 +211,7 @@ def _extremes(tensor: Tensor) -> Iterator[Tensor]:
     real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     if real.is_cpu and math.isfinite(real.sum().item()):
         return
-    for extreme in torch.aminmax(real):
-        yield extreme.double()
+    yield from torch.aminmax(real)
 
 
 def _sharding_of(tensor: Tensor) -> str | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hdet.algorithm.assignment import permutation
-from hdet.algorithm.controllers import Published, PublishedState, Update
+from hdet.algorithm.controller import Update
+from hdet.algorithm.published import Published, PublishedState
 
 __all__ = ["Placebo", "PlaceboState"]
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from hdet.engine.warm_start import perturb_
 from hdet.errors import DivergedError
+from hdet.faces.warm_start import perturb_
 from hdet.journal import open_journal
 from hdet.runs.checkpoint import Checkpoint, Stateful, load_checkpoint, load_weights, save_checkpoint
 from hdet.runs.curve import CurveFile

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hdet.engine.replay import found_schedules, value_at
 from hdet.errors import ArgumentError
+from hdet.faces.replay import found_schedules, value_at
 from hdet.journal import JournalData, read_journal
 
 __all__ = ["FoundSchedule", "found_schedule", "journal_at"]

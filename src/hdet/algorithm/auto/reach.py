@@ -1,0 +1,50 @@
+r"""The reach: at which rate would one step go as far as all steps so far, together, ask for? Pure arithmetic.
+
+Train from :math:`x_0` by steps :math:`x_{k+1} = x_k - \eta_k u_k` with gradients :math:`g_k`; the update :math:`u_k` is
+whatever the optimizer makes of them. With weights :math:`w_k = \eta_k^2`, which forget the small first steps,
+
+.. math:: \hat\eta = \frac{\sum_k w_k \langle g_k, x_0 - x_k \rangle}{\langle s, \bar u \rangle},
+    \quad s = \sum_k w_k g_k, \quad \bar u = \frac{x_0 - x_n}{\sum_k \eta_k}.
+
+The numerator is the descent that gradients still ask for along the way already gone; the denominator is what the mean
+update of length one gains against the mean gradient. While gradients agree, the estimate stays ahead of the rate and
+grows with it; once training goes to and fro they cancel, and it stops.
+
+For :math:`u = g` this is the distance estimate of D-Adaptation over the gradient's norm, and for updates by the sign it
+is Prodigy's; written with the displacement it needs no knowledge of the optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Tally", "estimate", "forgetting"]
+
+
+class Tally(NamedTuple):
+    """The sums over the steps so far, with the weight of the last step as their unit."""
+
+    asked: float
+    """Sum of w <g, x_0 - x>."""
+    gained: float
+    """<s, x_0 - x_n>."""
+    rates: float
+    """Sum of the rates."""
+
+
+def estimate(tally: Tally) -> float:
+    """The rate; 0 where the sums say nothing.
+
+    Three equal steps along a constant gradient, :math:`x_0 - x_k = 0, 1, 2` and then 3: as far as their mean.
+
+    >>> estimate(Tally(asked=0.0 + 1.0 + 2.0, gained=3 * 3.0, rates=3.0))
+    1.0
+    """
+    if not (tally.asked > 0 and tally.gained > 0):
+        return 0.0
+    return tally.asked * tally.rates / tally.gained
+
+
+def forgetting(before: float, now: float) -> float:
+    """What earlier sums count for when the rate goes from ``before`` to ``now``: the ratio of weights, at most 1."""
+    return min((before / now) ** 2, 1.0) if now > 0 else 1.0

@@ -1,0 +1,49 @@
+"""Controllers: signals of the replicas in, moves of the base values out. Pure functions with explicit state.
+
+A controller sees the replicas that were not excluded:
+
+- ``signals[r]``: the number compared across replicas, lower is better (mean train loss of the round, or a probe);
+- ``offsets[r][g]``: replica r's distance from the base value of knob g, in the knob's coordinate;
+
+and returns its new state and ``moves[g]`` in the same coordinate. The coordinate of a learning rate is relative: a
+replica at rho times the base has the offset rho - 1, and a move takes the base to base * (1 + move). That holds for
+replicas that train and for points that are probed. :mod:`hdet.algorithm.scales` has the coordinates of other knobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+__all__ = ["Controller", "Update", "is_finite"]
+
+
+class Update(NamedTuple):
+    """What a controller decided in one round."""
+
+    state: Any
+    """New state: a NamedTuple of lists of numbers, one entry per knob."""
+    moves: list[float]
+    """Per knob: how far the base moves, in the knob's coordinate."""
+    weights: list[float]
+    """Per replica: how much it counted (for people; need not sum to one)."""
+    deltas: list[float]
+    """Per knob: the slope that was seen; above 0, more is better (:class:`Published`: Delta before smoothing)."""
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """Anything that can be given as ``auto_lr=``."""
+
+    def init(self, knobs: int) -> Any:
+        """State before the first round, for that many knobs: a NamedTuple of lists of numbers."""
+
+    def update(self, state: Any, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
+        """One round. Must not change its arguments."""
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a finite real number."""
+    return isinstance(value, Real) and math.isfinite(value)

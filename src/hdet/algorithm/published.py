@@ -1,0 +1,93 @@
+"""The published controller: a softmax of the losses weighs the replicas, a velocity smooths what follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hdet.algorithm.controller import Update, is_finite
+from hdet.errors import ArgumentError
+
+__all__ = ["Published", "PublishedState", "softmax_weights"]
+
+
+class PublishedState(NamedTuple):
+    """State of :class:`Published`: one velocity per knob."""
+
+    velocity: list[float]
+
+
+@dataclass(frozen=True)
+class Published:
+    r"""The published rule, per knob, in relative units.
+
+    .. math::
+        s_r = (\bar L - L_r)/\sigma, \quad w = \mathrm{softmax}(s), \quad
+        \Delta = \sum_r w_r \rho_r - \bar\rho, \quad v \leftarrow \beta v + (1-\beta)\Delta, \quad move = \lambda v
+
+    Args:
+        sigma: temperature :math:`\sigma > 0` of the softmax, in units of the loss.
+        meta_momentum: :math:`\beta` in [0, 1).
+        meta_lr: :math:`\lambda \ge 0`.
+
+    >>> rule = Published(sigma=0.1, meta_momentum=0.0, meta_lr=0.5)
+    >>> better_above = rule.update(rule.init(1), signals=[1.0, 0.9], offsets=[[-0.1], [0.1]])
+    >>> better_above.moves[0] > 0
+    True
+    >>> rule.update(rule.init(1), signals=[1.0, 1.0], offsets=[[-0.1], [0.1]]).moves
+    [0.0]
+    """
+
+    sigma: float = 0.1
+    meta_momentum: float = 0.9
+    meta_lr: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (is_finite(self.sigma) and self.sigma > 0):
+            raise ArgumentError(
+                f"sigma must be a finite number above 0, but got sigma={self.sigma!r}; the published value is 0.1"
+            )
+        if not (is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1):
+            raise ArgumentError(
+                f"meta_momentum must be at least 0 and below 1, but got meta_momentum={self.meta_momentum!r}; "
+                "the published value is 0.9, and 0 means no smoothing"
+            )
+        if not (is_finite(self.meta_lr) and self.meta_lr >= 0):
+            raise ArgumentError(
+                f"meta_lr must be a finite number, at least 0, but got meta_lr={self.meta_lr!r}; the published value "
+                "is 0.5, and auto_lr=False switches the controller off"
+            )
+
+    def init(self, knobs: int) -> PublishedState:
+        """No velocity yet."""
+        return PublishedState(velocity=[0.0] * knobs)
+
+    def update(self, state: PublishedState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
+        """One round of the published rule."""
+        weights = softmax_weights(signals, self.sigma)
+        deltas = [_weighted_minus_mean(weights, column) for column in zip(*offsets, strict=True)]
+        beta = self.meta_momentum
+        velocity = [beta * v + (1 - beta) * delta for v, delta in zip(state.velocity, deltas, strict=True)]
+        return Update(PublishedState(velocity), [self.meta_lr * v for v in velocity], weights, deltas)
+
+
+def softmax_weights(losses: Sequence[float], sigma: float) -> list[float]:
+    r"""softmax of :math:`(\bar L - L_r)/\sigma`, shifted by its largest entry so that no finite loss overflows.
+
+    >>> softmax_weights([2.0, 2.0], sigma=0.1)
+    [0.5, 0.5]
+    >>> softmax_weights([-1e308, 1e308], sigma=0.1)
+    [1.0, 0.0]
+    """
+    best = min(losses)
+    unnormalised = [math.exp((best - loss) / sigma) for loss in losses]
+    total = math.fsum(unnormalised)
+    return [u / total for u in unnormalised]
+
+
+def _weighted_minus_mean(weights: Sequence[float], column: Sequence[float]) -> float:
+    """Weighted mean minus plain mean; ``fsum`` makes it independent of the replicas' order, to the last bit."""
+    mean = math.fsum(column) / len(column)
+    return math.fsum(w * (x - mean) for w, x in zip(weights, column, strict=True))

@@ -1,0 +1,55 @@
+"""What stands in a checkpoint: plain numbers, lists and strings, with keys that never change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from hdet.algorithm.controller import Controller
+from hdet.algorithm.linesearch import LineSearch
+from hdet.algorithm.normalised import Normalised
+from hdet.algorithm.published import Published
+from hdet.errors import ArgumentError
+
+__all__ = ["STATE_VERSION", "controller_from", "controller_saved", "in_pairs"]
+
+STATE_VERSION = 2
+
+_OURS: dict[str, type[Published] | type[Normalised] | type[LineSearch]] = {
+    "Published": Published,
+    "Normalised": Normalised,
+    "LineSearch": LineSearch,
+}
+
+
+def controller_saved(controller: Controller | None, state: Any) -> dict[str, Any]:
+    """A controller and its state."""
+    ours = isinstance(controller, tuple(_OURS.values()))
+    arguments = dataclasses.asdict(controller) if ours else {}  # type: ignore[call-overload]
+    return {
+        "controller": type(controller).__name__ if controller is not None else None,
+        "controller_arguments": in_pairs(arguments),
+        "controller_state": in_pairs(state._asdict() if state is not None else {}),
+    }
+
+
+def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: int) -> tuple[Controller | None, Any]:
+    """The controller of a checkpoint with its state. One of the user's own must be ``here``."""
+    name = saved["controller"]
+    if name is None:
+        return None, None
+    controller = here
+    if name in _OURS:
+        controller = _OURS[name](**dict(saved["controller_arguments"]))
+    elif controller is None or type(controller).__name__ != name:
+        raise ArgumentError(
+            f"the checkpoint was written with a controller {name}, but here it is {here!r}; "
+            f"build it with auto_lr={name}(...) or controller={name}(...) before loading"
+        )
+    return controller, controller.init(knobs)._replace(**dict(saved["controller_state"]))
+
+
+def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+    """As lists: torch.distributed.checkpoint would make keys of a dict's names."""
+    return [[name, list(value) if isinstance(value, list) else value] for name, value in values.items()]

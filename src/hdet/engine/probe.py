@@ -1,0 +1,238 @@
+"""Probes: a loss on the same batch for all replicas, without the regularisers."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hdet.comm.group import ReplicaGroup, Solo
+from hdet.errors import ArgumentError
+
+__all__ = ["LossFn", "ProbeBatch", "ProbeFn", "probed_loss", "rng_put_back"]
+
+_END = object()
+LossFn = Callable[[Any, Any], Tensor]
+"""``loss_fn(model, batch) -> scalar``, everywhere in the library."""
+ProbeFn = Callable[[], Tensor | float]
+"""Gives a loss of the current model; a :class:`ProbeBatch` is one."""
+
+
+def probed_loss(probe: ProbeFn) -> Tensor:
+    """The probe's loss at the weights of this moment, a scalar."""
+    loss = probe()
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return loss.detach().reshape(())
+    if isinstance(loss, Real):
+        return torch.tensor(float(loss), dtype=torch.float64)
+    raise ArgumentError(f"a probe must return one real number, but {probe!r} returned {loss!r}; reduce it first")
+
+
+class ProbeBatch:
+    """A function without arguments that gives the loss of the current model on this round's common probe batch.
+
+    One new batch per round, drawn on one rank (its RNG states are put back), moved to the model's device and broadcast
+    as tensors, so that all replicas see the same data. No gradients. A DDP-wrapped model is unwrapped.
+
+    The loader's position is not saved: exact resume needs ``batch_fn(round)``.
+
+    Args:
+        model: the model that trains.
+        loss_fn: ``loss_fn(model, batch) -> scalar``.
+        loader: an iterable of batches, begun again at its end; or a function ``batch_fn(round) -> batch``.
+        mode: "probe": dropout off, BatchNorm that trains on batch statistics, buffers put back afterwards (far points
+            would be judged with other points' running statistics in eval mode); "eval": plain eval.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        loader: Iterable[Any] | Callable[[int], Any],
+        mode: Literal["probe", "eval"] = "probe",
+    ) -> None:
+        if mode not in ("probe", "eval"):
+            raise ArgumentError(f'mode must be "probe" or "eval", but got mode={mode!r}; leave it out for "probe"')
+        if not (callable(loader) or isinstance(loader, Iterable)):
+            raise ArgumentError(f"loader must be an iterable of batches or batch_fn(round), but got {loader!r}")
+        self.model = model
+        self.loss_fn = loss_fn
+        self.loader = loader
+        self.mode = mode
+        self._batches: Iterator[Any] | None = None
+        self._batch: Any = None
+        self._round: int | None = None
+
+    def prepare(self, k: int, group: ReplicaGroup) -> None:
+        """Draw and share the batch of round ``k``. Collective."""
+        if self._round == k:
+            return
+        batch, failure = None, None
+        if group.rank == 0:
+            try:
+                with rng_put_back(_device_of(self.model)):
+                    batch = self._draw(k)
+            except Exception as error:  # whatever the user's loader raises, the others must hear of it
+                failure = error
+        reason = group.broadcast_object(None if failure is None else repr(failure))
+        if failure is not None:
+            raise failure
+        if reason is not None:
+            raise ArgumentError(f"rank 0 could not draw the probe batch of round {k}: {reason}; correct its loader")
+        self._batch = shared(batch, group, _device_of(self.model))
+        self._round = k
+
+    def __call__(self) -> Tensor:
+        """The loss at the model's weights of this moment."""
+        inner = unwrapped(self.model)
+        batch = self._batch
+        if self._round is None:  # called by hand: a batch of this process alone, which no round will use
+            with rng_put_back(_device_of(inner)):
+                batch = shared(self._draw(0), Solo(), _device_of(inner))
+        device = _device_of(inner)
+        with torch.no_grad(), rng_put_back(device), probing(inner, self.mode):
+            _seed(self._round or 0, device)  # put back afterwards: what is random is the same for all replicas
+            return torch.as_tensor(self.loss_fn(inner, batch)).detach()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: an iterator cannot be copied, so the loader begins anew."""
+        return {**vars(self), "_batches": None}
+
+    def _draw(self, k: int) -> Any:
+        if callable(self.loader) and not isinstance(self.loader, Iterable):
+            return self.loader(k)
+        for _ in range(2):
+            if self._batches is None:
+                self._batches = iter(self.loader)
+            batch = next(self._batches, _END)
+            if batch is not _END:
+                return batch
+            self._batches = None
+        raise ArgumentError("the probe loader has no batch; give a loader with at least one")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, whose forward would communicate; compiled before or after the wrap."""
+    found, layer = model, model
+    while True:
+        if isinstance(layer, nn.parallel.DistributedDataParallel):
+            found = layer = layer.module
+        elif isinstance(inside := getattr(layer, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
+            layer = inside
+        else:
+            return found
+
+
+@contextmanager
+def probing(model: nn.Module, mode: str) -> Iterator[None]:
+    """The model as a probe needs it; modes and buffers are as before afterwards.
+
+    A BatchNorm that was training uses the statistics of the probe batch. It does so in eval mode and without running
+    statistics: nothing is tracked, and a SyncBatchNorm makes no collective, which other ranks would not join. One that
+    was frozen stays frozen.
+    """
+    was_training = [(m, m.training) for m in model.modules()]
+    norms = [m for m, training in was_training if training and isinstance(m, _BatchNorm)] if mode == "probe" else []
+    statistics = [(m, m.running_mean, m.running_var) for m in norms]
+    for m, _ in was_training:
+        m.training = False  # not eval(): some layers change their weights there
+    for m in norms:
+        m.running_mean = m.running_var = None
+    buffers = [
+        (m, name, buffer, buffer.detach().clone())
+        for m in (model.modules() if mode == "probe" else ())
+        for name, buffer in m.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for m, flag in was_training:
+            m.training = flag
+        for m, mean, variance in statistics:
+            m.running_mean, m.running_var = mean, variance
+        with torch.no_grad():
+            for m, name, buffer, value in buffers:
+                m._buffers[name] = buffer.copy_(value)  # forward may have put another tensor there
+
+
+@contextmanager
+def rng_put_back(device: torch.device) -> Iterator[None]:
+    """The global RNG states of Python, NumPy (if imported), torch and ``device`` are as before afterwards."""
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed what :func:`rng_put_back` puts back."""
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+def shared(batch: Any, group: ReplicaGroup, device: torch.device) -> Any:
+    """Rank 0's batch on every rank, its tensors on ``device``. Tensors travel as tensors, the rest pickled."""
+    tensors: list[Tensor] = []
+
+    def take(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tensors.append(leaf.to(device).contiguous())
+        return _Place(len(tensors) - 1, leaf.shape, leaf.dtype)
+
+    outline = group.broadcast_object(_mapped(batch, take))
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, _Place):
+            return leaf
+        mine = tensors[leaf.number] if group.rank == 0 else torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+        group.broadcast_(mine)
+        return mine
+
+    return _mapped(outline, fill)
+
+
+class _Place:
+    """Stands for a tensor in the outline of a batch."""
+
+    def __init__(self, number: int, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.number, self.shape, self.dtype = number, shape, dtype
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``change`` applied to every leaf of mappings, lists, (named) tuples and dataclasses, in a fixed order."""
+    if isinstance(value, Mapping):
+        changed = {key: _mapped(item, change) for key, item in value.items()}
+        return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _mapped(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init}
+        return dataclasses.replace(value, **fields)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(item, change) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(item, change) for item in value)
+    return change(value)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return first.device if first is not None else torch.device("cpu")

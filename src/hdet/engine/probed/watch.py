@@ -1,0 +1,61 @@
+"""Watching the optimizer: a probed run must know when a step comes, and see its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import finalize, ref
+
+import torch
+from torch.optim import Optimizer
+
+__all__ = ["Watch"]
+
+Owner = TypeVar("Owner")
+
+
+class Watch:
+    """Calls the owner before every step of an optimizer, and says where that does not work.
+
+    Hooks are not copied with an optimizer, and do not run when a captured CUDA graph is replayed.
+    """
+
+    def __init__(self) -> None:
+        self.hooked = False
+        """Whether the optimizer calls us. A framework's wrapper may not be able to."""
+        self.captured = False
+        """Whether a step was captured into a CUDA graph: from then on replays make steps that nobody hears of."""
+        self._begun = False
+
+    @property
+    def sees_steps(self) -> bool:
+        """Whether every step is heard of."""
+        return self.hooked and not self.captured
+
+    def begin(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
+        """Watch, if that has not begun. The hook holds the owner weakly, and goes when the owner does."""
+        if self._begun:
+            return
+        self._begun = True
+        held, watch = ref(owner), ref(self)
+
+        def hook(opt: Optimizer, *_: object) -> None:
+            found, mine = held(), watch()
+            if found is None or mine is None:
+                return
+            if _is_capturing(opt):  # nothing of ours may get into the graph
+                mine.captured = True
+            else:
+                before_step(found, opt)
+
+        try:
+            handle = optimizer.register_step_pre_hook(hook)
+        except AttributeError:
+            return
+        self.hooked = True
+        finalize(owner, handle.remove)
+
+
+def _is_capturing(optimizer: Optimizer) -> bool:
+    on_cuda = any(p.is_cuda for group in optimizer.param_groups for p in group["params"][:1])
+    return on_cuda and torch.cuda.is_current_stream_capturing()

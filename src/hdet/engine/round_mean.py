@@ -1,0 +1,53 @@
+"""The round-mean weights: a running mean of a few evenly spaced snapshots of a round, in fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hdet.engine.copies import wide
+
+__all__ = ["RoundMean"]
+
+
+class RoundMean:
+    """Takes snapshots of parameters at evenly spaced steps. One fp32 copy of the parameters.
+
+    Args:
+        snapshots: at most so many in a round.
+    """
+
+    def __init__(self, snapshots: int = 32) -> None:
+        self._snapshots = snapshots
+        self._mean: list[Tensor] = []
+        self._count = 0
+
+    def is_due(self, step: int, length: int) -> bool:
+        """Whether step 1..length of a round of ``length`` steps is one of its snapshots; the last one always is.
+
+        >>> mean = RoundMean()
+        >>> [s for s in range(1, 101) if mean.is_due(s, 100)][:4], mean.is_due(100, 100)
+        ([4, 7, 10, 13], True)
+        """
+        taken = min(length, self._snapshots)
+        return step * taken // length > (step - 1) * taken // length
+
+    @torch.no_grad()
+    def add(self, parameters: Sequence[Tensor]) -> None:
+        """One more snapshot."""
+        if self._count == 0:
+            self._mean = [wide(p) for p in parameters]
+        self._count += 1
+        now = [p.detach().to(mean.dtype) for mean, p in zip(self._mean, parameters, strict=True)]
+        torch._foreach_lerp_(self._mean, now, 1.0 / self._count)
+
+    def reset(self) -> None:
+        """A new round begins."""
+        self._mean, self._count = [], 0
+
+    @property
+    def weights(self) -> list[Tensor] | None:
+        """The mean so far, or None before the first snapshot."""
+        return self._mean if self._count else None

@@ -1,0 +1,249 @@
+"""The run: one replica's share, the same for one replica and for many.
+
+A face (:class:`hdet.OneCycleLR`, :class:`hdet.Ensemble`) counts steps, computes a schedule and asks for this replica's
+values. How replicas differ is the business of a :class:`hdet.engine.way.Way`. The run never holds the face or the
+optimizer.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from weakref import ref
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.comm.group import Group, Seat, Solo, arriving
+from hdet.engine.checkpoint import STATE_VERSION
+from hdet.engine.chronicle import Chronicle
+from hdet.engine.copies import put_back
+from hdet.engine.losses import LossMeter
+from hdet.engine.meeting import Meeting
+from hdet.engine.rates import Rate
+from hdet.engine.rollcall import Occasion
+from hdet.engine.way import RoundEnd, Way
+from hdet.engine.weights import NO_WEIGHTS
+from hdet.errors import ArgumentError, ProbeWarning, ResumeWarning
+from hdet.journal import Sink
+
+__all__ = ["Run"]
+
+Face = TypeVar("Face")
+
+
+class Run:
+    """A way, the replicas it is gone with, and the journal about it.
+
+    Args:
+        way: how the replicas differ.
+        group: the user's process group or arms; None: the default group, once there is one.
+        sink: where the journal goes, or None.
+        arguments: the user's arguments, for the journal's header.
+    """
+
+    def __init__(self, way: Way, group: Group, sink: Sink | None, arguments: Mapping[str, Any]) -> None:
+        self.way = way
+        self.meter = LossMeter()
+        self.chronicle = Chronicle(sink, arguments)
+        self.meeting = Meeting(group, self.meter, self.chronicle)
+        self._just_loaded = False
+        """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
+        self._watches_loading = False
+        self._in_consensus = False
+        self._round_began = time.perf_counter()
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    @property
+    def seat(self) -> Seat:
+        """This replica's place."""
+        return self.meeting.seat
+
+    def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """This replica's values of scheduled knobs at step ``t``."""
+        return self.way.rates(schedule, t, self.seat)
+
+    def spread_out(self, base: Sequence[Rate], t: int) -> list[Rate]:
+        """Base values of scheduled knobs, made this replica's."""
+        multipliers = self.way.multipliers(t, self.seat)
+        return [value if rho == 1.0 else value * rho for value, rho in zip(base, multipliers, strict=True)]
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss towards the round."""
+        self.meter.add(loss)
+
+    def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
+        """A step of training has been made, and the counter goes on. Whether a round ends there."""
+        if self._in_consensus:
+            raise ArgumentError(
+                f"step() was called inside consensus(), at step {before}: the weights are put back afterwards, so "
+                "training inside is lost; leave the `with` block first"
+            )
+        if loss is not None:
+            self.meter.add(loss)
+        self._just_loaded = False
+        self.connect(optimizer, before)
+        self.way.after_step(optimizer, after, self.meeting)
+        return self.way.rounds.ends_at(after)
+
+    def end_round(self, end: RoundEnd) -> None:
+        """Let the way end the round, and write the journal. Collective."""
+        began = time.perf_counter()
+        report = self.way.end_round(end, self.meeting)
+        self.meter.reset()
+        if report.record is not None:
+            report.record["seconds"] = {"train": began - self._round_began, **report.record["seconds"]}
+            self.chronicle.write(report.record, len(report.record["replicas"]), [s.name for s in self.way.specs])
+        if report.warning is not None and self.meeting.group.rank == 0:
+            warnings.warn(report.warning, ProbeWarning, stacklevel=4)  # end_round, the face's step, the user
+        self._round_began = time.perf_counter()
+
+    # -- meeting the other replicas ---------------------------------------------------------------------------------
+
+    def connect(self, optimizer: Optimizer, t: int) -> None:
+        """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
+        meeting = self.meeting
+        if not meeting.is_due:
+            return
+        self._round_began = time.perf_counter()
+        if meeting.seat.size == 1:
+            meeting.begin(Solo())
+            if dist.get_rank() > 0:  # one arm of several ranks: one of them writes the journal
+                self.chronicle.sink = None
+            return
+        weights = self.way.first_weights(optimizer)
+        with arriving("the first step, where the replicas meet"):
+            group = meeting.gathered()
+            terms = self.way.terms()
+            meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
+            self.way.met(group)
+        meeting.begin(group)
+
+    def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
+        """Average now, nothing else: the round goes on. Collective."""
+        self.connect(optimizer, t)
+        if self.seat.size > 1 and self.way.drifts_apart:
+            self.way.converge(optimizer, t, self.meeting, occasion)
+
+    @contextmanager
+    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
+        """The replicas' one model inside, this replica's own weights back afterwards. Collective.
+
+        One copy of the weights, where replicas drift apart at all.
+        """
+        if self.seat.size == 1 or not self.way.drifts_apart:
+            yield
+            return
+        if self._in_consensus:
+            raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
+        self.connect(optimizer, t)
+        with put_back(self.way.weights(optimizer).tensors):
+            self._in_consensus = True
+            try:
+                self.converge(optimizer, t, Occasion.CONSENSUS)
+                yield
+            finally:
+                self._in_consensus = False
+
+    def compare(self, metrics: float, t: int) -> None:
+        """Raise unless all ranks give the same metrics. Collective."""
+        if self.seat.size == 1:
+            return
+        with arriving(f"comparing metrics at step {t}"):
+            terms = self.way.terms()
+            self.meeting.roll_call(Occasion.METRICS, t, terms, NO_WEIGHTS, signal=metrics, expect_equal=False)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings; the same on every replica, with keys that never change."""
+        return {
+            "version": STATE_VERSION,
+            "fanout": self.way.name,
+            "knobs": [spec.name for spec in self.way.specs],
+            "spreads": [spec.spread for spec in self.way.specs],
+            **self.way.state(),
+        }
+
+    def load(
+        self,
+        state: Mapping[str, Any],
+        total_steps: int | None,
+        t: int,
+        tensors: Sequence[Sequence[Tensor]] = (),
+    ) -> None:
+        """Go on from :meth:`state` at step ``t``. Checks everything before it changes anything."""
+        if state.get("version") != STATE_VERSION:
+            raise ArgumentError(
+                f"the checkpoint's hdet state has version {state.get('version')!r}, this hdet reads {STATE_VERSION}; "
+                "load it with the hdet that wrote it"
+            )
+        if state["fanout"] != self.way.name:
+            raise ArgumentError(
+                f'the checkpoint was written with fanout="{state["fanout"]}", but here it is "{self.way.name}"; build '
+                "the scheduler as it was when it was saved"
+            )
+        names = [spec.name for spec in self.way.specs]
+        if list(state["knobs"]) != names:
+            raise ArgumentError(
+                f"the checkpoint has the knobs {list(state['knobs'])}, but here they are {names}; "
+                "build the optimizer and the knobs as they were when it was saved"
+            )
+        self.way.load(state, tensors, total_steps)
+        self._resume(t)
+
+    def adopt(self, total_steps: int, t: int) -> None:
+        """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
+        self.way.adopt(total_steps, t)
+        self._resume(t)
+
+    def _resume(self, t: int) -> None:
+        """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
+        self.meter.reset()
+        self._just_loaded = True
+        rounds = self.way.rounds
+        mid_round = t > 0 and not rounds.ends_at(t)
+        self.chronicle.resume(t, mid_round)
+        if self.seat.size > 1 and mid_round:
+            warnings.warn(
+                f"resumed inside round {rounds.index(t)}, at step {t}: its multipliers and its end at step "
+                f"{rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded "
+                "weights",
+                ResumeWarning,
+                stacklevel=4,  # _resume, load, load_state_dict, the user
+            )
+
+    def watch_loading(self, optimizer: Optimizer, face: Face, rewrite: Callable[[Face], None]) -> None:
+        """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the face.
+
+        An optimizer's checkpoint brings rank 0's values. The hook holds the face weakly: no reference cycle.
+        """
+        if self._watches_loading:
+            return
+        held, run = ref(face), ref(self)
+
+        def after_load(_: Optimizer) -> None:
+            found, mine = held(), run()
+            if found is not None and mine is not None and mine._just_loaded:
+                rewrite(found)
+
+        try:
+            optimizer.register_load_state_dict_post_hook(after_load)
+        except AttributeError:  # a framework's wrapper that has no hooks: the next step() writes the values
+            return
+        self._watches_loading = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.state() == other.state() and self.chronicle.sink == other.chronicle.sink
+
+    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _watches_loading=False)

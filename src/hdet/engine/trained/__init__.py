@@ -1,0 +1,1 @@
+"""Replicas that train apart and are merged every round: the published way."""

@@ -1,0 +1,42 @@
+"""Signals: the number that is compared across replicas at the end of a round."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from hdet.engine.probe import ProbeFn
+from hdet.errors import ArgumentError
+
+__all__ = ["ProbeLoss", "Signal", "TrainLoss"]
+
+
+class TrainLoss:
+    """The mean of the losses that a replica observed in the round. Free, noisy, and short-sighted: it prefers small
+    learning rates, which lower the loss now and slow down progress later."""
+
+    def __repr__(self) -> str:
+        return "TrainLoss()"
+
+
+class ProbeLoss:
+    """A loss evaluated at the end of the round.
+
+    Args:
+        fn: gives a loss of the current model, without arguments; :class:`hdet.ProbeBatch` shares one batch among all.
+        at: "replica": at the replica's own weights; "round_mean": at their mean over the round, which does not prefer
+            small learning rates as the last weights do. Costs one fp32 copy of the parameters, two while it runs.
+    """
+
+    def __init__(self, fn: ProbeFn, at: Literal["replica", "round_mean"] = "replica") -> None:
+        if not callable(fn):
+            raise ArgumentError(f"fn must be a function that returns a loss, but got {fn!r}; for instance a ProbeBatch")
+        if at not in ("replica", "round_mean"):
+            raise ArgumentError(f'at must be "replica" or "round_mean", but got at={at!r}; leave it out for "replica"')
+        self.fn = fn
+        self.at = at
+
+    def __repr__(self) -> str:
+        return f"ProbeLoss({self.fn!r}, at={self.at!r})"
+
+
+Signal = TrainLoss | ProbeLoss

@@ -1,0 +1,354 @@
+"""The trained fan-out: every replica trains at its own values; at the end of a round they are merged and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from operator import mul
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.algorithm.controller import Controller, Update
+from hdet.algorithm.decay import Decaying
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.rounds import Rounds
+from hdet.algorithm.signals import comparable
+from hdet.comm.average import average_
+from hdet.comm.group import ReplicaGroup, Seat, arriving, connect_within
+from hdet.engine.checkpoint import controller_from, controller_saved
+from hdet.engine.clock import Clock
+from hdet.engine.copies import put_back, write_
+from hdet.engine.meeting import Meeting
+from hdet.engine.probe import ProbeBatch, probed_loss
+from hdet.engine.rates import Rate
+from hdet.engine.records import round_record
+from hdet.engine.rollcall import Occasion, RollCall
+from hdet.engine.round_mean import RoundMean
+from hdet.engine.trained.bases import Bases
+from hdet.engine.trained.converge import converge, refuse_diverged
+from hdet.engine.trained.fanout import FanOut
+from hdet.engine.trained.inner import Inner
+from hdet.engine.trained.outer import Mean, OuterStep
+from hdet.engine.trained.settings import Settings
+from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
+from hdet.engine.way import RoundEnd, RoundReport, check_moves, terms
+from hdet.engine.weights import Body, Weights, warn_without_ensemble
+from hdet.errors import ArgumentError
+
+__all__ = ["TrainedWay"]
+
+
+class TrainedWay:
+    """Spread, converge and controller of one replica.
+
+    Args:
+        settings: rounds, seed, decay, and when the controller begins.
+        fan_out: where replicas stand.
+        controller: moves the base values, or None.
+        learned: what is learned of each knob before the first round: a value, or 1 for a factor on a schedule.
+        body: which tensors make up the replica.
+        signal: what replicas are compared by.
+        outer: what converge makes of the parameters.
+        inner: averages inside nodes between rounds, or None.
+        reset_state: whether the optimizer forgets its state at the end of a round.
+    """
+
+    name: Literal["trained"] = "trained"
+    holds_rise = False
+    drifts_apart = True
+
+    def __init__(
+        self,
+        settings: Settings,
+        fan_out: FanOut,
+        controller: Controller | None,
+        learned: Sequence[float],
+        body: Body,
+        signal: Signal | None = None,
+        outer: OuterStep | None = None,
+        inner: Inner | None = None,
+        reset_state: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.controller = controller
+        self.bases = Bases.begin(learned, controller.init(len(learned)) if controller is not None else None)
+        self.body = body
+        self.signal: Signal = signal if signal is not None else TrainLoss()
+        self.outer: OuterStep = outer if outer is not None else Mean()
+        self.inner = inner
+        self.reset_state = reset_state
+        self._fan_out = fan_out
+        self._mean = RoundMean()
+        self._node: ReplicaGroup | None = None
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    @property
+    def specs(self) -> list[KnobSpec]:
+        return self._fan_out.specs
+
+    @property
+    def rounds(self) -> Rounds:
+        return self.settings.rounds
+
+    @property
+    def learned(self) -> list[float]:
+        return self.bases.learned
+
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        return self.bases.scheduled(schedule, self.settings, t)
+
+    def rates(self, schedule: Sequence[Rate], t: int, seat: Seat) -> list[Rate]:
+        rho = self.multipliers(t, seat)
+        if self.settings.decay == "exponential":
+            return list(map(mul, self.base(schedule, t), rho))
+        return list(map(mul, map(mul, schedule, self.bases.learned), rho))  # every step comes here
+
+    def multipliers(self, t: int, seat: Seat) -> list[float]:
+        return self._fan_out.standing(t, self.rounds, seat).rho
+
+    def values(self, t: int, seat: Seat) -> list[float]:
+        places = self._fan_out.standing(t, self.rounds, seat).mine
+        rows = zip(self.specs, self.learned, places, strict=True)
+        return [spec.value(base, x) for spec, base, x in rows]
+
+    def terms(self) -> dict[str, float]:
+        kind = f"ProbeLoss at {self.signal.at}" if isinstance(self.signal, ProbeLoss) else "TrainLoss"
+        parts = [self.name, self.controller, self.outer, self.inner, kind, self.reset_state]
+        return terms(
+            self.specs,
+            [*parts, self.body.with_state],
+            controller=self.controller,
+            total_steps=self.rounds.total_steps,
+            sync_every=self.rounds.length,
+            seed=self.settings.seed,
+            start=self.settings.start,
+            decays=self.settings.decay == "exponential",
+        )
+
+    def grow(self, more: Sequence[KnobSpec]) -> None:
+        self._fan_out.grow(more)
+        state = self.controller.init(len(self.specs)) if self.controller is not None else None
+        self.bases = self.bases.grown(len(more), state)
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def begin(self, optimizer: Optimizer) -> None:
+        self.body.remember(optimizer)
+        self.outer.begin(self.weights(optimizer).parameters)
+
+    def first_weights(self, optimizer: Optimizer) -> Weights:
+        warn_without_ensemble(optimizer)
+        return self.body.first_weights(optimizer)
+
+    def met(self, group: ReplicaGroup) -> None:
+        """One starting point for the outer step."""
+        average_(self.outer.tensors(), group, [True] * group.seat.size)
+
+    def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
+        """A snapshot for the round's mean, an average inside the node, where they are due."""
+        if isinstance(self.signal, ProbeLoss) and self.signal.at == "round_mean":
+            start, end = self.rounds.span(t)
+            if self._mean.is_due(t - start, end - start):
+                self._mean.add(self.weights(optimizer).parameters)
+        if self.inner is not None and t % self.inner.every == 0 and not self.rounds.ends_at(t):
+            self._average_within(self.inner, optimizer, t - 1, meeting)
+
+    def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
+        """Gather, decide, average, move the base values. An error before the mean changes nothing.
+
+        Cost: one gather, which synchronises host and device, and one all-reduce of the weights; with a journal a second
+        gather.
+        """
+        clock, group = Clock(), meeting.group
+        k, what = self.rounds.index(end.before), f"round {self.rounds.index(end.before)}, at step {end.after}"
+        signal = self._probed(end, meeting) if isinstance(self.signal, ProbeLoss) else None
+        clock.lap("probe")
+        with arriving(what):
+            roll = self._roll_call(end, meeting, signal)
+        refuse_diverged(roll, what)
+        clock.lap("gather")
+        update, bases = self._decide(end, roll, meeting.seat)
+        clock.lap("controller")
+        divergence = None
+        with arriving(what):
+            if group.seat.size > 1:
+                measured = roll.writer is not None
+                divergence = converge(group, self.weights(end.optimizer), roll, self.outer, measure=measured)
+        clock.lap("converge")
+        record = None
+        if roll.writer == group.rank:
+            record = self._record(k, end, roll, update, bases, divergence, clock.seconds, meeting.seat)
+        self.bases = bases
+        self._mean.reset()
+        self._forget_state(end.optimizer, roll.live[group.seat.replica])
+        return RoundReport(record)
+
+    def weights(self, optimizer: Optimizer) -> Weights:
+        return self.body.weights(optimizer)
+
+    def converge(
+        self,
+        optimizer: Optimizer,
+        t: int,
+        meeting: Meeting,
+        occasion: Occasion,
+        within: ReplicaGroup | None = None,
+    ) -> None:
+        """Average now, nothing else. ``within``: only some of the replicas, those of a node."""
+        group, what = within or meeting.group, f"{occasion.name.lower()}() at step {t}"
+        if group.seat.size == 1:
+            return
+        with arriving(what):
+            weights = self.weights(optimizer)
+            roll = meeting.roll_call(
+                occasion, t, self.terms(), weights, expect_equal=self._without_spread, within=group
+            )
+            if occasion is Occasion.INNER and not any(roll.live):
+                return  # the whole node will be left out at the end of the round
+            refuse_diverged(roll, what)
+            converge(group, weights, roll, Mean(), measure=False)
+
+    @property
+    def _without_spread(self) -> bool:
+        return all(spec.spread == 0 for spec in self.specs)
+
+    def _roll_call(self, end: RoundEnd, meeting: Meeting, signal: Tensor | None) -> RollCall:
+        if meeting.group.seat.size == 1 and not meeting.keeps_journal:
+            return RollCall.alone()
+        return meeting.roll_call(
+            Occasion.ROUND_END,
+            end.before,
+            self.terms(),
+            self.weights(end.optimizer),
+            signal=signal,
+            expect_equal=self._without_spread,
+        )
+
+    def _average_within(self, inner: Inner, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
+        if meeting.seat.size == 1:
+            return
+        if self._node is None:
+            with arriving("making the nodes' groups"):
+                self._node = connect_within(inner.ranks)
+        self.converge(optimizer, t, meeting, Occasion.INNER, self._node)
+
+    def _probed(self, end: RoundEnd, meeting: Meeting) -> Tensor:
+        """The probe's loss at the replica's own weights, or at their mean over the round.
+
+        One replica is probed too, though nobody compares: a probe that fails should fail on a laptop.
+        """
+        assert isinstance(self.signal, ProbeLoss)  # as the caller has found
+        probe, mean = self.signal.fn, self._mean.weights
+        if isinstance(probe, ProbeBatch):
+            k = self.rounds.index(end.before)
+            with arriving(f"sharing the probe batch of round {k}"):
+                probe.prepare(k, meeting.group)
+        if mean is None:
+            return probed_loss(probe)
+        parameters = self.weights(end.optimizer).parameters
+        with put_back(parameters):
+            write_(parameters, mean)
+            return probed_loss(probe)
+
+    def _forget_state(self, optimizer: Optimizer, was_live: bool) -> None:
+        """A replica that was left out may keep its moments only if they are finite."""
+        values = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        if self.reset_state or not (was_live or all(bool(v.isfinite().all()) for v in values)):
+            optimizer.state.clear()
+
+    # -- moving the base values -----------------------------------------------------------------------------------
+
+    def _decide(self, end: RoundEnd, roll: RollCall, seat: Seat) -> tuple[Update | None, Bases]:
+        """The new base values: a function of the roll call, so equal on all replicas."""
+        start = self.settings.start
+        if self.controller is None or start is None or end.after < start:
+            return None, self.bases
+        update = self._consult(self.controller, end, roll, seat)
+        return update, self.bases.moved(update, self.specs, self.settings, end)
+
+    def _consult(self, controller: Controller, end: RoundEnd, roll: RollCall, seat: Seat) -> Update | None:
+        """What the controller says, or None without a signal: no losses, or only one replica to look at."""
+        live = roll.live
+        if not (roll.has_losses or isinstance(self.signal, ProbeLoss)) or sum(live) < 2:
+            return None
+        signals = comparable([signal for signal, is_live in zip(roll.signals, live, strict=True) if is_live])
+        if signals is None:
+            return None
+        places = self._fan_out.standing(end.before, self.rounds, seat).places
+        offsets = [
+            [spec.spread * x for spec, x in zip(self.specs, row, strict=True)]
+            for row, is_live in zip(places, live, strict=True)
+            if is_live
+        ]
+        update = controller.update(self.bases.controller, signals, offsets)
+        check_moves(controller, update, len(self.specs), signals)
+        return update
+
+    def _record(
+        self,
+        k: int,
+        end: RoundEnd,
+        roll: RollCall,
+        update: Update | None,
+        bases: Bases,
+        divergence: list[float] | None,
+        seconds: dict[str, float],
+        seat: Seat,
+    ) -> dict[str, Any]:
+        base = self.bases.all_values(end.schedule(end.before), self.specs, self.settings, end.before)
+        places = self._fan_out.standing(end.before, self.rounds, seat).places
+        return round_record(
+            k=k,
+            step=end.after,
+            roll=roll,
+            base=base,
+            values=[[s.value(b, x) for s, b, x in zip(self.specs, base, row, strict=True)] for row in places],
+            multipliers=[[s.factor(x) for s, x in zip(self.specs, row, strict=True)] for row in places],
+            update=update,
+            controller_state=bases.controller,
+            learned=bases.learned,
+            new_base=bases.all_values(end.schedule(end.after), self.specs, self.settings, end.after),
+            divergence=divergence or [0.0] * len(places),
+            seconds=seconds,
+        )
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **self.settings.state(),
+            "learned": list(self.bases.learned),
+            "starts": list(self.bases.decaying.starts),
+            "bases": list(self.bases.decaying.bases),
+            **controller_saved(self.controller, self.bases.controller),
+        }
+
+    def tensors(self) -> list[list[Tensor]]:
+        return self.outer.state()
+
+    def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
+        settings = Settings.from_state(state, total_steps)
+        controller, memory = controller_from(state, self.controller, len(self.specs))
+        if [[t.shape for t in part] for part in tensors] != [[t.shape for t in part] for part in self.tensors()]:
+            raise ArgumentError(
+                f"the checkpoint's outer state does not fit outer={self.outer!r}; build the ensemble with the outer "
+                "step and the parameters it was saved with"
+            )
+        self.outer.load(tensors)
+        self._fan_out.load(state["spreads"], settings.seed)
+        self.settings, self.controller = settings, controller
+        decaying = Decaying(list(state["starts"]), list(state["bases"]))
+        self.bases = Bases(list(state["learned"]), decaying, memory)
+        self._mean.reset()
+
+    def adopt(self, total_steps: int, t: int) -> None:
+        rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
+        self.settings = dataclasses.replace(self.settings, rounds=rounds)
+        self._fan_out.load([spec.spread for spec in self.specs], self.settings.seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A process group cannot be copied: the nodes' groups are made anew."""
+        return {**vars(self), "_node": None}

@@ -1,0 +1,174 @@
+"""The protocol of a way: how the replicas of a run differ. There are two, ``trained`` and ``probed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.algorithm.auto.rounds import Growing
+from hdet.algorithm.controller import Controller, Update
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.rounds import Rounds
+from hdet.comm import fingerprint
+from hdet.comm.group import ReplicaGroup, Seat
+from hdet.engine.meeting import Meeting
+from hdet.engine.rates import Rate
+from hdet.engine.rollcall import Occasion
+from hdet.engine.weights import Weights
+from hdet.errors import ArgumentError
+
+__all__ = ["RoundEnd", "RoundReport", "Way", "check_moves", "in_words", "terms"]
+
+
+class RoundEnd(NamedTuple):
+    """What the face knows when a round ends."""
+
+    before: int
+    """The step counter in the round that ends."""
+    after: int
+    """The step counter to come: a round end."""
+    optimizer: Optimizer
+    schedule: Callable[[int], list[float]]
+    """The plain schedule per knob at a step; anything for knobs that have none."""
+    floors: Callable[[], list[float]]
+    """The schedule's lowest value per knob."""
+    peak: Callable[[], float]
+    """The step at which the schedule's rising phase ends."""
+
+
+class RoundReport(NamedTuple):
+    """What is to be told of a round."""
+
+    record: dict[str, Any] | None
+    """For the journal, on the one rank that writes it."""
+    warning: str | None = None
+    """For people, at once."""
+
+
+class Way(Protocol):
+    """How the replicas differ, what they learn from it, and what becomes of their weights."""
+
+    @property
+    def name(self) -> str:
+        """As users write it: ``fanout=``."""
+
+    @property
+    def specs(self) -> Sequence[KnobSpec]:
+        """The knobs."""
+
+    @property
+    def rounds(self) -> Rounds | Growing:
+        """Where rounds end, as far as is known."""
+
+    @property
+    def learned(self) -> Sequence[float]:
+        """What was learned of each knob: a value, or a factor on a schedule."""
+
+    @property
+    def holds_rise(self) -> bool:
+        """Whether the schedule's rising phase is held at its peak, since the way climbs by itself."""
+
+    @property
+    def drifts_apart(self) -> bool:
+        """Whether the replicas hold different weights inside a round."""
+
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """The shared base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
+
+    def rates(self, schedule: Sequence[Rate], t: int, seat: Seat) -> list[Rate]:
+        """This replica's values of scheduled knobs at step ``t``: base times rho."""
+
+    def multipliers(self, t: int, seat: Seat) -> list[float]:
+        """rho of this replica per knob."""
+
+    def values(self, t: int, seat: Seat) -> list[float]:
+        """This replica's value of each knob that has no schedule; anything for the others."""
+
+    def terms(self) -> dict[str, float]:
+        """Numbers that must be equal on all replicas; made by :func:`terms`."""
+
+    def grow(self, more: Sequence[KnobSpec]) -> None:
+        """Parameter groups were added to the optimizer: their rates begin unlearned."""
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known."""
+
+    def first_weights(self, optimizer: Optimizer) -> Weights:
+        """The weights when the replicas first meet, checked."""
+
+    def met(self, group: ReplicaGroup) -> None:
+        """The replicas have met. Collective."""
+
+    def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
+        """A step of training has been made: the counter goes to ``t``."""
+
+    def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
+        """A round ends. Collective."""
+
+    def weights(self, optimizer: Optimizer) -> Weights:
+        """What :meth:`converge` changes."""
+
+    def converge(self, optimizer: Optimizer, t: int, meeting: Meeting, occasion: Occasion) -> None:
+        """Make the replicas equal now, and nothing else. Collective."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings for a checkpoint; the same on every replica."""
+
+    def tensors(self) -> list[list[Tensor]]:
+        """Copies of tensors that belong into a checkpoint too; the same on every replica."""
+
+    def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
+        """Go on from :meth:`state` and :meth:`tensors`. Checks everything before it changes anything."""
+
+    def adopt(self, total_steps: int, t: int) -> None:
+        """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
+
+
+def terms(
+    specs: Sequence[KnobSpec],
+    parts: Sequence[object],
+    *,
+    controller: Controller | None,
+    total_steps: int | None,
+    sync_every: int | None,
+    seed: int,
+    start: int | None,
+    decays: bool = False,
+) -> dict[str, float]:
+    """Numbers that must be equal on all replicas; always the same keys, since rows must have one length.
+
+    ``parts``: further settings, compared by their words.
+    """
+    spreads = {spec.spread for spec in specs}
+    text = repr([(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in specs])
+    nothing = float("nan")
+    return {
+        "number of knobs": float(len(specs)),
+        "spread": spreads.pop() if len(spreads) == 1 else nothing,
+        "knobs (fingerprint)": fingerprint.words([text]),
+        "settings (fingerprint)": fingerprint.words([in_words(part) for part in parts]),
+        "total_steps": nothing if total_steps is None else float(total_steps),
+        "sync_every": float(sync_every or 0),
+        "seed": float(seed),
+        "decay (0: schedule, 1: exponential)": float(decays),
+        "auto_lr_start": nothing if start is None else float(start),
+        "auto_lr (0: off, 1: on)": float(controller is not None),
+        **{name: float(getattr(controller, name, nothing)) for name in ("sigma", "meta_momentum", "meta_lr")},
+    }
+
+
+def in_words(part: object) -> str:
+    """Equal words for equal parts on all ranks: an address in memory would not be."""
+    return repr(part) if type(part).__repr__ is not object.__repr__ else type(part).__name__
+
+
+def check_moves(controller: Controller | None, update: Update, knobs: int, signals: Sequence[float]) -> None:
+    """Raise for what no controller may return."""
+    if len(update.moves) != knobs or not all(abs(move) < float("inf") for move in update.moves):
+        raise ArgumentError(
+            f"a controller must return one finite move per knob, here {knobs}, but {controller!r} "
+            f"returned {update.moves} for the signals {signals}; correct its update()"
+        )

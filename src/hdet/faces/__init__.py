@@ -1,0 +1,1 @@
+"""What users construct: schedulers, ensembles, knobs, and what goes with them."""

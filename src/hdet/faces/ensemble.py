@@ -1,0 +1,271 @@
+"""``hdet.Ensemble``: any scalar hyperparameter, on any schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hdet.algorithm.auto.constants import LATE, POINTS, SPREAD
+from hdet.algorithm.controller import Controller
+from hdet.comm.group import Group
+from hdet.engine.probe import ProbeFn
+from hdet.engine.rates import copy_rate, put_rate
+from hdet.engine.trained.inner import Inner
+from hdet.engine.trained.outer import OuterStep
+from hdet.engine.trained.signals import Signal
+from hdet.engine.way import RoundEnd
+from hdet.errors import ArgumentError
+from hdet.faces import knobs as knob_factories
+from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, ensemble_run, flat_knobs
+from hdet.faces.knobs import Knob
+from hdet.journal import Journals
+
+__all__ = ["Ensemble", "Schedule"]
+
+
+class Schedule(Protocol):
+    """Anything that writes learning rates into the optimizer: every torch scheduler, HF's, timm's by its adapter."""
+
+    def step(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+class Ensemble:
+    """Replicas that explore any scalar hyperparameter while they train, and are merged every ``sync_every`` steps.
+
+    .. code-block:: python
+
+        ensemble = hdet.Ensemble(
+            optimizer,
+            schedule=CosineAnnealingLR(optimizer, T_max=10_000),
+            knobs=[hdet.knobs.lr(optimizer), hdet.knobs.optimizer(optimizer, "weight_decay", spread=0.3)],
+            sync_every=200,
+        )
+        for batch in loader:
+            loss = train_step(batch)
+            optimizer.step()
+            ensemble.step(loss)
+
+    Args:
+        optimizer: the optimizer that trains.
+        schedule: any torch scheduler of that optimizer; the base of a learning rate is its value times a learned
+            factor. None holds the optimizer's values.
+        knobs: what is explored: results of ``hdet.knobs.*``, in one list. None: the learning rate of every group.
+        sync_every: T, steps per round; None: 200. "auto" (probed only, and the default there): rounds that grow.
+        total_steps: the run's length, if known: then there is a converge at its end.
+        signal: what replicas are compared by: ``TrainLoss()`` (default), ``ProbeLoss(fn)``, or
+            ``ProbeLoss(fn, at="round_mean")``.
+        controller: moves the base values. None: the published rule with the train loss, ``Normalised()`` with a probe.
+            False: nothing moves.
+        start: the step from which the controller may move.
+        group: the process group or ``hdet.arms(n)``; None: the default group, once there is one.
+        model: averages its float buffers too.
+        seed: for the design of every round.
+        journal: a path or an object with ``write(record)``.
+        outer: what converge makes of the parameters: None (the mean), or one of ``hdet.experimental``.
+        optimizer_state: "average", "keep" or "reset" at converge. None: "average" in arms, where moments differ, "keep"
+            under shared gradients, where they do not.
+        inner: averages inside nodes between rounds.
+        allow_uninformative: explore loss knobs under shared gradients all the same.
+        fanout: "trained": replicas train at their own values. "probed": everybody trains at the base value, and
+            replicas are points on the line of a round's displacement; for learning rates, which act through it. The
+            rate is found from any guess: give a schedule without a warm-up of its own.
+        probe: for ``fanout="probed"``: a loss of the current model, ``hdet.ProbeBatch(model, loss_fn, loader)``.
+        points: how many points are probed at the end of a round.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedule: Schedule | None = None,
+        knobs: Iterable[Knob | Sequence[Knob]] | None = None,
+        *,
+        sync_every: int | Literal["auto"] | None = None,
+        total_steps: int | None = None,
+        signal: Signal | None = None,
+        controller: Controller | Literal[False] | None = None,
+        start: int = 0,
+        group: Group = None,
+        model: nn.Module | None = None,
+        seed: int = 0,
+        journal: Journals = None,
+        outer: OuterStep | None = None,
+        optimizer_state: Literal["average", "keep", "reset"] | None = None,
+        inner: Inner | None = None,
+        allow_uninformative: bool = False,
+        fanout: Literal["trained", "probed"] = "trained",
+        probe: ProbeFn | None = None,
+        points: int = POINTS,
+    ) -> None:
+        self._explores_all_rates = knobs is None
+        if knobs is None and isinstance(optimizer, Optimizer):
+            knobs = knob_factories.lr(optimizer, spread=SPREAD if fanout == "probed" else PUBLISHED_SPREAD)
+        self._knobs = flat_knobs(knobs if knobs is not None else [])
+        self._run = ensemble_run(
+            optimizer,
+            schedule,
+            self._knobs,
+            Ours(group, model, journal, seed, sync_every, start, fanout, probe, points),
+            total_steps=total_steps,
+            signal=signal,
+            controller=controller,
+            outer=outer,
+            inner=inner,
+            optimizer_state=optimizer_state,
+            allow_uninformative=allow_uninformative,
+        )
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self._written: tuple[list[float], list[float]] | None = None
+        self._step = 0
+        self._plain = [copy_rate(row["lr"]) for row in optimizer.param_groups]
+        """The schedule's own rates: what the optimizer would hold without the ensemble."""
+        self._run.way.begin(optimizer)
+        self._write_values()
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def step(self, loss: float | Tensor | None = None, *, metrics: float | None = None) -> None:
+        """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
+
+        Args:
+            loss: this replica's training loss.
+            metrics: for ReduceLROnPlateau, which is only stepped where they are given; equal on all replicas.
+        """
+        t = self._step + 1
+        self._take_in_new_groups()
+        if metrics is not None:
+            self._check_metrics(metrics)
+        if self._run.after_step(self.optimizer, self._step, t, loss):
+            end = RoundEnd(self._step, t, self.optimizer, self._schedule, self._floors, self._peak)
+            self._run.end_round(end)
+        self._step_schedule(metrics)
+        self._step = t
+        self._write_values()
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this replica towards the round; ``step(loss)`` is observe and step."""
+        self._run.observe(loss)
+
+    def converge(self) -> None:
+        """Average the weights over the replicas now, and nothing else: the round, its values and losses go on."""
+        self._run.converge(self.optimizer, self._step)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Averaged weights inside, each replica's own back afterwards, also after an exception. A collective."""
+        with self._run.consensus(self.optimizer, self._step):
+            yield
+
+    def __getitem__(self, name: str) -> float:
+        """This replica's value of a knob, for your own code to use."""
+        for knob in self._knobs:
+            if knob.spec.name == name:
+                return knob.read()
+        raise KeyError(f"there is no knob {name!r}; there are {[knob.spec.name for knob in self._knobs]}")
+
+    @property
+    def base_values(self) -> dict[str, float]:
+        """The shared base value of each knob, around which the replicas spread."""
+        base = self._run.way.base(self._schedule(self._step), self._step)
+        rows = zip(self._knobs, self._run.way.learned, base, strict=True)
+        return {knob.spec.name: float(value) if knob.spec.scheduled else m for knob, m, value in rows}
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def _take_in_new_groups(self) -> None:
+        """Groups added to the optimizer follow the schedule; where all rates are explored, theirs are too."""
+        groups = self.optimizer.param_groups
+        new = range(len(self._plain), len(groups))
+        if not new:
+            return
+        self._plain += [copy_rate(groups[g]["lr"]) for g in new]
+        if self._explores_all_rates:
+            spread = max(knob.spec.spread for knob in self._knobs)
+            more = knob_factories.lr(self.optimizer, spread=spread, groups=list(new))
+            self._knobs += more
+            self._run.way.grow([knob.spec for knob in more])
+
+    def _step_schedule(self, metrics: float | None) -> None:
+        """Step the schedule on its own rates: many torch schedules go on from what the optimizer holds."""
+        if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and metrics is None):
+            return
+        for row, plain in zip(self.optimizer.param_groups, self._plain, strict=True):
+            put_rate(row, plain)
+        if isinstance(self.schedule, ReduceLROnPlateau) and metrics is not None:
+            self.schedule.step(metrics)
+        else:
+            self.schedule.step()
+        self._plain = [copy_rate(row["lr"]) for row in self.optimizer.param_groups]
+
+    def _check_metrics(self, metrics: float) -> None:
+        if not isinstance(self.schedule, ReduceLROnPlateau):
+            raise ArgumentError(
+                f"metrics are for ReduceLROnPlateau, but the schedule is {self.schedule!r}; leave them out"
+            )
+        self._run.connect(self.optimizer, self._step)
+        self._run.compare(float(metrics), self._step)
+
+    def _write_values(self) -> None:
+        """Put this replica's values where they act: rates at every step, others where a round begins."""
+        way, seat, t = self._run.way, self._run.seat, self._step
+        values, learned = way.values(t, seat), list(way.learned)
+        fresh = self._written != (values, learned)
+        self._written = (values, learned)
+        plain = [self._plain[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
+        for knob, rate, value in zip(self._knobs, self._run.rates(plain, t), values, strict=True):
+            if knob.group is not None:
+                put_rate(self.optimizer.param_groups[knob.group], rate)
+            elif fresh:
+                knob.write(value)
+
+    def _schedule(self, _: int) -> list[float]:
+        return [float(self._plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
+
+    def _floors(self) -> list[float]:
+        return [0.0] * len(self._knobs)
+
+    def _peak(self) -> float:
+        """Where OneCycle's rising phase would end."""
+        return LATE * (self._run.way.rounds.total_steps or 0)
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same on every rank, and no collective. Save the optimizer and the model as usual."""
+        return {
+            "step": self._step,
+            "total_steps": self._run.way.rounds.total_steps,
+            "plain_lrs": [copy_rate(lr) for lr in self._plain],
+            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            "tensors": self._run.way.tensors(),
+            "hdet": self._run.state(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
+        has_schedule = state_dict["schedule"] is not None
+        if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain):
+            raise ArgumentError(
+                f"the checkpoint has {'a' if has_schedule else 'no'} schedule and {len(state_dict['plain_lrs'])} "
+                f"parameter groups, but here the schedule is {self.schedule!r} and there are {len(self._plain)}; "
+                "build the ensemble as it was when it was saved"
+            )
+        t = int(state_dict["step"])
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], t, state_dict["tensors"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state_dict["schedule"])
+        self._plain = [copy_rate(lr) for lr in state_dict["plain_lrs"]]
+        self._step = t
+        self._write_again()
+        self._run.watch_loading(self.optimizer, self, Ensemble._write_again)
+
+    def _write_again(self) -> None:
+        self._written = None
+        self._write_values()

@@ -1,0 +1,300 @@
+"""``hdet.OneCycleLR``: torch's OneCycleLR, whose replicas explore the learning rate."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+
+from hdet.algorithm.auto.constants import POINTS
+from hdet.algorithm.controller import Controller
+from hdet.comm.group import Group
+from hdet.engine.probe import ProbeFn
+from hdet.engine.rates import as_type_of
+from hdet.engine.way import RoundEnd
+from hdet.errors import ArgumentError
+from hdet.faces import torch_onecycle as torch_private
+from hdet.faces.arguments import Ours, onecycle_run, rate_knobs
+from hdet.journal import Journals
+
+__all__ = ["OneCycleLR"]
+
+_torch = lr_scheduler.OneCycleLR
+"""By name on the way of every step: ``super()`` is slow before Python 3.12."""
+
+
+class OneCycleLR(lr_scheduler.OneCycleLR):
+    r"""torch's OneCycleLR as an ensemble: replicas train at slightly different rates and are merged every T steps.
+
+    Replica r trains at :math:`\rho_r` times the schedule. At the end of every round the weights are averaged over the
+    replicas, and from S_warm on their losses move the base rate. With one replica and the default ``decay`` it is
+    torch's scheduler, number for number.
+
+    .. code-block:: python
+
+        scheduler = hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=10_000)
+        for batch in loader:
+            loss = train_step(batch)
+            optimizer.step()
+            scheduler.step(loss)
+
+    Inside a round the replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or
+    where a round has just ended.
+
+    With ``fanout="probed"`` (or ``max_lr="auto"``) the rate is found: training runs at the base rate, probes of points
+    on the line of each round's displacement tell where to go, and the run begins far below any guess. Works on one
+    device and on several alike.
+
+    .. code-block:: python
+
+        scheduler = hdet.OneCycleLR(
+            optimizer, max_lr="auto", total_steps=10_000, probe=hdet.ProbeBatch(model, loss_fn, probe_loader)
+        )
+
+    Args:
+        optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
+            base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
+        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be wrong by any amount, and
+            ``fanout`` is "probed".
+        spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
+            None: 1/9, and 0.3 for points.
+        sync_every: T, steps per round. "auto" (probed only): rounds that grow with the run. None:
+            ``max(1, min(1000, total_steps // 50))``, and "auto" for probes.
+        auto_lr: True for the published controller (probed: ``LineSearch()``), False for none, or a controller object.
+        auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end), and 0
+            for probes; above 0 there is no take-off.
+        decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
+            S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
+        sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.
+        seed: for the reassignment of multipliers after every round.
+        group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
+            single replica where torch.distributed is not initialised. Looked up when it is first needed.
+        model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters.
+        journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
+            record per round.
+        fanout: "trained": replicas train at their own rates, as published. "probed": they are points of one model.
+        probe: a loss of the current model, for ``fanout="probed"``: ``hdet.ProbeBatch(model, loss_fn, loader)``.
+        points: how many points are probed at the end of a round, shared out over the ranks.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | list[float] | Literal["auto"],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | list[float] = 0.85,
+        max_momentum: float | list[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+        *,
+        spread: float | None = None,
+        sync_every: int | Literal["auto"] | None = None,
+        auto_lr: bool | Controller = True,
+        auto_lr_start: int | None = None,
+        decay: Literal["schedule", "exponential"] = "schedule",
+        sigma: float = 0.1,
+        meta_momentum: float = 0.9,
+        meta_lr: float = 0.5,
+        seed: int = 0,
+        group: Group = None,
+        model: nn.Module | None = None,
+        journal: Journals = None,
+        fanout: Literal["trained", "probed"] | None = None,
+        probe: ProbeFn | None = None,
+        points: int = POINTS,
+    ) -> None:
+        schedule: dict[str, Any] = {
+            "max_lr": max_lr,
+            "total_steps": total_steps,
+            "epochs": epochs,
+            "steps_per_epoch": steps_per_epoch,
+            "pct_start": pct_start,
+            "anneal_strategy": anneal_strategy,
+            "cycle_momentum": cycle_momentum,
+            "base_momentum": base_momentum,
+            "max_momentum": max_momentum,
+            "div_factor": div_factor,
+            "final_div_factor": final_div_factor,
+            "three_phase": three_phase,
+        }
+        ours = Ours(group, model, journal, seed, sync_every, auto_lr_start, fanout, probe, points)
+        published = (sigma, meta_momentum, meta_lr)
+        run = onecycle_run(optimizer, schedule, ours, spread=spread, auto_lr=auto_lr, decay=decay, published=published)
+        if run is not None:  # torch calls step() in its constructor: the run must be there
+            self._run = run
+        super().__init__(optimizer, last_epoch=last_epoch, **schedule)
+        self._run.way.begin(optimizer)
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def step(  # type: ignore[override]  # torch's first parameter is the epoch; here a loss may stand there
+        self, value: float | Tensor | None = None, /, epoch: int | None = None, *, loss: float | Tensor | None = None
+    ) -> None:
+        """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
+
+        Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch)``: a positional int is
+        an epoch, a float or a tensor of one element is a loss. A round's end is a collective.
+        """
+        if isinstance(value, Tensor) and epoch is None and loss is None:  # the usual call, without delay
+            loss = value
+        else:
+            loss, epoch = _loss_and_epoch(value, epoch, loss)
+        if not torch_private.in_constructor(self):
+            self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
+        if self._step_count == 1 or epoch is not None:
+            self._step_and_warn(epoch)
+        else:
+            _torch.step(self, epoch)
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this replica towards the round, for frameworks that call ``step()`` without one.
+
+        The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
+        """
+        self._run.observe(loss)
+
+    def converge(self) -> None:
+        """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
+        self._run.converge(self.optimizer, self.last_epoch)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Averaged weights inside, each replica's own back afterwards, also after an exception. A collective.
+
+        For evaluating and saving inside a round. Holds one copy of the weights meanwhile. In a probed run all ranks
+        hold the same weights, and nothing is done.
+        """
+        with self._run.consensus(self.optimizer, self.last_epoch):
+            yield
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def get_lr(self) -> list[float | Tensor]:
+        """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
+        schedule = self._held() if self._run.way.holds_rise else _torch.get_lr(self)
+        if len(schedule) != len(self._run.way.specs):
+            self._grow(len(schedule))
+        return self._run.rates(schedule, self.last_epoch)
+
+    @property
+    def base_lrs_now(self) -> list[float | Tensor]:
+        """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
+        return self._run.way.base(self._values(self.last_epoch), self.last_epoch)
+
+    @property
+    def multipliers(self) -> list[float]:
+        """rho of this replica for each parameter group in the current round."""
+        return list(self._run.way.multipliers(self.last_epoch, self._run.seat))
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's keys plus ``hdet``. The same on every rank (``_last_lr`` is the base rate), and no collective."""
+        state = {key: value for key, value in super().state_dict().items() if key != "_run"}
+        if self._run.seat.size > 1:
+            t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
+            base = self._run.way.base(self._values(t), t)
+            pairs = zip(self.get_last_lr(), base, strict=True)
+            state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
+        state["hdet"] = {**self._run.state(), "owns_rates": torch_private.own_rates(self)}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
+
+        Writes this replica's rates at once, and again if the optimizer is loaded afterwards. A checkpoint of torch's
+        own OneCycleLR is taken as well: then the constructor's hdet arguments stand, and the next step fans out.
+        """
+        torch_state = {key: value for key, value in state_dict.items() if key != "hdet"}
+        total_steps = torch_state.get("total_steps", self.total_steps)
+        t = torch_state.get("last_epoch", self.last_epoch)
+        ours = state_dict.get("hdet")
+        if ours is None:
+            self._run.adopt(total_steps, t)
+        else:
+            self._run.load(ours, total_steps, t)
+        super().load_state_dict(torch_state)
+        if ours is None:
+            return
+        rates = self._run.spread_out(self._last_lr, t)
+        if ours["owns_rates"]:
+            torch_private.write_rates(self, rates)
+            self._run.watch_loading(self.optimizer, self, lambda own: torch_private.write_rates(own, own.get_last_lr()))
+        else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
+            self._last_lr = rates
+
+    def _step_and_warn(self, epoch: int | None) -> None:
+        """torch's step where it may warn: its warnings must point at the user's line, not at hdet's."""
+        caught: list[warnings.WarningMessage] = []
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                _torch.step(self, epoch)
+        finally:
+            for warning in caught:
+                warnings.warn(warning.message, warning.category, stacklevel=3)
+
+    def _before_step(self, loss: float | Tensor | None, t: int) -> None:
+        """All that happens before torch writes the rates of step ``t``."""
+        if t > self.total_steps:
+            return  # torch says so
+        if self._run.after_step(self.optimizer, self.last_epoch, t, loss):
+            if len(self.optimizer.param_groups) != len(self._run.way.specs):
+                self._grow(len(self.optimizer.param_groups))
+            self._run.end_round(RoundEnd(self.last_epoch, t, self.optimizer, self._schedule, self._floors, self._peak))
+
+    def _grow(self, groups: int) -> None:
+        """Groups were added to the optimizer."""
+        specs = self._run.way.specs
+        spread = max((spec.spread for spec in specs), default=0.0)
+        self._run.way.grow(rate_knobs(len(specs), groups, spread))
+
+    def _schedule(self, t: int) -> list[float]:
+        return [float(value) for value in self._values(t)]
+
+    def _values(self, t: int) -> list[float | Tensor]:
+        """The plain schedule at step ``t``. A run that takes off holds its rise at the peak, and climbs by itself."""
+        return torch_private.schedule_values(self, max(t, self._peak()) if self._run.way.holds_rise else t)
+
+    def _held(self) -> list[float | Tensor]:
+        """torch's ``get_lr`` with the rising phase held at the peak, momenta too."""
+        t = self.last_epoch
+        try:
+            self.last_epoch = max(t, self._peak())  # type: ignore[assignment]  # torch computes with fractions
+            return _torch.get_lr(self)
+        finally:
+            self.last_epoch = t
+
+    def _peak(self) -> float:
+        return torch_private.peak_step(self)
+
+    def _floors(self) -> list[float]:
+        return [float(group["min_lr"]) for group in self.optimizer.param_groups]
+
+
+def _loss_and_epoch(
+    value: float | Tensor | None, epoch: int | None, loss: float | Tensor | None
+) -> tuple[float | Tensor | None, int | None]:
+    """Sort out what ``step`` was given. Never TypeError: DeepSpeed takes one for a request to step by batch size."""
+    if value is not None:
+        if loss is not None:
+            raise ArgumentError(f"step() got two losses, {value!r} and loss={loss!r}; give one of them")
+        if isinstance(value, Integral) and epoch is None:
+            epoch = value
+        else:
+            loss = value
+    if epoch is not None and not isinstance(epoch, Real):
+        raise ArgumentError(f"epoch must be an integer, but got epoch={epoch!r}; call step() or step(loss) instead")
+    return loss, epoch

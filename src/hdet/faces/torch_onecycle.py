@@ -1,0 +1,72 @@
+"""The private names of torch's OneCycleLR that hdet relies on, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim.lr_scheduler import OneCycleLR
+
+from hdet.engine.rates import Rate, copy_rate, put_rate
+
+__all__ = [
+    "in_constructor",
+    "own_rates",
+    "peak_step",
+    "schedule_values",
+    "total_steps_of",
+    "warm_up_end",
+    "write_rates",
+]
+
+
+def in_constructor(scheduler: OneCycleLR) -> bool:
+    """Whether this ``step()`` is the one that torch (or SequentialLR) makes to write the first rates."""
+    return scheduler._step_count == 0
+
+
+def total_steps_of(schedule: Mapping[str, Any]) -> int | None:
+    """The number of steps as torch derives it from its arguments; None where torch will raise."""
+    steps, epochs, per_epoch = schedule["total_steps"], schedule["epochs"], schedule["steps_per_epoch"]
+    if steps is None and isinstance(epochs, int) and isinstance(per_epoch, int):
+        steps = epochs * per_epoch
+    return steps if isinstance(steps, int) and steps > 0 else None
+
+
+def warm_up_end(total_steps: int, pct_start: float) -> float:
+    """The step at which the first phase ends."""
+    return float(pct_start * total_steps) - 1
+
+
+def peak_step(scheduler: OneCycleLR) -> float:
+    """The step at which the first phase ends, of a scheduler that is built."""
+    return float(scheduler._schedule_phases[0]["end_step"])
+
+
+def schedule_values(scheduler: OneCycleLR, t: float) -> list[Rate]:
+    """The plain schedule at step ``t``, without touching the optimizer (torch's ``get_lr`` writes momenta)."""
+    phases: list[Any] = scheduler._schedule_phases
+    number, start = 0, 0.0
+    while number < len(phases) - 1 and t > phases[number]["end_step"]:
+        start = phases[number]["end_step"]
+        number += 1
+    phase = phases[number]
+    pct = (t - start) / (phase["end_step"] - start)
+    return [
+        scheduler._anneal_func(group[phase["start_lr"]], group[phase["end_lr"]], pct)
+        for group in scheduler.optimizer.param_groups
+    ]
+
+
+def write_rates(scheduler: OneCycleLR, rates: list[Rate]) -> None:
+    """Put rates into the optimizer, each as the type it was, and remember them as torch's ``step()`` does."""
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        put_rate(group, rate)
+    scheduler._last_lr = [copy_rate(group["lr"]) for group in scheduler.optimizer.param_groups]
+
+
+def own_rates(scheduler: OneCycleLR) -> bool:
+    """Whether the optimizer's rates are those that this scheduler wrote last (no other scheduler has changed them)."""
+    groups = scheduler.optimizer.param_groups
+    last = scheduler.get_last_lr()
+    return len(last) == len(groups) and all(bool(group["lr"] == rate) for group, rate in zip(groups, last, strict=True))
