@@ -1,0 +1,143 @@
+"""Where a run begins and ends: torch's own rates where nothing takes off, loaded lengths, one step too many."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR as TorchOneCycle
+
+import hdet
+from tests.setups.problems import batch_of, final_loss, landing, loss_of, network, probe_of, recorded, train, weights_of
+
+Rates = list[tuple[Any, ...]]
+
+
+def followed(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> tuple[Rates, Tensor]:
+    """Rates and momenta of every step, and the weights after the last."""
+    seen: Rates = []
+    for t in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, batch_of(t)).backward()
+        optimizer.step()
+        group = optimizer.param_groups[0]
+        seen.append((group["lr"], group.get("momentum"), group.get("betas")))
+        scheduler.step()
+    return seen, weights_of(model)
+
+
+def made(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.02)
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+@pytest.mark.parametrize("shape", [{}, {"three_phase": True}, {"pct_start": 0.1, "anneal_strategy": "linear"}])
+def test_without_a_controller_a_probed_run_is_torchs(kind: str, shape: dict[str, Any]) -> None:
+    """Warm-up and momenta included, bit for bit."""
+    mine, theirs = network(), network()
+    probed, plain = made(kind, mine), made(kind, theirs)
+    scheduler = hdet.OneCycleLR(
+        probed, 0.02, total_steps=120, fanout="probed", auto_lr=False, probe=probe_of(mine), **shape
+    )
+    rates, weights = followed(mine, probed, scheduler, 119)
+    expected, their_weights = followed(theirs, plain, TorchOneCycle(plain, 0.02, total_steps=120, **shape), 119)
+    assert rates == expected
+    assert torch.equal(weights, their_weights)
+
+
+@pytest.mark.parametrize("max_lr", ["auto", 0.02])
+@pytest.mark.parametrize("start", [1, 30, 90])
+def test_a_late_start_keeps_torchs_rates_until_then(start: int, max_lr: Any) -> None:
+    mine, theirs = network(), network()
+    probed, plain = made("adam", mine), made("adam", theirs)
+    scheduler = hdet.OneCycleLR(
+        probed, max_lr, total_steps=200, fanout="probed", auto_lr_start=start, probe=probe_of(mine)
+    )
+    rates, weights = followed(mine, probed, scheduler, start)
+    expected, their_weights = followed(theirs, plain, TorchOneCycle(plain, 0.02, total_steps=200), start)
+    assert rates == expected
+    assert torch.equal(weights, their_weights)
+
+
+@pytest.mark.parametrize("saved_at", [9, 60, 150])
+@pytest.mark.parametrize("built_for", [100, 4000])
+def test_a_loaded_run_goes_on_at_its_own_length(built_for: int, saved_at: int, tmp_path: Path) -> None:
+    """Saved in take-off, in the climb and after it: what it was built for before loading does not matter.
+
+    The climb from take-off to the peak is the one that can go wrong: it must end at step 119 of 400, not 1199 of 4000.
+    """
+    model, optimizer, scheduler = _run_of(400, tmp_path / "first.jsonl")
+    train(model, optimizer, scheduler, range(saved_at))
+    states = [copy.deepcopy(part.state_dict()) for part in (model, optimizer, scheduler)]
+    ends = []
+    for steps in (400, built_for):
+        journal = tmp_path / f"{steps}.jsonl"
+        parts = _run_of(steps, journal)
+        for part, state in zip(parts, states, strict=True):
+            part.load_state_dict(copy.deepcopy(state))
+        ends.append((train(*parts, range(saved_at, 250)), weights_of(parts[0])))
+        if saved_at == 9:
+            assert landing(journal) < 100
+    (rates, weights), (others, other_weights) = ends
+    assert others == pytest.approx(rates, rel=1e-6)
+    assert torch.allclose(other_weights, weights, atol=1e-6)
+
+
+def _run_of(steps: int, journal: Path) -> tuple[nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    probe = probe_of(model)
+    return model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=steps, probe=probe, journal=journal)
+
+
+@pytest.mark.parametrize("arguments", [{"max_lr": "auto"}, {"max_lr": 0.02, "fanout": "probed"}, {"max_lr": 0.02}])
+def test_one_step_too_many_is_torchs_error(arguments: dict[str, Any]) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    extra = {} if arguments == {"max_lr": 0.02} else {"probe": probe_of(model)}
+    scheduler = hdet.OneCycleLR(optimizer, total_steps=50, **arguments, **extra)
+    train(model, optimizer, scheduler, range(50))
+    before = weights_of(model)
+    with pytest.raises(ValueError, match="Tried to step 51 times"):
+        scheduler.step()
+    assert torch.equal(weights_of(model), before)
+
+
+@pytest.mark.parametrize("steps", [10, 39])
+def test_a_run_too_short_to_take_off_says_so(steps: int) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    with recorded() as caught:
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, probe=probe_of(model))
+        train(model, optimizer, scheduler, range(steps - 1))
+    ours = [w for w in caught if issubclass(w.category, UserWarning) and "40" in str(w.message)]
+    assert len(ours) == 1
+    assert str(steps) in str(ours[0].message)
+
+
+@pytest.mark.parametrize("steps", [10, 39])
+def test_a_run_too_short_to_take_off_has_torchs_rates_until_the_controller_moves(steps: int) -> None:
+    """Without a take-off nobody holds the rise."""
+    mine, theirs = network(), network()
+    probed, plain = made("adam", mine), made("adam", theirs)
+    with recorded():
+        scheduler = hdet.OneCycleLR(probed, "auto", total_steps=steps, probe=probe_of(mine))
+        rates, _ = followed(mine, probed, scheduler, 2)
+    expected, _ = followed(theirs, plain, TorchOneCycle(plain, 0.02, total_steps=steps), 2)
+    assert rates == expected
+
+
+def test_a_run_just_long_enough_takes_off_without_a_warning() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    with recorded() as caught:
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=60, probe=probe_of(model))
+        train(model, optimizer, scheduler, range(60))
+    assert not caught
+    assert final_loss(model) < 0.8 * final_loss(network())

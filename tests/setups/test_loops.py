@@ -1,0 +1,112 @@
+"""Loops in which the scheduler steps more or less often than the optimizer, and SequentialLR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR
+from torch.optim.lr_scheduler import OneCycleLR as TorchOneCycle
+
+import hdet
+from tests.setups.problems import (
+    batch_of,
+    final_loss,
+    found_rate,
+    loss_of,
+    network,
+    probe_of,
+    recorded,
+    train,
+)
+
+Make = Callable[[Any, float], torch.optim.Optimizer]
+
+
+def seldom(model: nn.Module, optimizer: Any, scheduler: Any, updates: int, n: int) -> None:
+    """The scheduler is stepped at every n-th optimizer step."""
+    for t in range(updates):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch_of(t))
+        loss.backward()
+        optimizer.step()
+        if (t + 1) % n == 0:
+            scheduler.step(loss.detach())
+
+
+def often(model: nn.Module, optimizer: Any, scheduler: Any, updates: int, n: int) -> None:
+    """Gradients are accumulated by hand over n micro-batches, and the scheduler is stepped at each of them."""
+    for t in range(updates):
+        optimizer.zero_grad()
+        for i in range(n):
+            x, y = batch_of(t)
+            part = slice(i * len(x) // n, (i + 1) * len(x) // n)
+            loss = loss_of(model, (x[part], y[part]))
+            (loss / n).backward()
+            if i == n - 1:
+                optimizer.step()
+            scheduler.step(loss.detach())
+
+
+def adam(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=lr)
+
+
+def sgd(params: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=lr, momentum=0.9)
+
+
+def auto(make: Make, guess: float, steps: int, journal: Path, loop: Callable[..., None], *more: Any) -> float:
+    model = network()
+    optimizer = make(model.parameters(), guess)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, probe=probe_of(model), journal=journal)
+    loop(model, optimizer, scheduler, *more)
+    return final_loss(model)
+
+
+@pytest.mark.parametrize(("make", "guess"), [(adam, 1e-6), (sgd, 1e-6), (sgd, 10.0)])
+@pytest.mark.parametrize(
+    ("loop", "n", "updates", "steps"),
+    [
+        pytest.param(seldom, 2, 300, 150, id="2-optimizer-steps"),
+        pytest.param(seldom, 4, 480, 120, id="4-optimizer-steps"),
+        pytest.param(often, 2, 300, 600, id="2-scheduler-steps"),
+        pytest.param(often, 4, 300, 1200, id="4-scheduler-steps"),
+    ],
+)
+def test_it_learns_as_much_as_one_to_one(
+    loop: Any, n: int, updates: int, steps: int, make: Make, guess: float, tmp_path: Path
+) -> None:
+    """A round's displacement holds all the optimizer's steps in it, and none twice."""
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    plain = auto(make, guess, updates, one, train, range(updates))
+    found = auto(make, guess, steps, other, loop, updates, n)
+    assert found < 2 * plain + 0.02
+    assert 1 / 10 < found_rate(other, guess) / found_rate(one, guess) < 10
+
+
+@pytest.mark.parametrize("first", ["linear", "constant"])
+def test_sequential_lr_with_another_scheduler_first_does_not_warn(first: str) -> None:
+    """Steps that another scheduler rules are no fault of the probe's; torch's own warnings are torch's."""
+    theirs, ours = (_after_another(first, auto=auto) for auto in (False, True))
+    assert ours == theirs
+
+
+def _after_another(first: str, auto: bool) -> list[tuple[str, str]]:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with recorded() as caught:
+        before: Any = LinearLR(optimizer, 0.1, total_iters=30) if first == "linear" else ConstantLR(optimizer, 1.0)
+        after: Any
+        if auto:
+            after = hdet.OneCycleLR(optimizer, "auto", total_steps=170, probe=probe_of(model))
+        else:
+            after = TorchOneCycle(optimizer, 0.01, total_steps=170)
+        scheduler = SequentialLR(optimizer, [before, after], milestones=[30])
+        train(model, optimizer, scheduler, range(199))
+    assert final_loss(model) < 0.5 * final_loss(network())
+    return sorted({(w.category.__name__, str(w.message)) for w in caught})

@@ -1,0 +1,225 @@
+"""Every optimizer of torch, and schedule-free ones, from guesses that are wrong by orders of magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import hdet
+from tests.setups.problems import (
+    Records,
+    batch_of,
+    final_loss,
+    is_finite,
+    loss_of,
+    network,
+    probe_of,
+    train,
+    weights_of,
+)
+
+STEPS = 200
+optim = torch.optim
+Make = Callable[[Any, float], Optimizer]
+
+GOOD: dict[str, tuple[Make, float]] = {
+    "Adadelta": (lambda p, lr: optim.Adadelta(p, lr=lr), 3.0),
+    "Adafactor": (lambda p, lr: optim.Adafactor(p, lr=lr), 0.1),
+    "Adagrad": (lambda p, lr: optim.Adagrad(p, lr=lr), 0.1),
+    "Adam": (lambda p, lr: optim.Adam(p, lr=lr), 0.03),
+    "AdamW": (lambda p, lr: optim.AdamW(p, lr=lr), 0.03),
+    "Adamax": (lambda p, lr: optim.Adamax(p, lr=lr), 0.03),
+    "ASGD": (lambda p, lr: optim.ASGD(p, lr=lr), 0.3),
+    "NAdam": (lambda p, lr: optim.NAdam(p, lr=lr), 0.03),
+    "RAdam": (lambda p, lr: optim.RAdam(p, lr=lr), 0.03),
+    "RMSprop": (lambda p, lr: optim.RMSprop(p, lr=lr), 0.01),
+    "SGD": (lambda p, lr: optim.SGD(p, lr=lr), 0.3),
+    "SGD-momentum": (lambda p, lr: optim.SGD(p, lr=lr, momentum=0.9), 0.1),
+}
+"""With a good rate of each on this problem."""
+OFF = [1e-6, 1e3]
+
+
+def cycles(optimizer: Optimizer) -> bool:
+    """torch's OneCycleLR refuses to cycle a momentum that is not there."""
+    return any(name in optimizer.defaults and optimizer.defaults[name] != 0 for name in ("momentum", "betas"))
+
+
+def auto(optimizer: Optimizer, probe: hdet.ProbeBatch) -> hdet.OneCycleLR:
+    return hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe, cycle_momentum=cycles(optimizer))
+
+
+@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("name", GOOD)
+def test_it_learns_from_a_guess_that_is_far_off(name: str, off: float) -> None:
+    make, good = GOOD[name]
+    model = network()
+    optimizer = make(model.parameters(), good * off)
+    train(model, optimizer, auto(optimizer, probe_of(model)), range(STEPS))
+    assert is_finite(model)
+    assert final_loss(model) < 0.5 * final_loss(network())
+
+
+class StateAtOnce(Optimizer):
+    """Adagrad as torch had it for years: state is made at construction, and ``step`` relies on it."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["sum"] = torch.full_like(p, 0.01)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                total = self.state[p]["sum"]
+                total.addcmul_(p.grad, p.grad)
+                p.addcdiv_(p.grad, total.sqrt(), value=-float(group["lr"]))
+
+
+RESTARTS: dict[str, Callable[[Any], Optimizer]] = {
+    "Adagrad": lambda p: optim.Adagrad(p, lr=1e5),
+    "state-at-once": lambda p: StateAtOnce(p, 1e5),
+    "Adagrad-with-a-first-sum": lambda p: optim.Adagrad(p, lr=1e5, initial_accumulator_value=0.1),
+    "Adam": lambda p: optim.Adam(p, lr=1e4),
+    "SGD-momentum": lambda p: optim.SGD(p, lr=1e5, momentum=0.9),
+}
+"""Their first step, at a thousandth of this, is much too long."""
+
+
+@pytest.mark.parametrize("name", RESTARTS)
+def test_a_first_step_that_was_too_long_is_taken_back(name: str) -> None:
+    """State too: some optimizers make it when they are built, and look for it at every step."""
+    model, journal = network(), Records()
+    optimizer = RESTARTS[name](model.parameters())
+    scheduler = hdet.OneCycleLR(
+        optimizer, "auto", total_steps=STEPS, probe=probe_of(model), cycle_momentum=cycles(optimizer), journal=journal
+    )
+    train(model, optimizer, scheduler, range(STEPS))
+    assert any("restarted" in (record["event"] or "") for record in journal.rounds)
+    assert is_finite(model)
+    assert final_loss(model) < 0.5 * final_loss(network())
+
+
+def test_every_optimizer_of_torch_is_in_this_file() -> None:
+    """One that torch adds must be tried, or refused."""
+    theirs = {
+        name
+        for name, kind in vars(optim).items()
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+    }
+    assert theirs - {"LBFGS", "Rprop", "SparseAdam", "Muon"} <= {name.split("-")[0] for name in GOOD}
+
+
+@pytest.mark.parametrize("off", OFF)
+def test_muon(off: float) -> None:
+    """It takes matrices only, so the network has no biases."""
+    muon = getattr(optim, "Muon", None)
+    if muon is None:
+        pytest.skip("this torch has no Muon")
+    model = network(nn.ReLU(), bias=False)
+    optimizer = muon(model.parameters(), lr=0.05 * off)
+    train(model, optimizer, auto(optimizer, probe_of(model)), range(STEPS))
+    assert is_finite(model)
+    assert final_loss(model) < 0.5 * final_loss(network(nn.ReLU(), bias=False))
+
+
+class Table(nn.Module):
+    """Numbers to be learned by heart, with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, 4, sparse=True)
+        with torch.no_grad():
+            self.rows.weight.copy_(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows(x)
+
+
+def rows_of(k: int) -> tuple[Tensor, Tensor]:
+    x = torch.randint(64, (32,), generator=torch.Generator().manual_seed(k))
+    return x, torch.stack([(x * f / 10).sin() for f in range(1, 5)], 1)
+
+
+def table_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("kind", ["SparseAdam", "SGD"])
+def test_sparse_gradients(kind: str, off: float) -> None:
+    model = Table()
+    first = float(table_loss(model, rows_of(-1)).detach())
+    optimizer: Optimizer
+    if kind == "SparseAdam":
+        optimizer = optim.SparseAdam(model.parameters(), lr=0.1 * off)
+    else:
+        optimizer = optim.SGD(model.parameters(), lr=10.0 * off)
+    probe = hdet.ProbeBatch(model, table_loss, lambda k: rows_of(10_000 + k))
+    scheduler = auto(optimizer, probe)
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        table_loss(model, rows_of(t)).backward()
+        optimizer.step()
+        scheduler.step()
+    assert is_finite(model)
+    assert float(table_loss(model, rows_of(-1)).detach()) < 0.5 * first
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Rprop"])
+@pytest.mark.parametrize("face", ["OneCycleLR", "Ensemble"])
+def test_an_optimizer_whose_rate_is_no_factor_is_refused_with_the_cure(name: str, face: str) -> None:
+    """LBFGS searches along a line by itself, Rprop adapts each weight's step: the rate is no factor on a round."""
+    model = network()
+    optimizer = getattr(optim, name)(model.parameters())
+    before = [dict(group) for group in optimizer.param_groups]
+    with pytest.raises(hdet.ArgumentError, match=name) as error:
+        if face == "OneCycleLR":
+            hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model), cycle_momentum=False)
+        else:
+            hdet.Ensemble(optimizer, fanout="probed", probe=probe_of(model), total_steps=STEPS)
+    assert "use" in str(error.value).lower() or "instead" in str(error.value)
+    assert [dict(group) for group in optimizer.param_groups] == before
+
+
+@pytest.mark.parametrize("off", OFF)
+@pytest.mark.parametrize("kind", ["AdamWScheduleFree", "SGDScheduleFree"])
+def test_schedule_free_is_probed_at_the_weights_it_evaluates(kind: str, off: float) -> None:
+    """Its parameters are two things: y to train with, x to evaluate. A probe wants x, training wants y back."""
+    schedulefree = pytest.importorskip("schedulefree")
+    model, journal = network(), Records()
+    good = 0.03 if kind.startswith("Adam") else 0.3
+    optimizer = getattr(schedulefree, kind)(model.parameters(), lr=good * off)
+    modes: list[bool] = []
+
+    def looks(inner: nn.Module, batch: Any) -> Tensor:
+        modes.append(optimizer.param_groups[0]["train_mode"])
+        return loss_of(inner, batch)
+
+    ensemble = hdet.Ensemble(
+        optimizer, fanout="probed", probe=probe_of(model, looks), total_steps=STEPS, journal=journal
+    )
+    optimizer.train()
+    moved = []
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch_of(t)).backward()
+        optimizer.step()
+        before = weights_of(model)
+        ensemble.step()
+        assert optimizer.param_groups[0]["train_mode"]
+        if not torch.allclose(before, weights_of(model), rtol=1e-3, atol=1e-4):
+            moved.append(t + 1)
+    optimizer.eval()
+    undone = [r["step"] for r in journal.rounds if any(w in (r["event"] or "") for w in ("went back", "restarted"))]
+    assert set(moved) <= set(undone)
+    assert final_loss(model) < 0.5 * final_loss(network())
+    assert modes
+    assert not any(modes)

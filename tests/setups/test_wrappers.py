@@ -1,0 +1,78 @@
+"""torch.compile and DistributedDataParallel in either order: a probe never runs what communicates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hdet
+from tests.ranks import run_ranks
+from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network, probe_of, weights_of
+
+STEPS = 50
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+WRAPS: dict[str, Any] = {
+    "compile-of-ddp": lambda model: compiled(DistributedDataParallel(model)),
+    "ddp-of-compile": lambda model: DistributedDataParallel(compiled(model)),
+    "compile-of-ddp-of-compile": lambda model: compiled(DistributedDataParallel(compiled(model))),
+}
+
+
+def _run(rank: int, wrap: str) -> tuple[float, Tensor, bool]:
+    """Buffers, so that DDP's forward pass is a broadcast, and an odd number of points, so that ranks differ."""
+    model = network(nn.BatchNorm1d(32))
+    wrapped = WRAPS[wrap](model)
+    met_ddp = False
+
+    def looks(inner: nn.Module, batch: Batch) -> Tensor:
+        nonlocal met_ddp
+        met_ddp = met_ddp or any(isinstance(m, DistributedDataParallel) for m in inner.modules())
+        return loss_of(inner, batch)
+
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-5)
+    probe = probe_of(wrapped, looks)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe, points=5)
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped, batch_of(t)).backward()
+        optimizer.step()
+        scheduler.step()
+    return final_loss(model), weights_of(model), met_ddp
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_probe_never_runs_ddp(wrap: str) -> None:
+    answers = run_ranks(_run, 2, wrap, timeout=60, group_timeout=10)
+    assert not any(met_ddp for _, _, met_ddp in answers)
+    assert torch.equal(answers[0][1], answers[1][1])
+    assert answers[0][0] < 0.8 * final_loss(network(nn.BatchNorm1d(32)))
+
+
+def test_a_compiled_model_is_probed_in_one_process() -> None:
+    model = network(nn.BatchNorm1d(32))
+    wrapped = compiled(model)
+    modes: list[bool] = []
+
+    def looks(inner: nn.Module, batch: Batch) -> Tensor:
+        modes.extend(m.training for m in inner.modules() if isinstance(m, nn.Tanh))
+        return loss_of(inner, batch)
+
+    optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-5)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(wrapped, looks))
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped, batch_of(t)).backward()
+        optimizer.step()
+        scheduler.step()
+    assert modes
+    assert not any(modes)
+    assert final_loss(model) < 0.8 * final_loss(network(nn.BatchNorm1d(32)))
