@@ -178,7 +178,8 @@ def front(tables: list[Table]) -> str:
     """The README's table: the worst cases at full length of ours, of fixed rates and of the best-known others."""
     same = [table for table in tables if table["length"] == LENGTHS[0]]
     head = [f"{table['task']}, {table['optimizer'].replace('adam', 'Adam').replace('sgd', 'SGD')}" for table in same]
-    lines = ["| worst final loss ÷ loss at the best rate | " + " | ".join(head) + " |", "|" + " --- |" * (len(head) + 1)]
+    head = ["worst final loss ÷ loss at the best rate", *head]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for name, label in FRONT.items():
         rows = [table["rows"].get(name) for table in same]
         if any(rows):
