@@ -1,9 +1,9 @@
 """Tables and pictures of docs/results.md, from the files of experiments/misset_lr.py, misset_product.py and zoo.py.
 
-    python docs/make_results.py                    # reads experiments/results/*.json
+    python docs/make_results.py                    # reads experiments/results/*.json, prints the table of the README
 
-Writes docs/images/misset-TASK-OPTIMIZER.svg and, in the page, what stands between the two marks; the rest of the page
-is written by hand. The same files give the same bytes.
+Writes docs/images/misset-TASK-OPTIMIZER.svg and, in docs/results.md and README.md, what stands between the two marks;
+the rest of the pages is written by hand. The same files give the same bytes.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from svg import Drawing, Point
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- made by docs/make_results.py -->", "<!-- end -->"
+README_BEGIN = "<!-- table: results -->"
 LENGTHS = ("full", "short")
 OPTIMIZERS = {"adam": "Adam", "sgd": "SGD with momentum 0.9"}
 TASKS = {
@@ -40,6 +41,19 @@ ORDER = (
     *("greedy", "prodigy", "dadaptation", "dog", "schedulefree", "schedulefree-tuned", "population"),
 )
 """Of the rows of a table, whenever they were run."""
+FRONT = {
+    "auto": '**hdet, `max_lr="auto"`**',
+    "onecycle": "torch's OneCycleLR, the rate as given",
+    "trained": "published HDET, the rate as given",
+    "prodigy": "Prodigy",
+    "dadaptation": "D-Adaptation",
+    "schedulefree": "Schedule-Free, its default rate",
+}
+"""Rows of the README's table, and what they are called there."""
+OTHERS = ORDER[ORDER.index("hypergradient") :]
+"""Rows of other people's methods."""
+TARGET = 0.01
+"""What one rate may be above the best fixed rate."""
 HIGHEST = 10.0
 """Ratios beyond this are drawn there."""
 
@@ -127,6 +141,62 @@ def worst_cases(tables: list[Table]) -> str:
     return "\n\n".join(parts)
 
 
+def reached(tables: list[Table]) -> str:
+    """Per task and length: how far above the best fixed rate, how many starts meet the target, who is ahead."""
+    head = ["task", "steps", "one rate: above the best", "starts that meet 1 %", "per group: above the best"]
+    head += ["starts that meet 0 %", "others with a lower worst case"]
+    lines = ["## What is reached", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for table in sorted(tables, key=lambda table: LENGTHS.index(table["length"])):
+        rows = table["rows"]
+        cells = [f"{table['task']}, {OPTIMIZERS[table['optimizer']]}", str(table["steps"])]
+        for name, target in (("auto", TARGET), ("auto-groups", 0.0)):
+            cells += _met(rows[name]["starts"], target) if name in rows else ["", ""]
+        lines.append("| " + " | ".join([*cells, _ahead(rows)]) + " |")
+    return "\n".join(lines)
+
+
+def _met(starts: list[Table], target: float) -> list[str]:
+    """From the lowest to the highest start, in percent; how many are on target, or within two standard errors of it."""
+    above = sorted(100 * (_or_inf(cell["ratio"]) - 1) for cell in starts)
+    good = sum(_or_inf(cell["ratio"]) - 2 * (cell["ratio_se"] or 0.0) <= 1 + target for cell in starts)
+    return [f"{above[0]:.1f} to {above[-1]:.1f} %", f"{good} of {len(starts)}"]
+
+
+def _ahead(rows: dict[str, Any]) -> str:
+    """Other people's methods with a lower worst case; in brackets where it is by less than two standard errors."""
+    ours, found = _worst(rows["auto"]), []
+    for row in (rows[name] for name in OTHERS if name in rows):
+        theirs = _worst(row)
+        gap = _or_inf(ours["ratio"]) - _or_inf(theirs["ratio"])
+        if gap > 0:
+            error = math.hypot(ours["ratio_se"] or 0.0, theirs["ratio_se"] or 0.0)
+            found.append(row["label"] if gap > 2 * error else f"({row['label']})")
+    return "; ".join(found) or "none"
+
+
+def front(tables: list[Table]) -> str:
+    """The README's table: the worst cases at full length of ours, of fixed rates and of the best-known others."""
+    same = [table for table in tables if table["length"] == LENGTHS[0]]
+    head = [f"{table['task']}, {table['optimizer'].replace('adam', 'Adam').replace('sgd', 'SGD')}" for table in same]
+    head = ["worst final loss ÷ loss at the best rate", *head]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for name, label in FRONT.items():
+        rows = [table["rows"].get(name) for table in same]
+        if any(rows):
+            shown = ["–" if row is None else _rounded(_worst(row)) for row in rows]
+            lines.append(f"| {label} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _rounded(cell: Table) -> str:
+    """A ratio and its error as a first screen needs them."""
+    if cell["ratio"] is None:
+        return "failed"
+    digits = 2 if cell["ratio"] < 10 else 0
+    error = cell["ratio_se"]
+    return f"{cell['ratio']:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
+
+
 def _worst(row: dict[str, Any]) -> dict[str, Any]:
     """The cell of the worst start."""
     return max(row["starts"], key=lambda cell: _or_inf(cell["ratio"]))
@@ -179,13 +249,13 @@ def footing(tables: list[Table]) -> str:
     return "Measured with " + "; and with ".join(versions) + "."
 
 
-def filled(page: str, made: str) -> str:
-    """The page with what is between the marks replaced."""
-    before, _, rest = page.partition(BEGIN)
+def fill(path: Path, begin: str, made: str) -> None:
+    """Replace what a page has between the marks."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
     _, mark, after = rest.partition(END)
     if not mark:
-        raise SystemExit(f"docs/results.md must have the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+        raise SystemExit(f"{path.name} must have the lines {begin} and {END}")
+    path.write_text(f"{before}{begin}\n{made}\n{END}{after}", encoding="utf-8")
 
 
 def _cell(cell: Table | None) -> str:
@@ -294,6 +364,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="?", default=HERE.parent / "experiments" / "results")
     parser.add_argument("page", type=Path, nargs="?", default=HERE / "results.md")
+    parser.add_argument("readme", type=Path, nargs="?", help="default: README.md, if the page is docs/results.md")
     args = parser.parse_args()
     tables = read(args.results)
     sections = []
@@ -306,8 +377,13 @@ def main() -> None:
         if file.exists():
             sections.insert(0, table_of(json.loads(file.read_text())))
     sections.insert(0, worst_cases(tables))
+    sections.insert(0, reached(tables))
     made = "\n\n".join([*sections, footing(tables)]) if tables else "Nothing has been measured yet."
-    args.page.write_text(filled(args.page.read_text(encoding="utf-8"), made), encoding="utf-8")
+    fill(args.page, BEGIN, f"\n{made}\n")
+    readme = args.readme or (HERE.parent / "README.md" if args.page == HERE / "results.md" else None)
+    if readme is not None:
+        fill(readme, README_BEGIN, front(tables))
+    print(front(tables))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,27 @@ svg { --ink: #e6edf3; --pale: #848d97; --c0: #4a9fe0; --c1: #8ccbf5; --c2: #f0b4
 }
 text { font: 14px system-ui, sans-serif; fill: var(--ink) }
 """
+_GROUND = """svg { --ground: #ffffff }
+@media (prefers-color-scheme: dark) { svg { --ground: #0d1117 } }
+"""
 
 
 class Drawing:
-    """A canvas; y grows downwards."""
+    """A canvas; y grows downwards.
 
-    def __init__(self, width: int, height: int, title: str) -> None:
+    Args:
+        width, height: in pixels.
+        title: what it shows, in words.
+        ground: whether it brings its own ground: for pages that may not follow the system's light or dark.
+    """
+
+    def __init__(self, width: int, height: int, title: str, *, ground: bool = False) -> None:
         self._size = (width, height)
         self._title = title
+        self._style = _STYLE + (_GROUND if ground else "")
         self._parts: list[str] = []
+        if ground:
+            self._parts.append('<rect width="100%" height="100%" rx="8" style="fill: var(--ground)"/>')
 
     def line(self, points: Sequence[Point], colour: str, width: float = 2, dash: str = "") -> None:
         """A polygon line in the colour of a role."""
@@ -32,6 +44,11 @@ class Drawing:
             f'<polyline points="{path}" fill="none" style="stroke: var(--{colour})" stroke-width="{width:g}"'
             f' stroke-linejoin="round"{dashes}/>'
         )
+
+    def area(self, points: Sequence[Point], colour: str, opacity: float = 0.2) -> None:
+        """A filled polygon without an outline."""
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._parts.append(f'<polygon points="{path}" style="fill: var(--{colour})" fill-opacity="{opacity:g}"/>')
 
     def dot(self, at: Point, colour: str, radius: float = 4) -> None:
         """A filled circle."""
@@ -63,6 +80,6 @@ class Drawing:
         """One file."""
         width, height = self._size
         head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
-        parts = [head, f"<title>{escape(self._title)}</title>", f"<style>{_STYLE}</style>", *self._parts, "</svg>"]
+        parts = [head, f"<title>{escape(self._title)}</title>", f"<style>{self._style}</style>", *self._parts, "</svg>"]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(parts) + "\n", encoding="utf-8")

@@ -1,33 +1,46 @@
-"""docs/ tells the truth: its blocks run, its commands parse, its reference has every public name."""
+"""docs/ tells the truth: its blocks run, its commands parse, its tables and pictures are the code's and the data's."""
 
 from __future__ import annotations
 
+import inspect
 import re
+import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import hdet
-from tests.code_blocks import blocks, commands, failures, missing_package
+from tests.code_blocks import Block, blocks, commands, failures, missing_package
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
+def _scripts() -> dict[str, list[Block]]:
+    """The blocks of a page are one script; each framework's is one by itself."""
+    pages = {page.stem: blocks(page) for page in PAGES if blocks(page)}
+    apart = {f"frameworks-line-{block.line}": [block] for block in pages.pop("frameworks")}
+    return {**pages, **apart}
+
+
+SCRIPTS = _scripts()
+
+
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return failures({page.stem: blocks(page) for page in PAGES if blocks(page)}, tmp_path_factory.mktemp("docs"))
+    return failures(SCRIPTS, tmp_path_factory.mktemp("docs"))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
-def test_the_blocks_of_a_page_run_one_after_another(page: Path, failed: dict[str, str]) -> None:
-    package = missing_package(blocks(page))
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_blocks_of_a_page_run_one_after_another(name: str, failed: dict[str, str]) -> None:
+    package = missing_package(SCRIPTS[name])
     if package is not None:
         pytest.skip(f"needs {package}")
-    assert page.stem not in failed, failed[page.stem]
+    assert name not in failed, failed[name]
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
@@ -48,6 +61,34 @@ def test_the_command_line_has_a_section_for_every_command() -> None:
     assert sections == [(name, name) for name in typer.main.get_command(app).commands]
 
 
+def test_the_table_of_commands_has_all_of_them() -> None:
+    typer = pytest.importorskip("typer")
+    from hdet.cli.app import app
+
+    rows = re.findall(r"^\| `hdet (\w+)[^`]*` \|", _text("command-line.md"), re.MULTILINE)
+    assert rows == list(typer.main.get_command(app).commands)
+
+
+def test_the_table_of_arguments_is_the_signature() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", _text("arguments.md"), re.MULTILINE)
+    parameters = inspect.signature(hdet.OneCycleLR).parameters.values()
+    ours = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert {name: eval(default) for name, default in rows} == ours
+
+
+def test_the_table_of_extras_has_all_of_them() -> None:
+    rows = re.findall(r"^\| (`hdet\[\w+\]`(?:, `hdet\[\w+\]`)*) \|", _text("getting-started.md"), re.MULTILINE)
+    named = set(re.findall(r"\[(\w+)\]", " ".join(rows)))
+    installed = set(metadata.metadata("hdet").get_all("Provides-Extra") or ())
+    assert installed <= named  # an older installation may not know the newest
+    assert named <= set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r"^  - [^:]+: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == [page.name for page in PAGES]
+
+
 def test_the_reference_has_every_public_name() -> None:
     described = set(re.findall(r"^::: hdet\.(\w+)", _text("reference.md"), re.MULTILINE))
     assert set(hdet.__all__) - {"__version__"} <= described
@@ -59,6 +100,21 @@ def test_the_drawings_are_those_of_the_script(tmp_path: Path) -> None:
     subprocess.run([sys.executable, DOCS / "make_cycle.py", tmp_path], check=True, timeout=60)
     for drawn in sorted(tmp_path.glob("*.svg")):
         assert drawn.read_text(encoding="utf-8") == (DOCS / "images" / drawn.name).read_text(encoding="utf-8")
+
+
+def test_the_front_picture_is_that_of_its_data(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, DOCS / "make_front_picture.py", tmp_path / "front.svg"], check=True, timeout=60)
+    assert (tmp_path / "front.svg").read_text() == (DOCS / "images" / "front.svg").read_text()
+
+
+def test_the_tables_of_results_are_those_of_their_data(tmp_path: Path) -> None:
+    page, readme = tmp_path / "results.md", tmp_path / "README.md"
+    shutil.copy(DOCS / "results.md", page)
+    shutil.copy(ROOT / "README.md", readme)
+    results = ROOT / "experiments" / "results"
+    subprocess.run([sys.executable, DOCS / "make_results.py", results, page, readme], check=True, timeout=60)
+    assert page.read_text(encoding="utf-8") == _text("results.md")
+    assert readme.read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_pictures_and_pages_that_are_linked_exist() -> None:
