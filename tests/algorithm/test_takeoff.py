@@ -35,11 +35,10 @@ def after_losses(
     reach: float = -math.inf,
     moved: float = 0.1,
     steps: int = 4,
-    early: bool = True,
     late: bool = False,
 ) -> Leg:
     evidence = Evidence((0, steps), Fan([], True), losses, 299.0, steps=steps, displacement=moved, reach=reach)
-    return takeoff.after_round(state, evidence, early=early, late=late)
+    return takeoff.after_round(state, evidence, late=late)
 
 
 @given(st.floats(1e-12, 1e-2, exclude_max=True))
@@ -218,9 +217,9 @@ def test_a_course_goes_from_its_factor_to_one_without_turning(factor: float, geo
     assert factor - 1e-9 <= course.at(10 + 40 * part) <= course.at(10 + 40 * min(part + 0.01, 1)) + 1e-9
 
 
-@given(st.integers(1, 400), st.integers(2, 4), st.one_of(st.none(), st.integers(1, 90)), st.sampled_from([None, 1, 7]))
-def test_growing_rounds_agree_with_their_list(total: int, short: int, landed: int | None, length: int | None) -> None:
-    rounds = Growing(short, total, landed, length)
+@given(st.integers(1, 400), st.one_of(st.none(), st.integers(1, 90)), st.sampled_from([None, 1, 7]))
+def test_growing_rounds_agree_with_their_list(total: int, landed: int | None, length: int | None) -> None:
+    rounds = Growing(total, landed, length)
     ends = list(rounds.ends)
     assert [t for t in range(-2, total + 5) if rounds.ends_at(t)] == ends
     assert total in ends

@@ -25,16 +25,12 @@ FAN_DECADES = 10.5
 
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
-SHORT_PART = 0.01
-"""A round of take-off has this part of the run's steps ..."""
-SHORT_LEAST, SHORT_MOST = 2, 4
-"""... but at least and at most so many (LOG, reach)."""
-UNKNOWN_LENGTH = 400
-"""The length that a run is taken to have where nobody knows it."""
+SHORT = 2
+"""Steps of a round of take-off, whatever the run has: where it lands must not depend on that by chance (LOG, lengths)."""
 GROWING = 0.2
 """After landing a round has this part of the steps made so far. 0.15 was as good and cost more (LOG, one batch)."""
-GROWING_LEAST = 2
-"""... but at least so many short rounds."""
+GROWING_LEAST = 8
+"""... but at least so many steps (LOG, prototype)."""
 
 # -- the first step ----------------------------------------------------------------------------------------------------
 
@@ -70,12 +66,10 @@ BY_FAN = 1 / 3
 """Beyond, the rate grows by this power of the best multiple: the best on a line is too much for a path (LOG, reach)."""
 QUIET = 16
 """It has landed after so many steps without growth. Eight were too few in runs of 120 to 250 steps (LOG, one batch)."""
-LONGEST = 60
+LONGEST = 120
 """Rounds after which it lands wherever it is (LOG, reach)."""
-EARLY = 0.15
-"""Where nothing asks for more it lands until this part of the run; later it stays up, for somebody may ask again ..."""
 LATE = 0.3
-"""... and lands at this part, wherever it is: there the schedule's rise would end (LOG, reach) ..."""
+"""It lands at this part of the run, wherever it is: there the schedule's rise would end (LOG, reach) ..."""
 LATE_STEPS, LATE_SHORT = 40, 0.6
 """... but a short run has so many steps, or this part of it (LOG, reach)."""
 UNDONE = 0.5

@@ -48,8 +48,8 @@ class Evidence(NamedTuple):
 
     @property
     def blind(self) -> bool:
-        """Whether far points have one and the same loss: the probe does not see the weights."""
-        return len(set(self.losses)) == 1 and math.isfinite(self.losses[0])
+        """Whether points have one and the same loss: if they lie far apart, the probe does not see the weights."""
+        return len(self.losses) > 1 and len(set(self.losses)) == 1 and math.isfinite(self.losses[0])
 
 
 def lowest(losses: Sequence[float]) -> float:

@@ -134,13 +134,13 @@ class Pilot:
 
     def rounds(self, state: PilotState) -> Growing:
         """Where rounds end, as far as is known."""
-        rounds = Growing.for_run(self.total_steps, self.length)
-        return Growing(rounds.short, self.total_steps, state.landed, self.length)
+        return Growing(self.total_steps, state.landed, self.length)
 
     def fan(self, state: PilotState, k: int) -> Fan:
         """The points of round ``k``."""
         if state.landed is None:
-            return Fan([[rho] * self.knobs for rho in takeoff.wide_fan(self.points)], True)
+            points = 1 if state.takeoff.seen else self.points  # the fan is heard until the loss has moved
+            return Fan([[rho] * self.knobs for rho in takeoff.wide_fan(points)], True)
         rows = Balanced().places(self.points, self.knobs, self.seed, k)
         apart = k % c.APART_EVERY == c.APART_EVERY - 1
         columns = (self.columns or range(self.knobs)) if apart else [0] * self.knobs
@@ -178,7 +178,7 @@ class Pilot:
 
     def _taking_off(self, state: PilotState, evidence: Evidence) -> Order:
         t, was = evidence.span[1], state.takeoff
-        leg = takeoff.after_round(was, evidence, early=self._is_early(t), late=self._is_late(t))
+        leg = takeoff.after_round(was, evidence, late=self._is_late(t))
         now = leg.state
         learned = [bounded_factor(math.exp(now.level))] * self.knobs
         scale = abs(now.first) if math.isfinite(now.first) else state.scale
@@ -190,8 +190,7 @@ class Pilot:
         if now.phase is Phase.LANDED:
             return self._landed(state._replace(course=Course(), landed=t), leg, evidence)
         if now.phase is Phase.RISING:
-            short = self.rounds(state).short
-            state = state._replace(course=Course(t, t + short, 1 / leg.growth))
+            state = state._replace(course=Course(t, t + c.SHORT, 1 / leg.growth))
         order = Order(state, event="take-off", anew=was.phase is not Phase.RISING)
         if leg.wish is Wish.RESTART:
             return order._replace(action=Action.RESTART, event="restarted: the first step was too long")
@@ -217,10 +216,6 @@ class Pilot:
         end = max(evidence.peak, t + (c.CLIMB * self.total_steps if self.total_steps is not None else t))
         start = min(1.0, math.exp(moment.level) / max(state.learned))
         return Course(t, end, start, geometric=False)
-
-    def _is_early(self, t: int) -> bool:
-        """Whether going back would hardly cost anything."""
-        return self.total_steps is None or t <= c.EARLY * self.total_steps
 
     def _is_late(self, t: int) -> bool:
         """Whether take-off has had its part of the run."""

@@ -16,25 +16,18 @@ __all__ = ["Growing"]
 class Growing:
     """Rounds that grow with the run: about log(S) of them, and later ones see a long horizon.
 
-    The first round is one step. Until take-off has landed rounds have ``short`` steps; a round that begins at t after
-    that has ``length`` steps or, without one, max(2 short, 0.2 t). The last ends are S - 1 and S, as in
+    The first round is one step. Until take-off has landed rounds have two steps; a round that begins at t after that
+    has ``length`` steps or, without one, max(8, 0.2 t). The last ends are S - 1 and S, as in
     :class:`hdet.algorithm.rounds.Rounds`.
 
-    >>> Growing(short=4, total_steps=100, landed=29).ends
-    (1, 5, 9, 13, 17, 21, 25, 29, 37, 45, 54, 64, 76, 91, 99, 100)
+    >>> Growing(total_steps=100, landed=9).ends
+    (1, 3, 5, 7, 9, 17, 25, 33, 41, 49, 58, 69, 82, 98, 99, 100)
     """
 
-    short: int
     total_steps: int | None
     landed: int | None = None
     """The round end at which take-off ended; None: not yet."""
     length: int | None = None
-
-    @classmethod
-    def for_run(cls, total_steps: int | None, length: int | None = None) -> Growing:
-        """Short rounds of 2 to 4 steps, a hundredth of the run."""
-        part = round((total_steps or c.UNKNOWN_LENGTH) * c.SHORT_PART)
-        return cls(min(max(part, c.SHORT_LEAST), c.SHORT_MOST), total_steps, None, length)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -69,7 +62,7 @@ class Growing:
 
     def _endless(self, t: int) -> tuple[int, ...]:
         """Ends as if there were no last step, to the first after ``t`` at least."""
-        return _growing_ends(self.short, self.landed, self.length, 1 << max(min(t, self._last), 1).bit_length())
+        return _growing_ends(self.landed, self.length, 1 << max(min(t, self._last), 1).bit_length())
 
     @property
     def _last(self) -> int:
@@ -77,11 +70,11 @@ class Growing:
 
 
 @lru_cache(maxsize=32)
-def _growing_ends(short: int, landed: int | None, length: int | None, beyond: int) -> tuple[int, ...]:
+def _growing_ends(landed: int | None, length: int | None, beyond: int) -> tuple[int, ...]:
     """Kept: every step of a run asks for them."""
     ends = [1]
     while ends[-1] <= beyond:
         last = ends[-1]
-        grown = length or max(c.GROWING_LEAST * short, int(c.GROWING * last))
-        ends.append(last + (grown if landed is not None and last >= landed else short))
+        grown = length or max(c.GROWING_LEAST, int(c.GROWING * last))
+        ends.append(last + (grown if landed is not None and last >= landed else c.SHORT))
     return tuple(ends)

@@ -100,20 +100,19 @@ def wide_fan(points: int) -> list[float]:
     return [2.0 ** (c.FAN_DECADES * r / max(points - 1, 1)) for r in range(points)]
 
 
-def after_round(state: TakeOffState, evidence: Evidence, *, early: bool = True, late: bool = False) -> Leg:
+def after_round(state: TakeOffState, evidence: Evidence, *, late: bool = False) -> Leg:
     """One round of take-off.
 
     Args:
         state: before it.
         evidence: the losses are those of :func:`wide_fan` on the fixed batch.
-        early: whether it may land when nothing asks for more: later it stays up, for somebody may ask again.
         late: whether it should land, wherever it is.
     """
     if evidence.steps == 0 and not late:  # skipped steps, or gradients that are still being accumulated
         return Leg(state)
     if state.phase is Phase.FIRST:
         return _after_first_step(state, evidence, late)
-    return _after_a_round(state, evidence, early, late)
+    return _after_a_round(state, evidence, late)
 
 
 def _after_first_step(state: TakeOffState, evidence: Evidence, late: bool) -> Leg:
@@ -133,7 +132,7 @@ def _after_first_step(state: TakeOffState, evidence: Evidence, late: bool) -> Le
     return Leg(state, wish=Wish.RESTART if too_far else Wish.KEEP)
 
 
-def _after_a_round(state: TakeOffState, evidence: Evidence, early: bool, late: bool) -> Leg:
+def _after_a_round(state: TakeOffState, evidence: Evidence, late: bool) -> Leg:
     if evidence.displacement == 0 and not late:
         return Leg(state)
     if evidence.displacement > c.VISIBLE and evidence.blind:
@@ -157,7 +156,7 @@ def _after_a_round(state: TakeOffState, evidence: Evidence, early: bool, late: b
     if wish is Wish.KEEP:
         state = state._replace(best=now, best_at=state.level)
     state = state._replace(level=state.level + math.log(growth))
-    if late or (early and state.quiet >= c.QUIET) or state.rounds >= c.LONGEST:
+    if late or state.quiet >= c.QUIET or state.rounds >= c.LONGEST:
         if now > state.first - c.UNDONE * (state.first - state.best):
             state = state._replace(level=min(state.level, state.best_at))
         return Leg(state._replace(phase=Phase.LANDED), wish=Wish.GO_BACK, ceiling=state.level + c.CEILING)

@@ -15,7 +15,7 @@ from hdet.algorithm.auto.course import Course
 from hdet.algorithm.auto.evidence import Evidence, Fan
 from hdet.algorithm.auto.pilot import Action, Order, Pilot, PilotState
 from hdet.algorithm.auto.rounds import Growing
-from hdet.algorithm.auto.takeoff import Phase, TakeOffState
+from hdet.algorithm.auto.takeoff import BLIND, NEVER_MOVED, NOT_FINITE, Phase, TakeOffState
 from hdet.algorithm.knob import KnobSpec
 from hdet.comm.group import ReplicaGroup, Seat, arriving
 from hdet.engine.checkpoint import controller_from, controller_saved, in_pairs
@@ -35,6 +35,12 @@ from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
 from hdet.errors import ArgumentError, DisagreementError, DivergedError
 
 __all__ = ["ProbedWay"]
+
+_CURES = {
+    BLIND: "Give probe= a loss of the model that trains",
+    NOT_FINITE: "Look for NaN in the probe batch, and for a loss that overflows",
+    NEVER_MOVED: "Call optimizer.step() before scheduler.step(), with gradients that are not zero",
+}
 
 
 class _Measured(NamedTuple):
@@ -277,17 +283,20 @@ class ProbedWay:
         what, points = f"gathering the points of round {k}", len(fan.rho)
         rows = _gathered(group, what, points, lambda: self._measure(fan, end, group))
         losses = [rows[point % len(rows)].losses[point] for point in range(points)]
+        span, displacement = self.rounds.span(end.after), rows[0].displacement
+        if self._steps == 0 and displacement > 0:  # a graph was captured before this scheduler was built
+            self._watch.captured, self._steps = True, span[1] - span[0]
         earlier = math.nan
         if self.pilot.doubts(state, losses):
             earlier = self._loss_of_proven(state, end, group)
         return Evidence(
-            span=self.rounds.span(end.after),
+            span=span,
             fan=fan,
             losses=losses,
             peak=end.peak(),
             shape=self._shape(end),
             steps=self._steps,
-            displacement=rows[0].displacement,
+            displacement=displacement,
             reach=rows[0].reach,
             resolution=_resolution(end.optimizer),
             earlier=earlier,
@@ -299,10 +308,11 @@ class ProbedWay:
         mine = range(group.rank, len(fan.rho), group.seat.size)
         rho = self._by_group(fan.rho, optimizer)
         losses = self._line.losses(optimizer, rho, mine, self._probe, at_mean=not fan.fixed)
-        if not fan.fixed:
-            equal = len({losses[point] for point in mine}) == 1
-            return _Measured(losses, self._line.displacement(optimizer, self._knob_of_group) if equal else math.nan)
-        return _Measured(losses, self._line.displacement(optimizer, self._knob_of_group), self._reach_of(end))
+        suspicious = len({losses[point] for point in mine}) == 1 or self._steps == 0
+        moved = math.nan
+        if fan.fixed or suspicious:
+            moved = self._line.displacement(optimizer, self._knob_of_group)
+        return _Measured(losses, moved, self._reach_of(end) if fan.fixed else -math.inf)
 
     def _loss_of_proven(self, state: PilotState, end: RoundEnd, group: ReplicaGroup) -> float:
         """The loss of the weights that it would go back to, on this round's batch; NaN without any. Rank 0's."""
@@ -489,7 +499,4 @@ def _resolution(optimizer: Optimizer) -> float:
 def _warning(alarm: str | None, step: int) -> str | None:
     if alarm is None:
         return None
-    return (
-        f"{alarm}, at step {step}: the learning rate cannot be found from it, and the guess is kept to. Give probe= a "
-        "loss of the model that trains, on a batch without NaN"
-    )
+    return f"{alarm}, at step {step}: the learning rate cannot be found, and the guess is kept to. {_CURES[alarm]}"
