@@ -1,6 +1,6 @@
 (function () {
   "use strict";
-  const plots = JSON.parse(document.getElementById("plots").textContent);
+  let plots;
   const logSteps = document.getElementById("log-steps");
   const touch = matchMedia("(pointer: coarse)").matches;
   const options = {
@@ -31,8 +31,10 @@
     const plot = painted(plots[box.dataset.plot], "");
     if (touch) plot.layout.dragmode = false; // a finger scrolls the page
     plot.layout.uirevision = logSteps.checked; // what is zoomed or hidden stays so when colours change
-    if (logSteps.checked && plot.layout.meta.over === "steps") {
-      Object.assign(plot.layout.xaxis, {type: "log", dtick: 1, title: {text: "step, logarithmic", standoff: 6}});
+    const views = plot.layout.meta.views;
+    if (logSteps.checked && views) {
+      const title = {text: "step, logarithmic", standoff: 6};
+      Object.assign(plot.layout.xaxis, {type: "log", dtick: 1, range: views.log, title});
     }
     Plotly.react(box, plot.data, plot.layout, options);
   }
@@ -44,8 +46,35 @@
     });
   }
 
-  document.querySelectorAll("details.run").forEach((run) => run.addEventListener("toggle", () => drawShown(run)));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawShown(document));
-  if (logSteps) logSteps.addEventListener("change", () => drawShown(document));
-  drawShown(document);
+  // What packed.py has packed.
+  async function unpacked(id) {
+    const letters = document.getElementById(id).textContent;
+    const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
+  }
+
+  // plotly.js, run as if it stood in the page.
+  async function loadPlotly() {
+    const script = document.createElement("script");
+    script.textContent = await unpacked("plotly");
+    document.head.append(script);
+  }
+
+  function giveUp(error) {
+    console.error(error);
+    document.querySelectorAll(".plot").forEach((box) => {
+      box.textContent = "This browser cannot draw the figures; one of 2023 or later can.";
+    });
+  }
+
+  async function begin() {
+    plots = JSON.parse(await unpacked("plots"));
+    await loadPlotly();
+    document.querySelectorAll("details.run").forEach((run) => run.addEventListener("toggle", () => drawShown(run)));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawShown(document));
+    if (logSteps) logSteps.addEventListener("change", () => drawShown(document));
+    drawShown(document);
+  }
+
+  begin().catch(giveUp);
 })();
