@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -157,10 +158,9 @@ def _flat(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _render(*, plots: Mapping[str, Any], **content: Any) -> str:
-    """Fill the template. Imported here: reading a run needs neither of the two."""
+    """Fill the template. jinja2 and plotly are imported late: reading a run needs neither."""
     check_packages()
     import jinja2
-    from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hdet.report"),
@@ -170,7 +170,14 @@ def _render(*, plots: Mapping[str, Any], **content: Any) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("page.html.j2")
-    return template.render(plotly=packed(get_plotlyjs()), plots=packed(_compact(plots)), **content)
+    return template.render(plotly=_packed_plotly(), plots=packed(_compact(plots)), **content)
+
+
+@functools.cache
+def _packed_plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return packed(get_plotlyjs())
 
 
 def _compact(plots: Mapping[str, Any]) -> str:

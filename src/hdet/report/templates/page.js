@@ -1,5 +1,6 @@
 (function () {
   "use strict";
+  const zooms = {}; // the steps that a family of figures shows, if somebody has zoomed
   let plots;
   const logSteps = document.getElementById("log-steps");
   const touch = matchMedia("(pointer: coarse)").matches;
@@ -36,7 +37,31 @@
       const title = {text: "step, logarithmic", standoff: 6};
       Object.assign(plot.layout.xaxis, {type: "log", dtick: 1, range: views.log, title});
     }
+    if (views && zooms[family(box)]) plot.layout.xaxis.range = [...zooms[family(box)]];
+    const isNew = !box.layout;
     Plotly.react(box, plot.data, plot.layout, options);
+    if (isNew && views) box.on("plotly_relayout", () => follow(box));
+  }
+
+  // Figures of one run, or of one comparison.
+  function family(box) {
+    return box.dataset.plot.replace(/\d+$/, "");
+  }
+
+  // Zoom the others as this one: their steps stay aligned.
+  function follow(box) {
+    const range = [...box.layout.xaxis.range];
+    zooms[family(box)] = range;
+    document.querySelectorAll(".plot").forEach((other) => {
+      if (family(other) !== family(box) || !other.layout || !other.layout.meta.views) return;
+      if (String(other.layout.xaxis.range) !== String(range)) Plotly.relayout(other, {"xaxis.range": [...range]});
+    });
+  }
+
+  // Steps in the other scale: what was zoomed means nothing there.
+  function rescale() {
+    Object.keys(zooms).forEach((key) => delete zooms[key]);
+    drawShown(document);
   }
 
   // Inside a folded run there is no width to draw for.
@@ -72,7 +97,7 @@
     await loadPlotly();
     document.querySelectorAll("details.run").forEach((run) => run.addEventListener("toggle", () => drawShown(run)));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawShown(document));
-    if (logSteps) logSteps.addEventListener("change", () => drawShown(document));
+    if (logSteps) logSteps.addEventListener("change", rescale);
     drawShown(document);
   }
 
