@@ -70,7 +70,7 @@ def test_the_figures_of_a_run_and_plotly_accepts_them(tmp_path: Path) -> None:
     rate = valid(figures["probed"][0])
     assert rate.layout.yaxis.type == "log"
     names = [trace.name for trace in rate.data if trace.name]
-    assert names == ["plain schedule", "lr[embedding]", "lr[transformer]", "lr[head]", "up", "no signal"]
+    assert names == ["lr[embedding]", "lr[transformer]", "lr[head]", "plain schedule", "up", "no signal"]
     assert len({trace.marker.symbol for trace in rate.data if trace.mode == "markers"}) == 2
 
 
@@ -166,6 +166,13 @@ def test_bands_are_inside_the_figure_and_steps_are_aligned(tmp_path: Path) -> No
     over_steps = [one.plot["layout"] for one in figures if one.plot["layout"]["meta"]["views"]]
     assert len(over_steps) == 3
     assert all(layout["xaxis"]["range"] == over_steps[0]["xaxis"]["range"] for layout in over_steps)
+
+
+def test_the_lowest_of_several_rates_is_seen_too(tmp_path: Path) -> None:
+    curves = [f"step,train_loss,validation_loss,rate\n1,1.0,,{rate / 25}\n2,1.0,,{rate}\n" for rate in (1.0, 1e-4)]
+    runs = [load_run(write_folder(tmp_path / str(i), name=str(i), curve=one)) for i, one in enumerate(curves)]
+    rate = comparison_figures(compare(runs))[1]
+    assert rate.plot["layout"]["yaxis"]["range"][0] < math.log10(4e-6)
 
 
 def test_the_loss_says_which_it_is(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_a_fixed_schedule_has_a_rate_too(tmp_path: Path) -> None:
     run = load_run(write_folder(tmp_path / "a", **fixed))
     assert verdict(run) == "Fixed schedule with a peak rate of 0.01; final loss 1."
     assert tiles(run)[0] == ("Peak rate", "0.01", "as given, did not move")
+    assert tiles(run)[2] == ("Rounds", "0", "a fixed schedule has none")
     guessed = load_run(write_folder(tmp_path / "b", arguments={"fanout": "probed", "lr": "auto"}))
     assert base_movement(guessed) is None
 

@@ -44,6 +44,8 @@ _ALONG: tuple[Part, ...] = (
     {"width": 2.5, "dash": "3px,9px"},
     {"width": 2.5, "dash": "14px,6px,3px,6px"},
 )
+_SLOPE = 1.5
+"""Decades of the lowest curve that are shown at least."""
 _DECADES = 4
 """How far below its highest point a rate is shown at first: schedules end many decades down."""
 
@@ -156,16 +158,18 @@ def told_apart(companions: int) -> Part:
     return _ALONG[companions % len(_ALONG)]
 
 
-def decades(curves: Sequence[float], around: Sequence[float] = (), down: int = _DECADES) -> Part:
-    """A logarithmic axis, and its first view: all of ``around``, and of the curves all but what is far below them.
+def decades(curves: Sequence[Line], around: Sequence[float] = (), down: int = _DECADES) -> Part:
+    """A logarithmic axis, and its first view: ``around``, and of the curves all but what is far below them.
 
     Args:
-        curves: heights of what the figure is about.
-        around: those of bands and dots, which may reach far above.
-        down: how many decades below the highest point of a curve are shown.
+        curves: what the figure is about; at least one has a point above 0.
+        around: heights of bands and dots, which may reach far above.
+        down: how many decades below the highest point of all curves are shown, and more if the lowest of them needs it.
     """
-    floor = max(curves) * 10**-down
-    shown = [v for v in (*curves, *around) if v >= floor and v > 0]
+    peaks = [max(y for y in one.y if y is not None) for one in curves if one]
+    floor = min(max(peaks) * 10**-down, min(peak for peak in peaks if peak > 0) * 10**-_SLOPE)
+    heights = [y for one in curves for y in one.y if y is not None]
+    shown = [v for v in (*heights, *around) if v >= floor and v > 0]
     view = [math.log10(min(shown)) - 0.1, math.log10(max(shown)) + 0.1]
     return {"type": "log", "range": view, **_ticks(*view)}
 

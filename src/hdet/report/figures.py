@@ -104,7 +104,7 @@ def _ranks(lines: Sequence[Line]) -> tuple[int, ...]:
 
 def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: RunData) -> Figure:
     """Base value, replicas' band and plain schedule of every knob of one kind."""
-    traces, ranks = _plain_schedules(found), _ranks([one.base for one in found])
+    traces, ranks = list[dict[str, Any]](), _ranks([one.base for one in found])
     for i, one in enumerate(found):
         if not any(one.band == other.band for other in found[:i]):  # the same area again would only be darker
             traces += filled(one.band, f"{palette(i)}/0.2")
@@ -112,14 +112,15 @@ def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: 
         named = len(found) <= _PANELS  # a longer legend would leave no room; the pointer tells
         style = told_apart(ranks[i])
         traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", showlegend=named, **style))
+    traces += _plain_schedules(found)  # on top: where nothing was learned it is the same line
     for word in WORDS:
         rows = [(one.knob, one.marks[word]) for one in found if one.marks[word]]
         traces += [word_marks(word, rows, form=".3~e")] if rows else []
-    values = _known(row for one in found for row in (one.base, one.plain))
-    around = _known(row for one in found for row in one.band)
+    curves = [row for one in found for row in (one.base, one.plain)]
+    values, around = _known(curves), _known(row for one in found for row in one.band)
     page = layout("learning rate" if kind == "lr" else kind, steps=steps_of(run)) | {"shapes": event_lines(marked)}
     if min(values) >= 0 < max(values) and min(around, default=0.0) >= 0:
-        page["yaxis"] |= decades(values, around)
+        page["yaxis"] |= decades(curves, around)
     return Figure(
         "Learning rate" if kind == "lr" else kind, _words_of_rates(found, run), {"data": traces, "layout": page}
     )
@@ -160,13 +161,13 @@ def draw_losses(seen: Losses, marked: Sequence[Event], steps: Steps) -> Figure:
         traces.append(stroke(seen.mean, "train, per round", palette(0), legendgroup="rounds"))
     if seen.validation:
         traces.append(stroke(seen.validation, "validation", palette(1)))
-    curves, dots = _known((seen.mean, seen.train, seen.validation, *seen.band)), _known([seen.points])
-    top = _UP * max(curves, default=math.inf)
+    curves, dots = [seen.mean, seen.train, seen.validation, *seen.band], _known([seen.points])
+    top = _UP * max(_known(curves), default=math.inf)
     near = [v for v in dots if v <= top or top <= 0]
-    values = [*curves, *near]
+    values = [*_known(curves), *near]
     page = layout(f"loss ({_kinds(seen)})", steps=steps) | {"shapes": event_lines(marked)}
     if min(values) > 0 and max(values) > 8 * min(values):
-        page["yaxis"] |= decades(curves or near, near, _DOWN)
+        page["yaxis"] |= decades(curves if any(curves) else [seen.points], near, _DOWN)
     else:
         margin = 0.06 * (max(values) - min(values)) or 0.1
         page["yaxis"]["range"] = [min(values) - margin, max(values) + margin]
@@ -238,7 +239,7 @@ def draw_divergence(middle: Line, band: Band, steps: Steps) -> Figure:
     traces = filled(band, f"{palette(3)}/0.22")
     traces.append(stroke(middle, "mean over replicas", palette(3), form=".3~e", showlegend=False))
     page = layout("distance / norm", height=260, steps=steps)
-    page["yaxis"] |= decades(_known([middle]), _known(band))
+    page["yaxis"] |= decades([middle], _known(band))
     caption = "Distance of a replica's weights from the mean, relative to its norm, at the end of each round. "
     caption += "Line: mean over replicas; band: the nearest and the furthest."
     return Figure("Replica divergence", caption, {"data": traces, "layout": page})
@@ -287,5 +288,5 @@ def _overlay(
     values = _known(lines)
     page = layout(y_title, height=360 + 12 * max(0, len(names) - 6), steps=steps)  # the legend grows
     if min(values) >= 0 < max(values) and (y_title == "learning rate" or 0 < 8 * min(values) < max(values)):
-        page["yaxis"] |= decades(values)
+        page["yaxis"] |= decades(lines)
     return {"data": traces, "layout": page}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 __all__ = ["LIMIT", "Band", "Line", "alike", "companions", "line", "mean", "span", "thinned"]
 
-LIMIT = 2000
+LIMIT = 1000
 """Points that a line may have: more than a screen has columns."""
 _NEAR = 0.01
 """Of a figure's height: closer than this, two lines look like one."""

@@ -185,9 +185,9 @@ def _compact(plots: Mapping[str, Any]) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Six digits: more than a screen shows, in half the bytes. Whole numbers are steps, and stay."""
+    """Five digits: one more than the pointer shows, in half the bytes. Whole numbers are steps, and stay."""
     if isinstance(value, float) and not value.is_integer():
-        return float(f"{value:.6g}")
+        return float(f"{value:.5g}")
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

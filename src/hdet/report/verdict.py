@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hdet.report import numbers as say
-from hdet.report.data import WORDS, RunData, Word, kind_of
+from hdet.report.data import WORDS, RunData, kind_of
 from hdet.report.lines import mean
 from hdet.report.series import time_shares
 
@@ -211,15 +211,12 @@ def tiles(run: RunData) -> tuple[Tile, ...]:
     base, end, spent = base_movement(run), ending(run), time_shares(run)
     against = run.summary.baseline
     note = f"{say.loss(against)} with the fixed schedule" if against is not None else end.words.removeprefix("final ")
-    counts = Counter(
-        slope.word for r in run.rounds for g in run.rates or range(len(run.knobs)) if (slope := r.slopes[g])
-    )
     total = run.summary.seconds or math.fsum(s.seconds for s in spent)
     training = next((s.share for s in spent if s.phase == "train"), None)
     return (
         Tile("Base rate" if run.decays_by_itself else "Peak rate", *_rate_words_short(base)),
         Tile("Final loss", say.loss(end.loss), note if end.loss is not None else "no finite loss"),
-        Tile("Rounds", str(len(run.rounds)), _count_note(counts, len(run.rates))),
+        Tile("Rounds", str(len(run.rounds)), _rounds_note(run)),
         Tile("Time", say.seconds(total or None), f"{say.percent(training)} training" if training is not None else ""),
     )
 
@@ -233,6 +230,11 @@ def _rate_words_short(base: Movement | None) -> tuple[str, str]:
     return end, f"from {start}, {say.factor(base.factor)}"
 
 
-def _count_note(counts: Counter[Word], groups: int) -> str:
+def _rounds_note(run: RunData) -> str:
+    """How often the controller said what."""
+    if not run.rounds:
+        return "none has ended" if fixed_rate(run) is None else "a fixed schedule has none"
+    knobs = run.rates or range(len(run.knobs))
+    counts = Counter(slope.word for r in run.rounds for g in knobs if (slope := r.slopes[g]))
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
-    return f"{words}{f' in {groups} groups' if groups > 1 else ''}" if words else "no verdicts"
+    return f"{words}{f' in {len(run.rates)} groups' if len(run.rates) > 1 else ''}" if words else "no verdicts"
