@@ -171,6 +171,8 @@ def test_comparison_takes_the_best_loss_that_all_have(tmp_path: Path) -> None:
     assert found.rates[0]
     assert not found.rates[1]
     assert compare([auto]).kind == "Validation loss"
+    bare = load_run(write_journal(tmp_path / "bare.jsonl", a_header(), a_round(0)))
+    assert compare([bare, fixed]).kind == "Validation or train loss"
 
 
 def test_the_table_of_runs(tmp_path: Path) -> None:

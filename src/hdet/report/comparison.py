@@ -52,7 +52,7 @@ def compare(runs: Sequence[RunData]) -> Comparison:
     kinds = {"Validation loss": _validation, "Train loss": _train, "Mean train loss of a round": _mean}
     with_loss = [one for one in seen if any(pick(one) for pick in kinds.values())]
     shared = [kind for kind, pick in kinds.items() if with_loss and all(pick(one) for one in with_loss)]
-    kind = shared[0] if shared else "Validation or train loss, or mean train loss of a round,"
+    kind = shared[0] if shared else "Validation or train loss"
     lines = tuple(kinds[kind](one) if shared else _best(one) for one in seen)
     return Comparison(tuple(run.name for run in runs), kind, lines, tuple(base_rate(run) for run in runs))
 

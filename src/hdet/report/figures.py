@@ -107,11 +107,11 @@ def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: 
     traces, ranks = list[dict[str, Any]](), _ranks([one.base for one in found])
     for i, one in enumerate(found):
         if not any(one.band == other.band for other in found[:i]):  # the same area again would only be darker
-            traces += filled(one.band, f"{palette(i)}/0.2")
+            traces += filled(one.band, f"{palette(i)}/0.2", legendgroup=f"g{i}")
     for i, one in enumerate(found):
-        named = len(found) <= _PANELS  # a longer legend would leave no room; the pointer tells
-        style = told_apart(ranks[i])
-        traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", showlegend=named, **style))
+        # A longer legend would leave no room; the pointer tells.
+        style = told_apart(ranks[i]) | {"legendgroup": f"g{i}", "showlegend": len(found) <= _PANELS}
+        traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", **style))
     traces += _plain_schedules(found)  # on top: where nothing was learned it is the same line
     for word in WORDS:
         rows = [(one.knob, one.marks[word]) for one in found if one.marks[word]]
