@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,21 @@ def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setattr(builtins, "__import__", without)
     said = hdet_here(capsys, "--help")
     assert said.code == 2
-    assert said.complaint == "hdet: the command line needs typer; run `pip install 'hdet[cli]'`"
+    assert said.complaint == (
+        "hdet: the command line needs typer; run `pip install '.[cli,report]'` in a checkout of hdet, "
+        "or `pip install 'hdet[cli,report]'`"
+    )
+
+
+def test_without_plotly_the_demo_says_so_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    for command in ("demo", "ablate"):
+        said = hdet_here(capsys, command, "--out", tmp_path / "x")
+        assert said.code == 2
+        assert "plotly is not installed; run `pip install '.[cli,report]'` in a checkout" in said.complaint
+    assert not (tmp_path / "x").exists()
 
 
 def test_commands_that_start_ranks_refuse_torchrun(

@@ -10,7 +10,7 @@ import pytest
 from hdet.cli.plot import plot
 from hdet.report.lines import Line
 from tests.cli.command import hdet_here
-from tests.report.made_up import probed_folder, trained_journal, write_folder
+from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_folder, write_journal
 
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +20,16 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert done.json["out"] == str(folder / "report.html")
     assert "<html" in (folder / "report.html").read_text()[:200]
     assert done.json["verdict"] in done.err
+    assert f'hdet.schedule_from("{folder / "journal.jsonl"}", optimizer)' in done.err
+
+
+def test_an_alarm_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blind = write_journal(tmp_path / "blind.jsonl", a_header(max_lr=0.1), a_round(0, alarm="the probe is blind"))
+    for command in (("report", blind, "-o", tmp_path / "page.html"), ("compare", blind, blind)):
+        done = hdet_here(capsys, *command)
+        assert done.code == 0
+        assert "blind, step 10: the probe is blind. Do not use the rate of this run." in done.out
+        assert "Use again" not in done.out
 
 
 def test_a_page_is_replaced_only_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

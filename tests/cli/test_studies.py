@@ -39,11 +39,14 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     sizes = ("--steps", 8, "--ensemble-steps", 4, "--replicas", 2)
-    done = run(*HDET, "demo", *sizes, "--out", out, "--json")
+    done = run(*HDET, "demo", *sizes, "--out", out, "--json", timeout=110)  # six runs, on three sets of processes
     assert done.code == 0, done.err
     guesses = {f"{whose}, 100× too {far}" for whose in ("torch", "hdet") for far in ("low", "high")}
     assert set(done.json["losses"]) == {"torch, a good rate", "ensemble"} | guesses
-    assert Path(done.json["report"]).exists()
+    page = Path(done.json["report"]).read_text()
+    assert page.index("Scene one: a bad guess") < page.index("Scene two: the ensemble")
+    assert len(page) <= 2_100_000
+    assert done.json["rates"]["torch, 100× too low"] == 1e-4
     assert "rate that hdet found" in done.err
     assert "Scene two" in done.err
     again = hdet_here(capsys, "demo", *sizes, "--out", out)

@@ -116,7 +116,7 @@ def test_says_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert done.code == 0
     assert done.err == ""
     assert "complete at step 10" in done.out
-    assert "final loss" in done.out
+    assert "final validation loss" in done.out
     assert f"hdet report {tmp_path / 'run'}" in done.out.replace("\n", "")
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import base64
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,10 @@ import torch
 
 import hdet
 from hdet.report.data import load_run
-from hdet.report.page import Table, write_report
+from hdet.report.page import Chapter, Table, write_chapters, write_report
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import run_ranks
-from tests.report.made_up import a_header, a_round, probed_folder, write_folder
+from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_folder, write_journal
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install 'hdet[test]'")
 from selenium import webdriver
@@ -39,14 +42,24 @@ WIDE, PHONE = (1100, 900), (390, 844)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
+    with opened_browser("normal") as driver:
+        yield driver
+
+
+@contextmanager
+def opened_browser(strategy: str) -> Iterator[webdriver.Chrome]:
+    """A browser. ``strategy``: "normal" waits until a page has loaded, "none" does not."""
     options = webdriver.ChromeOptions()
+    options.page_load_strategy = strategy
     options.binary_location = CHROMIUM or ""
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
+    try:
+        yield driver
+    finally:
+        driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +93,23 @@ def keep(browser: webdriver.Chrome, path: Path) -> None:
     """A picture of the whole page, not only of what fits the screen."""
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "format": "png"})
     path.write_bytes(base64.b64decode(shot["data"]))
+
+
+def fits(browser: webdriver.Chrome, size: tuple[int, int] = PHONE) -> bool:
+    """Whether the page itself does not scroll sideways."""
+    return bool(browser.execute_script("return document.documentElement.scrollWidth") == size[0])
+
+
+def plot_areas(browser: webdriver.Chrome, which: str = ".plot") -> dict[str, tuple[float, float, list[float]]]:
+    """By title: left edge and right edge of the area inside the axes, and the steps that it shows."""
+    script = """
+    return [...document.querySelectorAll(arguments[0])].map(plot => {
+      const box = plot.querySelector('.draglayer .nsewdrag').getBoundingClientRect();
+      const title = plot.closest('figure').querySelector('h3').textContent;
+      return [title, box.left, box.right, plot.layout.xaxis.range];
+    });
+    """
+    return {title: (left, right, steps) for title, left, right, steps in browser.execute_script(script, which)}
 
 
 def no_complaints(browser: webdriver.Chrome) -> None:
@@ -154,7 +184,7 @@ def test_light_dark_and_a_phone(browser: webdriver.Chrome, artifacts: Path, tmp_
     assert luminance(dark["page"]) < 0.2 < luminance(dark["text"])
     keep(browser, artifacts / "report-dark.png")
     look(browser, page, PHONE)
-    assert browser.execute_script("return document.documentElement.scrollWidth") == PHONE[0]
+    assert fits(browser)
     assert browser.execute_script("return document.querySelector('.modebar')") is None
     keep(browser, artifacts / "report-phone.png")
     no_complaints(browser)
@@ -170,9 +200,13 @@ def colours(browser: webdriver.Chrome) -> dict[str, str]:
 
 
 def luminance(colour: str) -> float:
-    """Of "rgb(r, g, b)", roughly."""
-    channels = [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
-    return sum(channels) / (3 * 255)
+    """Roughly."""
+    return sum(channels(colour)) / (3 * 255)
+
+
+def channels(colour: str) -> list[int]:
+    """Of "rgb(r, g, b)" or "rgba(r, g, b, 1)"."""
+    return [int(part) for part in colour.partition("(")[2].removesuffix(")").split(",")[:3]]
 
 
 def test_folded_runs_are_drawn_when_they_are_opened(browser: webdriver.Chrome, artifacts: Path, tmp_path: Path) -> None:
@@ -189,8 +223,138 @@ def test_folded_runs_are_drawn_when_they_are_opened(browser: webdriver.Chrome, a
         "return [...document.querySelectorAll('details[open] .plot')].map(p => p.offsetWidth)"
     )
     assert min(widths) > 300
-    assert browser.execute_script("return document.documentElement.scrollWidth") == PHONE[0]
+    assert fits(browser)
+    scrolls = "return [...document.querySelectorAll('.scroll')].filter(t => t.scrollWidth > t.clientWidth).length"
+    assert browser.execute_script(scrolls) >= 2  # the tables do what the page does not
     no_complaints(browser)
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_steps_line_up_from_figure_to_figure(browser: webdriver.Chrome, tmp_path: Path, size: tuple[int, int]) -> None:
+    page = write_report([load_run(probed_folder(tmp_path / "auto"))], tmp_path / "r.html")
+    assert page.stat().st_size <= 2_100_000
+    look(browser, page, size)
+    for _ in ("logarithmic", "linear"):
+        areas = plot_areas(browser)
+        time = areas.pop("Where the time went")
+        assert set(areas) == {"Learning rate", "weight_decay", "Loss", "Hypergradient"}
+        assert len({(left, right, *steps) for left, right, steps in areas.values()}) == 1
+        assert time[2] != areas["Loss"][2]
+        browser.find_element("id", "log-steps").click()
+    no_complaints(browser)
+
+
+def test_a_zoom_in_one_figure_is_a_zoom_in_all(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    look(browser, write_report([load_run(probed_folder(tmp_path / "auto"))], tmp_path / "r.html"))
+    browser.find_element("id", "log-steps").click()
+    browser.execute_script("Plotly.relayout(document.querySelector('.plot'), {'xaxis.range': [100, 200]})")
+    zoomed = ["Learning rate", "weight_decay", "Loss", "Hypergradient"]
+
+    def ranges(b: webdriver.Chrome) -> list[list[float]]:
+        areas = plot_areas(b)
+        return [areas[title][2] for title in zoomed]
+
+    WebDriverWait(browser, 5, 0.05).until(lambda b: ranges(b) == [[100, 200]] * 4)
+    browser.find_element("id", "log-steps").click()
+    WebDriverWait(browser, 5, 0.05).until(lambda b: len({tuple(one) for one in ranges(b)}) == 1)
+    no_complaints(browser)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_alarm_is_red_and_comes_first(
+    browser: webdriver.Chrome, artifacts: Path, tmp_path: Path, scheme: str
+) -> None:
+    words = "the probe does not see the weights: every point had the same loss"
+    records = [a_round(0), a_round(1, alarm=words), a_round(2)]
+    journal = write_journal(tmp_path / "blind.jsonl", a_header(fanout="probed", max_lr=0.1), *records)
+    look(browser, write_report([load_run(journal)], tmp_path / "r.html"), PHONE, scheme)
+    banner = browser.find_element("css selector", "main > :first-child")
+    assert banner.is_displayed()
+    assert f"step 20: {words}." in banner.text
+    assert "Give probe= the model that trains" in banner.text
+    red, green, blue = channels(banner.value_of_css_property("background-color"))
+    assert red > 150 > 80 > max(green, blue)
+    assert banner.rect["y"] < 100
+    assert fits(browser)
+    keep(browser, artifacts / f"report-alarm-{scheme}.png")
+    no_complaints(browser)
+
+
+def test_scenes_are_apart(browser: webdriver.Chrome, artifacts: Path, tmp_path: Path) -> None:
+    curve = "step,train_loss,validation_loss,rate\n" + "".join(
+        f"{t},{9 - t / 50},{9 - t / 50},0.01\n" for t in range(400)
+    )
+    plain = {"name": "plain", "arguments": {"fanout": "none", "lr": 0.01}, "final": {"loss": 1.0}}
+    one = [load_run(probed_folder(tmp_path / name, name)) for name in ("low", "high")]
+    one.append(load_run(write_folder(tmp_path / "plain", curve=curve, **plain)))
+    two = [load_run(trained_journal(tmp_path / "two.jsonl"))]
+    chapters = [Chapter(one, "Scene one", "Three runs of one task."), Chapter(two, "Scene two", "Another task.")]
+    page = write_chapters(chapters, tmp_path / "r.html", title="Both")
+    for size in (PHONE, WIDE):
+        look(browser, page, size)
+        assert fits(browser, size)
+        names = "return document.querySelector('.plot').data.map(t => t.name)"
+        assert browser.execute_script(names) == ["low", "high", "plain"]
+        dashes = "return document.querySelector('.plot').data.map(t => t.line.dash)"
+        assert len(set(browser.execute_script(dashes)[:2])) == 2  # these two coincide
+        keep(browser, artifacts / f"report-scenes-{size[0]}.png")
+    no_complaints(browser)
+
+
+def test_a_page_that_arrives_slowly_is_readable_and_then_drawn(tmp_path: Path) -> None:
+    """The first part is text; the scripts come later, and a run that was opened before them is drawn then."""
+    runs = [load_run(probed_folder(tmp_path / name, name)) for name in ("one", "two")]
+    page = write_report(runs, tmp_path / "r.html").read_bytes()
+    with opened_browser("none") as browser, arriving(page) as (address, rest):
+        browser.get(address)
+        opened = "const run = document.querySelector('details.run'); if (run) run.open = true; return run !== null"
+        WebDriverWait(browser, 10, 0.05).until(lambda b: b.execute_script(opened))
+        assert "ended lowest" in browser.find_element("css selector", ".verdict").text
+        assert browser.execute_script(DRAWN) == 0
+        rest.set()
+        WebDriverWait(browser, 20, 0.05).until(lambda b: b.execute_script(DRAWN) == 7)
+        assert browser.get_log("browser") == []
+
+
+@contextmanager
+def arriving(page: bytes) -> Iterator[tuple[str, threading.Event]]:
+    """A server that sends the page up to the middle of its scripts, and the rest when it is told to."""
+    rest, half = threading.Event(), len(page) // 2
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            if self.path == "/page":
+                self.wfile.write(page[:half])
+                self.wfile.flush()
+                rest.wait(30)
+                self.wfile.write(page[half:])
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/page", rest
+        finally:
+            rest.set()
+            server.shutdown()
+            thread.join()
+
+
+def test_a_browser_that_cannot_unpack_says_so(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    page = write_report([load_run(probed_folder(tmp_path / "auto"))], tmp_path / "r.html")
+    without = "delete window.DecompressionStream"
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": without})
+    browser.get(page.as_uri())
+    text = "return document.querySelector('.plot').textContent"
+    WebDriverWait(browser, 10, 0.05).until(lambda b: "cannot draw the figures" in b.execute_script(text))
+    browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    browser.get_log("browser")  # it says why in the console
 
 
 def test_names_from_files_do_nothing(browser: webdriver.Chrome, tmp_path: Path) -> None:

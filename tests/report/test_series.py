@@ -9,8 +9,10 @@ import pytest
 from hdet.report import series
 from hdet.report.comparison import Table, compare, table_of
 from hdet.report.data import RunData, load_run
-from hdet.report.lines import LIMIT, Line, line, thinned
+from hdet.report.lines import LIMIT, Line, companions, line, thinned
 from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_folder, write_journal
+
+FIXED = {"name": "fixed", "arguments": {"fanout": "none", "lr": 0.02}}
 
 
 def run_of(tmp_path: Path, *records: dict[str, object], knobs: tuple[str, ...] = ("lr[0]",)) -> RunData:
@@ -66,6 +68,37 @@ def test_slopes_and_their_errors(tmp_path: Path) -> None:
 def test_one_wild_slope_does_not_flatten_the_others(tmp_path: Path) -> None:
     run = run_of(tmp_path, *(a_round(k, delta=[100.0 if k == 3 else 1.0]) for k in range(40)))
     assert series.slopes(run)[0].limit == pytest.approx(1.1)
+
+
+def test_up_is_never_below_zero(tmp_path: Path) -> None:
+    """The controller may say up for what several rounds say together; in the figure each round stands for itself."""
+    verdicts = [[{"slope": s, "error": e, "word": "up"}] for s, e in ((-1.0, 0.1), (1.0, 0.1), (-1.0, 0.0), (0.1, 1.0))]
+    run = run_of(tmp_path, *({**a_round(k), "verdict": verdict} for k, verdict in enumerate(verdicts)))
+    marks = series.slopes(run)[0].marks
+    assert marks == {"up": Line((20,), (1.0,)), "down": Line((10,), (-1.0,)), "no signal": Line((30, 40), (-1.0, 0.1))}
+    assert series.rates(run)[0].marks["up"].x == (10, 20, 30, 40)
+
+
+def test_a_fixed_schedule_is_drawn_from_its_curve(tmp_path: Path) -> None:
+    curve = "step,train_loss,validation_loss,rate\n0,,5.0,\n1,4.0,,0.1\n2,3.0,,0.2\n"
+    run = load_run(write_folder(tmp_path / "fixed", curve=curve, **FIXED))
+    assert series.base_rate(run) == Line((1.0, 2.0), (0.1, 0.2))
+    assert [one.base for one in series.rates(run)] == [series.base_rate(run)]
+    assert series.steps_of(run) == (0.0, 2.0)
+
+
+def test_alarms_are_told_once(tmp_path: Path) -> None:
+    told = [{}, {"alarm": "blind"}, {"alarm": "blind"}, {"alarm": None, "event": "landed: the probe is never finite"}]
+    run = run_of(tmp_path, *({**a_round(k), **more} for k, more in enumerate(told)))
+    assert series.alarms(run) == ((20, "blind"), (40, "the probe is never finite"))
+    assert series.alarms(run_of(tmp_path / "well", a_round(0, event="landed: went on"))) == ()
+
+
+def test_lines_that_coincide_are_counted() -> None:
+    rise, flat = Line((0, 50, 100), (0.001, 0.03, 1.0)), Line((0, 100), (0.5, 0.5))
+    near = Line((10, 50, 90), (0.002, 0.0301, 0.7))
+    assert companions([rise, flat, rise, near, Line()], logarithmic=True) == (0, 0, 1, 2, 0)
+    assert companions([], logarithmic=True) == ()
 
 
 def test_divergence_and_time(tmp_path: Path) -> None:
@@ -138,16 +171,20 @@ def test_comparison_takes_the_best_loss_that_all_have(tmp_path: Path) -> None:
     assert found.rates[0]
     assert not found.rates[1]
     assert compare([auto]).kind == "Validation loss"
+    bare = load_run(write_journal(tmp_path / "bare.jsonl", a_header(), a_round(0)))
+    assert compare([bare, fixed]).kind == "Validation or train loss"
 
 
 def test_the_table_of_runs(tmp_path: Path) -> None:
     auto = load_run(probed_folder(tmp_path / "auto"))
-    fixed = load_run(write_folder(tmp_path / "fixed", name="fixed", final={"loss": 3.294}, seconds=61))
+    fixed = load_run(write_folder(tmp_path / "fixed", final={"loss": 3.294}, seconds=61, **FIXED))
     broken = load_run(write_folder(tmp_path / "broken", name="broken", final={"loss": 1.0}, crashed=True))
     table = table_of([fixed, broken, auto])
     assert [row[:2] for row in table.rows] == [("auto", "3.277"), ("fixed", "3.294"), ("broken", "crashed")]
-    assert table.rows[1] == ("fixed", "3.294", "–", "–", "0", "1 min 1 s")
+    assert table.columns[1:4] == ("last loss", "rate given", "peak found")  # not all of them are validation losses
+    assert table.rows[1] == ("fixed", "3.294", "0.02", "fixed", "0", "1 min 1 s")
     assert table.rows[0][2] == "1e-3"
+    assert table_of([auto]).columns[1] == "final validation loss"
 
 
 def test_a_table_with_a_short_row_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hdet.report.data import RunData, load_run
-from hdet.report.verdict import compared, ending, movements, tiles, verdict
+from hdet.report.verdict import base_movement, compared, ending, movements, tiles, verdict
 from tests.report.made_up import a_header, a_round, probed_folder, write_folder, write_journal
 
 
@@ -29,7 +29,7 @@ def test_the_sentence(tmp_path: Path) -> None:
         tmp_path, knobs, [4.1 * 2.1, 4.1 * 0.6, 4.1 / (2.1 * 0.6)], final={"loss": 3.277}, baseline={"loss": 3.294}
     )
     assert verdict(run) == (
-        "Base rate moved from 1e-3 to 4.1e-3 in 38 rounds; embedding 2.1×, transformer 0.6×, head 0.79×; "
+        "Peak rate moved from 1e-3 to 4.1e-3 in 38 rounds; embedding 2.1×, transformer 0.6×, head 0.79×; "
         "final loss 3.277 against 3.294 for the fixed schedule."
     )
 
@@ -43,10 +43,10 @@ def test_a_baseline_run_goes_before_what_run_json_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("knobs", "ends", "more", "words"),
     [
-        (("lr[0]",), [1.001], {}, "Base rate stayed at 1e-3 over 38 rounds; last round's loss 3."),
-        (("lr[0]",), [1.02], {}, "Base rate moved from 1e-3 to 1.02e-3 in 38 rounds; last round's loss 3."),
+        (("lr[0]",), [1.001], {}, "Peak rate stayed at 1e-3 over 38 rounds; last round's train loss 3."),
+        (("lr[0]",), [1.02], {}, "Peak rate moved from 1e-3 to 1.02e-3 in 38 rounds; last round's train loss 3."),
         (("lr[0]", "lr[1]"), [4.0, 1.0], {}, "to 2e-3 in 38 rounds; lr[0] 2×, lr[1] 0.5×;"),
-        (("lr[0]",), [2.0], {"crashed": True}, "Crashed after step 380; base rate moved from 1e-3 to 2e-3"),
+        (("lr[0]",), [2.0], {"crashed": True}, "Crashed after step 380; peak rate moved from 1e-3 to 2e-3"),
         (("lr[0]",), [2.0], {"final": {"loss": "NaN"}}, "in 38 rounds; final loss not finite."),
         (
             tuple(f"lr[g{g}]" for g in range(6)),
@@ -65,7 +65,7 @@ def test_other_endings(
 def test_without_rounds_and_with_one(tmp_path: Path) -> None:
     assert verdict(load_run(write_journal(tmp_path / "a", a_header()))) == "No round has ended yet."
     one = load_run(write_journal(tmp_path / "b", a_header(), a_round(0)))
-    assert verdict(one) == "Base rate stayed at 0.1 over 1 round; last round's loss 1.5."
+    assert verdict(one) == "Peak rate stayed at 0.1 over 1 round; last round's train loss 1.5."
     assert verdict(load_run(write_folder(tmp_path / "c", crashed=True))) == "Crashed."
 
 
@@ -73,7 +73,7 @@ def test_other_knobs_are_told_by_their_values(tmp_path: Path) -> None:
     header = a_header(("dropout",), knobs={"dropout": {"base": 0.1}})
     record = a_round(0, base=[0.25], learned=[0.25])
     run = load_run(write_journal(tmp_path / "x", header, record))
-    assert verdict(run) == "Dropout from 0.1 to 0.25; last round's loss 1.5."
+    assert verdict(run) == "Dropout from 0.1 to 0.25; last round's train loss 1.5."
     assert tiles(run)[0].value == "–"
 
 
@@ -92,10 +92,11 @@ def test_a_run_that_ended_before_its_peak_began_at_what_was_given(tmp_path: Path
 def test_where_the_last_loss_comes_from(tmp_path: Path) -> None:
     curve = "step,train_loss,validation_loss\n0,4.0,5.0\n9,3.0,\n"
     for more, expected in (
-        ({"final": {"loss": 1.0}, "curve": curve}, (1.0, "final loss")),
+        ({"final": {"loss": 1.0}, "curve": curve}, (1.0, "final validation loss")),
+        ({"final": {"loss": 1.0}}, (1.0, "final loss")),
         ({"curve": curve}, (5.0, "last validation loss")),
         ({"curve": curve.replace("5.0", "")}, (3.0, "last train loss")),
-        ({}, (1.5, "last round's loss")),
+        ({}, (1.5, "last round's train loss")),
     ):
         folder = tmp_path / expected[1]
         assert ending(load_run(write_folder(folder, a_header(), a_round(0), **more))) == expected
@@ -104,11 +105,21 @@ def test_where_the_last_loss_comes_from(tmp_path: Path) -> None:
 def test_four_numbers(tmp_path: Path) -> None:
     run = load_run(probed_folder(tmp_path / "auto"))
     rate, loss, rounds, time = tiles(run)
-    assert (rate.label, loss.value, loss.note) == ("Base rate", "3.277", "3.294 with the fixed schedule")
+    assert (rate.label, loss.value, loss.note) == ("Peak rate", "3.277", "3.294 with the fixed schedule")
     assert rate.note.startswith("from 1e-3, ")
     assert rounds.value == "38"
     assert rounds.note.endswith("no signal in 3 groups")
     assert time.note.endswith("% training")
+
+
+def test_a_fixed_schedule_has_a_rate_too(tmp_path: Path) -> None:
+    fixed = {"arguments": {"fanout": "none", "lr": 0.01}, "final": {"loss": 1.0}}
+    run = load_run(write_folder(tmp_path / "a", **fixed))
+    assert verdict(run) == "Fixed schedule with a peak rate of 0.01; final loss 1."
+    assert tiles(run)[0] == ("Peak rate", "0.01", "as given, did not move")
+    assert tiles(run)[2] == ("Rounds", "0", "a fixed schedule has none")
+    guessed = load_run(write_folder(tmp_path / "b", arguments={"fanout": "probed", "lr": "auto"}))
+    assert base_movement(guessed) is None
 
 
 def test_several_runs(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_curve_goes_on_from_a_step(tmp_path: Path) -> None:
     curve = CurveFile(path, after=0)
     curve.add(0, validation=3.0)
     for step in range(1, 6):
-        curve.add(step, train=float(step))
+        curve.add(step, train=float(step), rate=0.1)
     curve.close()
     with path.open("a") as file:
         file.write("6,1.2")  # cut off by a kill
@@ -103,6 +103,6 @@ def test_curve_goes_on_from_a_step(tmp_path: Path) -> None:
     again.close()
     assert again.train == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert again.validation == [(0, 3.0)]
-    assert path.read_text() == "step,train_loss,validation_loss\n0,,3.0\n1,1.0,\n2,2.0,\n3,3.0,\n"
+    assert path.read_text() == "step,train_loss,validation_loss,rate\n0,,3.0,\n1,1.0,,0.1\n2,2.0,,0.1\n3,3.0,,0.1\n"
     assert again.last_tenth(steps=3) == 3.0
     assert math.isnan(again.last_tenth(steps=20))  # the run has not come so far

@@ -41,6 +41,7 @@ def test_leaves_a_folder_that_the_report_reads(tmp_path: Path, own: dict[str, An
     assert not run.summary.crashed
     assert [int(x) for x, y in zip(run.curve.steps, run.curve.validation, strict=True) if y] == [0, 12, 24]
     assert len([y for y in run.curve.train if y is not None]) == 24
+    assert len([y for y in run.curve.rates if y]) == 24
     assert bool(run.rounds) == (own.get("fanout") != "none")
     kinds = [message["kind"] for message in told]
     assert (kinds[0], kinds[-1]) == ("start", "end")
@@ -168,8 +169,8 @@ def _stopped_at(folder: Folder, step: int) -> str:
     return run.go(stop)
 
 
-def _losses(folder: Folder) -> list[tuple[str, str, str]]:
+def _losses(folder: Folder) -> list[tuple[str, ...]]:
     with folder.curve.open() as file:
         rows = [tuple(row) for row in csv.reader(file)][1:]
     assert all(math.isfinite(float(cell)) for row in rows for cell in row if cell)
-    return rows  # type: ignore[return-value]
+    return rows

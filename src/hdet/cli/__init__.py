@@ -18,7 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError as missing:
-        print(f"hdet: the command line needs {missing.name}; run `pip install 'hdet[cli]'`", file=sys.stderr)
+        cure = "run `pip install '.[cli,report]'` in a checkout of hdet, or `pip install 'hdet[cli,report]'`"
+        print(f"hdet: the command line needs {missing.name}; {cure}", file=sys.stderr)
         sys.exit(2)
     from hdet.cli.app import run
 

@@ -15,7 +15,7 @@ from hdet.cli.display import Job, display_for
 from hdet.cli.output import Output, refuse_torchrun
 from hdet.errors import ArgumentError
 from hdet.report.data import load_run
-from hdet.report.page import write_report
+from hdet.report.page import check_packages, write_report
 from hdet.runs.ablation import RATES, PlannedRun, Study
 from hdet.runs.folder import plain_json, write_atomically
 from hdet.runs.launch import execute
@@ -71,6 +71,7 @@ def ablate(
     ```
     """
     refuse_torchrun("ablate")
+    check_packages()
     output = Output(as_json)
     study = _study(context.params)
     runs = study.runs(out)

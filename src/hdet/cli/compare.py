@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hdet.cli import options as o
-from hdet.cli.output import Output, refuse_to_overwrite
+from hdet.cli.output import Output, refuse_to_overwrite, say_alarms
 from hdet.cli.plot import plot
 from hdet.errors import ArgumentError
 from hdet.report import comparison
@@ -38,6 +38,7 @@ def compare(runs: _Runs, out: _Out = None, force: o.Force = False, as_json: o.Js
     curves = comparison.compare(found)
     output.say(plot(curves.names, curves.losses, curves.kind, width=min(100, output.console.width)))
     output.say(compared(found))
+    say_alarms(output, found)
     if out is not None:
         write_report(found, out)
         output.say(str(out))

@@ -12,11 +12,10 @@ from hdet.cli import options as o
 from hdet.cli.display import Job, display_for
 from hdet.cli.output import Output, refuse_torchrun
 from hdet.errors import ArgumentError
-from hdet.report.comparison import Table
-from hdet.report.data import RunData, load_run
-from hdet.report.page import write_report
+from hdet.report.data import load_run
+from hdet.report.page import Chapter, check_packages, write_chapters
 from hdet.report.verdict import base_movement
-from hdet.runs.demo import Scene, ensemble, ensemble_table, guess_table, guesses
+from hdet.runs.demo import Scene, ensemble, ensemble_table, guess_table, guess_words, guesses
 from hdet.runs.launch import execute
 
 __all__ = ["demo"]
@@ -44,21 +43,22 @@ def demo(
     schedule. At the end a table, and a report to open in a browser.
     """
     refuse_torchrun("demo")
+    check_packages()
     output = Output(as_json)
     out = _folder(out, force)
     one, two = guesses(out, steps), ensemble(out, ensemble_steps, replicas)
-    tables: list[Table] = []
-    runs: list[RunData] = []
+    chapters: list[Chapter] = []
     for scene in (one, two):
         if _play(scene, output, force) == "stopped":
             output.say("stopped")
             output.result(outcome="stopped", out=out)
             return 130
         seen = [load_run(folder.path) for folder in scene.folders]
-        tables.append(guess_table(seen) if scene is one else ensemble_table(seen[0]))
-        runs += seen
-        output.table(tables[-1])
-    page = write_report(runs, out / "report.html", title="hdet demo", table=tables[0])
+        table = guess_table(seen) if scene is one else ensemble_table(seen[0])
+        chapters.append(Chapter(seen, scene.title, scene.words, table))
+        output.table(table)
+    page = write_chapters(chapters, out / "report.html", title="hdet demo", headline=guess_words(chapters[0].runs))
+    runs = [run for chapter in chapters for run in chapter.runs]
     output.say(f"\nthe report: {page}", style="bold")
     found = {run.name: base_movement(run) for run in runs}
     rates = {name: movement.end for name, movement in found.items() if movement is not None}

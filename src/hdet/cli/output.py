@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from hdet.errors import ArgumentError
+from hdet.report.advice import advice, warned
 from hdet.report.comparison import Table
+from hdet.report.data import RunData
 from hdet.runs.folder import plain_json
 
-__all__ = ["Output", "complain", "refuse_to_overwrite", "refuse_torchrun", "speaks"]
+__all__ = ["Output", "complain", "refuse_to_overwrite", "refuse_torchrun", "say_alarms", "say_what_next", "speaks"]
 
 _LOG_WIDTH = 120
 
@@ -52,6 +55,19 @@ class Output:
         """The line for programs, if they asked for it."""
         if self._as_json and speaks():
             print(json.dumps(plain_json(values)), flush=True)
+
+
+def say_alarms(output: Output, runs: Sequence[RunData]) -> None:
+    """In red what makes a run's rate worthless."""
+    for one in (one for run in runs for one in warned(run)):
+        output.say(str(one), style="bold red")
+
+
+def say_what_next(output: Output, run: RunData) -> None:
+    """How to use what a run found, or why not to."""
+    say_alarms(output, [run])
+    if (found := advice(run)) is not None:
+        output.say(str(found))
 
 
 def complain(text: str, as_json: bool, code: int) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hdet.cli import options as o
-from hdet.cli.output import Output, refuse_to_overwrite
+from hdet.cli.output import Output, refuse_to_overwrite, say_what_next
 from hdet.report.data import load_run
 from hdet.report.page import write_report
 from hdet.report.verdict import verdict
@@ -32,5 +32,6 @@ def report(run: _Run, out: _Out = None, title: _Title = None, force: o.Force = F
     refuse_to_overwrite(out, force)
     write_report([data], out, title=title)
     output.say(verdict(data))
+    say_what_next(output, data)
     output.say(str(out))
     output.result(out=out, verdict=verdict(data), rounds=len(data.rounds))

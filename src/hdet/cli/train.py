@@ -9,7 +9,7 @@ import typer
 
 from hdet.cli import options as o
 from hdet.cli.display import Job, display_for
-from hdet.cli.output import Output
+from hdet.cli.output import Output, say_what_next
 from hdet.errors import ArgumentError
 from hdet.report.data import load_run
 from hdet.report.verdict import base_movement, verdict
@@ -154,6 +154,7 @@ def _conclude(folder: Folder, output: Output) -> int:
     run, record = load_run(folder.path), folder.read()
     base = base_movement(run)
     output.say(verdict(run))
+    say_what_next(output, run)
     if record["crashed"]:
         output.say("the training came to nothing: try a lower --lr, or --lr auto", style="bold red")
     output.say(f"hdet report {folder.path} draws it")

@@ -16,15 +16,36 @@ from hdet.report.data import WORDS, Word
 from hdet.report.lines import Band, Line
 from hdet.report.series import Event
 
-__all__ = ["decades", "event_lines", "filled", "heading", "label", "layout", "palette", "stroke", "word_marks"]
+__all__ = [
+    "Steps",
+    "decades",
+    "event_lines",
+    "filled",
+    "heading",
+    "label",
+    "layout",
+    "palette",
+    "stroke",
+    "told_apart",
+    "word_marks",
+]
 
 Part = dict[str, Any]
+Steps = tuple[float, float]
 _COLOURS = 8
 _SYMBOLS: dict[Word, tuple[str, str]] = {
     "up": ("triangle-up", "--up"),
     "down": ("triangle-down", "--down"),
     "no signal": ("circle", "--quiet"),
 }
+_ALONG: tuple[Part, ...] = (
+    {"width": 2.5, "dash": "solid"},
+    {"width": 2.5, "dash": "10px,8px"},
+    {"width": 2.5, "dash": "3px,9px"},
+    {"width": 2.5, "dash": "14px,6px,3px,6px"},
+)
+_SLOPE = 1.5
+"""Decades of the lowest curve that are shown at least."""
 _DECADES = 4
 """How far below its highest point a rate is shown at first: schedules end many decades down."""
 
@@ -96,33 +117,70 @@ def word_marks(word: Word, rows: Iterable[tuple[str, Line]], *, form: str, **mor
     }
 
 
-def layout(y_title: str, height: int = 360) -> Part:
-    """What all figures share."""
-    axis = {"gridcolor": "--grid", "zerolinecolor": "--axis", "linecolor": "--axis", "automargin": True}
+def layout(y_title: str, height: int = 360, steps: Steps | None = None) -> Part:
+    """What all figures share. Margins at the sides are fixed, so that figures over the same steps are aligned.
+
+    Args:
+        y_title: what the vertical axis shows.
+        height: in pixels.
+        steps: the first and the last step shown; None for a figure that is not over steps.
+    """
+    axis = {"gridcolor": "--grid", "zerolinecolor": "--axis", "linecolor": "--axis", "automargin": "height"}
+    below: Part = {"title": {"text": "step", "standoff": 6}}
+    views = None
+    if steps is not None:
+        views = {"linear": _view(*steps), "log": _view(*(math.log10(max(x, 1)) for x in steps))}
+        below["range"] = views["linear"]
     return {
         "height": height,
-        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        "margin": {"l": 66, "r": 14, "t": 12, "b": 8},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"color": "--text", "size": 12},
         "hovermode": "closest",
         "hoverlabel": {"bgcolor": "--card", "bordercolor": "--axis", "font": {"color": "--text"}},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
-        "meta": {"over": "steps"},  # the page's switch makes this axis logarithmic
-        "xaxis": {**axis, "title": {"text": "step", "standoff": 6}, "showgrid": False, "nticks": 8},
-        "yaxis": {**axis, "title": {"text": label(y_title), "standoff": 6}},
+        "meta": {"views": views},  # the page's switch changes between them
+        "xaxis": {**axis, **below, "showgrid": False, "zeroline": False, "nticks": 8},
+        "yaxis": {**axis, "title": {"text": label(y_title), "standoff": 4}, "tickfont": {"size": 11}},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "--axis", "activecolor": "--text"},
     }
 
 
-def decades(values: Sequence[float]) -> Part:
-    """A logarithmic axis, and its first view."""
-    highest = max(values)
-    lowest = min(v for v in values if v >= highest * 10**-_DECADES)
-    view = [math.log10(lowest) - 0.1, math.log10(highest) + 0.1]
-    width = view[1] - view[0]
-    ticks = {"dtick": 1 if width > 2 else "D2"} if width > 0.7 else {"nticks": 6}
-    return {"type": "log", "tickformat": "~g" if lowest >= 1e-3 else "~e", "range": view, **ticks}
+def _view(first: float, last: float) -> list[float]:
+    """A little more than from the first to the last."""
+    margin = 0.02 * (last - first) or 0.5
+    return [first - margin, last + margin]
+
+
+def told_apart(companions: int) -> Part:
+    """The style of a line that runs along with so many before it: those on top of a whole line are broken."""
+    return _ALONG[companions % len(_ALONG)]
+
+
+def decades(curves: Sequence[Line], around: Sequence[float] = (), down: int = _DECADES) -> Part:
+    """A logarithmic axis, and its first view: ``around``, and of the curves all but what is far below them.
+
+    Args:
+        curves: what the figure is about; at least one has a point above 0.
+        around: heights of bands and dots, which may reach far above.
+        down: how many decades below the highest point of all curves are shown, and more if the lowest of them needs it.
+    """
+    peaks = [max(y for y in one.y if y is not None) for one in curves if one]
+    floor = min(max(peaks) * 10**-down, min(peak for peak in peaks if peak > 0) * 10**-_SLOPE)
+    heights = [y for one in curves for y in one.y if y is not None]
+    shown = [v for v in (*heights, *around) if v >= floor and v > 0]
+    view = [math.log10(min(shown)) - 0.1, math.log10(max(shown)) + 0.1]
+    return {"type": "log", "range": view, **_ticks(*view)}
+
+
+def _ticks(low: float, high: float) -> Part:
+    """Plain numbers, or powers of ten where zeros would have to be counted."""
+    width, plain = high - low, low > -4 and high < 5
+    words = {"tickformat": "~g"} if plain or width <= 2 else {"exponentformat": "power"}
+    if width > 2:
+        return {**words, "dtick": math.ceil(width / 8)}
+    return {**words, **({"dtick": "D2"} if width > 0.7 else {"nticks": 6})}
 
 
 def heading(text: str, y: float) -> Part:

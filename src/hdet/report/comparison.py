@@ -52,25 +52,27 @@ def compare(runs: Sequence[RunData]) -> Comparison:
     kinds = {"Validation loss": _validation, "Train loss": _train, "Mean train loss of a round": _mean}
     with_loss = [one for one in seen if any(pick(one) for pick in kinds.values())]
     shared = [kind for kind, pick in kinds.items() if with_loss and all(pick(one) for one in with_loss)]
-    kind = shared[0] if shared else "Validation or train loss, or mean train loss of a round,"
+    kind = shared[0] if shared else "Validation or train loss"
     lines = tuple(kinds[kind](one) if shared else _best(one) for one in seen)
     return Comparison(tuple(run.name for run in runs), kind, lines, tuple(base_rate(run) for run in runs))
 
 
 def table_of(runs: Sequence[RunData]) -> Table:
-    """Final loss, base rate, rounds and seconds of every run, the lowest loss first; crashed ones last."""
+    """Last loss, rate given and found, rounds and seconds of every run, the lowest loss first; crashed ones last."""
     rows = [_row(run) for run in sorted(runs, key=_rank)]
-    return Table(
-        ("run", "final loss", "base rate", "at the end", "rounds", "time"), rows, "Runs, the lowest loss first"
-    )
+    words = {ending(run).words for run in runs}
+    loss = words.pop() if len(words) == 1 else "last loss"
+    return Table(("run", loss, "rate given", "peak found", "rounds", "time"), rows, "Runs, the lowest loss first")
 
 
 def _row(run: RunData) -> tuple[str, ...]:
     base, end = base_movement(run), ending(run)
     total = run.summary.seconds or sum(one.seconds for one in time_shares(run)) or None
     loss = "crashed" if run.summary.crashed else say.loss(end.loss)
-    start, last = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
-    return (run.name, loss, start, last, str(len(run.rounds)), say.seconds(total))
+    start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
+    if not run.rounds:
+        found = "fixed"
+    return (run.name, loss, start, found, str(len(run.rounds)), say.seconds(total))
 
 
 def _rank(run: RunData) -> tuple[bool, float]:

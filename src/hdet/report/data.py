@@ -33,6 +33,18 @@ class Slope(NamedTuple):
     value: float
     error: float | None
     word: Word
+    """The controller's verdict. It may rest on earlier rounds too, and so disagree with this round's sign."""
+
+    @property
+    def sign(self) -> Word:
+        """What this round says alone. An error of 0 is that of a single round: nothing is known about it.
+
+        >>> Slope(0.5, 0.1, "no signal").sign, Slope(-0.5, 0.3, "up").sign, Slope(-0.5, None, "up").sign
+        ('up', 'no signal', 'down')
+        """
+        if self.error == 0.0 or abs(self.value) <= _CAUTION * (self.error or 0.0):
+            return "no signal"
+        return "up" if self.value > 0 else "down"
 
 
 class Replica(NamedTuple):
@@ -61,6 +73,8 @@ class Round(NamedTuple):
     slopes: tuple[Slope | None, ...]
     seconds: Mapping[str, float]
     event: str | None
+    alarm: str | None
+    """In words: what makes the round's verdict worthless."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +218,15 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         slopes=_slopes(record, knobs, [row.signal for r, row in enumerate(replicas) if r not in excluded]),
         seconds=seconds,
         event=str(record["event"]) if record.get("event") else None,
+        alarm=_alarm(record),
     )
+
+
+def _alarm(record: Mapping[str, Any]) -> str | None:
+    """The journal's own, or what an older one told as an event."""
+    event = str(record.get("event") or "")
+    told = event.removeprefix("landed: ") if event.startswith("landed: the probe") else ""
+    return str(record.get("alarm") or told) or None
 
 
 def _replica(row: Mapping[str, Any], knobs: int) -> Replica:

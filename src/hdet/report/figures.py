@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hdet.report import numbers as say
-from hdet.report.brush import decades, event_lines, filled, heading, label, layout, palette, stroke, word_marks
+from hdet.report.brush import (
+    Steps,
+    decades,
+    event_lines,
+    filled,
+    heading,
+    label,
+    layout,
+    palette,
+    stroke,
+    told_apart,
+    word_marks,
+)
 from hdet.report.comparison import Comparison
 from hdet.report.data import WORDS, RunData, kind_of
-from hdet.report.lines import Band, Line, alike
+from hdet.report.lines import Band, Line, alike, companions, span
 from hdet.report.series import (
     Event,
     Losses,
@@ -22,6 +35,7 @@ from hdet.report.series import (
     losses,
     rates,
     slopes,
+    steps_of,
     time_shares,
 )
 
@@ -29,7 +43,10 @@ __all__ = ["Figure", "comparison_figures", "run_figures"]
 
 _PANELS = 12
 """Knobs that have a panel in the figure of hypergradients, and at most so many stand in a legend."""
-_DASHES = ("solid", "dash", "dot", "dashdot")
+_DOWN = 6
+"""Decades of losses that are shown below the highest."""
+_UP = 10.0
+"""How far above all curves dots are shown: a probe at a thousand times the rate has a loss that nobody needs to see."""
 
 
 class Figure(NamedTuple):
@@ -43,17 +60,17 @@ class Figure(NamedTuple):
 
 def run_figures(run: RunData) -> list[Figure]:
     """The figures of one run; those it has no data for are left out."""
-    turned, marked = [one for one in rates(run) if one.base], events(run)
+    turned, marked, steps = [one for one in rates(run) if one.base], events(run), steps_of(run)
     kinds = sorted({kind_of(one.knob) for one in turned}, key=lambda kind: (kind != "lr", kind))
     figures = [draw_rates(kind, [one for one in turned if kind_of(one.knob) == kind], marked, run) for kind in kinds]
     seen = losses(run)
     if seen.mean or seen.points or seen.train or seen.validation:
-        figures.append(draw_losses(seen, marked))
+        figures.append(draw_losses(seen, marked, steps))
     if found := slopes(run):
-        figures.append(draw_slopes(found))
+        figures.append(draw_slopes(found, steps))
     middle, band = divergence(run)
     if middle:
-        figures.append(draw_divergence(middle, band))
+        figures.append(draw_divergence(middle, band, steps))
     if spent := time_shares(run):
         figures.append(draw_time(spent))
     return figures
@@ -61,35 +78,61 @@ def run_figures(run: RunData) -> list[Figure]:
 
 def comparison_figures(found: Comparison) -> list[Figure]:
     """Curves of several runs over each other."""
-    figures = []
+    figures, steps = [], span([*found.losses, *found.rates])
     if any(found.losses):
-        figures.append(Figure("Loss", f"{found.kind} of every run.", _overlay(found.names, found.losses, "loss")))
+        plot = _overlay(found.names, found.losses, found.kind.lower(), steps)
+        figures.append(Figure("Loss", f"{found.kind} of every run.{_told(found.losses)}", plot))
     if any(found.rates):
-        plot = _overlay(found.names, found.rates, "learning rate", form=".3~e")
-        figures.append(Figure("Base rate", "Geometric mean over parameter groups.", plot))
+        plot = _overlay(found.names, found.rates, "learning rate", steps, form=".3~e")
+        caption = f"Base rate, the geometric mean over parameter groups.{_told(found.rates)}"
+        figures.append(Figure("Learning rate", caption, plot))
     return figures
+
+
+def _told(lines: Sequence[Line]) -> str:
+    return " Where lines run along each other, those on top are broken." if any(_ranks(lines)) else ""
+
+
+def _known(lines: Iterable[Line]) -> list[float]:
+    return [y for one in lines for y in one.y if y is not None]
+
+
+def _ranks(lines: Sequence[Line]) -> tuple[int, ...]:
+    values = _known(lines)
+    return companions(lines, logarithmic=bool(values) and min(values) > 0)
 
 
 def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: RunData) -> Figure:
     """Base value, replicas' band and plain schedule of every knob of one kind."""
-    traces = _plain_schedules(found)
+    traces, ranks = list[dict[str, Any]](), _ranks([one.base for one in found])
     for i, one in enumerate(found):
-        traces += filled(one.band, f"{palette(i)}/0.2", legendgroup=f"g{i}")
-        named = len(found) <= _PANELS  # a longer legend would leave no room; the pointer tells
-        traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", legendgroup=f"g{i}", showlegend=named))
+        if not any(one.band == other.band for other in found[:i]):  # the same area again would only be darker
+            traces += filled(one.band, f"{palette(i)}/0.2", legendgroup=f"g{i}")
+    for i, one in enumerate(found):
+        # A longer legend would leave no room; the pointer tells.
+        style = told_apart(ranks[i]) | {"legendgroup": f"g{i}", "showlegend": len(found) <= _PANELS}
+        traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", **style))
+    traces += _plain_schedules(found)  # on top: where nothing was learned it is the same line
     for word in WORDS:
         rows = [(one.knob, one.marks[word]) for one in found if one.marks[word]]
         traces += [word_marks(word, rows, form=".3~e")] if rows else []
-    values = [v for one in found for row in (one.base, one.plain) for v in row.y if v is not None]
-    page = layout("learning rate" if kind == "lr" else kind) | {"shapes": event_lines(marked)}
-    if min(values) >= 0 < max(values):
-        page["yaxis"] |= decades(values)
-    words = ["Lines: base value"]
+    curves = [row for one in found for row in (one.base, one.plain)]
+    values, around = _known(curves), _known(row for one in found for row in one.band)
+    page = layout("learning rate" if kind == "lr" else kind, steps=steps_of(run)) | {"shapes": event_lines(marked)}
+    if min(values) >= 0 < max(values) and min(around, default=0.0) >= 0:
+        page["yaxis"] |= decades(curves, around)
+    return Figure(
+        "Learning rate" if kind == "lr" else kind, _words_of_rates(found, run), {"data": traces, "layout": page}
+    )
+
+
+def _words_of_rates(found: Sequence[Rates], run: RunData) -> str:
+    words = ["Lines: base value" if run.rounds else "Line: the fixed schedule"]
     if any(one.band for one in found):
-        words.append("band: probe points" if run.probed else "band: lowest to highest replica")
-    words += ["dashes: if nothing were learned"] if any(one.plain for one in found) else []
-    words += ["markers: verdict of the round"] if any(one.marks[w] for one in found for w in WORDS) else []
-    return Figure("Learning rate" if kind == "lr" else kind, f"{', '.join(words)}.", {"data": traces, "layout": page})
+        words.append(f"band: lowest to highest {'probe point' if run.probed else 'replica'}")
+    words += ["grey dashes: if nothing were learned"] if any(one.plain for one in found) else []
+    words += ["markers: the controller's verdict"] if any(one.marks[w] for one in found for w in WORDS) else []
+    return f"{', '.join(words)}.{_told([one.base for one in found])}"
 
 
 def _plain_schedules(found: Sequence[Rates]) -> list[dict[str, Any]]:
@@ -106,30 +149,52 @@ def _plain_schedules(found: Sequence[Rates]) -> list[dict[str, Any]]:
     ]
 
 
-def draw_losses(seen: Losses, marked: Sequence[Event]) -> Figure:
+def draw_losses(seen: Losses, marked: Sequence[Event], steps: Steps) -> Figure:
     """Every replica's loss in every round, and the run's own curves."""
     traces: list[dict[str, Any]] = []
     if seen.train:
-        traces.append(stroke(seen.train, "train curve", "--muted/0.4", width=1))
+        traces.append(stroke(seen.train, "train", "--muted/0.4", width=1))
     traces += filled(seen.band, f"{palette(0)}/0.2", legendgroup="rounds")
     if seen.points:
         traces.append(_points(seen))
     if seen.mean:
-        traces.append(stroke(seen.mean, "mean of the round", palette(0), legendgroup="rounds"))
+        traces.append(stroke(seen.mean, "train, per round", palette(0), legendgroup="rounds"))
     if seen.validation:
         traces.append(stroke(seen.validation, "validation", palette(1)))
-    values = [v for row in (seen.mean, seen.train, seen.validation) for v in row.y if v is not None]
-    values = values or [v for v in seen.points.y if v is not None]
-    page = layout("loss") | {"shapes": event_lines(marked)}
+    curves, dots = [seen.mean, seen.train, seen.validation, *seen.band], _known([seen.points])
+    top = _UP * max(_known(curves), default=math.inf)
+    near = [v for v in dots if v <= top or top <= 0]
+    values = [*_known(curves), *near]
+    page = layout(f"loss ({_kinds(seen)})", steps=steps) | {"shapes": event_lines(marked)}
     if min(values) > 0 and max(values) > 8 * min(values):
-        page["yaxis"] |= decades(values)
+        page["yaxis"] |= decades(curves if any(curves) else [seen.points], near, _DOWN)
     else:
         margin = 0.06 * (max(values) - min(values)) or 0.1
         page["yaxis"]["range"] = [min(values) - margin, max(values) + margin]
-    words = [f"dots: {'the probe at each point' if seen.probed else 'each replica'}"] if seen.points else []
-    words += ["line: mean training loss of the round"] if seen.mean else []
-    caption = ", ".join(words) or "the run's own curves"
-    return Figure("Loss", f"{caption[0].upper()}{caption[1:]}.", {"data": traces, "layout": page})
+    caption = _words_of_losses(seen, above=len(dots) - len(near))
+    return Figure("Loss", caption, {"data": traces, "layout": page})
+
+
+def _kinds(seen: Losses) -> str:
+    """Which losses the figure shows."""
+    train = seen.train or seen.mean or (seen.points and not seen.probed)
+    shown = {"train": train, "probe": seen.points and seen.probed, "validation": seen.validation}
+    return ", ".join(kind for kind, there in shown.items() if there)
+
+
+def _words_of_losses(seen: Losses, above: int) -> str:
+    words = (
+        [f"Dots: {'probe loss at each point' if seen.probed else 'train loss of each replica'}"] if seen.points else []
+    )
+    words += ["blue: mean train loss of the round"] if seen.mean else []
+    words += ["grey: train loss of each step"] if seen.train else []
+    words += ["orange: validation loss"] if seen.validation else []
+    text = f"{', '.join(words)}."
+    return f"{text[0].upper()}{text[1:]}" + _above(above)
+
+
+def _above(dots: int) -> str:
+    return f" {'One dot is' if dots == 1 else f'{dots} dots are'} above the figure." if dots else ""
 
 
 def _points(seen: Losses) -> dict[str, Any]:
@@ -145,10 +210,10 @@ def _points(seen: Losses) -> dict[str, Any]:
     }
 
 
-def draw_slopes(found: Sequence[Slopes]) -> Figure:
+def draw_slopes(found: Sequence[Slopes], steps: Steps) -> Figure:
     """One panel per knob, above each other, over one axis of steps."""
     shown, traces = found[:_PANELS], list[dict[str, Any]]()
-    page = layout("", height=100 + 140 * len(shown))
+    page = layout("", height=100 + 140 * len(shown), steps=steps)
     axis, page["annotations"] = page.pop("yaxis"), []
     page["xaxis"]["anchor"] = f"y{len(shown)}" if len(shown) > 1 else "y"
     gap = 0.17 / len(shown)
@@ -163,17 +228,18 @@ def draw_slopes(found: Sequence[Slopes]) -> Figure:
         panel += [word_marks(w, [(one.knob, one.marks[w])], form=".3~g", showlegend=i == 0) for w in WORDS]
         traces += [{**trace, "yaxis": name} for trace in panel]
     more = f" {len(found) - _PANELS} more knobs are not drawn." if len(found) > _PANELS else ""
-    band = " Band: two standard errors." if any(one.band for one in shown) else ""
-    caption = f"Above 0: a higher value would have been better.{band} Markers: verdict of the round.{more}"
+    known = any(one.band for one in shown)
+    band = " Band: two standard errors; no signal: 0 is in it." if known else ""
+    caption = f"Up: above 0, a higher value would have been better. Down: below 0, a lower one.{band}{more}"
     return Figure("Hypergradient", caption, {"data": traces, "layout": page})
 
 
-def draw_divergence(middle: Line, band: Band) -> Figure:
+def draw_divergence(middle: Line, band: Band, steps: Steps) -> Figure:
     """How far the replicas' weights were apart at the end of each round."""
     traces = filled(band, f"{palette(3)}/0.22")
     traces.append(stroke(middle, "mean over replicas", palette(3), form=".3~e", showlegend=False))
-    page = layout("distance / norm", height=260)
-    page["yaxis"] |= decades([v for row in (middle, *band) for v in row.y if v is not None])
+    page = layout("distance / norm", height=260, steps=steps)
+    page["yaxis"] |= decades([middle], _known(band))
     caption = "Distance of a replica's weights from the mean, relative to its norm, at the end of each round. "
     caption += "Line: mean over replicas; band: the nearest and the furthest."
     return Figure("Replica divergence", caption, {"data": traces, "layout": page})
@@ -203,22 +269,24 @@ def draw_time(spent: Sequence[TimeShare]) -> Figure:
         "textfont": {"color": ["--card" if inside else "--text" for inside in long]},
         "hoverinfo": "skip",
     }
-    page = layout("", height=80 + 34 * len(spent)) | {"showlegend": False, "meta": {"over": "seconds"}}
+    page = layout("", height=80 + 34 * len(spent)) | {"showlegend": False}
     page["xaxis"] |= {"title": {"text": "seconds"}, "rangemode": "tozero"}
-    page["yaxis"] |= {"autorange": "reversed", "showgrid": False, "ticksuffix": "  "}
+    page["yaxis"] |= {"autorange": "reversed", "showgrid": False, "ticksuffix": "  ", "automargin": True}
     caption = "Seconds of the rank that wrote the journal; gather includes waiting for the others."
     return Figure("Where the time went", caption, {"data": [bars, words], "layout": page})
 
 
-def _overlay(names: Sequence[str], lines: Sequence[Line], y_title: str, form: str = ".4~g") -> dict[str, Any]:
-    """One line per run; the second eight have dashes."""
+def _overlay(
+    names: Sequence[str], lines: Sequence[Line], y_title: str, steps: Steps, form: str = ".4~g"
+) -> dict[str, Any]:
+    """One line per run; those that run along with others, and the second eight, are broken."""
     traces = [
-        stroke(one, name, palette(i), dash=_DASHES[i // 8 % len(_DASHES)], form=form)
-        for i, (name, one) in enumerate(zip(names, lines, strict=True))
+        stroke(one, name, palette(i), form=form, **told_apart(rank + i // 8))
+        for i, (name, one, rank) in enumerate(zip(names, lines, _ranks(lines), strict=True))
         if one
     ]
-    values = [v for one in lines for v in one.y if v is not None]
-    page = layout(y_title, height=360 + 12 * max(0, len(names) - 6))  # the legend grows
-    if min(values) >= 0 < max(values) and (y_title != "loss" or 0 < 8 * min(values) < max(values)):
-        page["yaxis"] |= decades(values)
+    values = _known(lines)
+    page = layout(y_title, height=360 + 12 * max(0, len(names) - 6), steps=steps)  # the legend grows
+    if min(values) >= 0 < max(values) and (y_title == "learning rate" or 0 < 8 * min(values) < max(values)):
+        page["yaxis"] |= decades(lines)
     return {"data": traces, "layout": page}

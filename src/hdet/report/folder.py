@@ -34,11 +34,13 @@ class Summary(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """``curve.csv``: losses over steps."""
+    """``curve.csv``: losses and the learning rate over steps."""
 
     steps: tuple[float, ...] = ()
     train: tuple[float | None, ...] = ()
     validation: tuple[float | None, ...] = ()
+    rates: tuple[float | None, ...] = ()
+    """That each step was made with; the mean over parameter groups."""
 
 
 def read_summary(path: Path) -> Summary | None:
@@ -79,13 +81,11 @@ def read_curve(path: Path) -> Curve:
         raise JournalError(
             f"{path} must have the columns step, train_loss and validation_loss, but begins with {head}; remove it"
         )
-    places = [head.index(name) if name in head else -1 for name in ("step", "train_loss", "validation_loss")]
+    names = ("step", "train_loss", "validation_loss", "rate")
+    places = [head.index(name) if name in head else -1 for name in names]
     found = [[_cell(row, place) for place in places] for row in rows[1:] if len(row) == len(head)]
-    points = [(step, train, validation) for step, train, validation in found if step is not None]
-    if not points:
-        return Curve()
-    steps, train, validation = zip(*points, strict=True)
-    return Curve(steps, train, validation)
+    points = [(step, *rest) for step, *rest in found if step is not None]
+    return Curve(*zip(*points, strict=True)) if points else Curve()
 
 
 def _cell(row: Sequence[str], place: int) -> float | None:

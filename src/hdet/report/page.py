@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hdet.errors import ArgumentError
+from hdet.report.advice import CURE, Advice, Warned, advice, warned
 from hdet.report.comparison import Table, compare, table_of
 from hdet.report.data import RunData
 from hdet.report.figures import Figure, comparison_figures, run_figures
+from hdet.report.packed import packed
 from hdet.report.series import Event, events, lengthening
 from hdet.report.verdict import Tile, compared, tiles, verdict
 
-__all__ = ["Table", "write_report"]
+__all__ = ["Chapter", "Table", "check_packages", "write_chapters", "write_report"]
+
+
+class Chapter(NamedTuple):
+    """Runs that may be compared with each other: the same task, the same loss."""
+
+    runs: Sequence[RunData]
+    title: str = ""
+    words: str = ""
+    """What was done, below the title."""
+    table: Table | None = None
+    """One more table, before everything else."""
 
 
 class Placed(NamedTuple):
@@ -29,10 +43,23 @@ class Section(NamedTuple):
 
     run: RunData
     verdict: str
+    advice: Advice | None
     tiles: tuple[Tile, ...]
     figures: list[Placed]
     events: tuple[Event, ...]
     setup: list[tuple[str, str]]
+
+
+class Shown(NamedTuple):
+    """A chapter, ready for the template."""
+
+    title: str
+    words: str
+    headline: str
+    tables: list[Table]
+    shared: list[Placed]
+    """Figures of all runs together."""
+    sections: list[Section]
 
 
 def write_report(runs: Sequence[RunData], out: Path, *, title: str | None = None, table: Table | None = None) -> Path:
@@ -46,19 +73,32 @@ def write_report(runs: Sequence[RunData], out: Path, *, title: str | None = None
         title: None: the run's name.
         table: one more table, before everything else.
     """
-    if not runs:
+    title = title or (" / ".join(run.name for run in runs[:3]) + (" …" if len(runs) > 3 else ""))
+    return write_chapters([Chapter(runs, table=table)], out, title=title)
+
+
+def write_chapters(chapters: Sequence[Chapter], out: Path, *, title: str, headline: str | None = None) -> Path:
+    """Write a page of several parts, each with its own table and figures, and return its path.
+
+    Args:
+        chapters: each with at least one run.
+        out: the HTML file; its folder is made, and a file that is there is replaced.
+        title: of the page.
+        headline: what it comes to. None: what the first chapter says.
+    """
+    if not chapters or not all(chapter.runs for chapter in chapters):
         raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
-    sections = [_section(run, i) for i, run in enumerate(runs)]
-    several = len(runs) > 1
-    shared = [Placed(f"all-{i}", one) for i, one in enumerate(comparison_figures(compare(runs)))] if several else []
-    placed = [*shared, *(one for section in sections for one in section.figures)]
+    shown = [_shown(chapter, f"{i}-") for i, chapter in enumerate(chapters)]
+    runs = [run for chapter in chapters for run in chapter.runs]
+    placed = [one for part in shown for one in (*part.shared, *(f for s in part.sections for f in s.figures))]
     text = _render(
-        title=title or (" / ".join(run.name for run in runs[:3]) + (" …" if len(runs) > 3 else "")),
-        headline=compared(runs) if several else sections[0].verdict,
-        tables=[one for one in (table, table_of(runs) if several else None) if one is not None],
-        shared=shared,
-        sections=sections,
+        title=title,
+        headline=headline or shown[0].headline,
+        warned=_warned(runs),
+        cure=CURE,
+        chapters=shown,
         log_steps=all(lengthening(run) for run in runs if run.rounds) and any(run.rounds for run in runs),
+        has_plots=bool(placed),
         plots={one.key: one.figure.plot for one in placed},
     )
     out = Path(out)
@@ -67,9 +107,39 @@ def write_report(runs: Sequence[RunData], out: Path, *, title: str | None = None
     return out
 
 
-def _section(run: RunData, i: int) -> Section:
-    figures = [Placed(f"run{i}-{j}", figure) for j, figure in enumerate(run_figures(run))]
-    return Section(run, verdict(run), tiles(run), figures, events(run), _setup(run))
+def check_packages() -> None:
+    """Raise if a page could not be written: before a long run rather than after it."""
+    try:
+        import jinja2  # noqa: F401
+        import plotly.offline  # type: ignore[import-untyped]  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise ArgumentError(
+            f"a report needs jinja2 and plotly, but {missing.name} is not installed; "
+            "run `pip install '.[cli,report]'` in a checkout of hdet, or `pip install 'hdet[cli,report]'`"
+        ) from missing
+
+
+def _shown(chapter: Chapter, key: str) -> Shown:
+    runs, several = chapter.runs, len(chapter.runs) > 1
+    sections = [_section(run, f"{key}run{i}-") for i, run in enumerate(runs)]
+    figures = comparison_figures(compare(runs)) if several else []
+    return Shown(
+        title=chapter.title,
+        words=chapter.words,
+        headline=compared(runs) if several else sections[0].verdict,
+        tables=[one for one in (chapter.table, table_of(runs) if several else None) if one is not None],
+        shared=[Placed(f"{key}all-{i}", one) for i, one in enumerate(figures)],
+        sections=sections,
+    )
+
+
+def _section(run: RunData, key: str) -> Section:
+    figures = [Placed(f"{key}{j}", figure) for j, figure in enumerate(run_figures(run))]
+    return Section(run, verdict(run), advice(run), tiles(run), figures, events(run), _setup(run))
+
+
+def _warned(runs: Sequence[RunData]) -> list[Warned]:
+    return [one for run in runs for one in warned(run)]
 
 
 def _setup(run: RunData) -> list[tuple[str, str]]:
@@ -87,15 +157,11 @@ def _flat(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _render(**content: Any) -> str:
-    """Fill the template. Imported here: reading a run needs neither of the two."""
-    try:
-        import jinja2
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
-    except ModuleNotFoundError as missing:
-        raise ArgumentError(
-            f"a report needs jinja2 and plotly, but {missing.name} is not installed; pip install 'hdet[report]'"
-        ) from missing
+def _render(*, plots: Mapping[str, Any], **content: Any) -> str:
+    """Fill the template. jinja2 and plotly are imported late: reading a run needs neither."""
+    check_packages()
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("hdet.report"),
         autoescape=True,  # everything, whatever the template's name ends with
@@ -103,5 +169,27 @@ def _render(**content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    return environment.get_template("page.html.j2").render(plotly=get_plotlyjs(), **content)
+    template = environment.get_template("page.html.j2")
+    return template.render(plotly=_packed_plotly(), plots=packed(_compact(plots)), **content)
+
+
+@functools.cache
+def _packed_plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return packed(get_plotlyjs())
+
+
+def _compact(plots: Mapping[str, Any]) -> str:
+    return json.dumps(_rounded(plots), allow_nan=False, separators=(",", ":"))
+
+
+def _rounded(value: Any) -> Any:
+    """Five digits: one more than the pointer shows, in half the bytes. Whole numbers are steps, and stay."""
+    if isinstance(value, float) and not value.is_integer():
+        return float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value

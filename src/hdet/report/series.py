@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from hdet.report.data import WORDS, Numbers, Round, RunData, Word
-from hdet.report.lines import LIMIT, Band, Line, line, mean
+from hdet.report.data import WORDS, Numbers, Round, RunData, Slope, Word
+from hdet.report.lines import LIMIT, Band, Line, line, mean, span
 
 __all__ = [
     "Event",
@@ -16,6 +16,7 @@ __all__ = [
     "Rates",
     "Slopes",
     "TimeShare",
+    "alarms",
     "base_rate",
     "divergence",
     "events",
@@ -23,6 +24,7 @@ __all__ = [
     "losses",
     "rates",
     "slopes",
+    "steps_of",
     "time_shares",
 ]
 
@@ -66,6 +68,7 @@ class Slopes(NamedTuple):
     band: Band
     """Two standard errors to both sides; empty where the controller knows none."""
     marks: Marks
+    """What each round says alone: "up" is never below 0."""
     limit: float
     """Height of a figure in which all rounds are seen, but for a few that are far off."""
 
@@ -86,7 +89,10 @@ class Event(NamedTuple):
 
 
 def rates(run: RunData) -> tuple[Rates, ...]:
-    """Every knob over steps, learning rates or not."""
+    """Every knob over steps, learning rates or not; of a fixed schedule its rate."""
+    if not run.rounds:
+        nothing = Band(Line(), Line())
+        return (Rates("lr", base_rate(run), nothing, Line(), {word: Line() for word in WORDS}),)
     return tuple(_rates(run, g) for g in range(len(run.knobs)))
 
 
@@ -99,7 +105,9 @@ def _rates(run: RunData, g: int) -> Rates:
         base=line(base),
         band=_band(seen),
         plain=line(plain),
-        marks=_marks(run, g, lambda r: r.base[g] if r.step != run.total_steps else r.base_before[g]),
+        marks=_marks(
+            run, g, lambda slope: slope.word, lambda r: r.base[g] if r.step != run.total_steps else r.base_before[g]
+        ),
     )
 
 
@@ -110,12 +118,21 @@ def _both(run: RunData, r: Round, before: float | None, after: float | None) -> 
 
 
 def base_rate(run: RunData) -> Line:
-    """One rate for the whole run: the geometric mean of its parameter groups'."""
+    """One rate for the whole run: the geometric mean of its parameter groups'; without rounds that of its curve."""
 
     def common(row: Numbers) -> float | None:
         return _geometric_mean(row[g] for g in run.rates)
 
+    if not run.rounds:
+        points = zip(run.curve.steps, run.curve.rates, strict=False)
+        return line((x, y) for x, y in points if y is not None)
     return line(point for r in run.rounds for point in _both(run, r, common(r.base_before), common(r.base)))
+
+
+def steps_of(run: RunData) -> tuple[float, float]:
+    """The first and the last step of all that is shown, so that all figures can have one axis."""
+    rounds = [Line((r.step - 1, r.step)) for r in run.rounds]
+    return span([*rounds, Line(run.curve.steps)])
 
 
 def losses(run: RunData) -> Losses:
@@ -162,7 +179,7 @@ def _slopes(run: RunData, g: int) -> Slopes:
         knob=run.knobs[g],
         value=line((x, slope.value) for x, slope in known),
         band=Band(line((x, y - e) for x, y, e in with_error), line((x, y + e) for x, y, e in with_error)),
-        marks=_marks(run, g, lambda r: r.slopes[g].value),  # type: ignore[union-attr]  # only rounds with a slope
+        marks=_marks(run, g, lambda slope: slope.sign, lambda r: getattr(r.slopes[g], "value", None)),
         limit=1.1 * (heights[-1] if heights[-1] < 3 * most else most),
     )
 
@@ -205,16 +222,25 @@ def events(run: RunData) -> tuple[Event, ...]:
     return tuple(sorted(found))
 
 
+def alarms(run: RunData) -> tuple[Event, ...]:
+    """What makes the found rate worthless, each told once, where it was first noticed."""
+    first: dict[str, int] = {}
+    for r in run.rounds:
+        if r.alarm:
+            first.setdefault(r.alarm, r.step)
+    return tuple(Event(step, text) for text, step in first.items())
+
+
 def _band(rows: Iterable[tuple[float, list[float | None]]]) -> Band:
     known = [(x, [v for v in values if v is not None]) for x, values in rows]
     known = [(x, values) for x, values in known if values]
     return Band(line((x, min(values)) for x, values in known), line((x, max(values)) for x, values in known))
 
 
-def _marks(run: RunData, g: int, height: Callable[[Round], float | None]) -> Marks:
+def _marks(run: RunData, g: int, said: Callable[[Slope], Word], height: Callable[[Round], float | None]) -> Marks:
     marks: dict[Word, Line] = {}
     for word in WORDS:
-        chosen = [r for r in run.rounds if (slope := r.slopes[g]) is not None and slope.word == word]
+        chosen = [r for r in run.rounds if (slope := r.slopes[g]) is not None and said(slope) == word]
         marks[word] = line(((r.step, height(r)) for r in sorted(chosen, key=lambda r: r.step)), LIMIT // 3)
     return marks
 

@@ -8,11 +8,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hdet.report import numbers as say
-from hdet.report.data import WORDS, RunData, Word, kind_of
+from hdet.report.data import WORDS, RunData, kind_of
 from hdet.report.lines import mean
 from hdet.report.series import time_shares
 
-__all__ = ["Ending", "Movement", "Tile", "base_movement", "compared", "ending", "movements", "tiles", "verdict"]
+__all__ = [
+    "Ending",
+    "Movement",
+    "Tile",
+    "base_movement",
+    "compared",
+    "ending",
+    "fixed_rate",
+    "movements",
+    "tiles",
+    "verdict",
+]
 
 _MOVED = math.log(1.01)
 """How far, in the logarithm, a value must go before one says that it moved."""
@@ -80,11 +91,17 @@ def _given_rate(run: RunData, g: int) -> float | None:
     return say.finite(given)
 
 
+def fixed_rate(run: RunData) -> float | None:
+    """The peak that a plain scheduler's run was given."""
+    return say.finite(run.summary.arguments.get("lr")) if run.summary.arguments.get("fanout") == "none" else None
+
+
 def base_movement(run: RunData) -> Movement | None:
     """The learning rate's, as one number: the geometric mean over parameter groups."""
     found = [m for m in movements(run) if kind_of(m.knob) == "lr" and m.start > 0 and m.end > 0]
     if not found:
-        return None
+        fixed = None if run.rounds else fixed_rate(run)
+        return None if fixed is None else Movement("base rate", fixed, fixed)
     start, end = (
         math.exp(math.fsum(map(math.log, values)) / len(found))
         for values in ([m.start for m in found], [m.end for m in found])
@@ -95,14 +112,15 @@ def base_movement(run: RunData) -> Movement | None:
 def ending(run: RunData) -> Ending:
     """The final loss of ``run.json``; without one the end of the curve, or the last round's mean."""
     if "loss" in run.summary.final:
-        return Ending(run.summary.final["loss"], "final loss")
+        validated = any(value is not None for value in run.curve.validation)
+        return Ending(run.summary.final["loss"], "final validation loss" if validated else "final loss")
     for values, words in ((run.curve.validation, "last validation loss"), (run.curve.train, "last train loss")):
         known = [value for value in values if value is not None]
         if known:
             return Ending(known[-1], words)
     by_round = [mean(row.loss for row in r.replicas) for r in run.rounds]
     known = [value for value in by_round if value is not None]
-    return Ending(known[-1] if known else None, "last round's loss")
+    return Ending(known[-1] if known else None, "last round's train loss")
 
 
 def verdict(run: RunData, baseline: RunData | None = None) -> str:
@@ -128,11 +146,14 @@ def _rate_words(run: RunData) -> list[str]:
     base, rounds = base_movement(run), f"{len(run.rounds)} round{'s' if len(run.rounds) != 1 else ''}"
     if base is None:
         return []
+    if not run.rounds:
+        return [f"fixed schedule with a peak rate of {say.rate(base.start)}"]
     if not base.moved:
-        return [f"base rate stayed at {say.rate(base.start)} over {rounds}"]
-    decay = ", its decay included" if run.decays_by_itself else ""
+        return [f"peak rate stayed at {say.rate(base.start)} over {rounds}"]
     start, end = say.rates(base.start, base.end)
-    return [f"base rate moved from {start} to {end} in {rounds}{decay}"]
+    if run.decays_by_itself:
+        return [f"base rate moved from {start} to {end} in {rounds}, its decay included"]
+    return [f"peak rate moved from {start} to {end} in {rounds}"]
 
 
 def _group_words(run: RunData) -> list[str]:
@@ -164,7 +185,7 @@ def _other_words(run: RunData) -> list[str]:
 def _loss_words(run: RunData, baseline: RunData | None) -> list[str]:
     end = ending(run)
     if end.loss is None:
-        return ["final loss not finite"] if "loss" in run.summary.final else []
+        return [f"{end.words} not finite"] if "loss" in run.summary.final else []
     other = ending(baseline).loss if baseline is not None else run.summary.baseline
     against = f" against {say.loss(other)} for the fixed schedule" if other is not None else ""
     return [f"{end.words} {say.loss(end.loss)}{against}"]
@@ -190,15 +211,12 @@ def tiles(run: RunData) -> tuple[Tile, ...]:
     base, end, spent = base_movement(run), ending(run), time_shares(run)
     against = run.summary.baseline
     note = f"{say.loss(against)} with the fixed schedule" if against is not None else end.words.removeprefix("final ")
-    counts = Counter(
-        slope.word for r in run.rounds for g in run.rates or range(len(run.knobs)) if (slope := r.slopes[g])
-    )
     total = run.summary.seconds or math.fsum(s.seconds for s in spent)
     training = next((s.share for s in spent if s.phase == "train"), None)
     return (
-        Tile("Base rate", *_rate_words_short(base)),
+        Tile("Base rate" if run.decays_by_itself else "Peak rate", *_rate_words_short(base)),
         Tile("Final loss", say.loss(end.loss), note if end.loss is not None else "no finite loss"),
-        Tile("Rounds", str(len(run.rounds)), _count_note(counts, len(run.rates))),
+        Tile("Rounds", str(len(run.rounds)), _rounds_note(run)),
         Tile("Time", say.seconds(total or None), f"{say.percent(training)} training" if training is not None else ""),
     )
 
@@ -212,6 +230,11 @@ def _rate_words_short(base: Movement | None) -> tuple[str, str]:
     return end, f"from {start}, {say.factor(base.factor)}"
 
 
-def _count_note(counts: Counter[Word], groups: int) -> str:
+def _rounds_note(run: RunData) -> str:
+    """How often the controller said what."""
+    if not run.rounds:
+        return "none has ended" if fixed_rate(run) is None else "a fixed schedule has none"
+    knobs = run.rates or range(len(run.knobs))
+    counts = Counter(slope.word for r in run.rounds for g in knobs if (slope := r.slopes[g]))
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
-    return f"{words}{f' in {groups} groups' if groups > 1 else ''}" if words else "no verdicts"
+    return f"{words}{f' in {len(run.rates)} groups' if len(run.rates) > 1 else ''}" if words else "no verdicts"

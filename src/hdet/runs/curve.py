@@ -1,4 +1,4 @@
-"""``curve.csv``: losses over steps, written while a run goes on."""
+"""``curve.csv``: losses and the learning rate over steps, written while a run goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hdet.runs.folder import write_atomically
 
 __all__ = ["CurveFile"]
 
-HEAD = "step,train_loss,validation_loss"
+HEAD = "step,train_loss,validation_loss,rate"
 
 
 class CurveFile:
@@ -25,13 +25,15 @@ class CurveFile:
         """Train losses so far."""
         self.validation = [(int(row[0]), float(row[2])) for row in kept if row[2]]
 
-    def add(self, step: int, train: float | None = None, validation: float | None = None) -> None:
-        """A point: losses at the end of a step."""
+    def add(
+        self, step: int, train: float | None = None, validation: float | None = None, rate: float | None = None
+    ) -> None:
+        """A point: losses at the end of a step, and the rate that it was made with."""
         if train is not None:
             self.train.append((step, train))
         if validation is not None:
             self.validation.append((step, validation))
-        cells = ("" if value is None else repr(value) for value in (train, validation))
+        cells = ("" if value is None else repr(value) for value in (train, validation, rate))
         self._file.write(",".join([str(step), *cells]) + "\n")
         self._file.flush()
 
@@ -50,4 +52,4 @@ def _rows(path: Path) -> list[list[str]]:
         return []
     whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
     rows = list(csv.reader(whole.splitlines()))[1:]
-    return [row for row in rows if len(row) == 3 and row[0].isdigit()]
+    return [row for row in rows if len(row) == len(HEAD.split(",")) and row[0].isdigit()]

@@ -13,7 +13,7 @@ from hdet.report.verdict import base_movement, ending
 from hdet.runs.folder import Folder
 from hdet.runs.plan import AUTO, Plan
 
-__all__ = ["Scene", "ensemble", "ensemble_table", "guess_table", "guesses"]
+__all__ = ["Scene", "ensemble", "ensemble_table", "guess_table", "guess_words", "guesses"]
 
 GOOD = 1e-2
 FAR = 100.0
@@ -61,6 +61,18 @@ def guess_table(runs: Sequence[RunData]) -> Table:
     return Table(columns, rows, "A bad guess: validation loss on handwritten digits")
 
 
+def guess_words(runs: Sequence[RunData]) -> str:
+    """What scene one comes to, in a sentence."""
+    good, *others = runs
+    found = [say.rate(base.end if base else None) for base in map(base_movement, others[1::2])]
+    ours, theirs = ([say.loss(ending(run).loss) for run in part] for part in (others[1::2], others[::2]))
+    return (
+        f"From guesses 100× too low and 100× too high hdet found {found[0]} and {found[1]}, and came to a validation "
+        f"loss of {ours[0]} and {ours[1]}; torch came to {theirs[0]} and {theirs[1]}, and with a good rate to "
+        f"{say.loss(ending(good).loss)}."
+    )
+
+
 def ensemble(out: Path, steps: int, replicas: int) -> Scene:
     """The ensemble: replicas that train at different rates and are averaged."""
     plan = Plan(
@@ -87,7 +99,7 @@ def ensemble_table(run: RunData) -> Table:
     base = base_movement(run)
     final = run.summary.final
     names = [name for name in final if name.startswith("auc_")]
-    columns = ("replicas", "rounds", "validation loss", *(name.replace("auc_", "AUC, ") for name in names), "base rate")
+    columns = ("replicas", "rounds", "validation loss", *(name.replace("auc_", "AUC, ") for name in names), "peak rate")
     moved = "{} → {}".format(*say.rates(base.start, base.end)) if base else say.NOTHING
     cells = [str(run.replicas), str(len(run.rounds)), say.loss(ending(run).loss), *(say.loss(final[n]) for n in names)]
     return Table(columns, [[*cells, moved]], "The ensemble: the feed task")

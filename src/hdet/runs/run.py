@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from torch import Tensor
@@ -96,13 +97,14 @@ class Run:
             self._evaluate()
         noted = max(1, plan.steps // 1000)  # a number from the device costs a wait
         for step in range(self.at.step, plan.steps):
+            rate = fmean(base_rates(self.scheduler))
             loss = self._step(step)
             done, last = step + 1, step + 1 == plan.steps
             self.at = Checkpoint(done, time.perf_counter() - self._began)
             note = done % noted == 0 or last
             asked, mean = self.ranks.agree(stop.asked, float(loss.detach()) if note else 0.0)
             if note and self.curve is not None:
-                self.curve.add(done, train=mean)
+                self.curve.add(done, train=mean, rate=rate)
                 self.teller.step(done, base_rates(self.scheduler), mean, last)
             if not math.isfinite(mean) and not self._can_recover:
                 return "crashed"

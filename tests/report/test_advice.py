@@ -1,0 +1,51 @@
+"""What to do next, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdet.report.advice import CURE, advice, warned
+from hdet.report.data import load_run
+from tests.report.made_up import a_header, a_round, write_folder, write_journal
+
+
+def test_what_was_found_and_how_to_use_it_again(tmp_path: Path) -> None:
+    record = a_round(0, learned=[0.67], base=[0.067])
+    folder = write_folder(tmp_path / "run", a_header(max_lr=0.1), record)
+    again = f'hdet.schedule_from("{folder / "journal.jsonl"}", optimizer)'
+    assert str(advice(load_run(folder))) == f"Found 0.067. Use again: `max_lr=0.067`, or `{again}`"
+    assert advice(load_run(folder / "journal.jsonl")) == advice(load_run(folder))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "learned", "found", "code"),
+    [
+        ({"max_lr": [0.1, 0.1]}, [2.0, 4.0], "Found 0.28.", "max_lr=[0.2, 0.4]"),
+        ({"max_lr": 0.1}, [1.0, 1.0], "Stayed at 0.1.", "max_lr=0.1"),
+        ({"max_lr": 0.1, "total_steps": 90}, [2.0, 2.0], "Found 0.2 so far.", "max_lr=0.2"),
+    ],
+)
+def test_other_findings(tmp_path: Path, arguments: dict[str, Any], learned: list[float], found: str, code: str) -> None:
+    record = a_round(0, knobs=2, learned=learned, base=[0.1 * m for m in learned])
+    said = advice(load_run(write_journal(tmp_path / "x", a_header(("lr[0]", "lr[1]"), **arguments), record)))
+    assert said is not None
+    assert (said.found, said.codes[0]) == (found, code)
+
+
+def test_without_max_lr_only_the_schedule_can_be_used(tmp_path: Path) -> None:
+    for i, arguments in enumerate(({}, {"decay": "exponential", "max_lr": 0.1})):
+        said = advice(load_run(write_journal(tmp_path / str(i), a_header(**arguments), a_round(0))))
+        assert said is not None
+        assert len(said.codes) == 1
+
+
+def test_nothing_is_said_where_nothing_was_learned(tmp_path: Path) -> None:
+    fixed = write_folder(tmp_path / "fixed", arguments={"fanout": "none", "lr": 0.1})
+    crashed = write_folder(tmp_path / "crashed", a_header(max_lr=0.1), a_round(0), crashed=True)
+    blind = write_folder(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, alarm="the probe is blind."))
+    assert [advice(load_run(path)) for path in (fixed, crashed, blind)] == [None] * 3
+    (told,) = warned(load_run(blind))
+    assert str(told) == f"blind, step 10: the probe is blind. {CURE}"
