@@ -26,7 +26,7 @@ FAN_DECADES = 10.5
 # -- rounds ------------------------------------------------------------------------------------------------------------
 
 SHORT = 2
-"""Steps of a round of take-off, whatever the run has: where it lands must not depend on that by chance (LOG, lengths)."""
+"""Steps of a round of take-off, however long the run is: landing must not depend on that by chance (LOG, lengths)."""
 GROWING = 0.2
 """After landing a round has this part of the steps made so far. 0.15 was as good and cost more (LOG, one batch)."""
 GROWING_LEAST = 8
