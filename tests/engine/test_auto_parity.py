@@ -1,0 +1,131 @@
+"""``max_lr="auto"`` on a real model agrees with its slow twin, step by step, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+import hdet
+from hdet.algorithm.auto import reference
+from hdet.algorithm.published_reference import Adam, Momentum
+from tests.models import batch, two_layer
+
+Groups = list[list[Tensor]]
+MU = {"adam": 0.9, "momentum": 0.9, "sgd": 0.0}
+SENSIBLE = {"adam": 0.02, "momentum": 0.02, "sgd": 0.1}
+"""Rates at which each optimizer trains this network well."""
+
+
+class Lesson:
+    """A small network, its batches, and what goes wrong with them.
+
+    Args:
+        groups: parameter groups, one or two.
+        outlier: the step whose targets are ``size`` times too large: it throws the weights far away.
+    """
+
+    def __init__(self, groups: int, outlier: int | None = None, size: float = 1.0) -> None:
+        self.model = two_layer()
+        first, last = list(self.model[0].parameters()), list(self.model[2].parameters())
+        self.groups: Groups = [first + last] if groups == 1 else [first, last]
+        self.outlier, self.size = outlier, size
+
+    def loss(self, t: int) -> Tensor:
+        x, y = batch(t, 0)
+        return mse_loss(self.model(x), y * self.size if t == self.outlier else y)
+
+    def probe_batch(self, k: int) -> tuple[Tensor, Tensor]:
+        return batch(10_000 + k, 0, 64)
+
+    def load(self, theta: reference.Theta) -> None:
+        with torch.no_grad():
+            for xs, ys in zip(self.groups, theta, strict=True):
+                for x, y in zip(xs, ys, strict=True):
+                    x.copy_(y)
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, Any]] = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "round":
+            self.rounds.append(record)
+
+
+def make_optimizer(kind: str, groups: Groups, guesses: list[float]) -> torch.optim.Optimizer:
+    rows = [{"params": group, "lr": guess} for group, guess in zip(groups, guesses, strict=True)]
+    return torch.optim.Adam(rows) if kind == "adam" else torch.optim.SGD(rows, momentum=MU[kind])
+
+
+def trained(lesson: Lesson, kind: str, guesses: list[float], S: int, **arguments: Any) -> dict[str, Any]:
+    """By the product."""
+    optimizer = make_optimizer(kind, lesson.groups, guesses)
+    probe = hdet.ProbeBatch(lesson.model, lambda model, xy: mse_loss(model(xy[0]), xy[1]), lesson.probe_batch)
+    sink = Sink()
+    scheduler = hdet.OneCycleLR(
+        optimizer, "auto", total_steps=S, cycle_momentum=False, probe=probe, journal=sink, **arguments
+    )
+    out: dict[str, Any] = {"rate": [], "loss": [], "theta": [], "rounds": sink.rounds}
+    for t in range(S):
+        optimizer.zero_grad()
+        loss = lesson.loss(t)
+        loss.backward()
+        out["rate"].append([group["lr"] for group in optimizer.param_groups])
+        out["loss"].append(loss.item())
+        optimizer.step()
+        scheduler.step(loss)
+        out["theta"].append([p.detach().clone() for group in lesson.groups for p in group])
+    return out
+
+
+def simulated(lesson: Lesson, kind: str, guesses: list[float], S: int, **letters: Any) -> reference.History:
+    """By the twin."""
+    theta0 = [[p.detach().clone() for p in group] for group in lesson.groups]
+
+    def loss_and_grad(theta: reference.Theta, t: int) -> tuple[float, reference.Theta]:
+        lesson.load(theta)
+        loss = lesson.loss(t)
+        grads = iter(torch.autograd.grad(loss, [p for group in lesson.groups for p in group]))
+        return loss.item(), [[next(grads) for _ in group] for group in lesson.groups]
+
+    def probe(theta: reference.Theta, k: int) -> float:
+        lesson.load(theta)
+        x, y = lesson.probe_batch(k)
+        with torch.no_grad():
+            return mse_loss(lesson.model(x), y).item()
+
+    settings = reference.Settings(S=S, guess=guesses, mu=MU[kind], **letters)
+    new: Callable[[], Any] = Adam if kind == "adam" else Momentum
+    return reference.simulate(settings, theta0, loss_and_grad, probe, new)
+
+
+def assert_equal(ours: dict[str, Any], twin: reference.History) -> None:
+    rounds = ours["rounds"]
+    assert [(r["step"], r["event"]) for r in rounds] == list(zip(twin.end, twin.event, strict=True))
+    for k, record in enumerate(rounds):
+        losses = [point["signal"] for point in record["replicas"]]
+        assert losses == pytest.approx(twin.probe[k], rel=1e-9, nan_ok=True), k
+        assert record["learned"] == pytest.approx(twin.m[k], rel=1e-9), k
+    for t, rates in enumerate(twin.rate):
+        assert ours["rate"][t] == pytest.approx(rates, rel=1e-9), t
+        assert ours["loss"][t] == pytest.approx(twin.loss[t], rel=1e-9, nan_ok=True), t
+        flat = [x for group in twin.theta[t] for x in group]
+        for mine, theirs in zip(ours["theta"][t], flat, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("wrong_by", [1e-5, 1.0, 1e4])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["adam", "momentum", "sgd"])
+def test_from_any_guess_it_goes_the_way_of_the_twin(kind: str, groups: int, wrong_by: float) -> None:
+    guesses = [SENSIBLE[kind] * wrong_by * factor for factor in (1.0, 0.5)[:groups]]
+    ours = trained(Lesson(groups), kind, guesses, 240)
+    twin = simulated(Lesson(groups), kind, guesses, 240)
+    assert_equal(ours, twin)
+    print(kind, groups, wrong_by, [(e, x) for e, x in zip(twin.end, twin.event) if x != "take-off" and x], twin.m[-1], twin.loss[-1], len(set(tuple(m) for m in twin.m[twin.rule_landed if hasattr(twin,'rule_landed') else 0:])))
