@@ -261,7 +261,7 @@ class Rule:
         self.landed, self.climb = t, (t, t, 1.0)
         if not self.copies:
             return Order("landed: slowed down")
-        fitting = [kept for kept in self.copies if kept.level <= ceiling]
+        fitting = [kept for kept in self.copies if kept.level <= ceiling + c.ROUNDING]
         kept = fitting[-1] if fitting else min(self.copies, key=lambda kept: kept.level)
         self.copies = [kept]
         if kept.t < t - c.WORTH * S and not must:
@@ -349,10 +349,15 @@ class Rule:
         return t > max(c.LATE * S, min(c.LATE_STEPS, c.LATE_SHORT * S))
 
     def _kept(self, order: Order, level: float, t: int) -> Order:
-        """At most four copies: the one whose neighbours are closest in log m goes, but never the first or the last."""
+        """At most four copies: the one whose neighbours are closest in log m goes, but never the first or the last.
+
+        Of several the earliest, whatever their last digits.
+        """
         if len(self.copies) >= c.MOMENTS:
-            inner = range(1, len(self.copies) - 1)
-            del self.copies[min(inner, key=lambda i: abs(self.copies[i + 1].level - self.copies[i - 1].level))]
+            levels = [kept.level for kept in self.copies]
+            apart = [abs(after - before) for before, after in zip(levels, levels[2:], strict=False)]
+            close = [i for i, gap in enumerate(apart) if gap <= min(apart) + c.ROUNDING]
+            del self.copies[1 + close[0]]
         self.copies = [*self.copies, Copy(level, t)]
         return order._replace(keep=True)
 
