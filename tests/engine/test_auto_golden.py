@@ -25,7 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "auto_restart": {"bends": [1.0], "guess": 1e6, "steps": 60},
     # The loss 10 + x has gradient 1 everywhere: nothing ever says stop but the run's length.
     "auto_slope": {"slopes": [1.0], "guess": 1.0, "steps": 60},
-    # 10 + x + y / 2, each its own group: the line search moves up and up, and x more than y.
+    # 10 + x + y / 2, each its own group: once the climb is over the line search moves up and up.
     "auto_two_slopes": {
         "slopes": [1.0, 0.5],
         "guess": 1.0,
