@@ -3,9 +3,9 @@
 A byte-level GPT trains with torch's OneCycleLR and with hdet's, in blocks that take turns. hdet's rounds are one step
 long here, so that the ends of rounds are timed, with 8 and with 3 points and a probe batch of a quarter of the step's;
 one point costs the difference over five. A run of S steps has R rounds with a few snapshots each, and some forty steps
-of take-off whose gradients are looked at:
+of take-off whose gradients are looked at. Once the loss has moved, a round of take-off has one point:
 
-    overhead = (snapshots * a snapshot + looks * a look + R * the end of a round) / (S * a training step)
+    overhead = (snapshots * a snapshot + looks * a look + the ends of rounds) / (S * a training step)
 
 On eight ranks each evaluates one point. The 15 to 40 steps that are repeated after take-off are not in it.
 """
@@ -20,14 +20,15 @@ import torch
 from harness import parser, show
 
 import hdet
-from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.auto.constants import SNAPSHOTS
+from hdet.algorithm.auto.rounds import Growing
 from hdet.engine.probed.gradients import Gradients
+from hdet.engine.probed.line import Line
 from hdet.tasks import task_named
 
 BLOCKS, BLOCK = 4, 6
-LANDED = 45
-"""Where take-off usually ends."""
+LANDED, SEEN = 45, 21
+"""Where take-off usually ends, and where the loss has moved in it."""
 TARGETS = {
     "percent_8_points_S_2000": "<= 2 on one device",
     "percent_8_ranks_S_2000": "<= 0.5",
@@ -67,13 +68,12 @@ class Run:
 
 def snapshot_seconds(run: Run) -> float:
     """Median seconds of what a step adds that ends no round: the snapshot."""
-    engine = run.scheduler._engine  # type: ignore[union-attr]  # the scheduler of hdet
-    took = []
+    line, took = Line(), []
     for _ in range(BLOCK):
         run.train()
         start = time.perf_counter()
-        engine._points.anchor_at(run.optimizer)
-        engine._points.add(run.optimizer, 1, 1)
+        line.anchor_at(run.optimizer)
+        line.add(run.optimizer, 1, 1)
         took.append(time.perf_counter() - start)
     return median(took)
 
@@ -81,12 +81,12 @@ def snapshot_seconds(run: Run) -> float:
 def look_seconds(run: Run) -> float:
     """Median seconds of what a step of take-off adds that ends no round: the gradients along the way gone."""
     parameters = list(run.model.parameters())
-    start, reach = [p.detach().clone() for p in parameters], Reach()
+    start, gradients = [p.detach().clone() for p in parameters], Gradients()
     took = []
     for _ in range(BLOCK):
         run.train()
         began = time.perf_counter()
-        reach.before_step(start, parameters, 1e-3)
+        gradients.add(start, parameters, parameters, 1e-3)
         took.append(time.perf_counter() - began)
     return median(took)
 
@@ -116,10 +116,12 @@ def measured() -> dict[str, float]:
 
 def overhead(seconds: dict[str, float], end: str, steps: int) -> float:
     """Percent of a run of that many steps."""
-    ends = Growing(Growing.for_run(steps).short, steps, LANDED).ends
+    ends = Growing(steps, LANDED).ends
+    alone = sum(SEEN < t <= LANDED for t in ends)
     snapshots = sum(min(b - a, SNAPSHOTS) for a, b in pairwise(ends) if a >= LANDED)
     between = snapshots * seconds["snapshot"] + LANDED * seconds["look"]
-    return 100 * (len(ends) * seconds[end] + between) / (steps * seconds["step"])
+    at_ends = (len(ends) - alone) * seconds[end] + alone * seconds["end_1_point"]
+    return 100 * (at_ends + between) / (steps * seconds["step"])
 
 
 def main() -> None:

@@ -120,9 +120,9 @@ def test_the_rate_grows_to_what_the_gradients_ask_for_but_never_shrinks_or_leaps
     assert leg.state.level == pytest.approx(min(max(reach, 3.0), 3.0 + math.log(8)))
 
 
-def test_it_has_landed_when_nobody_has_asked_for_more_for_sixteen_steps() -> None:
+def test_it_has_landed_when_nothing_has_asked_for_more_for_24_steps() -> None:
     state = rising(level=3.0)
-    for _ in range(3):
+    for _ in range(5):
         leg = after_round(state, 1.5)
         state = leg.state
         assert (state.phase, leg.growth) == (Phase.RISING, 1.0)
@@ -131,7 +131,7 @@ def test_it_has_landed_when_nobody_has_asked_for_more_for_sixteen_steps() -> Non
     assert (landed.wish, landed.exploded) == (Wish.GO_BACK, False)
     assert landed.ceiling == pytest.approx(3.0 - math.log(4))
     shorter = after_losses(state, [1.5, *[9.0] * 7], steps=2)
-    assert (shorter.state.phase, shorter.state.quiet) == (Phase.RISING, 14)
+    assert (shorter.state.phase, shorter.state.quiet) == (Phase.RISING, 22)
     asked_again = after_round(state, 1.5, reach=4.0)
     assert (asked_again.state.phase, asked_again.state.quiet) == (Phase.RISING, 0)
 
@@ -139,7 +139,7 @@ def test_it_has_landed_when_nobody_has_asked_for_more_for_sixteen_steps() -> Non
 def test_while_nothing_has_happened_the_rate_grows_all_the_same() -> None:
     """A small probe batch may see nothing, or a little of its own noise."""
     for now, growth in ((2.0, 2.0), (2.015, 2.0), (1.985, 2.0), (2.03, 1.0), (1.97, 1.0)):
-        leg = after_round(rising(quiet=12), now)
+        leg = after_round(rising(quiet=20), now)
         assert leg.growth == growth
         assert after_round(leg.state, 2.0).growth == growth  # what was seen once has been seen
 
@@ -168,7 +168,7 @@ def test_a_loss_that_rises_for_a_while_does_not_end_it() -> None:
 
 @pytest.mark.parametrize(("now", "level"), [(1.1, 3.0), (1.4, 3.0), (1.6, 2.0)])
 def test_it_lands_where_the_loss_was_lowest_if_half_of_the_gain_is_lost(now: float, level: float) -> None:
-    landed = after_round(rising(level=3.0, best=1.0, best_at=2.0, quiet=12), now)
+    landed = after_round(rising(level=3.0, best=1.0, best_at=2.0, quiet=20), now)
     assert (landed.state.phase, landed.state.level, landed.exploded) == (Phase.LANDED, level, False)
 
 
@@ -301,7 +301,7 @@ def test_going_back_at_landing_must_be_worth_it() -> None:
     kept = Memory().added(level=-1.0, step=5)
     for steps, loss, goes_back in ((1000, 1.5, True), (300, 1.5, False), (200, math.nan, True)):
         rules = pilot(total_steps=steps)
-        state = rules.begin()._replace(takeoff=rising(level=2.0, quiet=12), memory=kept)
+        state = rules.begin()._replace(takeoff=rising(level=2.0, quiet=20), memory=kept)
         order = after(rules, state, rules.fan(state, 10), (37, 41), [loss, *[9.0] * 7])
         assert (order.action, order.state.landed) == (Action.GO_BACK if goes_back else Action.NOTHING, 41)
         assert order.event == ("landed: went back to step 5" if goes_back else "landed: went on")
@@ -311,7 +311,7 @@ def test_going_back_at_landing_must_be_worth_it() -> None:
 
 def test_without_anything_to_go_back_to_it_goes_on() -> None:
     rules = pilot()
-    state = rules.begin()._replace(takeoff=rising(level=2.0, quiet=12))
+    state = rules.begin()._replace(takeoff=rising(level=2.0, quiet=20))
     order = after(rules, state, rules.fan(state, 10), (37, 41), [1.5, *[9.0] * 7])
     assert (order.action, order.event) == (Action.GO_ON, "landed: slowed down")
 

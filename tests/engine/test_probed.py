@@ -154,7 +154,7 @@ def losses_of_points(rank: int, path: str) -> list[list[float]]:
 def test_points_are_the_same_bits_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     alone = losses_of_points(0, str(tmp_path / "alone"))
     assert len(alone) > 10
-    assert all(len(row) == 8 for row in alone)
+    assert {len(row) for row in alone} == {1, 8}  # one where only the loss itself is wanted
     assert run_ranks(losses_of_points, ranks, str(tmp_path / "shared"))[0] == alone
 
 
@@ -319,7 +319,7 @@ def test_a_copy_finds_the_rate_too() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=200, probe=probe_of(model))
     copied = copy.deepcopy(scheduler)
-    found = copied._run.way._probe.model  # type: ignore[attr-defined]
+    found = copied._run.way.probe.model  # type: ignore[attr-defined]
     assert found is not model
     train(found, copied.optimizer, copied, range(200))
     assert final_loss(found) < 0.5 * final_loss(network())

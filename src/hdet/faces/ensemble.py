@@ -21,7 +21,8 @@ from hdet.engine.trained.signals import Signal
 from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
 from hdet.faces import knobs as knob_factories
-from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, ensemble_run, flat_knobs
+from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
+from hdet.faces.ensemble_arguments import ensemble_run, flat_knobs
 from hdet.faces.knobs import Knob
 from hdet.journal import Journals
 

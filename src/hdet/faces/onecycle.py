@@ -19,7 +19,8 @@ from hdet.engine.rates import as_type_of
 from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import Ours, onecycle_run, rate_knobs
+from hdet.faces.arguments import Ours
+from hdet.faces.onecycle_arguments import onecycle_run, rate_knobs
 from hdet.journal import Journals
 
 __all__ = ["OneCycleLR"]

@@ -64,8 +64,8 @@ NEAR = 3.0
 """A best point of the fan up to this multiple is near: that close the gradients know better (LOG, reach)."""
 BY_FAN = 1 / 3
 """Beyond, the rate grows by this power of the best multiple: the best on a line is too much for a path (LOG, reach)."""
-QUIET = 16
-"""It has landed after so many steps without growth. Eight were too few in runs of 120 to 250 steps (LOG, one batch)."""
+QUIET = 24
+"""It has landed after so many steps without growth. Eight, then 16 were too few in short runs (LOG, lengths)."""
 LONGEST = 120
 """Rounds after which it lands wherever it is (LOG, reach)."""
 LATE = 0.3

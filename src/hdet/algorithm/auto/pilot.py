@@ -229,21 +229,22 @@ class Pilot:
         state = state._replace(worse=0, scale=scale, low=min(state.low, best))
         if self.controller is None:
             return Order(state)
-        order = self._moved(state, evidence, climbing=state.course.at((began + t) / 2) < 1)
+        middle = (began + t) / 2
+        order = self._moved(state, evidence, rising=state.course.at(middle) < 1 or middle < evidence.peak)
         if best > c.WORTH_KEEPING * abs(state.takeoff.first):
             return order
         memory = order.state.memory.ends()  # the first is that of landing
         order = order._replace(state=order.state._replace(memory=memory))
         return _keeping(order, math.log(max(state.learned) * state.course.at(t)), t)
 
-    def _moved(self, state: PilotState, evidence: Evidence, climbing: bool) -> Order:
+    def _moved(self, state: PilotState, evidence: Evidence, rising: bool) -> Order:
         signals = comparable(evidence.losses)
         is_asked = self.controller is not None and evidence.span[1] >= self.start and evidence.steps > 0
         if self.controller is None or not is_asked or signals is None or evidence.shape < c.FALLING:
             return Order(state)
         offsets = [[rho - 1 for rho in row] for row in evidence.fan.rho]
         update = self.controller.update(state.controller, signals, offsets)
-        if climbing and _upwards(update.moves):  # below the target more always looks better: climb there first
+        if rising and _upwards(update.moves):  # below the target more always looks better, and to young weights too
             return Order(state)
         if len(update.moves) == self.knobs:  # otherwise the engine refuses the update
             learned = [bounded_factor(m * (1 + move)) for m, move in zip(state.learned, update.moves, strict=True)]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from hdet.engine.probe import ProbeFn
+from torch import Tensor
+
+from hdet.comm.group import ReplicaGroup, arriving
+from hdet.engine.copies import put_back, write_
+from hdet.engine.probe import ProbeBatch, ProbeFn, probed_loss
 from hdet.errors import ArgumentError
 
 __all__ = ["ProbeLoss", "Signal", "TrainLoss"]
@@ -14,8 +19,17 @@ class TrainLoss:
     """The mean of the losses that a replica observed in the round. Free, noisy, and short-sighted: it prefers small
     learning rates, which lower the loss now and slow down progress later."""
 
+    kind = "TrainLoss"
+    wants_mean = False
+
     def __repr__(self) -> str:
         return "TrainLoss()"
+
+    def value(
+        self, k: int, group: ReplicaGroup, parameters: Sequence[Tensor], mean: Sequence[Tensor] | None
+    ) -> Tensor | None:
+        """None: the losses that were observed."""
+        return None
 
 
 class ProbeLoss:
@@ -37,6 +51,27 @@ class ProbeLoss:
 
     def __repr__(self) -> str:
         return f"ProbeLoss({self.fn!r}, at={self.at!r})"
+
+    @property
+    def kind(self) -> str:
+        """In words that are equal on all ranks."""
+        return f"ProbeLoss at {self.at}"
+
+    @property
+    def wants_mean(self) -> bool:
+        """Whether the mean of the round's weights is needed."""
+        return self.at == "round_mean"
+
+    def value(self, k: int, group: ReplicaGroup, parameters: Sequence[Tensor], mean: Sequence[Tensor] | None) -> Tensor:
+        """The loss of round ``k``, at the replica's own weights or at their ``mean`` over the round. Collective."""
+        if isinstance(self.fn, ProbeBatch):
+            with arriving(f"sharing the probe batch of round {k}"):
+                self.fn.prepare(k, group)
+        if mean is None:
+            return probed_loss(self.fn)
+        with put_back(parameters):
+            write_(parameters, mean)
+            return probed_loss(self.fn)
 
 
 Signal = TrainLoss | ProbeLoss

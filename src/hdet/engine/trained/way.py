@@ -19,9 +19,7 @@ from hdet.comm.average import average_
 from hdet.comm.group import ReplicaGroup, Seat, arriving, connect_within
 from hdet.engine.checkpoint import controller_from, controller_saved
 from hdet.engine.clock import Clock
-from hdet.engine.copies import put_back, write_
 from hdet.engine.meeting import Meeting
-from hdet.engine.probe import ProbeBatch, probed_loss
 from hdet.engine.rates import Rate
 from hdet.engine.records import round_record
 from hdet.engine.rollcall import Occasion, RollCall
@@ -115,8 +113,7 @@ class TrainedWay:
         return [spec.value(base, x) for spec, base, x in rows]
 
     def terms(self) -> dict[str, float]:
-        kind = f"ProbeLoss at {self.signal.at}" if isinstance(self.signal, ProbeLoss) else "TrainLoss"
-        parts = [self.name, self.controller, self.outer, self.inner, kind, self.reset_state]
+        parts = [self.name, self.controller, self.outer, self.inner, self.signal.kind, self.reset_state]
         return terms(
             self.specs,
             [*parts, self.body.with_state],
@@ -149,7 +146,7 @@ class TrainedWay:
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         """A snapshot for the round's mean, an average inside the node, where they are due."""
-        if isinstance(self.signal, ProbeLoss) and self.signal.at == "round_mean":
+        if self.signal.wants_mean:
             start, end = self.rounds.span(t)
             if self._mean.is_due(t - start, end - start):
                 self._mean.add(self.weights(optimizer).parameters)
@@ -164,7 +161,9 @@ class TrainedWay:
         """
         clock, group = Clock(), meeting.group
         k, what = self.rounds.index(end.before), f"round {self.rounds.index(end.before)}, at step {end.after}"
-        signal = self._probed(end, meeting) if isinstance(self.signal, ProbeLoss) else None
+        # One replica is probed too, though nobody compares: a probe that fails should fail on a laptop.
+        parameters = self.weights(end.optimizer).parameters
+        signal = self.signal.value(k, meeting.group, parameters, self._mean.weights)
         clock.lap("probe")
         with arriving(what):
             roll = self._roll_call(end, meeting, signal)
@@ -183,7 +182,8 @@ class TrainedWay:
             record = self._record(k, end, roll, update, bases, divergence, clock.seconds, meeting.seat)
         self.bases = bases
         self._mean.reset()
-        self._forget_state(end.optimizer, roll.live[group.seat.replica])
+        if self.reset_state or not (roll.live[group.seat.replica] or _is_finite(end.optimizer)):
+            end.optimizer.state.clear()
         return RoundReport(record)
 
     def weights(self, optimizer: Optimizer) -> Weights:
@@ -234,30 +234,6 @@ class TrainedWay:
             with arriving("making the nodes' groups"):
                 self._node = connect_within(inner.ranks)
         self.converge(optimizer, t, meeting, Occasion.INNER, self._node)
-
-    def _probed(self, end: RoundEnd, meeting: Meeting) -> Tensor:
-        """The probe's loss at the replica's own weights, or at their mean over the round.
-
-        One replica is probed too, though nobody compares: a probe that fails should fail on a laptop.
-        """
-        assert isinstance(self.signal, ProbeLoss)  # as the caller has found
-        probe, mean = self.signal.fn, self._mean.weights
-        if isinstance(probe, ProbeBatch):
-            k = self.rounds.index(end.before)
-            with arriving(f"sharing the probe batch of round {k}"):
-                probe.prepare(k, meeting.group)
-        if mean is None:
-            return probed_loss(probe)
-        parameters = self.weights(end.optimizer).parameters
-        with put_back(parameters):
-            write_(parameters, mean)
-            return probed_loss(probe)
-
-    def _forget_state(self, optimizer: Optimizer, was_live: bool) -> None:
-        """A replica that was left out may keep its moments only if they are finite."""
-        values = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
-        if self.reset_state or not (was_live or all(bool(v.isfinite().all()) for v in values)):
-            optimizer.state.clear()
 
     # -- moving the base values -----------------------------------------------------------------------------------
 
@@ -352,3 +328,9 @@ class TrainedWay:
     def __getstate__(self) -> dict[str, Any]:
         """A process group cannot be copied: the nodes' groups are made anew."""
         return {**vars(self), "_node": None}
+
+
+def _is_finite(optimizer: Optimizer) -> bool:
+    """A replica that was left out may keep its moments only if they are finite."""
+    values = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+    return all(bool(v.isfinite().all()) for v in values)

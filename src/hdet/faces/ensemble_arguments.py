@@ -1,0 +1,248 @@
+"""The arguments of ``hdet.Ensemble``: checked, and defaults filled in. What comes out is a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from hdet.algorithm.controller import Controller
+from hdet.algorithm.design import Balanced
+from hdet.algorithm.linesearch import LineSearch
+from hdet.algorithm.normalised import Normalised
+from hdet.algorithm.published import Published
+from hdet.algorithm.rounds import Rounds
+from hdet.comm.arms import Arms
+from hdet.engine.probed.way import ProbedWay
+from hdet.engine.rates import shared_rates
+from hdet.engine.run import Run
+from hdet.engine.trained.fanout import FanOut
+from hdet.engine.trained.inner import Inner
+from hdet.engine.trained.settings import Settings
+from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
+from hdet.engine.trained.way import TrainedWay
+from hdet.engine.weights import Body
+from hdet.errors import ArgumentError
+from hdet.faces.arguments import Ours, check_common, checked_length, is_int, probed_way
+from hdet.faces.knobs import Knob
+from hdet.journal import open_journal
+
+__all__ = ["ensemble_run", "flat_knobs"]
+
+ENSEMBLE_ROUND = 200
+"""T of an ensemble whose length nobody may know."""
+
+
+def ensemble_run(
+    optimizer: Optimizer,
+    schedule: Any,
+    knobs: list[Knob],
+    ours: Ours,
+    *,
+    total_steps: Any,
+    signal: Any,
+    controller: Any,
+    outer: Any,
+    inner: Any,
+    optimizer_state: Any,
+    allow_uninformative: bool,
+) -> Run:
+    """The run behind an ``hdet.Ensemble``."""
+    probed = ours.fanout == "probed"
+    _check_schedule(optimizer, schedule)
+    check_common(ours)
+    if probed:
+        _refuse_trained_parts(signal=signal, outer=outer, inner=inner, optimizer_state=optimizer_state)
+        _refuse_other_knobs(knobs)
+    signal = TrainLoss() if signal is None else signal
+    _check_parts(signal, outer, inner, ours.group, optimizer_state)
+    _check_knobs(knobs, signal, schedule)
+    if not (allow_uninformative or probed):
+        _refuse_uninformative(knobs, ours.group)
+    length = checked_length(ours.sync_every, probed, ENSEMBLE_ROUND)
+    _check_lengths(ours.start, ours.seed, total_steps)
+    rule = _ensemble_controller(controller, signal, probed)
+    specs, columns = [knob.spec for knob in knobs], _columns(knobs, optimizer)
+    learned = [knob.spec.start(knob.read()) for knob in knobs]
+    sink = open_journal(ours.journal)
+    way: TrainedWay | ProbedWay
+    if probed:
+        groups = {knob.group: i for i, knob in enumerate(knobs) if knob.group is not None}
+        way = probed_way(optimizer, ours._replace(sync_every=length), rule, specs, columns, total_steps, groups)
+    else:
+        settings = Settings(Rounds(length or ENSEMBLE_ROUND, total_steps), ours.seed, "schedule", ours.start)
+        state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
+        body = Body(ours.model, with_state=state == "average")
+        fan_out = FanOut(specs, Balanced(), ours.seed, columns)
+        way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, inner, state == "reset")
+    told = {
+        "fanout": ours.fanout,
+        **{name: way.state()[name] for name in ("sync_every", "seed", "auto_lr_start")},
+        "total_steps": total_steps,
+        "schedule": type(schedule).__name__ if schedule is not None else None,
+        "knobs": {
+            s.name: {"scale": s.scale.name, "spread": s.spread, "base": b} for s, b in zip(specs, learned, strict=True)
+        },
+        "signal": repr(signal),
+        "controller": repr(rule),
+        "optimizer_state": optimizer_state,
+    }
+    return Run(way, ours.group, sink, told)
+
+
+def flat_knobs(knobs: object) -> list[Knob]:
+    """The knobs of a list that may hold lists; anything else is refused."""
+    if isinstance(knobs, Knob):
+        raise ArgumentError(f"knobs must be a list, but got the knob {knobs.spec.name!r} itself; give knobs=[knob]")
+    if not isinstance(knobs, Iterable):
+        raise ArgumentError(
+            f"knobs must be a list of knobs, but got knobs={knobs!r}; for instance knobs=[hdet.knobs.lr(optimizer)]"
+        )
+    flat: list[Any] = []
+    for item in knobs:
+        flat += [item] if isinstance(item, Knob) or not isinstance(item, Iterable) else list(item)
+    strangers = [item for item in flat if not isinstance(item, Knob)]
+    if strangers:
+        raise ArgumentError(
+            f"knobs must be made by hdet.knobs.*, but got {strangers!r}; for instance hdet.knobs.lr(optimizer)"
+        )
+    return flat
+
+
+def _check_schedule(optimizer: object, schedule: object) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(
+            f"optimizer must be a torch optimizer, but got {optimizer!r}; for instance torch.optim.Adam"
+        )
+    if schedule is None:
+        return
+    if not callable(getattr(schedule, "step", None)):
+        raise ArgumentError(
+            f"schedule must have step(), as torch's schedulers do, or be None, but got {schedule!r}; give the scheduler"
+        )
+    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+        raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
+    if isinstance(getattr(schedule, "_run", None), Run):
+        raise ArgumentError(
+            "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
+        )
+
+
+def _check_parts(signal: object, outer: object, inner: object, group: object, optimizer_state: object) -> None:
+    if not isinstance(signal, (TrainLoss, ProbeLoss)):
+        raise ArgumentError(
+            f"signal must be TrainLoss(), ProbeLoss(fn) or None, but got signal={signal!r}; for a function or a "
+            "ProbeBatch give signal=hdet.ProbeLoss(fn)"
+        )
+    if outer is not None and not callable(getattr(outer, "merge", None)):
+        raise ArgumentError(
+            f"outer must be hdet.experimental.Outer(...), Elastic(...) or None, but got outer={outer!r}; leave it out "
+            "for the mean"
+        )
+    if inner is not None and not isinstance(inner, Inner):
+        raise ArgumentError(
+            f"inner must be hdet.experimental.Inner(every=..., ranks=...) or None, but got inner={inner!r}; leave it "
+            "out for rounds without nodes"
+        )
+    if isinstance(inner, Inner) and isinstance(group, Arms):
+        _refuse_cut_arms(group, inner.ranks)
+    if optimizer_state not in (None, "average", "keep", "reset"):
+        raise ArgumentError(
+            f'optimizer_state must be "average", "keep" or "reset", but got {optimizer_state!r}; leave it out'
+        )
+
+
+def _refuse_cut_arms(arms: Arms, ranks: int) -> None:
+    """Raise if a node of ``ranks`` consecutive ranks holds only part of an arm: its weights would come apart."""
+    for arm in arms.members:
+        if len({rank // ranks for rank in arm}) > 1:
+            raise ArgumentError(
+                f"inner averages over nodes of {ranks} ranks, which cuts the arm with ranks {arm}; use nodes that hold "
+                "whole arms"
+            )
+
+
+def _columns(knobs: list[Knob], optimizer: Optimizer) -> list[int]:
+    """The column of the design for each knob: its own, but one for rates that are the same tensor."""
+    first_group = shared_rates(optimizer)
+    owner = {knob.group: i for i, knob in reversed(list(enumerate(knobs))) if knob.group is not None}
+    return [i if knob.group is None else owner.get(first_group[knob.group], i) for i, knob in enumerate(knobs)]
+
+
+def _check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
+    names = [knob.spec.name for knob in knobs]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if not knobs or doubled:
+        raise ArgumentError(
+            f"knobs must be at least one, each with a name of its own, but got {names}; "
+            "give each its own name, or None for the learning rates"
+        )
+    cycled = [name for name in names if name.startswith(("momentum", "betas.0"))]
+    if cycled and getattr(schedule, "cycle_momentum", False):
+        raise ArgumentError(
+            f"the knobs {cycled} are written by the schedule at every step; give the schedule cycle_momentum=False"
+        )
+    regularisers = [knob.spec.name for knob in knobs if knob.regularises]
+    if regularisers and isinstance(signal, TrainLoss):
+        raise ArgumentError(
+            f"the knobs {regularisers} regularise: they make the training loss worse on purpose, so judged by it they "
+            "always go to zero. Compare by a loss without the regulariser: signal=hdet.ProbeLoss(hdet.ProbeBatch("
+            'model, loss_fn, loader), at="round_mean")'
+        )
+
+
+def _refuse_uninformative(knobs: list[Knob], group: object) -> None:
+    """Loss knobs need isolated gradients: arms, or arms(1) in a single process, where nothing is explored."""
+    loss_knobs = [knob.spec.name for knob in knobs if knob.acts == "loss"]
+    isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
+    if loss_knobs and not isolated:
+        raise ArgumentError(
+            f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same "
+            "update and keep the same weights, so their losses only show the knob itself and not where it should "
+            "go. Isolate the gradients: arms = hdet.arms(n), DistributedDataParallel(model, "
+            "process_group=arms.gradients), group=arms; or allow_uninformative=True"
+        )
+
+
+def _refuse_trained_parts(**parts: object) -> None:
+    given = {name: value for name, value in parts.items() if value is not None}
+    if given:
+        raise ArgumentError(
+            f"a probed fan-out averages nothing and compares by its probe, but got {given}; leave these out, or use "
+            'fanout="trained"'
+        )
+
+
+def _refuse_other_knobs(knobs: list[Knob]) -> None:
+    others = [knob.spec.name for knob in knobs if knob.group is None]
+    if others:
+        raise ArgumentError(
+            f"the knobs {others} do not act as a factor on the displacement of a round, so points on its line cannot "
+            'judge them; probe learning rates only, or use fanout="trained"'
+        )
+
+
+def _check_lengths(start: object, seed: object, total_steps: object) -> None:
+    if not (is_int(start) and start >= 0):  # type: ignore[operator]  # an integer
+        raise ArgumentError(f"start must be an integer, at least 0, but got start={start!r}; leave it out for 0")
+    if total_steps is not None and not (is_int(total_steps) and total_steps >= 1):  # type: ignore[operator]
+        raise ArgumentError(
+            f"total_steps must be a positive integer or None, but got total_steps={total_steps!r}; leave it out if "
+            "nobody knows"
+        )
+
+
+def _ensemble_controller(controller: object, signal: Signal, probed: bool) -> Controller | None:
+    if controller is None and probed:
+        return LineSearch()
+    if controller is None:
+        return Published() if isinstance(signal, TrainLoss) else Normalised()
+    if controller is False:
+        return None
+    if isinstance(controller, Controller):
+        return controller
+    raise ArgumentError(
+        f"controller must have init() and update(), or be False or None, but got controller={controller!r}; "
+        "for instance hdet.Normalised()"
+    )

@@ -1,0 +1,187 @@
+"""The arguments of ``hdet.OneCycleLR``: checked, and defaults filled in. What comes out is a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.algorithm.auto.constants import SPREAD
+from hdet.algorithm.controller import Controller
+from hdet.algorithm.design import Permuted
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.linesearch import LineSearch
+from hdet.algorithm.published import Published
+from hdet.algorithm.rounds import Rounds, default_length
+from hdet.algorithm.scales import scale_named
+from hdet.comm.arms import Arms
+from hdet.engine.probed.way import ProbedWay
+from hdet.engine.rates import shared_rates
+from hdet.engine.run import Run
+from hdet.engine.trained.fanout import FanOut
+from hdet.engine.trained.settings import DECAYS, Settings
+from hdet.engine.trained.way import TrainedWay
+from hdet.engine.weights import Body
+from hdet.errors import ArgumentError
+from hdet.faces import torch_onecycle as torch_private
+from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, is_int, is_real, probed_way
+from hdet.journal import open_journal
+
+__all__ = ["onecycle_run", "rate_knobs"]
+
+
+def onecycle_run(
+    optimizer: Optimizer,
+    schedule: dict[str, Any],
+    ours: Ours,
+    *,
+    spread: Any,
+    auto_lr: Any,
+    decay: Any,
+    published: tuple[Any, Any, Any],
+) -> Run | None:
+    """The run behind an ``hdet.OneCycleLR``; None where torch will refuse the schedule.
+
+    ``schedule`` has torch's arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates. ``published``: sigma,
+    meta_momentum, meta_lr.
+    """
+    ours = ours._replace(fanout=_fanout(ours.fanout, schedule["max_lr"], decay))
+    check_common(ours)
+    probed = ours.fanout == "probed"
+    if isinstance(schedule["max_lr"], str):
+        schedule["max_lr"] = _guesses(optimizer)
+    if probed:
+        _refuse_impossible(schedule["max_lr"])
+    _refuse_nan(schedule)
+    if decay not in DECAYS:
+        raise ArgumentError(f"decay must be one of {DECAYS}, but got decay={decay!r}; leave it out for 'schedule'")
+    if decay == "exponential" and schedule["final_div_factor"] == math.inf:
+        raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
+    spread = _checked_spread(spread, SPREAD if probed else PUBLISHED_SPREAD)
+    controller = _onecycle_controller(auto_lr, published, probed)
+    sink = open_journal(ours.journal)
+    steps, pct_start = torch_private.total_steps_of(schedule), schedule["pct_start"]
+    if steps is None or not isinstance(pct_start, float) or not isinstance(optimizer, Optimizer):
+        return None
+    ours = ours._replace(sync_every=checked_length(ours.sync_every, probed, default_length(steps)))
+    specs, columns = rate_knobs(0, len(optimizer.param_groups), spread), shared_rates(optimizer)
+    way: TrainedWay | ProbedWay
+    if probed:
+        start = _checked_start(ours.start, steps) if ours.start is not None else 0
+        way = probed_way(optimizer, ours._replace(start=start), controller, specs, columns, steps)
+        settled = {name: value for name, value in way.state().items() if name in ("sync_every", "seed", "points")}
+        settled["auto_lr_start"], settled["decay"] = start, decay
+    else:
+        rounds = Rounds(ours.sync_every or default_length(steps), steps)
+        warm_up_end = torch_private.warm_up_end(steps, pct_start)
+        settings = Settings(rounds, int(ours.seed), decay, _resolved_start(ours.start, rounds, steps, warm_up_end))
+        isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
+        body = Body(ours.model, with_state=isolated)  # moments differ between arms, and only there
+        fan_out = FanOut(specs, Permuted(), settings.seed, columns)
+        way = TrainedWay(settings, fan_out, controller, [spec.start(0.0) for spec in specs], body)
+        settled = settings.state()
+    told = {**schedule, "total_steps": steps, "fanout": ours.fanout, "spread": spread, **settled}
+    told = {name: value for name, value in told.items() if name not in ("epochs", "steps_per_epoch")}
+    return Run(way, ours.group, sink, _plain({**told, "auto_lr": repr(controller)}))
+
+
+def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
+    """One knob per parameter group: the published fan-out of its learning rate."""
+    return [KnobSpec(f"lr[{g}]", scale_named("relative"), float(spread), scheduled=True) for g in range(first, end)]
+
+
+def _fanout(fanout: object, max_lr: object, decay: object) -> object:
+    """Which fan-out is meant."""
+    if isinstance(max_lr, str) and max_lr != "auto":
+        raise ArgumentError(
+            f'max_lr must be a number, a list of numbers or "auto", but got max_lr={max_lr!r}; with "auto" the '
+            "optimizer's lr is the guess"
+        )
+    if fanout is None:
+        fanout = "probed" if max_lr == "auto" else "trained"
+    if fanout == "trained" and max_lr == "auto":
+        raise ArgumentError('max_lr="auto" needs a probed fan-out; leave fanout="trained" out, or give a rate')
+    if fanout == "probed" and decay != "schedule":
+        raise ArgumentError(
+            f'a probed fan-out keeps the schedule: decay must be "schedule", but got decay={decay!r}; leave it out'
+        )
+    return fanout
+
+
+def _guesses(optimizer: object) -> list[float]:
+    """The optimizer's own rates."""
+    if not isinstance(optimizer, Optimizer):
+        return []  # torch raises for it
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def _refuse_impossible(max_lr: object) -> None:
+    """A probed fan-out multiplies the rate that it is given: it must be a number above 0."""
+    guesses = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr]
+    if not all(isinstance(guess, (int, float)) and 0 < guess < math.inf for guess in guesses):
+        raise ArgumentError(
+            f'a probed fan-out begins from max_lr, or the optimizer\'s lr with "auto", which must be a finite number '
+            f"above 0, but got {guesses}; any guess will do, for instance 1e-3"
+        )
+
+
+def _refuse_nan(schedule: Mapping[str, object]) -> None:
+    """Raise for an argument that is or contains NaN: every rate computed from it would be NaN."""
+    for name, value in schedule.items():
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(item, (Real, Tensor)) and bool(item != item) for item in items):
+            raise ArgumentError(
+                f"{name} must not be NaN, but got {name}={value!r}; every learning rate would become NaN"
+            )
+
+
+def _checked_spread(spread: Any, default: float) -> float:
+    spread = default if spread is None else spread
+    if not (is_real(spread) and 0 <= spread <= 1):
+        raise ArgumentError(
+            f"spread must be at least 0 and at most 1, but got spread={spread!r}; it is the relative distance of "
+            "the outermost replicas from the base rate, published as 1/9, and 0 means no fan-out"
+        )
+    return float(spread)
+
+
+def _onecycle_controller(auto_lr: object, published: tuple[Any, Any, Any], probed: bool) -> Controller | None:
+    rule = Published(*published)  # also checks the numbers where they are not used
+    if isinstance(auto_lr, bool):
+        return (LineSearch() if probed else rule) if auto_lr else None
+    if isinstance(auto_lr, Controller):
+        return auto_lr
+    raise ArgumentError(
+        f"auto_lr must be True, False or a controller with init() and update(), but got auto_lr={auto_lr!r}; "
+        "True is the published controller"
+    )
+
+
+def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:
+    """S_warm: a round end. By default the end of the warm-up rounded up to a round; never if that is past the end."""
+    if start is None:
+        end = max(1, math.ceil(warm_up_end / rounds.length)) * rounds.length
+        return end if end <= total_steps else None
+    return rounds.next_end(_checked_start(start, total_steps))
+
+
+def _checked_start(start: Any, total_steps: int) -> int:
+    if not (is_int(start) and 0 <= start <= total_steps):
+        raise ArgumentError(
+            f"auto_lr_start must be an integer from 0 to total_steps = {total_steps}, but got "
+            f"auto_lr_start={start!r}; leave it out for the end of the warm-up, or use auto_lr=False for never"
+        )
+    return int(start)
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as JSON can hold them."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, Tensor) else value
