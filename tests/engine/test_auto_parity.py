@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -142,16 +141,17 @@ def test_from_any_guess_it_goes_the_way_of_the_twin(kind: str, wrong_by: float, 
     assert (story(twin)[0] == "restarted: the first step was too long") == (wrong_by > 1)
 
 
-def test_each_group_goes_its_own_way_where_the_twins_does() -> None:
-    """Many short rounds at the peak: the line search moves the common rate up and down, and the groups apart."""
-    guesses = [0.1, 3.0]
-    ours = trained(Lesson(2), "momentum", guesses, 200, sync_every=5, pct_start=0.9)
-    twin = simulated(Lesson(2), "momentum", guesses, 200, T=5, pct_start=0.9)
+@pytest.mark.parametrize(
+    ("kind", "guesses"),
+    [pytest.param("momentum", [0.1, 3.0], id="together"), pytest.param("sgd", [0.1, 0.001], id="apart")],
+)
+def test_the_line_search_moves_as_the_twins_does(kind: str, guesses: list[float]) -> None:
+    """Many short rounds after a short rise: the common rate goes up and down, or the groups part."""
+    ours = trained(Lesson(2), kind, guesses, 260, sync_every=3, pct_start=0.1)
+    twin = simulated(Lesson(2), kind, guesses, 260, T=3, pct_start=0.1)
     assert_equal(ours, twin)
-    common = [m[0] for m in twin.m[-30:]]
-    assert any(after > before for before, after in pairwise(common))
-    assert any(after < before for before, after in pairwise(common))
-    assert twin.m[-1][0] / twin.m[-1][1] != pytest.approx(1.0, rel=1e-3)
+    landing = next(k for k, event in enumerate(twin.event) if event and event.startswith("landed"))
+    assert len({tuple(m) for m in twin.m[landing:]}) > 1
 
 
 @pytest.mark.parametrize(

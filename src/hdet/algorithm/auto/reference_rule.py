@@ -331,9 +331,10 @@ class Rule:
         if self.settings.h(now.t) < c.FALLING or sum(math.isfinite(L) for L in now.L) < 2:
             return
         rows, moves = line_search(self.rows, now.L, self.rho(k))
-        climbing = self.course((now.began + now.t) / 2) < 1
-        if climbing and math.fsum(moves) > c.NO_MOVE:
-            return  # below the target more always looks better
+        middle = (now.began + now.t) / 2
+        rising = self.course(middle) < 1 or middle < self.settings.peak
+        if rising and math.fsum(moves) > c.NO_MOVE:
+            return  # below the target more always looks better, and to young weights too
         self.rows = rows
         self.m = [_bounded(m * math.exp(move)) for m, move in zip(self.m, moves, strict=True)]
 
