@@ -189,10 +189,10 @@ def _tested(folder: Path, tests: list[str]) -> str:
 def _check_unchanged(copies: Queue[Path], mutants: list[Mutant]) -> None:
     """Without a change all tests pass, or nothing would mean anything."""
     folder = copies.get()
-    for tests in {tuple(tests_of(mutant.file, folder)[1:]) for mutant in mutants}:
-        outcome = _tested(folder, list(tests))
-        if outcome != "survived":
-            sys.exit(f"the tests fail without any mutant: {outcome}")
+    tests = {test for mutant in mutants for test in tests_of(mutant.file, folder)[1:]}
+    outcome = _tested(folder, sorted(tests))
+    if outcome != "survived":
+        sys.exit(f"the tests fail without any mutant: {outcome}")
     copies.put(folder)
 
 
