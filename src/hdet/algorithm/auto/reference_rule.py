@@ -213,7 +213,7 @@ class Rule:
         self.quiet = 0 if G >= c.SLACK else self.quiet + t - now.began
         good = L <= self.Lb
         if good:
-            self.Lb, self.level_b = L, self.level
+            self.Lb, self.level_b = L, self.level if L < self.L0 else self.level_b  # no bound as long as that is L0
         self._common(self.level + math.log(G))
         if late or self.quiet >= c.QUIET or self.rounds >= c.LONGEST:
             if L > self.L0 - c.UNDONE * (self.L0 - self.Lb):
