@@ -5,13 +5,14 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
+MUTANT := $(VENV)/.installed-mutants
 CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
   sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs clean
+.PHONY: help demo test lint bench docs mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 15
@@ -37,6 +38,9 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(DOCS) ## build the documentation into site/
 	$(PY) -m mkdocs build --strict
 
+mutants: $(MUTANT) ## do the tests bite? 100 small faults in algorithm/, half an hour
+	$(PY) tools/mutants.py
+
 clean: ## remove caches and build outputs; .venv and runs/ stay
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
@@ -53,4 +57,9 @@ $(STAMP): pyproject.toml constraints.txt
 $(DOCS): export PIP_CONSTRAINT := constraints.txt
 $(DOCS): $(STAMP)
 	$(PY) -m pip install -e '.[docs]'
+	touch $@
+
+$(MUTANT): export PIP_CONSTRAINT := constraints.txt
+$(MUTANT): $(STAMP)
+	$(PY) -m pip install -e '.[mutants]'
 	touch $@

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,3 +49,38 @@ def test_decaying_base_never_goes_below_the_floor() -> None:
 def test_learned_factor_stays_in_its_bounds(pairs: list[tuple[float, float]]) -> None:
     rate = KnobSpec("lr", scale_named("relative"), 0.1, scheduled=True)
     assert all(1e-15 <= rate.moved(m, move) <= 1e15 for m, move in pairs)
+
+
+@given(st.integers(1, 60), st.integers(1, 70))
+def test_spans_lie_side_by_side(total: int, length: int) -> None:
+    rounds = Rounds(length, total)
+    ends = [0, *(t for t in range(1, total + 1) if rounds.ends_at(t))]
+    for begin, end in pairwise(ends):
+        assert all(rounds.span(t) == (begin, end) for t in range(begin + 1, end + 1))
+
+
+def test_rounds_left_and_a_run_without_an_end() -> None:
+    assert [Rounds(4, 10).left_from(t) for t in (0, 1, 2, 3, 9, 10, 12)] == [3, 3, 2, 2, 1, 1, 1]
+    endless = Rounds(4, None)
+    assert [endless.ends_at(t) for t in (0, 3, 4, 8)] == [False, False, True, True]
+    assert (endless.next_end(5), endless.index(9), endless.span(9)) == (8, 2, (8, 12))
+
+
+def test_groups_that_come_late_decay_from_where_they_begin() -> None:
+    state = Decaying.begin([1.0]).after_round([0.0], [0.25], rounds=2)
+    assert state.bases == [pytest.approx(0.5)]
+    late = state.grown(2)
+    assert (late.starts, late.bases[1:]) == ([1.0, 0.0, 0.0], [0.0, 0.0])
+    begun = late.begun([9.0, 4.0, 8.0])
+    assert (begun.starts, begun.bases) == ([1.0, 4.0, 8.0], [pytest.approx(0.5), 4.0, 8.0])
+    assert begun.after_round([0.0, 0.5, 0.0], [0.25, 1.0, 8.0], rounds=2).bases == [
+        pytest.approx(0.25),
+        pytest.approx(3.0),
+        8.0,
+    ]
+
+
+def test_nothing_decays_to_a_floor_above_it() -> None:
+    assert [decay_rate(1.0, floor, 3) for floor in (1.0, 2.0)] == [0.0, 0.0]
+    assert decay_rate(-1.0, -2.0, 3) == 0.0
+    assert decay_rate(1.0, -5.0, 3) == decay_rate(1.0, 0.0, 3) == 1.0

@@ -172,6 +172,17 @@ def test_it_lands_where_the_loss_was_lowest_if_half_of_the_gain_is_lost(now: flo
     assert (landed.state.phase, landed.state.level, landed.exploded) == (Phase.LANDED, level, False)
 
 
+def test_a_loss_that_never_fell_bounds_nothing_whatever_the_first_guess() -> None:
+    """After a restart the first loss is that of a whole round; at its level nothing was gained either."""
+    for restarted in (False, True):
+        state = after_first_step(0.5 if restarted else 1e-4, loss=2.0).state
+        state = after_losses(state, [2.0, *[9.0] * 7], steps=2).state
+        low = state.level
+        for _ in range(30):
+            state = after_losses(state, [2.1, *[9.0] * 7], reach=low + 3, steps=2).state
+        assert (state.phase, state.level) == (Phase.LANDED, pytest.approx(low + 3))
+
+
 def test_what_was_learned_and_lost_again_ends_it_the_second_time() -> None:
     once = after_round(rising(level=3.0, best=1.0, best_at=2.0), 2.5)
     assert (once.state.phase, once.state.fallen) == (Phase.RISING, 1)

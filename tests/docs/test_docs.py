@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hdet
+from hdet.algorithm.auto import constants
 from tests.code_blocks import Block, blocks, commands, failures, missing_package
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +76,18 @@ def test_the_table_of_arguments_is_the_signature() -> None:
     parameters = inspect.signature(hdet.OneCycleLR).parameters.values()
     ours = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     assert {name: eval(default) for name, default in rows} == ours
+
+
+def test_the_table_of_constants_is_the_code() -> None:
+    """Names as in ``constants.py``, some of which are logs there and plain numbers on the page."""
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([\d., e-]+) \| \w", _text("how-it-works.md"), re.MULTILINE)
+    found = {}
+    for names, values in rows:
+        pairs = zip(re.findall(r"\w+", names), values.split(","), strict=True)
+        found |= {name.upper(): float(value) for name, value in pairs}
+    logs = {name: math.exp(getattr(constants, name)) for name in ("BEGIN", "BACK", "CEILING")}
+    assert found == pytest.approx({name: logs.get(name, getattr(constants, name)) for name in found})
+    assert len(found) > 20
 
 
 def test_the_table_of_extras_has_all_of_them() -> None:

@@ -104,6 +104,9 @@ CLIMB_FROM = 1 / 25
 """Where the guess itself is the rate, it is climbed to from this part, as torch's OneCycleLR does."""
 MOMENTS = 4
 """Moments that are remembered in take-off; two afterwards (LOG, one batch)."""
+ROUNDING = 1e-9
+"""Levels closer than this are equal. A rate that doubles twice is four times as high: what it goes back to must not
+depend on the last digit (found by the slow twin)."""
 
 # -- after landing -----------------------------------------------------------------------------------------------------
 

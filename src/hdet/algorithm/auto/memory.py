@@ -69,10 +69,14 @@ class Memory(NamedTuple):
 
     def last_below(self, ceiling: float) -> Moment | None:
         """The last moment at or below a level; the lowest if none is; None if nothing is remembered."""
-        fitting = [moment for moment in self.moments if moment.level <= ceiling]
+        fitting = [moment for moment in self.moments if moment.level <= ceiling + c.ROUNDING]
         return fitting[-1] if fitting else min(self.moments, key=lambda moment: moment.level, default=None)
 
 
 def _most_crowded(levels: list[float]) -> int:
-    """Neither first nor last, with the closest neighbours: what is kept stays spread over the levels."""
-    return min(range(1, len(levels) - 1), key=lambda i: abs(levels[i + 1] - levels[i - 1]))
+    """Neither first nor last, with the closest neighbours: what is kept stays spread over the levels.
+
+    Of several the earliest: a rate that doubles every round has them equally far apart, but for rounding.
+    """
+    gaps = [abs(after - before) for before, after in zip(levels, levels[2:], strict=False)]
+    return 1 + next(i for i, gap in enumerate(gaps) if gap <= min(gaps) + c.ROUNDING)

@@ -154,7 +154,7 @@ def _after_a_round(state: TakeOffState, evidence: Evidence, late: bool) -> Leg:
     state = state._replace(quiet=0 if growth >= c.SLACK else state.quiet + min(ended - began, evidence.steps))
     wish = Wish.KEEP if now <= state.best else Wish.NOTHING
     if wish is Wish.KEEP:
-        state = state._replace(best=now, best_at=state.level)
+        state = state._replace(best=now, best_at=state.level if now < state.first else state.best_at)
     state = state._replace(level=state.level + math.log(growth))
     if late or state.quiet >= c.QUIET or state.rounds >= c.LONGEST:
         if now > state.first - c.UNDONE * (state.first - state.best):

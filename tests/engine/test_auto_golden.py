@@ -1,0 +1,136 @@
+"""Golden histories of ``max_lr="auto"``: bowls and slopes in one or two numbers, so that a person can check them.
+
+Plain SGD in float64; the probe is the loss itself, so every batch is the same. ``pytest --regenerate`` writes the files
+anew; read the difference before you commit it. ``test_what_a_person_can_check`` does the first sums by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hdet
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES: dict[str, dict[str, Any]] = {
+    # x^2 / 2 from 1, a guess a thousand times too low: fan, reach, an explosion, the climb, and too hot even so.
+    "auto_bowl": {"bends": [1.0], "guess": 1e-3, "steps": 80},
+    # The same from a guess a million times too high: the first step is undone.
+    "auto_restart": {"bends": [1.0], "guess": 1e6, "steps": 60},
+    # The loss 10 + x has gradient 1 everywhere: nothing ever says stop but the run's length.
+    "auto_slope": {"slopes": [1.0], "guess": 1.0, "steps": 60},
+    # 10 + x + y / 2, each its own group: once the climb is over the line search moves up and up.
+    "auto_two_slopes": {
+        "slopes": [1.0, 0.5],
+        "guess": 1.0,
+        "steps": 200,
+        "arguments": {"sync_every": 2, "pct_start": 0.5},
+    },
+    # x^2 / 2 + y^2 / 200 from (1, 10): what is too much for x is too little for y.
+    "auto_two_bowls": {
+        "bends": [1.0, 0.01],
+        "start": [1.0, 10.0],
+        "guess": 1e-3,
+        "steps": 120,
+        "arguments": {"sync_every": 4, "pct_start": 0.95},
+    },
+    # One gradient is a million times too large: step 8 in take-off, step 50 after landing.
+    "auto_thrown_early": {"bends": [1.0], "guess": 1.0, "steps": 60, "thrown": 8},
+    "auto_thrown_late": {"bends": [1.0], "guess": 1.0, "steps": 80, "thrown": 50},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_history(case: str, regenerate: bool) -> None:
+    history = {"case": CASES[case], **_train(**CASES[case])}
+    path = GOLDEN / f"{case}.json"
+    if regenerate:
+        path.write_text(_written(history))
+    expected = json.loads(path.read_text())
+    assert history["event"] == expected["event"]
+    for key in ("rate", "theta", "end", "probe", "learned"):
+        assert len(history[key]) == len(expected[key]), key
+        for place, (ours, theirs) in enumerate(zip(history[key], expected[key], strict=True)):
+            assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-15), (key, place)
+
+
+def test_what_a_person_can_check() -> None:
+    """On the slope a step of rate r moves theta from 1 by r."""
+    history = _train(**CASES["auto_slope"])
+    rate, theta, probe, learned = (history[key] for key in ("rate", "theta", "probe", "learned"))
+    assert rate[0] == [pytest.approx(1e-3)]  # begin, times the guess 1
+    assert theta[0] == [pytest.approx(0.999)]  # q = 1e-3
+    assert learned[0] == [pytest.approx(1e-4)]  # so that a step moves the weights by 1e-4 of their norm
+    assert rate[1] == rate[2] == [pytest.approx(1e-4)]
+    assert theta[2] == [pytest.approx(0.999 - 2e-4)]
+    assert probe[1] == pytest.approx([10.999 - 2e-4 * 2 ** (1.5 * i) for i in range(8)])
+    assert learned[1] == [pytest.approx(8e-4)]  # the farthest point is the best: the cube root of 1448, but at most 8
+    assert rate[3] == [pytest.approx(1e-4)]  # the climb: equal ratios, and at the end of the round it is there
+    assert rate[4] == [pytest.approx(1e-4 * 8**0.5)]
+    assert history["event"][-1] is None
+    assert [event for event in history["event"] if event and event != "take-off"] == ["landed: went back to step 33"]
+
+
+def _train(
+    guess: float,
+    steps: int,
+    bends: Sequence[float] = (),
+    slopes: Sequence[float] = (),
+    start: Sequence[float] = (1.0, 1.0),
+    thrown: int | None = None,
+    arguments: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    numbers = [
+        torch.nn.Parameter(torch.tensor(x, dtype=torch.float64)) for x, _ in zip(start, bends or slopes, strict=False)
+    ]
+
+    def loss() -> Tensor:
+        if slopes:
+            return 10 + sum(slope * x for slope, x in zip(slopes, numbers, strict=True))
+        return torch.stack([bend * x * x / 2 for bend, x in zip(bends, numbers, strict=True)]).sum()
+
+    optimizer = torch.optim.SGD([{"params": [x]} for x in numbers], lr=guess)
+    rounds = _Rounds()
+    scheduler = hdet.OneCycleLR(
+        optimizer, "auto", steps, cycle_momentum=False, probe=loss, journal=rounds, **(arguments or {})
+    )
+    history: dict[str, Any] = {"rate": [], "theta": []}
+    for t in range(steps):
+        optimizer.zero_grad()
+        (loss() * (1e6 if t == thrown else 1.0)).backward()
+        history["rate"].append([float(group["lr"]) for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+        history["theta"].append([x.item() for x in numbers])
+    records = rounds.records
+    return {
+        **history,
+        "end": [record["step"] for record in records],
+        "event": [record["event"] for record in records],
+        "probe": [[point["signal"] for point in record["replicas"]] for record in records],
+        "learned": [record["learned"] for record in records],
+    }
+
+
+class _Rounds:
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "round":
+            self.records.append(record)
+
+
+def _written(history: dict[str, Any]) -> str:
+    """One line per step or round, so that a difference can be read."""
+    parts = []
+    for key, value in history.items():
+        rows = ",\n  ".join(json.dumps(row) for row in value) if isinstance(value, list) else ""
+        parts.append(f' "{key}": [\n  {rows}\n ]' if rows else f' "{key}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"

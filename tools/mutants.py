@@ -1,0 +1,246 @@
+"""Do the tests bite? Change the algorithm in one place, run the tests that cover it, and list what they let pass.
+
+    python tools/mutants.py --sample 100 --seed 0
+
+Sites and changes are cosmic-ray's: an operator, a comparison, a number, a condition. A seeded sample of sites, one
+change each, is tried on copies of the repository; the working tree is never touched. Survivors are printed with their
+change, and written as JSON. One that changes nothing, or nothing that matters, is explained in
+``mutants_explained.toml``, by its line and what became of it. The command fails if more than ``--allowed`` survive, or
+one of them unexplained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Queue
+
+import tomllib
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = Path("src/hdet/algorithm")
+FAMILIES = (
+    "NumberReplacer",
+    "ReplaceBinaryOperator",
+    "ReplaceComparisonOperator",
+    "ReplaceUnaryOperator",
+    "ReplaceAndWithOr",
+    "ReplaceOrWithAnd",
+    "ReplaceTrueWithFalse",
+    "ReplaceFalseWithTrue",
+    "AddNot",
+)
+ALGORITHM = "tests/algorithm"
+AUTO = ("test_auto_twin", "test_takeoff", "test_pilot", "test_memory", "test_reach", "test_linesearch")
+"""Of tests/algorithm, those that come first where the auto rule was changed."""
+PUBLISHED = ("assignment.py", "decay.py", "published.py", "published_reference.py", "rounds.py")
+NEITHER = ("normalised.py", "scales.py")
+"""Files of the published method, and those that neither it nor the auto rule needs. All others are the auto rule's."""
+SECONDS = 300
+"""For the tests of one mutant; what takes longer hangs, and counts as caught."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file."""
+
+    file: str
+    line: int
+    operator: str
+    occurrence: int
+
+    source: str
+    """The whole file as it was."""
+
+    @property
+    def code(self) -> str:
+        """The whole file as it becomes."""
+        changed = mutate_code(self.source, get_operator(self.operator)(), self.occurrence)
+        assert changed is not None, self
+        return str(changed)
+
+    @property
+    def change(self) -> tuple[str, str]:
+        """The line before and after; of several the first."""
+        pairs = zip(self.source.splitlines(), self.code.splitlines(), strict=False)
+        return next(((a.strip(), b.strip()) for a, b in pairs if a != b), ("", ""))
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    began = time.monotonic()
+    mutants = sample(options.sample, options.seed, options.only)
+    print(f"{len(mutants)} mutants, seed {options.seed}, {options.jobs} at a time", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = _copies(Path(folder), options.jobs)  # edit the working tree as you like from here on
+        _check_unchanged(copies, mutants)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            outcomes = list(pool.map(lambda mutant: tried(mutant, copies), mutants))
+    explained = _explanations()
+    survivors = [m for m, outcome in zip(mutants, outcomes, strict=True) if outcome == "survived"]
+    reasons = {mutant: explained.get((mutant.file, *mutant.change)) for mutant in survivors}
+    for mutant, why in reasons.items():
+        before, after = mutant.change
+        print(f"\n{mutant.file}:{mutant.line}  {mutant.operator}\n  - {before}\n  + {after}\n  {why or 'UNEXPLAINED'}")
+    minutes = (time.monotonic() - began) / 60
+    print(f"\n{len(mutants)} mutants: {len(mutants) - len(survivors)} caught, {len(survivors)} survived, ", end="")
+    print(f"{sum(why is None for why in reasons.values())} of these unexplained; {minutes:.1f} minutes")
+    _write(options, mutants, outcomes, reasons, minutes)
+    return int(len(survivors) > options.allowed or not all(reasons.values()))
+
+
+def sample(size: int, seed: int, only: str) -> list[Mutant]:
+    """Sites first, and then one change of each: otherwise a plus, with its eleven changes, would count eleven times."""
+    sites: dict[tuple[str, tuple[int, int]], list[Mutant]] = {}
+    for path in sorted((ROOT / SOURCE).rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        if only in file:
+            for place, mutant in _changes(file, path.read_text()):
+                sites.setdefault((file, place), []).append(mutant)
+    rng = random.Random(seed)
+    chosen = rng.sample(sorted(sites), min(size, len(sites)))
+    return [rng.choice(sites[site]) for site in chosen]
+
+
+def _changes(file: str, source: str) -> Iterator[tuple[tuple[int, int], Mutant]]:
+    tree, still = get_ast(source), _annotations(source)
+    for name in operator_names():
+        if name.removeprefix("core/").split("_")[0] not in FAMILIES:
+            continue
+        operator = get_operator(name)()
+        places = [start for node in ast_nodes(tree) for start, _ in operator.mutation_positions(node)]
+        for occurrence, place in enumerate(places):
+            if not any(begin <= place < end for begin, end in still):
+                yield place, Mutant(file, place[0], name, occurrence, source)
+
+
+def _annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where a change means nothing to a running program."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(part, ast.expr):
+                end = (part.end_lineno or 0, part.end_col_offset or 0)
+                found.append(((part.lineno, part.col_offset), end))
+    return found
+
+
+def tests_of(file: str, folder: Path) -> list[str]:
+    """Fast ones first: the file's own examples, tests/algorithm, then histories and parity."""
+    name = Path(file).name
+    auto = name not in PUBLISHED + NEITHER
+    names = sorted(path.stem for path in (folder / ALGORITHM).glob("test_*.py"))
+    names.sort(key=lambda test: (AUTO.index(test) - len(AUTO) if auto else 1) if test in AUTO else 0)
+    kinds = ("auto_golden", "auto_parity") if auto else ("golden", "parity") if name in PUBLISHED else ()
+    return [file, *(f"{ALGORITHM}/{test}.py" for test in names), *(f"tests/engine/test_{kind}.py" for kind in kinds)]
+
+
+def tried(mutant: Mutant, copies: Queue[Path]) -> str:
+    """``survived`` or how it was caught."""
+    folder = copies.get()
+    path = folder / mutant.file
+    try:
+        path.write_text(mutant.code)
+        outcome = _tested(folder, tests_of(mutant.file, folder))
+    finally:
+        path.write_text(mutant.source)
+        copies.put(folder)
+    print("S" if outcome == "survived" else ".", end="", flush=True)
+    return outcome
+
+
+def _tested(folder: Path, tests: list[str]) -> str:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}",
+        "PYTHONDONTWRITEBYTECODE": "1",  # a file that changes twice a second would be taken for its old self
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout=100"]
+    try:
+        done = subprocess.run(
+            [*command, *tests], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return "hung"
+    if done.returncode == 0:
+        return "survived"
+    if done.returncode not in (1, 2):  # a test failed, or could not be imported
+        raise RuntimeError(f"pytest could not run: {done.stdout}{done.stderr}")
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0][:200] if failed else "failed"
+
+
+def _check_unchanged(copies: Queue[Path], mutants: list[Mutant]) -> None:
+    """Without a change all tests pass, or nothing would mean anything."""
+    folder = copies.get()
+    tests = {test for mutant in mutants for test in tests_of(mutant.file, folder)[1:]}
+    outcome = _tested(folder, sorted(tests))
+    if outcome != "survived":
+        sys.exit(f"the tests fail without any mutant: {outcome}")
+    copies.put(folder)
+
+
+def _copies(folder: Path, number: int) -> Queue[Path]:
+    """One per job, without what earlier runs compiled."""
+    queue: Queue[Path] = Queue()
+    for job in range(number):
+        copy = folder / str(job)
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        queue.put(copy)
+    return queue
+
+
+def _explanations() -> dict[tuple[str, str, str], str]:
+    rows = tomllib.loads(Path(__file__).with_name("mutants_explained.toml").read_text()).get("mutant", [])
+    return {(row["file"], row["line"], row["becomes"]): row["why"] for row in rows}
+
+
+def _write(
+    options: argparse.Namespace,
+    mutants: list[Mutant],
+    outcomes: list[str],
+    reasons: dict[Mutant, str | None],
+    minutes: float,
+) -> None:
+    rows = []
+    for mutant, outcome in zip(mutants, outcomes, strict=True):
+        before, after = mutant.change
+        rows.append(
+            {**asdict(mutant), "before": before, "after": after, "outcome": outcome, "why": reasons.get(mutant)}
+        )
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    summary = {"seed": options.seed, "minutes": round(minutes, 1), "survived": len(reasons), "mutants": rows}
+    options.out.write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sample", type=int, default=100, help="how many mutants")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
+    parser.add_argument("--allowed", type=int, default=10, help="how many may survive")
+    parser.add_argument("--only", default="", help="only files whose path has this in it")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mutants.json")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
