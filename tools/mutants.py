@@ -50,7 +50,9 @@ AUTO = ("test_auto_twin", "test_takeoff", "test_pilot", "test_memory", "test_rea
 """Of tests/algorithm, those that come first where the auto rule was changed."""
 PUBLISHED = ("assignment.py", "decay.py", "published.py", "published_reference.py", "rounds.py")
 NEITHER = ("normalised.py", "scales.py")
-"""Files of the published method, and those that neither it nor the auto rule needs. All others are the auto rule's."""
+TRAINS = ("reference.py", "published_reference.py")
+"""Files of the published method, and those that neither it nor the auto rule needs. All others are the auto rule's.
+Twins that train: only parity can catch a fault of theirs."""
 SECONDS = 300
 """For the tests of one mutant; what takes longer hangs, and counts as caught."""
 
@@ -146,8 +148,12 @@ def tests_of(file: str, folder: Path) -> list[str]:
     auto = name not in PUBLISHED + NEITHER
     names = sorted(path.stem for path in (folder / ALGORITHM).glob("test_*.py"))
     names.sort(key=lambda test: (AUTO.index(test) - len(AUTO) if auto else 1) if test in AUTO else 0)
+    algorithm = [f"{ALGORITHM}/{test}.py" for test in names]
     kinds = ("auto_golden", "auto_parity") if auto else ("golden", "parity") if name in PUBLISHED else ()
-    return [file, *(f"{ALGORITHM}/{test}.py" for test in names), *(f"tests/engine/test_{kind}.py" for kind in kinds)]
+    engine = [f"tests/engine/test_{kind}.py" for kind in kinds]
+    if name in TRAINS:
+        return [file, *reversed(engine), *algorithm]
+    return [file, *algorithm, *engine]
 
 
 def tried(mutant: Mutant, copies: Queue[Path]) -> str:
