@@ -93,9 +93,9 @@ def main() -> int:
         _check_unchanged(copies, mutants)
         with ThreadPoolExecutor(options.jobs) as pool:
             outcomes = list(pool.map(lambda mutant: tried(mutant, copies), mutants))
-    explained = _explanations()
+    explained = tomllib.loads(Path(__file__).with_name("mutants_explained.toml").read_text())["mutant"]
     survivors = [m for m, outcome in zip(mutants, outcomes, strict=True) if outcome == "survived"]
-    reasons = {mutant: explained.get((mutant.file, *mutant.change)) for mutant in survivors}
+    reasons = {mutant: explanation(mutant, explained) for mutant in survivors}
     for mutant, why in reasons.items():
         before, after = mutant.change
         print(f"\n{mutant.file}:{mutant.line}  {mutant.operator}\n  - {before}\n  + {after}\n  {why or 'UNEXPLAINED'}")
@@ -214,9 +214,13 @@ def _copies(folder: Path, number: int) -> Queue[Path]:
     return queue
 
 
-def _explanations() -> dict[tuple[str, str, str], str]:
-    rows = tomllib.loads(Path(__file__).with_name("mutants_explained.toml").read_text()).get("mutant", [])
-    return {(row["file"], row["line"], row["becomes"]): row["why"] for row in rows}
+def explanation(mutant: Mutant, rows: list[dict[str, str]]) -> str | None:
+    """Of the first row that fits: part of the file's path, of the line, and of what became of it."""
+    before, after = mutant.change
+    for row in rows:
+        if row["file"] in mutant.file and row["line"] in before and row["becomes"] in after:
+            return row["why"]
+    return None
 
 
 def _write(
