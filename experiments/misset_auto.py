@@ -249,7 +249,7 @@ class AutoRuns:
         """Probe, decide, carry out; the runs whose rates have changed."""
         fans = [self.runs[place].pilot.fan(self.runs[place].state, self._round(place, t)) for place in due]
         rows = self._evaluate(t, due, fans)
-        seen = [self.runs[place].seen(row[:-4]) for place, row in zip(due, rows, strict=True)]
+        seen = [self.runs[p].seen(row[: len(fan.rho)]) for p, fan, row in zip(due, fans, rows, strict=True)]
         doubtful = [
             p for p, losses in zip(due, seen, strict=True) if self.runs[p].pilot.doubts(self.runs[p].state, losses)
         ]
@@ -292,7 +292,7 @@ class AutoRuns:
         fixed = torch.tensor([[fan.fixed] for fan in fans], device=stack.device)
         mean = anchor + self._drift[seeds, columns] / taken
         end = torch.where(fixed, stack.theta[seeds, columns], mean)
-        rho = torch.tensor([[self._by_group(row) for row in fan.rho] for fan in fans], dtype=anchor.dtype)
+        rho = torch.tensor([self._filled(place, fan) for place, fan in zip(due, fans, strict=True)], dtype=anchor.dtype)
         points = torch.lerp(anchor[:, None], end[:, None], rho.to(stack.device)[..., stack.column_group])
         wanted = [
             (self.runs[place].seed, 0 if fan.fixed else self._round(place, t))
@@ -303,6 +303,11 @@ class AutoRuns:
         moved = (end - anchor).norm(dim=-1) / torch.where(own > 0, own, 1.0)
         tallies = self._reaches.tallies(seeds, columns, anchor, stack.theta[seeds, columns])
         return torch.cat([losses, moved[:, None], tallies], 1).double().tolist()  # the one synchronisation of a round
+
+    def _filled(self, place: tuple[int, int], fan: Fan) -> list[list[float]]:
+        """rho by group, with the first point again where a fan has fewer points: all runs of a call have as many."""
+        rows = [self._by_group(row) for row in fan.rho]
+        return rows + rows[:1] * (self.runs[place].pilot.points - len(rows))
 
     def _by_group(self, row: list[float]) -> list[float]:
         return row if len(row) > 1 else row * len(self._stack.sizes)
