@@ -50,7 +50,9 @@ AUTO = ("test_auto_twin", "test_takeoff", "test_pilot", "test_memory", "test_rea
 """Of tests/algorithm, those that come first where the auto rule was changed."""
 PUBLISHED = ("assignment.py", "decay.py", "published.py", "published_reference.py", "rounds.py")
 NEITHER = ("normalised.py", "scales.py")
-"""Files of the published method, and those that neither it nor the auto rule needs. All others are the auto rule's."""
+TRAINS = ("reference.py", "published_reference.py")
+"""Files of the published method, and those that neither it nor the auto rule needs. All others are the auto rule's.
+Twins that train: only parity can catch a fault of theirs."""
 SECONDS = 300
 """For the tests of one mutant; what takes longer hangs, and counts as caught."""
 
@@ -91,9 +93,9 @@ def main() -> int:
         _check_unchanged(copies, mutants)
         with ThreadPoolExecutor(options.jobs) as pool:
             outcomes = list(pool.map(lambda mutant: tried(mutant, copies), mutants))
-    explained = _explanations()
+    explained = tomllib.loads(Path(__file__).with_name("mutants_explained.toml").read_text())["mutant"]
     survivors = [m for m, outcome in zip(mutants, outcomes, strict=True) if outcome == "survived"]
-    reasons = {mutant: explained.get((mutant.file, *mutant.change)) for mutant in survivors}
+    reasons = {mutant: explanation(mutant, explained) for mutant in survivors}
     for mutant, why in reasons.items():
         before, after = mutant.change
         print(f"\n{mutant.file}:{mutant.line}  {mutant.operator}\n  - {before}\n  + {after}\n  {why or 'UNEXPLAINED'}")
@@ -146,8 +148,12 @@ def tests_of(file: str, folder: Path) -> list[str]:
     auto = name not in PUBLISHED + NEITHER
     names = sorted(path.stem for path in (folder / ALGORITHM).glob("test_*.py"))
     names.sort(key=lambda test: (AUTO.index(test) - len(AUTO) if auto else 1) if test in AUTO else 0)
+    algorithm = [f"{ALGORITHM}/{test}.py" for test in names]
     kinds = ("auto_golden", "auto_parity") if auto else ("golden", "parity") if name in PUBLISHED else ()
-    return [file, *(f"{ALGORITHM}/{test}.py" for test in names), *(f"tests/engine/test_{kind}.py" for kind in kinds)]
+    engine = [f"tests/engine/test_{kind}.py" for kind in kinds]
+    if name in TRAINS:
+        return [file, *reversed(engine), *algorithm]
+    return [file, *algorithm, *engine]
 
 
 def tried(mutant: Mutant, copies: Queue[Path]) -> str:
@@ -208,9 +214,13 @@ def _copies(folder: Path, number: int) -> Queue[Path]:
     return queue
 
 
-def _explanations() -> dict[tuple[str, str, str], str]:
-    rows = tomllib.loads(Path(__file__).with_name("mutants_explained.toml").read_text()).get("mutant", [])
-    return {(row["file"], row["line"], row["becomes"]): row["why"] for row in rows}
+def explanation(mutant: Mutant, rows: list[dict[str, str]]) -> str | None:
+    """Of the first row that fits: part of the file's path, of the line, and of what became of it."""
+    before, after = mutant.change
+    for row in rows:
+        if row["file"] in mutant.file and row["line"] in before and row["becomes"] in after:
+            return row["why"]
+    return None
 
 
 def _write(

@@ -61,7 +61,11 @@ class World:
             return [height, *found[1:]]
         tilt = [1 + 0.5 * g for g in range(len(rho[0]))]
         line = [sum(a * (r - self.place) ** 2 for a, r in zip(tilt, row, strict=True)) for row in rho]
-        return [height + unit * (0.1 * bend + self.noise * rng.gauss(0, 1)) for bend in line]
+        found = [height + unit * (0.1 * bend + self.noise * rng.gauss(0, 1)) for bend in line]
+        if rng.random() < self.trouble:  # only some points have a finite loss
+            finite = rng.sample(range(len(rho)), rng.choice([1, 2, 2, len(rho) - 1]))
+            found = [loss if i in finite else math.nan for i, loss in enumerate(found)]
+        return found
 
     def displacement(self) -> float:
         rng = self.rng
