@@ -12,7 +12,7 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench docs mutants clean
+.PHONY: help demo test quick lint bench docs mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 15
@@ -22,6 +22,12 @@ demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 
 test: lint ## lint, then all tests and doctests
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one process, under a minute
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pytest -q tests/algorithm tests/test_journal.py tests/report/test_data.py tests/engine/test_golden.py \
+	  tests/engine/test_knobs.py tests/engine/test_reach.py src/hdet/algorithm $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import-linter
 	$(PY) -m ruff check .

@@ -41,7 +41,7 @@ class LineSearchState(NamedTuple):
 
 @dataclass(frozen=True)
 class LineSearch:
-    r"""Moves the common rate only where several rounds agree, and each group by what outlives its noise.
+    r"""Moves the common rate only where several rounds agree, and each group only where its slope exceeds its noise.
 
     Offsets are :math:`\rho - 1` of points on the line anchor + rho D. With one knob a
     parabola through the points has its minimum at :math:`\rho^*`; with several, least squares on all of them gives
@@ -140,7 +140,7 @@ class LineSearch:
         return slopes, math.log(centre * (1.01 * self.up if total < 0 else self.down / 1.01))
 
     def _common_move(self, ups: list[int], place: float, enough: bool) -> tuple[float, list[int]]:
-        """The move of all knobs, and the counters after it. Few points cannot show their noise: twice the patience."""
+        """The move of all knobs, and the counters after it. With few points: twice the patience."""
         patience = self.patience if enough else 2 * self.patience
         above = ups[0] + 1 if place > math.log(self.up) else 0
         below = ups[1] + 1 if place < math.log(self.down) else 0

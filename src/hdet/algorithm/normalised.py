@@ -1,4 +1,4 @@
-"""A controller that really moves, and only where there is a signal."""
+"""A controller that moves only where the slope exceeds its noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hdet.errors import ArgumentError
 __all__ = ["Normalised", "NormalisedState"]
 
 _PRIOR = 1.5
-"""Degrees of freedom with which the noise is believed to be all there is."""
+"""Degrees of freedom of the prior that the signal is pure noise."""
 _REST = 0.95
 """How much of the evidence about a slope survives a round in which its knob stands still."""
 _NOISE = 0.9

@@ -19,7 +19,7 @@ def default_length(total_steps: int) -> int:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of a run of ``total_steps`` (S) steps; None: nobody knows where it ends.
+    """The rounds of a run of ``total_steps`` (S) steps; None: unknown.
 
     A round ends at every positive multiple of ``length`` (T), at S - 1 and at S: loops that call the scheduler one time
     less than the optimizer converge as well. Step t belongs to round :meth:`index`, which counts the ends up to t.

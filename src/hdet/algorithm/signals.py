@@ -9,7 +9,7 @@ __all__ = ["comparable"]
 
 
 def comparable(signals: Sequence[float]) -> list[float] | None:
-    """Signals without what is not finite: such a one counts as worse than the worst by their range.
+    """Signals in which what is not finite is replaced by the worst plus the range.
 
     It then says which side is bad without setting the scale. None if fewer than two are finite.
 

@@ -62,7 +62,7 @@ def _root(
     hdet export runs/first -o schedule.csv
     ```
 
-    Every command takes `--json`: one line, the last on stdout, while words go to stderr. Nothing is overwritten without
+    Every command takes `--json`: one line, the last on stdout; messages go to stderr. Nothing is overwritten without
     `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped.
     """
     if context.invoked_subcommand is None:

@@ -95,7 +95,7 @@ def average_(
 
 
 def _buffer(bucket: _Bucket, spare: list[Tensor]) -> Tensor:
-    """Room for a bucket: the spare buffer if it is of the kind, else a new one in place of it."""
+    """Room for a bucket: the spare buffer if its size, dtype and device fit, else a new one in place of it."""
     if spare:
         buffer = spare.pop()
         if (buffer.numel(), buffer.dtype, buffer.device) == (bucket.room, bucket.dtype, bucket.device):

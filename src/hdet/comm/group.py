@@ -223,7 +223,7 @@ def arriving(what: str) -> Iterator[None]:
 
 
 _LAST_WORDS = 0.1
-"""Seconds, at the end of the program, in which gloo's threads let go of their last tensors."""
+"""Seconds to wait at exit, so that gloo's threads can release their tensors."""
 
 
 @cache

@@ -15,7 +15,7 @@ _log = logging.getLogger("hdet")
 
 
 class Chronicle:
-    """Writes records to a sink; before the first of this process a header, or the news that the run goes on.
+    """Writes records to a sink; before the first of this process a header, or a record that the run goes on.
 
     Args:
         sink: where the journal goes, or None.

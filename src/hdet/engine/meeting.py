@@ -18,7 +18,7 @@ from hdet.engine.weights import NO_WEIGHTS, Weights
 __all__ = ["Meeting"]
 
 _initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
-"""Whether torch.distributed is. Every step asks, so what never changes is asked once."""
+"""Whether torch.distributed is. Looked up once, because every step calls it."""
 
 
 class Meeting:

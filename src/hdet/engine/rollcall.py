@@ -98,7 +98,7 @@ def call(
         weights: this replica's.
         meter: this replica's losses of the round.
         signal: this replica's number to be compared; None: its mean loss.
-        expect_equal: whether trained weights may be bitwise equal (no spread), so that it is worth a look.
+        expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
         journal: whether this replica keeps a journal.
     """
     must_agree = {

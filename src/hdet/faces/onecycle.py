@@ -1,4 +1,4 @@
-"""``hdet.OneCycleLR``: torch's OneCycleLR, whose replicas explore the learning rate."""
+"""``hdet.OneCycleLR``: torch's OneCycleLR that finds the learning rate, or whose replicas explore it."""
 
 from __future__ import annotations
 
@@ -26,36 +26,30 @@ from hdet.journal import Journals
 __all__ = ["OneCycleLR"]
 
 _torch = lr_scheduler.OneCycleLR
-"""By name on the way of every step: ``super()`` is slow before Python 3.12."""
+"""Called by name at every step: ``super()`` is slow before Python 3.12."""
 
 
 class OneCycleLR(lr_scheduler.OneCycleLR):
-    r"""torch's OneCycleLR as an ensemble: replicas train at slightly different rates and are merged every T steps.
+    r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
 
-    Replica r trains at :math:`\rho_r` times the schedule. At the end of every round the weights are averaged over the
-    replicas, and from S_warm on their losses move the base rate. With one replica and the default ``decay`` it is
-    torch's scheduler, number for number.
+    With ``max_lr="auto"`` (or ``fanout="probed"``) the rate is found, on one device and on several alike. The
+    optimizer's own rate is a guess. Training begins far below it; gradients, and probes of points on the line of each
+    round's displacement, tell how far to go.
 
     .. code-block:: python
 
-        scheduler = hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=10_000)
+        probe = hdet.ProbeBatch(model, loss_fn, probe_loader)
+        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=10_000, probe=probe)
         for batch in loader:
             loss = train_step(batch)
             optimizer.step()
             scheduler.step(loss)
 
-    Inside a round the replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or
-    where a round has just ended.
-
-    With ``fanout="probed"`` (or ``max_lr="auto"``) the rate is found: training runs at the base rate, probes of points
-    on the line of each round's displacement tell where to go, and the run begins far below any guess. Works on one
-    device and on several alike.
-
-    .. code-block:: python
-
-        scheduler = hdet.OneCycleLR(
-            optimizer, max_lr="auto", total_steps=10_000, probe=hdet.ProbeBatch(model, loss_fn, probe_loader)
-        )
+    With a number as ``max_lr`` it is the published ensemble: replica r trains at :math:`\rho_r` times the schedule. At
+    the end of every round the weights are averaged over the replicas, and from S_warm on their losses move the base
+    rate. With one replica and the default ``decay`` it is torch's scheduler, number for number. Inside a round the
+    replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or where a round has just
+    ended.
 
     Args:
         optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
@@ -68,7 +62,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             ``max(1, min(1000, total_steps // 50))``, and "auto" for probes.
         auto_lr: True for the published controller (probed: ``LineSearch()``), False for none, or a controller object.
         auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end), and 0
-            for probes; above 0 there is no take-off.
+            for probes; above 0 there is no take-off, and the schedule's own warm-up.
         decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
         sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.

@@ -33,7 +33,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     """The found schedule as a LambdaLR, to train again without the ensemble.
 
     Each parameter group takes the rate of its knob; with one rate in the journal, all groups take it. Between the steps
-    that the journal knows its square root goes evenly, which is what the foot of a cosine does. Take-off and what it
+    that the journal knows its square root is interpolated linearly, as the foot of a cosine goes. Take-off and what it
     went back from are not repeated: until the run had landed, the rate climbs from its start to where it was then.
 
     Args:
@@ -93,7 +93,7 @@ def _is_before_landing(record: dict[str, object]) -> bool:
 
 
 def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
-    """The value at a step: between two known ones its square root goes evenly; outside of them the nearest.
+    """The value at a step: between two known ones its square root is interpolated linearly; outside the nearest.
 
     >>> [value_at(t, [1, 3], [1.0, 9.0]) for t in (0, 2, 9)]
     [1.0, 4.0, 9.0]

@@ -1,6 +1,6 @@
 """A run as data: what a report needs of a journal, and of the folder it lies in, checked and typed.
 
-Numbers that are missing, NaN or infinite are None here, so that nothing behind this file has to ask.
+Numbers that are missing, NaN or infinite are None here, so that later code need not check.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RunData:
 
     @property
     def total_steps(self) -> int | None:
-        """Where the schedule ends, if the journal says it. What it gives for the step after is used by nobody."""
+        """Where the schedule ends, if the journal says it. What it gives for the step after is not used."""
         total = finite(self.arguments.get("total_steps"))
         return None if total is None else int(total)
 

@@ -158,7 +158,7 @@ def _differ(a: float | None, b: float | None) -> bool:
 
 
 def _label(run: RunData, r: Round, i: int) -> str:
-    """A replica's own values, the rates first in mind."""
+    """A replica's own values, learning rates first."""
     shown = (run.rates or tuple(range(len(run.knobs))))[:3]
     values = [f"{run.knobs[g]} {value:.3g}" for g in shown if (value := r.replicas[i].values[g]) is not None]
     return ", ".join([f"{'point' if run.probed else 'replica'} {i}", *values])

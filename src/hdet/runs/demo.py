@@ -29,7 +29,7 @@ class Scene(NamedTuple):
 
 
 def guesses(out: Path, steps: int) -> Scene:
-    """A bad guess: torch's OneCycleLR believes it, hdet's does not have to."""
+    """A bad guess: torch's OneCycleLR uses it as given, hdet's only starts from it."""
     rates = {"100× too low": GOOD / FAR, "100× too high": GOOD * FAR}
     plans = [_digits("torch, a good rate", steps, fanout="none", lr=GOOD)]
     for words, rate in rates.items():

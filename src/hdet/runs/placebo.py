@@ -1,4 +1,4 @@
-"""The placebo: a controller that hears the right losses from the wrong replicas."""
+"""The placebo: a controller that gets the losses shuffled over the replicas."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Teller:
         self._tell({"kind": kind, "run": self._run, **plain_json(content)})
 
     def step(self, step: int, base: Sequence[float], loss: float, last: bool) -> None:
-        """Tell of a step, unless the last word is fresh."""
+        """Tell of a step, unless one was told a moment ago."""
         now = time.monotonic()
         if now >= self._last + _INTERVAL or last:
             self._last = now

@@ -34,7 +34,7 @@ def run_all(folders: Sequence[Folder], ranks: Ranks, tell: Tell, stop: Stop) -> 
 
 
 class Pipe:
-    """Messages to the parent, a line each. A parent that is gone has asked to stop, in its way."""
+    """Messages to the parent, a line each. A parent that is gone counts as a request to stop."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop = stop

@@ -49,7 +49,7 @@ class Ranker(nn.Module):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> None:
-        """The heads start at the base rates, which everybody in the trade knows in advance."""
+        """The heads start at the base rates, which are known in advance in practice."""
         for table in (self.users, self.items, self.places):
             table.weight.normal_(0, 0.1, generator=generator)
         for block in self.modules():

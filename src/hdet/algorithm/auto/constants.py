@@ -54,16 +54,16 @@ TRY_LOWER = math.log(1e6)
 FASTEST = 8.0
 """The most that the rate grows in a round (LOG, reach)."""
 SLACK = 1.15
-"""A growth below this is none (LOG, reach)."""
+"""Growth by less than this factor counts as none (LOG, reach)."""
 UNSEEN = 0.01
 """Until the loss has left the first one by this part of it, nothing has happened yet: the fan is heard (LOG, one batch)
 ..."""
 LEAST = 2.0
 """... and the rate grows by at least this much in a round (LOG, reach)."""
 NEAR = 3.0
-"""A best point of the fan up to this multiple is near: that close the gradients know better (LOG, reach)."""
+"""A best point of the fan up to this multiple is near: so near, the reach decides (LOG, reach)."""
 BY_FAN = 1 / 3
-"""Beyond, the rate grows by this power of the best multiple: the best on a line is too much for a path (LOG, reach)."""
+"""Beyond, the rate grows by this power of the best multiple: the best on a line is too far for a path (LOG, reach)."""
 QUIET = 24
 """It has landed after so many steps without growth. Eight, then 16 were too few in short runs (LOG, lengths)."""
 LONGEST = 120
@@ -90,7 +90,7 @@ GAINED, FALL = 0.25, 0.5
 """A loss that was the first part of the first one below it, and then stands the second part above its lowest, twice
 in a row, ends it with the weights and at the level of the lowest (LOG, one batch)."""
 VISIBLE = 1e-3
-"""A displacement of this part of the weights, and the fan's multiples of it, changes any loss that depends on them."""
+"""If the weights moved by this part of their norm, points up to 1448 times as far must differ in their loss."""
 
 # -- landing and the climb ---------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ PATIENCE = 2
 NO_MOVE = 1e-9
 """Moves that add up to less than this, in log, are rounding."""
 ENOUGH_POINTS = 5
-"""Fewer points cannot show their noise: twice the patience."""
+"""With fewer points the noise cannot be estimated: twice the patience."""
 SURE = 3.0
 """|t| of a slope from which a round's points are believed: a smooth line gives 50 and more, shuffled points 1."""
 FARTHEST = 10.0

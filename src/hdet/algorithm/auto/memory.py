@@ -38,7 +38,7 @@ class Memory(NamedTuple):
 
     @property
     def proven(self) -> Moment | None:
-        """The last moment after which training went well for another round: the very last may be doomed already."""
+        """The last moment after which training went well for another round: the last one may already be damaged."""
         return self.moments[-2:][0] if self.moments else None
 
     def added(self, level: float, step: int) -> Memory:
@@ -59,7 +59,7 @@ class Memory(NamedTuple):
         return Memory((*self.moments[:1], *self.moments[1:][-1:]))
 
     def used(self, moment: Moment) -> Memory:
-        """Training went back to this moment: if that was not far enough, it is an earlier one's turn."""
+        """Training went back to this moment: the next time an earlier one is used."""
         earlier = self.moments[: self.moments.index(moment)]
         return Memory(earlier or (moment,))
 

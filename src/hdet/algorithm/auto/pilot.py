@@ -149,7 +149,7 @@ class Pilot:
     def doubts(self, state: PilotState, losses: Sequence[float]) -> bool:
         """Whether the loss seems to have exploded, or half of what was gained to be lost again.
 
-        Batches differ: the weights that it would go back to will tell, on the same one.
+        Batches differ: earlier weights are then evaluated on the same one.
         """
         if state.landed is None:
             return False
@@ -268,7 +268,7 @@ class Pilot:
         return math.inf if certain < best < math.inf else c.RUINED if best > perhaps else 0.0
 
     def _worse(self, state: PilotState, evidence: Evidence, certain: bool) -> Order:
-        """The weights are ruined. Go back at a third of the rate: beyond doubt at once, else the second time."""
+        """The weights are ruined. Go back at a third of the rate: at once if certain, else the second time in a row."""
         best, t = evidence.best, evidence.span[1]
         scale = max(state.scale, best / c.DOUBT) if math.isfinite(best) else state.scale
         state = state._replace(worse=state.worse + 1)

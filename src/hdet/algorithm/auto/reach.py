@@ -35,7 +35,7 @@ class Tally(NamedTuple):
 def estimate(tally: Tally) -> float:
     """The rate; 0 where the sums say nothing.
 
-    Three equal steps along a constant gradient, :math:`x_0 - x_k = 0, 1, 2` and then 3: as far as their mean.
+    Three equal steps of rate 1 along a constant gradient, :math:`x_0 - x_k = 0, 1, 2` and then 3.
 
     >>> estimate(Tally(asked=0.0 + 1.0 + 2.0, gained=3 * 3.0, rates=3.0))
     1.0

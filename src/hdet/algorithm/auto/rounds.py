@@ -71,7 +71,7 @@ class Growing:
 
 @lru_cache(maxsize=32)
 def _growing_ends(landed: int | None, length: int | None, beyond: int) -> tuple[int, ...]:
-    """Kept: every step of a run asks for them."""
+    """Cached, because it is called at every step."""
     ends = [1]
     while ends[-1] <= beyond:
         last = ends[-1]

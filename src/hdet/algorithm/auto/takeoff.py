@@ -1,10 +1,10 @@
 """Take-off: from any guess to the right decade of the learning rate within some forty steps. Pure functions.
 
-The rate begins very low and grows every few steps by what two witnesses allow. The fan: how far along the displacement
-since the start does the loss on one fixed batch fall? And the reach: at which rate would one step go as far as the
-gradients of all steps so far, together, ask for (:mod:`hdet.algorithm.auto.reach`)? Where neither asks for more it has
-landed. Where that costs little, training goes back to weights that have not been near the found rate, and climbs to it
-slowly: some networks never recover from a rate that comes too early.
+The rate begins very low and grows every few steps, by the larger of two estimates. The fan: how far along the
+displacement since the start does the loss on one fixed batch fall? And the reach: at which rate would one step go as
+far as the gradients of all steps so far, together, ask for (:mod:`hdet.algorithm.auto.reach`)? Where neither asks for
+more it has landed. Where that costs little, training goes back to weights that have not been near the found rate, and
+climbs to it slowly: some networks never recover from a rate that comes too early.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ def _failed(state: TakeOffState, now: float, late: bool) -> Leg | None:
 def _growth(state: TakeOffState, evidence: Evidence) -> float:
     """By the fan a root of the best multiple, by the reach all that it asks for; both within bounds.
 
-    The fan is heard until the loss has moved: a small batch that is being learned falls to nothing far out on any line.
-    A near point may win by luck where the next one explodes: that close the gradients know better.
+    The fan counts only until the loss has moved: a small batch that is being learned falls to nothing far out on any
+    line. A near point may win by luck where the next one explodes: so near, the reach decides.
     """
     farthest = wide_fan(len(evidence.losses))[_place_of_lowest(evidence.losses)]
     by_fan = farthest**c.BY_FAN if farthest > c.NEAR and not state.seen else 1.0

@@ -19,7 +19,7 @@ __all__ = ["Gradients"]
 class Gradients:
     """Two sums over steps, on the device: one number, and one fp32 copy of the gradients.
 
-    The formula is :mod:`hdet.algorithm.auto.reach`'s. The start is the caller's, who has it anyway.
+    The formula is :mod:`hdet.algorithm.auto.reach`'s. The caller passes the start.
     """
 
     def __init__(self) -> None:

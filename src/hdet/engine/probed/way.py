@@ -1,4 +1,4 @@
-"""The probed fan-out: everybody trains at the base value; replicas are points on the line of a round's displacement."""
+"""The probed fan-out: all ranks train at the base value; replicas are points on the line of a round's displacement."""
 
 from __future__ import annotations
 

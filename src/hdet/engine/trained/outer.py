@@ -69,7 +69,7 @@ class Outer:
     Args:
         lr: outer learning rate, above 0.
         momentum: :math:`\mu` in [0, 1).
-        nesterov: look ahead.
+        nesterov: Nesterov momentum.
     """
 
     def __init__(self, lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True) -> None:
