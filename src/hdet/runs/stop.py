@@ -26,7 +26,7 @@ class Stop:
 
 @contextmanager
 def on_signals(react: Callable[[], None]) -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM call ``react``; afterwards they do what they did. A second ends the process at once."""
+    """Inside, Ctrl-C and SIGTERM call ``react``; afterwards they do what they did. A second ends the process."""
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
         yield
         return
