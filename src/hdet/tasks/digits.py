@@ -132,7 +132,8 @@ def _imported(module: str, package: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ArgumentError(
-            f"the digits task needs {package}, but it is not installed; run `pip install 'hdet[tasks]'`"
+            f"the digits task needs {package}, but it is not installed; run `pip install '.[tasks]'` in a checkout of "
+            "hdet, or `pip install 'hdet[tasks]'`"
         ) from error
 
 
