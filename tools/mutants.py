@@ -77,6 +77,11 @@ class Mutant:
         return str(changed)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing that runs has changed: 1e300 + 1 is 1e300, and ``strict=`` only checks equal lengths."""
+        return _what_runs(self.source) == _what_runs(self.code)
+
+    @property
     def change(self) -> tuple[str, str]:
         """The line before and after; of several the first."""
         pairs = zip(self.source.splitlines(), self.code.splitlines(), strict=False)
@@ -115,8 +120,13 @@ def sample(size: int, seed: int, only: str) -> list[Mutant]:
             for place, mutant in _changes(file, path.read_text()):
                 sites.setdefault((file, place), []).append(mutant)
     rng = random.Random(seed)
-    chosen = rng.sample(sorted(sites), min(size, len(sites)))
-    return [rng.choice(sites[site]) for site in chosen]
+    order = sorted(sites)
+    drawn = [rng.choice(sites[site]) for site in rng.sample(order, min(size, len(order)))]
+    for i, mutant in enumerate(drawn):
+        while mutant.is_idle:
+            mutant = rng.choice(sites[rng.choice(order)])
+        drawn[i] = mutant
+    return drawn
 
 
 def _changes(file: str, source: str) -> Iterator[tuple[tuple[int, int], Mutant]]:
@@ -140,6 +150,14 @@ def _annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
                 end = (part.end_lineno or 0, part.end_col_offset or 0)
                 found.append(((part.lineno, part.col_offset), end))
     return found
+
+
+def _what_runs(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg != "strict"]
+    return ast.dump(tree)
 
 
 def tests_of(file: str, folder: Path) -> list[str]:

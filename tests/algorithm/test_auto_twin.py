@@ -175,3 +175,18 @@ def test_the_line_search_goes_the_way_of_its_twin(knobs: int, points: int) -> No
             state = update.state
             assert state.ups == [rows.above, rows.below], (seed, k)
             place = rng.choice([place, place, place, 1 / place])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_groups_whose_slopes_nearly_cancel_still_point_somewhere(sign: int) -> None:
+    """One group wants a little more of what the other wants less of: the sum is small, and beyond its error."""
+    pilot = Pilot(LineSearch(), 2, 1000)
+    landed, state, rows = pilot.without_take_off(0, None), LineSearch().init(2), Rows()
+    for k in (2, 5):  # rounds in which the groups stand apart
+        rho = pilot.fan(landed, k).rho
+        losses = [sign * (1.1 * first - second) for first, second in rho]
+        update = LineSearch().update(state, losses, [[r - 1 for r in row] for row in rho])
+        rows, moves = line_search(rows, losses, rho)
+        assert close([math.log1p(move) for move in update.moves], moves)
+        state = update.state
+    assert state.ups == [rows.above, rows.below] == ([0, 2] if sign > 0 else [1, 0])

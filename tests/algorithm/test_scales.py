@@ -46,6 +46,7 @@ def test_the_value_at_a_distance(name: str, base: float, d: float, value: float)
         ("relative", 1.0, 0.5, (1.0, 9.0), 2.0),
         ("relative", 9.0, 0.5, (1.0, 9.0), 6.0),
         ("relative", 3.0, 1.0, (0.0, INF), INF),  # one spread below any base is 0: none is inside
+        ("relative", 3.0, 1.5, (0.5, INF), INF),
         ("log", 1.0, LN2, (1.0, 9.0), 2.0),
         ("log", 9.0, LN2, (1.0, 9.0), 4.5),
         ("logit", 0.3, math.log(3), (0.25, 0.9), 0.5),
@@ -91,6 +92,8 @@ def test_bounds_must_leave_room(name: str, spread: float, bounds: tuple[float, f
         ("log", 1e-9, True),
         ("logit", 0.0, False),
         ("logit", 1.0, False),
+        ("logit", 1.5, False),
+        ("logit", -0.5, False),
         ("logit", 0.5, True),
     ],
 )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.algorithm.assignment import assign, permutation
+from hdet.algorithm.design import Balanced, Permuted
 from hdet.algorithm.spread import multipliers
 
 sizes = st.integers(1, 64)
@@ -68,3 +69,41 @@ def test_every_replica_takes_every_place() -> None:
     for r in range(4):
         for place in range(4):
             assert 60 < sum(p[r] == place for p in places) < 140
+
+
+def test_designs_never_change() -> None:
+    """All ranks, machines and versions must place the replicas alike: a resumed run goes on from another's points."""
+    assert _ranks(Permuted().places(n=4, knobs=2, seed=1, k=3)) == [[0, 1], [3, 2], [1, 3], [2, 0]]
+    assert _ranks(Balanced().places(n=5, knobs=3, seed=1, k=0)) == [
+        [2, 4, 4],
+        [1, 0, 3],
+        [4, 1, 2],
+        [3, 3, 1],
+        [0, 2, 0],
+    ]
+    assert _ranks(Balanced().places(n=5, knobs=3, seed=1, k=7)) == [
+        [4, 4, 2],
+        [3, 0, 1],
+        [2, 1, 4],
+        [0, 3, 3],
+        [1, 2, 0],
+    ]
+    many = Balanced().places(n=4, knobs=6, seed=2, k=3)
+    assert _ranks(many) == [[3, 1, 2, 3, 1, 2], [1, 0, 0, 0, 2, 3], [2, 3, 1, 1, 3, 0], [0, 2, 3, 2, 0, 1]]
+
+
+def test_a_balanced_design_overlaps_less_than_chance() -> None:
+    """Sums of squared products of columns, over 50 rounds: orthogonal columns would have 0."""
+
+    def overlap(places: list[list[float]]) -> float:
+        columns = list(zip(*places, strict=True))
+        pairs = [(a, b) for i, a in enumerate(columns) for b in columns[:i]]
+        return sum(sum(x * y for x, y in zip(a, b, strict=True)) ** 2 for a, b in pairs)
+
+    balanced = sum(overlap(Balanced().places(8, 3, 0, k)) for k in range(50))
+    assert balanced < 0.05 * sum(overlap(Permuted().places(8, 3, 0, k)) for k in range(1, 51))
+
+
+def _ranks(places: list[list[float]]) -> list[list[int]]:
+    """Places as numbers from 0, the lowest."""
+    return [[round((x + 1) / 2 * (len(places) - 1)) for x in row] for row in places]
