@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,11 +76,11 @@ class ProbeBatch:
         """Draw and share the batch of round ``k``. Collective."""
         if self._round == k:
             return
-        batch, failure = None, None
+        outline, failure = _Outline(None, []), None
         if group.rank == 0:
             try:
                 with rng_put_back(_device_of(self.model)):
-                    batch = self._draw(k)
+                    outline = _outlined(self._draw(k), _device_of(self.model))
             except Exception as error:  # whatever the user's loader raises, the others must hear of it
                 failure = error
         reason = group.broadcast_object(None if failure is None else repr(failure))
@@ -87,7 +88,7 @@ class ProbeBatch:
             raise failure
         if reason is not None:
             raise ArgumentError(f"rank 0 could not draw the probe batch of round {k}: {reason}; correct its loader")
-        self._batch = shared(batch, group, _device_of(self.model))
+        self._batch = _shared(outline, group, _device_of(self.model))
         self._round = k
 
     def __call__(self) -> Tensor:
@@ -96,7 +97,7 @@ class ProbeBatch:
         batch = self._batch
         if self._round is None:  # called by hand: a batch of this process alone, which no round will use
             with rng_put_back(_device_of(inner)):
-                batch = shared(self._draw(0), Solo(), _device_of(inner))
+                batch = _shared(_outlined(self._draw(0), _device_of(inner)), Solo(), _device_of(inner))
         device = _device_of(inner)
         with torch.no_grad(), rng_put_back(device), probing(inner, self.mode):
             _seed(self._round or 0, device)  # put back afterwards: what is random is the same for all replicas
@@ -189,8 +190,15 @@ def _seed(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def shared(batch: Any, group: ReplicaGroup, device: torch.device) -> Any:
-    """Rank 0's batch on every rank, its tensors on ``device``. Tensors travel as tensors, the rest pickled."""
+class _Outline(NamedTuple):
+    """A batch whose tensors are taken out."""
+
+    batch: Any
+    tensors: list[Tensor]
+
+
+def _outlined(batch: Any, device: torch.device) -> _Outline:
+    """The batch with its tensors on ``device``."""
     tensors: list[Tensor] = []
 
     def take(leaf: Any) -> Any:
@@ -199,16 +207,24 @@ def shared(batch: Any, group: ReplicaGroup, device: torch.device) -> Any:
         tensors.append(leaf.to(device).contiguous())
         return _Place(len(tensors) - 1, leaf.shape, leaf.dtype)
 
-    outline = group.broadcast_object(_mapped(batch, take))
+    return _Outline(_mapped(batch, take), tensors)
+
+
+def _shared(outline: _Outline, group: ReplicaGroup, device: torch.device) -> Any:
+    """Rank 0's batch on every rank. Tensors travel as tensors, the rest pickled."""
 
     def fill(leaf: Any) -> Any:
         if not isinstance(leaf, _Place):
             return leaf
-        mine = tensors[leaf.number] if group.rank == 0 else torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+        mine = (
+            outline.tensors[leaf.number]
+            if group.rank == 0
+            else torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+        )
         group.broadcast_(mine)
         return mine
 
-    return _mapped(outline, fill)
+    return _mapped(group.broadcast_object(outline.batch), fill)
 
 
 class _Place:
@@ -222,7 +238,11 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """``change`` applied to every leaf of mappings, lists, (named) tuples and dataclasses, in a fixed order."""
     if isinstance(value, Mapping):
         changed = {key: _mapped(item, change) for key, item in value.items()}
-        return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
+        clone = copy.copy(value)  # some cannot be made from a dict alone: defaultdict
+        clone.update(changed)
+        return clone
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _mapped(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init}
         return dataclasses.replace(value, **fields)

@@ -102,7 +102,7 @@ class Run:
             report.record["seconds"] = {"train": began - self._round_began, **report.record["seconds"]}
             self.chronicle.write(report.record, len(report.record["replicas"]), [s.name for s in self.way.specs])
         if report.warning is not None and self.meeting.group.rank == 0:
-            warnings.warn(report.warning, ProbeWarning, stacklevel=4)  # end_round, the face's step, the user
+            warnings.warn(report.warning, ProbeWarning, stacklevel=4)  # end_round, two of the face, the user
         self._round_began = time.perf_counter()
 
     # -- meeting the other replicas ---------------------------------------------------------------------------------

@@ -91,10 +91,13 @@ class Way(Protocol):
         """Numbers that must be equal on all replicas; made by :func:`terms`."""
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
-        """Parameter groups were added to the optimizer: their rates begin unlearned."""
+        """Parameter groups were added to the optimizer: their rates become knobs."""
 
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known."""
+
+    def take_over(self) -> None:
+        """Until now another scheduler was in charge, as in SequentialLR: what was trained is not this one's."""
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
         """The weights when the replicas first meet, checked."""
@@ -149,7 +152,7 @@ def terms(
         "number of knobs": float(len(specs)),
         "spread": spreads.pop() if len(spreads) == 1 else nothing,
         "knobs (fingerprint)": fingerprint.words([text]),
-        "settings (fingerprint)": fingerprint.words([in_words(part) for part in parts]),
+        "fanout, controller, signal, outer, inner, points (fingerprint)": fingerprint.words(map(in_words, parts)),
         "total_steps": nothing if total_steps is None else float(total_steps),
         "sync_every": float(sync_every or 0),
         "seed": float(seed),

@@ -124,7 +124,7 @@ def probed_way(
             f"a run of {total_steps} steps is too short to find its rate, which takes at least {auto.SHORTEST}: the "
             "guess is kept to; give the rate, or count optimizer steps rather than epochs",
             ProbeWarning,
-            stacklevel=5,  # probed_way, ..._run, __init__, the user
+            stacklevel=4,  # probed_way, ..._run, __init__, the user
         )
     groups = knob_of_group if knob_of_group is not None else {g: g for g in range(len(specs))}
     return ProbedWay(pilot, specs, groups, ours.probe, ours.model)

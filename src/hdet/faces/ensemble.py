@@ -144,11 +144,13 @@ class Ensemble:
         if metrics is not None:
             self._check_metrics(metrics)
         if self._run.after_step(self.optimizer, self._step, t, loss):
-            end = RoundEnd(self._step, t, self.optimizer, self._schedule, self._floors, self._peak)
-            self._run.end_round(end)
+            self._end_round(t)
         self._step_schedule(metrics)
         self._step = t
         self._write_values()
+
+    def _end_round(self, t: int) -> None:
+        self._run.end_round(RoundEnd(self._step, t, self.optimizer, self._schedule, self._floors, self._peak))
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss of this replica towards the round; ``step(loss)`` is observe and step."""

@@ -241,6 +241,12 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             for warning in caught:
                 warnings.warn(warning.message, warning.category, stacklevel=3)
 
+    def _update_lr(self, epoch: int | None = None) -> None:
+        """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
+        if epoch == 0:
+            self._run.way.take_over()
+        _torch._update_lr(self, epoch)
+
     def _before_step(self, loss: float | Tensor | None, t: int) -> None:
         """All that happens before torch writes the rates of step ``t``."""
         if t > self.total_steps:

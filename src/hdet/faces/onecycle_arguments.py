@@ -119,10 +119,10 @@ def _guesses(optimizer: object) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def _refuse_impossible(max_lr: object) -> None:
+def _refuse_impossible(max_lr: Any) -> None:
     """A probed fan-out multiplies the rate that it is given: it must be a number above 0."""
     guesses = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr]
-    if not all(isinstance(guess, (int, float)) and 0 < guess < math.inf for guess in guesses):
+    if not all(is_real(guess) and 0 < guess < math.inf for guess in guesses):
         raise ArgumentError(
             f'a probed fan-out begins from max_lr, or the optimizer\'s lr with "auto", which must be a finite number '
             f"above 0, but got {guesses}; any guess will do, for instance 1e-3"

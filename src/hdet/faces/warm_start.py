@@ -57,7 +57,7 @@ def perturb_(
 
 def _levels(tensors: list[Tensor], nu: float, scope: str) -> Iterator[float]:
     """Standard deviation of the noise for each tensor."""
-    squares = [torch.linalg.vector_norm(t, dtype=_wide(t)).double().item() ** 2 for t in tensors]
+    squares = [torch.linalg.vector_norm(t, dtype=_wide(t)).item() ** 2 for t in tensors]
     sizes = [t.numel() for t in tensors]
     if scope == "model":
         squares, sizes = [math.fsum(squares)] * len(tensors), [sum(sizes)] * len(tensors)

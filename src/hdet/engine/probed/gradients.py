@@ -49,8 +49,9 @@ class Gradients:
         asked = _inner(gradients, start, weights)
         self._asked = asked if self._asked is None else self._asked * discount + asked
         for pull, gradient in zip(self._pull, gradients, strict=True):
+            pull.mul_(discount)  # also where a layer was not used: its gradient is zero
             if gradient is not None:
-                pull.mul_(discount).add_(gradient)
+                pull.add_(gradient)
         self._rates, self._rate = self._rates + rate, rate
 
     @torch.no_grad()
@@ -59,8 +60,8 @@ class Gradients:
         if self._asked is None:
             return 0.0
         asked, gained = to_host([self._asked, _inner(self._pull, start, parameters)])
-        if not (math.isfinite(asked) and math.isfinite(gained)):  # some gradient was not finite
-            self.reset()
+        if not (math.isfinite(asked) and math.isfinite(gained)):  # some gradient was not finite: the way gone stays
+            self._pull, self._asked = [], None
             return 0.0
         return estimate(Tally(asked, gained, float(self._rates)))
 
@@ -76,11 +77,11 @@ def _discount(before: Rate | None, now: Rate) -> Rate:
 
 
 def _inner(gradients: Sequence[Tensor | None], start: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """<gradients, start - weights>, a scalar on the first weight's device. Complex ones count by their real part."""
+    """<gradients, start - weights>, the real part; a scalar on the first weight's device."""
     total = torch.zeros((), device=weights[0].device if weights else None)
     for g, a, w in zip(gradients, start, weights, strict=True):
         if g is not None:
-            total = total + torch.sum(g * (a - w)).real.to(total.device)
+            total = total + torch.sum(g.conj() * (a - w)).real.to(total.device)
     return total
 
 

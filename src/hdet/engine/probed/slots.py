@@ -28,7 +28,7 @@ class _Copy(NamedTuple):
     parameters: list[int]
     """Their ids: layers may be frozen and thawed."""
     weights: list[Tensor]
-    buffers: list[Tensor]
+    buffers: dict[str, Tensor]
     memory: _OptimizerMemory
 
 
@@ -49,7 +49,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._copies: dict[int, _Copy] = {}
-        self._start: _OptimizerMemory | None = None
+        self._start: tuple[_OptimizerMemory, dict[str, Tensor]] | None = None
 
     def present(self, optimizer: Optimizer) -> frozenset[int]:
         """Slots that can be put back. Layers may have been frozen or thawed since a copy was made."""
@@ -59,35 +59,46 @@ class Slots:
     def keep(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Copy this moment into a slot."""
         parameters = trained_parameters(optimizer)
-        weights, buffers = [_copied(p) for p in parameters], [_copied(b) for b in _buffers(model)]
+        weights, buffers = [_copied(p) for p in parameters], _copied(_buffers(model))
         self._copies[slot] = _Copy([id(p) for p in parameters], weights, buffers, _remembered(optimizer, parameters))
 
     def keep_only(self, slots: frozenset[int]) -> None:
         """Free all other slots."""
         self._copies = {slot: copy for slot, copy in self._copies.items() if slot in slots}
 
-    def keep_start(self, optimizer: Optimizer) -> None:
+    def keep_start(self, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Before the first step: what the optimizer remembers. The weights are the round's anchor."""
         if self._start is None:
-            self._start = _remembered(optimizer, trained_parameters(optimizer))
+            self._start = _remembered(optimizer, trained_parameters(optimizer)), _copied(_buffers(model))
 
-    def restart_(self, optimizer: Optimizer) -> None:
+    def restart_(self, optimizer: Optimizer, model: nn.Module | None) -> None:
         """The optimizer's memory is as before the first step."""
         if self._start is not None:
-            _restore_(optimizer, trained_parameters(optimizer), self._start)
+            memory, buffers = self._start
+            write_(*_fitting(_buffers(model), buffers))
+            _restore_(optimizer, trained_parameters(optimizer), memory)
 
     @contextmanager
     def shown(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> Iterator[None]:
         """Inside, weights and buffers are as at that moment."""
-        copy, tensors = self._copies[slot], [*trained_parameters(optimizer), *_buffers(model)]
+        copy = self._copies[slot]
+        buffers, values = _fitting(_buffers(model), copy.buffers)
+        tensors = [*trained_parameters(optimizer), *buffers]
+        parameters = trained_parameters(optimizer)
+        own = _remembered(optimizer, parameters)
         with put_back(tensors):
-            write_(tensors, [*copy.weights, *copy.buffers])
-            yield
+            write_(tensors, [*copy.weights, *values])
+            _restore_(optimizer, parameters, copy.memory)  # Schedule-Free makes the evaluated weights from it
+            try:
+                yield
+            finally:
+                _restore_(optimizer, parameters, own)
 
     def restore_(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Put a moment back, in place."""
         copy, parameters = self._copies[slot], trained_parameters(optimizer)
-        write_([*parameters, *_buffers(model)], [*copy.weights, *copy.buffers])
+        buffers, values = _fitting(_buffers(model), copy.buffers)
+        write_([*parameters, *buffers], [*copy.weights, *values])
         _restore_(optimizer, parameters, copy.memory)
 
 
@@ -123,8 +134,14 @@ def _is_own_number(name: str, value: object) -> bool:
     return name not in _SCHEDULED and isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _buffers(model: nn.Module | None) -> Sequence[Tensor]:
-    return list(model.buffers()) if model is not None else []
+def _buffers(model: nn.Module | None) -> dict[str, Tensor]:
+    return dict(model.named_buffers()) if model is not None else {}
+
+
+def _fitting(now: dict[str, Tensor], kept: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Buffers with their kept values. Caches that a forward pass has put there since, or made longer, stay."""
+    pairs = [(b, kept[name]) for name, b in now.items() if name in kept and kept[name].shape == b.shape]
+    return [b for b, _ in pairs], [value for _, value in pairs]
 
 
 def _copied(value: Any, device: torch.device | str = "cpu") -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import finalize, ref
 
 import torch
@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 __all__ = ["Watch"]
 
 Owner = TypeVar("Owner")
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
 
 
 class Watch:
@@ -27,6 +29,10 @@ class Watch:
         """Whether a step was captured into a CUDA graph: from then on replays make steps that nobody hears of."""
         self._begun = False
 
+    def was_captured(self) -> None:
+        """A graph was captured without our hearing of it."""
+        self.captured = True
+
     @property
     def sees_steps(self) -> bool:
         """Whether every step is heard of."""
@@ -39,7 +45,7 @@ class Watch:
         self._begun = True
         held, watch = ref(owner), ref(self)
 
-        def hook(opt: Optimizer, *_: object) -> None:
+        def heard(opt: Optimizer) -> None:
             found, mine = held(), watch()
             if found is None or mine is None:
                 return
@@ -47,6 +53,25 @@ class Watch:
                 mine.captured = True
             else:
                 before_step(found, opt)
+
+        def hook(opt: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            if closure is None:
+                heard(opt)
+                return None
+            called = False
+
+            def told() -> Any:  # gradients are there once the closure has been called
+                nonlocal called
+                loss = closure()
+                if not called:
+                    heard(opt)
+                called = True
+                return loss
+
+            if "closure" in kwargs:
+                return args, {**kwargs, "closure": told}
+            return (args[0], told, *args[2:]), kwargs
 
         try:
             handle = optimizer.register_step_pre_hook(hook)

@@ -134,6 +134,10 @@ class ProbedWay:
         self._body.remember(optimizer)
         self._witness.watch(optimizer, self, ProbedWay._before_step)
 
+    def take_over(self) -> None:
+        self._witness.begin_anew()
+        self._slots = Slots()
+
     def first_weights(self, optimizer: Optimizer) -> Weights:
         return self._body.first_weights(optimizer)
 
@@ -144,15 +148,15 @@ class ProbedWay:
         if self._finished:
             return
         if self.pilot_state.takeoff.phase is Phase.FIRST:
-            self._slots.keep_start(optimizer)
+            self._slots.keep_start(optimizer, self._model)
         self._witness.before_step(optimizer, self._rising)
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         """A step of training has been made: part of the round's mean."""
         self._witness.watch(optimizer, self, ProbedWay._before_step)  # a copy has no hook yet
         self._finished = t >= (self.pilot.total_steps or math.inf)
-        if t <= 0:  # SequentialLR sets the first rates: what was trained before is not this scheduler's
-            self._witness.begin_anew()
+        if t <= 0:  # SequentialLR sets the first rates
+            self.take_over()
             return
         self._witness.after_step(optimizer, self._rising)
         if self.pilot_state.landed is not None:  # take-off looks at the weights as they are
@@ -213,7 +217,8 @@ class ProbedWay:
             with arriving(f"sharing the probe batch of round {k}"):
                 self.probe.prepare(0 if fan.fixed else k, group)
         points, what = len(fan.rho), f"gathering the points of round {k}"
-        rows = gathered(group, what, points, lambda: witness.measure(optimizer, fan, group, self.probe))
+        device = self.weights(optimizer).device
+        rows = gathered(group, device, what, points, lambda: witness.measure(optimizer, fan, group, self.probe))
         losses = [rows[point % len(rows)].losses[point] for point in range(points)]
         witness.notice_unseen_steps(rows[0].displacement, span[1] - span[0])
         return Evidence(
@@ -239,12 +244,13 @@ class ProbedWay:
             with self._slots.shown(moment.slot, end.optimizer, self._model), evaluated(end.optimizer):
                 return Measured([loss_now(self.probe, trained_parameters(end.optimizer))])
 
-        return gathered(group, f"comparing with earlier weights at step {end.after}", 1, measure)[0].losses[0]
+        what, device = f"comparing with earlier weights at step {end.after}", self.weights(end.optimizer).device
+        return gathered(group, device, what, 1, measure)[0].losses[0]
 
     def _shape(self, end: RoundEnd) -> float:
         """The schedule of the first knob, relative to its highest value so far."""
-        now = max(end.schedule(end.after)[:1], default=1.0)
-        self._highest = max(self._highest, now, *end.schedule(end.before)[:1])
+        before, now = end.schedule(end.before)[0], end.schedule(end.after)[0]
+        self._highest = max(self._highest, before, now)
         return now / self._highest if self._highest else 1.0
 
     def _carry_out(self, order: Order, end: RoundEnd) -> None:
@@ -256,7 +262,7 @@ class ProbedWay:
             self._slots.restore_(slot, optimizer, self._model)
         elif order.action is Action.RESTART:
             self._witness.restart_(optimizer)
-            self._slots.restart_(optimizer)
+            self._slots.restart_(optimizer, self._model)
         elif order.action is Action.GO_ON and not bool(self.weights(optimizer).all_finite()):
             raise DivergedError(
                 f"the weights are not finite at step {end.after}, and none are remembered to go back to; load an "
@@ -297,5 +303,5 @@ class ProbedWay:
 
 def _level(rate: float, end: RoundEnd) -> float:
     """log m of a rate that the gradients ask for; -inf where they say nothing."""
-    guess = max(end.schedule(end.before)[:1], default=0.0)
+    guess = end.schedule(end.before)[0]
     return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf

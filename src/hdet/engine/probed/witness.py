@@ -51,6 +51,8 @@ class Witness:
         self._line = Line()
         self._gradients = Gradients()
         self._watch = Watch()
+        self._moved_before = 0.0
+        """The displacement at the end of the round before."""
         self._weights_before: list[Tensor] = []
         """Where steps are replayed from a graph and not heard of: the weights from before the one to come."""
 
@@ -77,7 +79,7 @@ class Witness:
         """The displacement, and what was seen along it, begin with the next step."""
         self._line.reset()
         self._gradients.reset()
-        self.steps = 0
+        self.steps, self._moved_before = 0, 0.0
 
     def before_step(self, optimizer: Optimizer, rising: bool) -> None:
         """The anchor is taken just before the first step of a round; in take-off gradients are seen."""
@@ -108,8 +110,10 @@ class Witness:
 
     def notice_unseen_steps(self, displacement: float, length: int) -> None:
         """Weights that moved without a step: a graph was captured before anybody watched."""
-        if self.steps == 0 and displacement > 0:
-            self._watch.captured, self.steps = True, length
+        if self.steps == 0 and displacement not in (0.0, self._moved_before):
+            self._watch.was_captured()
+            self.steps = length
+        self._moved_before = displacement
 
     def restart_(self, optimizer: Optimizer) -> None:
         """Weights as at the beginning of the round."""
@@ -155,7 +159,9 @@ class Witness:
         return [[row[knob_of[g]] if g in knob_of else 1.0 for g in groups] for row in rho]
 
 
-def gathered(group: ReplicaGroup, what: str, points: int, measure: Callable[[], Measured]) -> list[Measured]:
+def gathered(
+    group: ReplicaGroup, device: torch.device, what: str, points: int, measure: Callable[[], Measured]
+) -> list[Measured]:
     """What every rank has measured. Whatever the user's probe raises on one rank, the others hear of it."""
     failure, mine = None, Measured([math.nan] * points)
     try:
@@ -163,7 +169,8 @@ def gathered(group: ReplicaGroup, what: str, points: int, measure: Callable[[], 
     except Exception as error:
         failure = error
     with arriving(what):
-        rows = group.gather([*mine.losses, mine.displacement, mine.reach, float(failure is not None)])
+        row = [*mine.losses, mine.displacement, mine.reach, float(failure is not None)]
+        rows = group.gather(row, device)
     if failure is not None:
         raise failure
     failed = [rank for rank, row in enumerate(rows) if row[-1]]

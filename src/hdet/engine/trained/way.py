@@ -136,6 +136,9 @@ class TrainedWay:
         self.body.remember(optimizer)
         self.outer.begin(self.weights(optimizer).parameters)
 
+    def take_over(self) -> None:
+        """Rounds are counted by steps: there is nothing to forget."""
+
     def first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
         return self.body.first_weights(optimizer)
