@@ -60,8 +60,8 @@ class Gradients:
         if self._asked is None:
             return 0.0
         asked, gained = to_host([self._asked, _inner(self._pull, start, parameters)])
-        if not (math.isfinite(asked) and math.isfinite(gained)):  # some gradient was not finite: the way gone stays
-            self._pull, self._asked = [], None
+        if not (math.isfinite(asked) and math.isfinite(gained)):  # some gradient was not finite
+            self.reset()
             return 0.0
         return estimate(Tally(asked, gained, float(self._rates)))
 
