@@ -96,6 +96,8 @@ def agree(state: PilotState, rule: Rule, t: float) -> None:
     assert close([moment.level for moment in state.memory.moments], [kept.level for kept in rule.copies])
     assert (state.worse, state.takeoff.quiet) == (rule.worse, rule.quiet)
     assert close([state.scale, state.low], [rule.scale, rule.low])
+    take_off = state.takeoff
+    assert close([take_off.first, take_off.best, take_off.best_at], [rule.L0, rule.Lb, rule.level_b])
 
 
 def follow(seed: int) -> Counter[str]:
@@ -190,3 +192,19 @@ def test_groups_whose_slopes_nearly_cancel_still_point_somewhere(sign: int) -> N
         assert close([math.log1p(move) for move in update.moves], moves)
         state = update.state
     assert state.ups == [rows.above, rows.below] == ([0, 2] if sign > 0 else [1, 0])
+
+
+def test_where_no_loss_was_ever_finite_and_nothing_was_kept_nothing_happens() -> None:
+    """The first step is undone, so that there is no copy; then the probe has no number for any weights."""
+    letters = Settings(S=200, guess=[1.0])
+    pilot, rule = Pilot(LineSearch(), 1, 200), Rule(letters)
+    state = pilot.begin()
+    for k, (began, t, q) in enumerate([(0, 1, 0.5), (1, 3, 0.1), (3, 5, 0.1), (5, 13, 0.1), (13, 21, 0.1)]):
+        fan = pilot.fan(state, k)
+        losses = [math.nan] * len(fan.rho)
+        order = pilot.after_round(state, Evidence((began, t), fan, losses, letters.peak, 1.0, t - began, q))
+        expected = rule.after_round(k, Measured(began, t, losses, q))
+        assert (order.event, order.action is Action.KEEP) == (expected.event, expected.keep)
+        state = order.state
+        agree(state, rule, t)
+    assert (state.landed, state.learned, state.memory.moments) == (5, [1.0], ())
