@@ -148,9 +148,8 @@ def test_bad_knobs_are_refused(scale: str, spread: float, bounds: tuple[float, f
 
 
 def test_the_edges_of_a_spread_are_allowed() -> None:
-    KnobSpec("h", scale_named("relative"), 1.0)
-    KnobSpec("h", scale_named("linear"), 0)
-    KnobSpec("h", scale_named("log"), 1.5)
+    for scale, spread in (("relative", 1.0), ("linear", 0), ("log", 1.5)):
+        assert KnobSpec("h", scale_named(scale), spread).spread == spread
 
 
 def test_a_factor_is_bounded() -> None:

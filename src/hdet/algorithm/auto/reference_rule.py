@@ -350,17 +350,21 @@ class Rule:
         return t > max(c.LATE * S, min(c.LATE_STEPS, c.LATE_SHORT * S))
 
     def _kept(self, order: Order, level: float, t: int) -> Order:
-        """At most four copies: the one whose neighbours are closest in log m goes, but never the first or the last.
-
-        Of several the earliest, whatever their last digits.
-        """
-        if len(self.copies) >= c.MOMENTS:
-            levels = [kept.level for kept in self.copies]
-            apart = [abs(after - before) for before, after in zip(levels, levels[2:], strict=False)]
-            close = [i for i, gap in enumerate(apart) if gap <= min(apart) + c.ROUNDING]
-            del self.copies[1 + close[0]]
-        self.copies = [*self.copies, Copy(level, t)]
+        self.copies = [*_thinned(self.copies), Copy(level, t)]
         return order._replace(keep=True)
+
+
+def _thinned(copies: list[Copy]) -> list[Copy]:
+    """At most four with the next: the one whose neighbours are closest in log m goes, but never the first or the last.
+
+    Of several the earliest, whatever their last digits.
+    """
+    if len(copies) < c.MOMENTS:
+        return copies
+    levels = [kept.level for kept in copies]
+    apart = [abs(after - before) for before, after in zip(levels, levels[2:], strict=False)]
+    goes = 1 + next(i for i, gap in enumerate(apart) if gap <= min(apart) + c.ROUNDING)
+    return [kept for i, kept in enumerate(copies) if i != goes]
 
 
 def _bounded(m: float) -> float:
