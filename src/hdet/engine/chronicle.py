@@ -28,6 +28,10 @@ class Chronicle:
         self._opened = False
         self._resumed: tuple[int, bool] | None = None
 
+    def give_up(self) -> None:
+        """Write nothing any more: somebody else does."""
+        self.sink = None
+
     def resume(self, step: int, mid_round: bool) -> None:
         """The run goes on from a checkpoint."""
         self._opened, self._resumed = False, (step, mid_round)
@@ -42,7 +46,7 @@ class Chronicle:
             self.sink.write(record)
         except Exception as error:  # a full disk, a sink of the user's own: never a reason to stop on one rank alone
             _log.warning("the journal %r cannot be written and is given up: %s", self.sink, error)
-            self.sink = None
+            self.give_up()
 
     def _open(self, sink: Sink, replicas: int, knobs: list[str]) -> None:
         if self._resumed is None or not getattr(sink, "begun", False):

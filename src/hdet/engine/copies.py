@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,7 +25,7 @@ def put_back(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @torch.no_grad()
-def write_(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def write_(tensors: Sequence[Tensor], values: Iterable[Tensor]) -> None:
     """Copy values into tensors, in place.
 
     Inside ``torch.autocast`` the casts of earlier weights are cached, and forward passes would go on using them: the

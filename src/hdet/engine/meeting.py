@@ -83,7 +83,7 @@ class Meeting:
             self.meter,
             signal=signal,
             expect_equal=expect_equal,
-            journal=self._chronicle.sink is not None,
+            journal=self.keeps_journal,
         )
 
     @property

@@ -116,7 +116,7 @@ class Run:
         if meeting.seat.size == 1:
             meeting.begin(Solo())
             if dist.get_rank() > 0:  # one arm of several ranks: one of them writes the journal
-                self.chronicle.sink = None
+                self.chronicle.give_up()
             return
         weights = self.way.first_weights(optimizer)
         with arriving("the first step, where the replicas meet"):

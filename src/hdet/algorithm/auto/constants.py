@@ -20,7 +20,7 @@ APART_EVERY = 3
 """In one round of so many the knobs stand apart, in the others together: the common rate matters most (LOG, reach)."""
 SNAPSHOTS = 8
 """Snapshots in the mean of a round. 32 were no better and cost four times as much (LOG, reach)."""
-FAN_DECADES = 10.5
+FAN_OCTAVES = 10.5
 """The wide fan of take-off reaches 2 to this power, 1448 times the displacement (LOG, wide fan)."""
 
 # -- rounds ------------------------------------------------------------------------------------------------------------

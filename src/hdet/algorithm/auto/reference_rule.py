@@ -151,7 +151,7 @@ class Rule:
         n, G = self.settings.points, len(self.m)
         if self.landed is None:
             n = 1 if self.seen else n  # the fan is heard until the loss has moved
-            return [[2.0 ** (c.FAN_DECADES * i / max(n - 1, 1))] * G for i in range(n)]
+            return [[2.0 ** (c.FAN_OCTAVES * i / max(n - 1, 1))] * G for i in range(n)]
         x = Balanced().places(n, G, self.settings.seed, k)
         if k % c.APART_EVERY == c.APART_EVERY - 1:
             return [[1 + self.settings.spread * x[i][g] for g in range(G)] for i in range(n)]

@@ -97,7 +97,7 @@ def wide_fan(points: int) -> list[float]:
     >>> [round(rho, 1) for rho in wide_fan(8)][:4]
     [1.0, 2.8, 8.0, 22.6]
     """
-    return [2.0 ** (c.FAN_DECADES * r / max(points - 1, 1)) for r in range(points)]
+    return [2.0 ** (c.FAN_OCTAVES * r / max(points - 1, 1)) for r in range(points)]
 
 
 def after_round(state: TakeOffState, evidence: Evidence, *, late: bool = False) -> Leg:

@@ -91,7 +91,7 @@ class Line:
             for point in mine:
                 multiples = [rho[point][g] for g in groups]
                 rows = zip(anchor, end, multiples, strict=True)
-                write_(parameters, [torch.lerp(a, e.to(a.dtype), r) for a, e, r in rows])
+                write_(parameters, (torch.lerp(a, e.to(a.dtype), r) for a, e, r in rows))  # one at a time
                 found[point] = loss_now(probe, parameters)
         return found
 

@@ -71,6 +71,10 @@ class Slots:
         if self._start is None:
             self._start = _remembered(optimizer, trained_parameters(optimizer)), _copied(_buffers(model))
 
+    def forget_start(self) -> None:
+        """The first step is behind."""
+        self._start = None
+
     def restart_(self, optimizer: Optimizer, model: nn.Module | None) -> None:
         """The optimizer's memory is as before the first step."""
         if self._start is not None:

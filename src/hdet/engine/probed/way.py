@@ -270,6 +270,8 @@ class ProbedWay:
             )
         self.pilot_state = order.state
         self._slots.keep_only(order.state.memory.slots)
+        if order.state.takeoff.phase is not Phase.FIRST:
+            self._slots.forget_start()
         self._witness.end_round(anew=order.anew)
         if not self._finished:
             self._witness.expect_step(optimizer, self._rising)
