@@ -20,8 +20,8 @@ help: ## list the targets
 demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 	$(VENV)/bin/hdet demo
 
-test: lint ## lint, then all tests and doctests
-	$(PY) -m pytest $(PYTEST_ARGS)
+test: lint ## lint, then all tests and doctests, in two processes
+	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one process, under a minute
 	$(PY) -m ruff check .
