@@ -67,7 +67,7 @@ class Slots:
         self._copies = {slot: copy for slot, copy in self._copies.items() if slot in slots}
 
     def keep_start(self, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """Before the first step: what the optimizer remembers. The weights are the round's anchor."""
+        """Before the first step: what the optimizer remembers, and the buffers. The weights are the round's anchor."""
         if self._start is None:
             self._start = _remembered(optimizer, trained_parameters(optimizer)), _copied(_buffers(model))
 
@@ -76,7 +76,7 @@ class Slots:
         self._start = None
 
     def restart_(self, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """The optimizer's memory is as before the first step."""
+        """What the optimizer remembers, and the buffers, are as before the first step."""
         if self._start is not None:
             memory, buffers = self._start
             write_(*_fitting(_buffers(model), buffers))
@@ -84,12 +84,10 @@ class Slots:
 
     @contextmanager
     def shown(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> Iterator[None]:
-        """Inside, weights and buffers are as at that moment."""
-        copy = self._copies[slot]
+        """Inside, weights, buffers and what the optimizer remembers are as at that moment."""
+        copy, parameters = self._copies[slot], trained_parameters(optimizer)
         buffers, values = _fitting(_buffers(model), copy.buffers)
-        tensors = [*trained_parameters(optimizer), *buffers]
-        parameters = trained_parameters(optimizer)
-        own = _remembered(optimizer, parameters)
+        tensors, own = [*parameters, *buffers], _remembered(optimizer, parameters)
         with put_back(tensors):
             write_(tensors, [*copy.weights, *values])
             _restore_(optimizer, parameters, copy.memory)  # Schedule-Free makes the evaluated weights from it

@@ -30,7 +30,7 @@ class Watch:
         self._begun = False
 
     def was_captured(self) -> None:
-        """A graph was captured without our hearing of it."""
+        """A step was captured into a graph, whether we heard of it or not."""
         self.captured = True
 
     @property
@@ -50,7 +50,7 @@ class Watch:
             if found is None or mine is None:
                 return
             if _is_capturing(opt):  # nothing of ours may get into the graph
-                mine.captured = True
+                mine.was_captured()
             else:
                 before_step(found, opt)
 

@@ -135,6 +135,7 @@ class ProbedWay:
         self._witness.watch(optimizer, self, ProbedWay._before_step)
 
     def take_over(self) -> None:
+        """What was measured and kept so far belongs to another run or another scheduler."""
         self._witness.begin_anew()
         self._slots = Slots()
 
@@ -289,8 +290,7 @@ class ProbedWay:
         pilot, pilot_state = loaded(self.pilot, state, total_steps)
         self.pilot, self.pilot_state, self._highest = pilot, pilot_state, state["highest"]
         self.specs = [dataclasses.replace(spec, spread=pilot.spread) for spec in self.specs]
-        self._witness.begin_anew()
-        self._slots = Slots()
+        self.take_over()
 
     def adopt(self, total_steps: int, t: int) -> None:
         """From the rate of torch's checkpoint, without a take-off."""
