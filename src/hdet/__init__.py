@@ -3,7 +3,6 @@
 from hdet import experimental
 from hdet._version import __version__
 from hdet.algorithm.controller import Controller
-from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
 from hdet.comm.arms import arms
@@ -39,7 +38,6 @@ __all__ = [
     "JournalData",
     "JournalError",
     "Knob",
-    "LineSearch",
     "LostReplicaError",
     "Normalised",
     "OneCycleLR",

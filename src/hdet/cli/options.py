@@ -22,7 +22,6 @@ __all__ = [
     "OptimizerName",
     "OptimizerOption",
     "OutFolder",
-    "Points",
     "Replicas",
     "Resume",
     "Seed",
@@ -131,7 +130,6 @@ SyncEvery = Annotated[
     int | None,
     typer.Option(help="Steps per round (trained).", show_default="a fiftieth of the steps", rich_help_panel=_METHOD),
 ]
-Points = Annotated[int, typer.Option(help="Probes per round (probed).", rich_help_panel=_METHOD)]
 OptimizerOption = Annotated[
     OptimizerName, typer.Option("--optimizer", help="Adam, or SGD with momentum.", rich_help_panel=_METHOD)
 ]

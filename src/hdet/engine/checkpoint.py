@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from hdet.algorithm.controller import Controller
-from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
 from hdet.errors import ArgumentError
@@ -16,10 +15,9 @@ __all__ = ["STATE_VERSION", "controller_from", "controller_saved", "in_pairs"]
 
 STATE_VERSION = 2
 
-_OURS: dict[str, type[Published] | type[Normalised] | type[LineSearch]] = {
+_OURS: dict[str, type[Published] | type[Normalised]] = {
     "Published": Published,
     "Normalised": Normalised,
-    "LineSearch": LineSearch,
 }
 
 

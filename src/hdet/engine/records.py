@@ -7,12 +7,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from hdet._version import __version__
-from hdet.algorithm.controller import Controller, Update
-from hdet.algorithm.linesearch import LineSearch
+from hdet.algorithm.controller import Update
 from hdet.engine.rollcall import RollCall
 from hdet.journal import SCHEMA
 
-__all__ = ["header_record", "resume_record", "round_record", "verdict_records"]
+__all__ = ["header_record", "resume_record", "round_record"]
 
 
 def header_record(arguments: Mapping[str, Any], replicas: int, knobs: list[str]) -> dict[str, Any]:
@@ -75,23 +74,6 @@ def round_record(
         "base": new_base,
         "seconds": seconds,
     }
-
-
-def verdict_records(controller: Controller | None, state: Any, update: Update | None) -> list[dict[str, Any]] | None:
-    """Per knob: slope (above 0, more is better), its error over recent rounds, and which way it points."""
-    if update is None:
-        return None
-    words = [_word(move) for move in update.moves]
-    if isinstance(controller, LineSearch):
-        said = zip(words, update.moves, controller.verdicts(state), strict=True)
-        words = [word if move else verdict for word, move, verdict in said]
-    errors = getattr(state, "error", None) or [None] * len(words)
-    rows = zip(update.deltas, errors, words, strict=True)
-    return [{"slope": slope, "error": error, "word": word} for slope, error, word in rows]
-
-
-def _word(move: float) -> str:
-    return "no signal" if move == 0 else "up" if move > 0 else "down"
 
 
 def _with_zeros(weights: list[float] | None, excluded: list[int]) -> list[float] | None:

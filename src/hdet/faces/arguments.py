@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.auto import constants as auto
 from hdet.algorithm.auto.pilot import Pilot
-from hdet.algorithm.controller import Controller
 from hdet.algorithm.knob import KnobSpec
 from hdet.comm.arms import Arms
 from hdet.comm.group import check_group
@@ -42,7 +41,6 @@ class Ours(NamedTuple):
     start: Any
     fanout: Any
     probe: Any
-    points: Any
 
 
 def check_common(ours: Ours) -> None:
@@ -69,10 +67,12 @@ def check_common(ours: Ours) -> None:
             f"a probed fan-out needs probe=, a loss of the current model, but got probe={ours.probe!r}; for instance "
             "probe=hdet.ProbeBatch(model, loss_fn, probe_loader)"
         )
-    if not (is_int(ours.points) and ours.points >= 3):
-        raise ArgumentError(
-            f"points must be an integer, at least 3, but got points={ours.points!r}; leave it out for {auto.POINTS}"
-        )
+    for name, value in (("sync_every", ours.sync_every), ("auto_lr_start", ours.start)):
+        if value not in (None, 0):
+            raise ArgumentError(
+                f"a probed fan-out has rounds of its own, and searches from the first step on: {name} is for "
+                f'fanout="trained", but got {name}={value!r}; leave it out'
+            )
     if isinstance(ours.group, Arms):
         raise ArgumentError(
             "a probed fan-out needs shared gradients, but group= is hdet.arms(n), whose weights come apart; "
@@ -80,15 +80,13 @@ def check_common(ours: Ours) -> None:
         )
 
 
-def checked_length(sync_every: Any, probed: bool, default: int) -> int | None:
-    """T, or None for the default: rounds that grow if probed."""
-    if sync_every is None or (probed and sync_every == "auto"):
-        return None
+def checked_length(sync_every: Any, default: int) -> int:
+    """T of replicas that train."""
+    if sync_every is None:
+        return default
     if not (is_int(sync_every) and sync_every >= 1):
-        growing = ', or "auto" for rounds that grow' if probed else ' ("auto" is for fanout="probed")'
         raise ArgumentError(
-            f"sync_every must be an integer, at least 1, but got sync_every={sync_every!r}; leave it out for "
-            f"{'growing rounds' if probed else default}{growing}"
+            f"sync_every must be an integer, at least 1, but got sync_every={sync_every!r}; leave it out for {default}"
         )
     return int(sync_every)
 
@@ -96,9 +94,8 @@ def checked_length(sync_every: Any, probed: bool, default: int) -> int | None:
 def probed_way(
     optimizer: Optimizer,
     ours: Ours,
-    controller: Controller | None,
+    searches: bool,
     specs: Sequence[KnobSpec],
-    columns: Sequence[int],
     total_steps: int | None,
     knob_of_group: Mapping[int, int] | None = None,
 ) -> ProbedWay:
@@ -108,18 +105,8 @@ def probed_way(
                 f"a probed fan-out cannot find the rate of {kind.__name__}: {why}. Use another optimizer, or torch's "
                 "own scheduler"
             )
-    pilot = Pilot(
-        controller,
-        len(specs),
-        total_steps,
-        length=ours.sync_every,
-        points=ours.points,
-        spread=max((spec.spread for spec in specs), default=0.0),
-        seed=int(ours.seed),
-        start=ours.start,
-        columns=tuple(columns),
-    )
-    if controller is not None and not pilot.long_enough:
+    pilot = Pilot(total_steps, searches)
+    if searches and not pilot.long_enough:
         warnings.warn(
             f"a run of {total_steps} steps is too short to find its rate, which takes at least {auto.SHORTEST}: the "
             "guess is kept to; give the rate, or count optimizer steps rather than epochs",

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.algorithm.auto.constants import LATE, POINTS, SPREAD
 from hdet.algorithm.controller import Controller
 from hdet.comm.group import Group
 from hdet.engine.probe import ProbeFn
@@ -27,6 +26,9 @@ from hdet.faces.knobs import Knob
 from hdet.journal import Journals
 
 __all__ = ["Ensemble", "Schedule"]
+
+_PEAK = 0.3
+"""Where OneCycle's rising phase would end, as a part of the run: a probed run climbs until there."""
 
 
 class Schedule(Protocol):
@@ -58,7 +60,7 @@ class Ensemble:
         schedule: any torch scheduler of that optimizer; the base of a learning rate is its value times a learned
             factor. None holds the optimizer's values.
         knobs: what is explored: results of ``hdet.knobs.*``, in one list. None: the learning rate of every group.
-        sync_every: T, steps per round; None: 200. "auto" (probed only, and the default there): rounds that grow.
+        sync_every: T, steps per round; None: 200. Probed rounds grow with the run.
         total_steps: the run's length, if known: then there is a converge at its end.
         signal: what replicas are compared by: ``TrainLoss()`` (default), ``ProbeLoss(fn)``, or
             ``ProbeLoss(fn, at="round_mean")``.
@@ -74,11 +76,9 @@ class Ensemble:
             under shared gradients, where they do not.
         inner: averages inside nodes between rounds.
         allow_uninformative: explore loss knobs under shared gradients all the same.
-        fanout: "trained": replicas train at their own values. "probed": everybody trains at the base value, and
-            replicas are points on the line of a round's displacement; for learning rates, which act through it. The
-            rate is found from any guess: give a schedule without a warm-up of its own.
+        fanout: "trained": replicas train at their own values. "probed": everybody trains at the base value, and one
+            factor on the learning rates is searched, from any guess: give a schedule without a warm-up of its own.
         probe: for ``fanout="probed"``: a loss of the current model, ``hdet.ProbeBatch(model, loss_fn, loader)``.
-        points: how many points are probed at the end of a round.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Ensemble:
         schedule: Schedule | None = None,
         knobs: Iterable[Knob | Sequence[Knob]] | None = None,
         *,
-        sync_every: int | Literal["auto"] | None = None,
+        sync_every: int | None = None,
         total_steps: int | None = None,
         signal: Signal | None = None,
         controller: Controller | Literal[False] | None = None,
@@ -102,17 +102,16 @@ class Ensemble:
         allow_uninformative: bool = False,
         fanout: Literal["trained", "probed"] = "trained",
         probe: ProbeFn | None = None,
-        points: int = POINTS,
     ) -> None:
         self._explores_all_rates = knobs is None
         if knobs is None and isinstance(optimizer, Optimizer):
-            knobs = knob_factories.lr(optimizer, spread=SPREAD if fanout == "probed" else PUBLISHED_SPREAD)
+            knobs = knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD)
         self._knobs = flat_knobs(knobs if knobs is not None else [])
         self._run = ensemble_run(
             optimizer,
             schedule,
             self._knobs,
-            Ours(group, model, journal, seed, sync_every, start, fanout, probe, points),
+            Ours(group, model, journal, seed, sync_every, start, fanout, probe),
             total_steps=total_steps,
             signal=signal,
             controller=controller,
@@ -235,8 +234,7 @@ class Ensemble:
         return [0.0] * len(self._knobs)
 
     def _peak(self) -> float:
-        """Where OneCycle's rising phase would end."""
-        return LATE * (self._run.way.rounds.total_steps or 0)
+        return _PEAK * (self._run.way.rounds.total_steps or 0)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.controller import Controller
 from hdet.algorithm.design import Balanced
-from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds
@@ -54,31 +53,34 @@ def ensemble_run(
     check_common(ours)
     if probed:
         _refuse_trained_parts(signal=signal, outer=outer, inner=inner, optimizer_state=optimizer_state)
+        _refuse_controller(controller)
         _refuse_other_knobs(knobs)
     signal = TrainLoss() if signal is None else signal
     _check_parts(signal, outer, inner, ours.group, optimizer_state)
     _check_knobs(knobs, signal, schedule)
     if not (allow_uninformative or probed):
         _refuse_uninformative(knobs, ours.group)
-    length = checked_length(ours.sync_every, probed, ENSEMBLE_ROUND)
+    length = checked_length(ours.sync_every, ENSEMBLE_ROUND)
     _check_lengths(ours.start, ours.seed, total_steps)
-    rule = _ensemble_controller(controller, signal, probed)
-    specs, columns = [knob.spec for knob in knobs], _columns(knobs, optimizer)
+    rule = _ensemble_controller(controller, signal) if not probed else None
+    specs = [knob.spec for knob in knobs]
     learned = [knob.spec.start(knob.read()) for knob in knobs]
     sink = open_journal(ours.journal)
     way: TrainedWay | ProbedWay
     if probed:
         groups = {knob.group: i for i, knob in enumerate(knobs) if knob.group is not None}
-        way = probed_way(optimizer, ours._replace(sync_every=length), rule, specs, columns, total_steps, groups)
+        way = probed_way(optimizer, ours, controller is not False, specs, total_steps, groups)
     else:
-        settings = Settings(Rounds(length or ENSEMBLE_ROUND, total_steps), ours.seed, "schedule", ours.start)
+        settings = Settings(Rounds(length, total_steps), ours.seed, "schedule", ours.start)
         state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
         body = Body(ours.model, with_state=state == "average")
-        fan_out = FanOut(specs, Balanced(), ours.seed, columns)
+        fan_out = FanOut(specs, Balanced(), ours.seed, _columns(knobs, optimizer))
         way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, inner, state == "reset")
     told = {
         "fanout": ours.fanout,
-        **{name: way.state()[name] for name in ("sync_every", "seed", "auto_lr_start")},
+        "sync_every": "auto" if probed else length,
+        "seed": ours.seed,
+        "auto_lr_start": ours.start,
         "total_steps": total_steps,
         "schedule": type(schedule).__name__ if schedule is not None else None,
         "knobs": {
@@ -233,9 +235,15 @@ def _check_lengths(start: object, seed: object, total_steps: object) -> None:
         )
 
 
-def _ensemble_controller(controller: object, signal: Signal, probed: bool) -> Controller | None:
-    if controller is None and probed:
-        return LineSearch()
+def _refuse_controller(controller: object) -> None:
+    if controller not in (None, False):
+        raise ArgumentError(
+            f"a probed fan-out searches by a rule of its own, but got controller={controller!r}; leave it out, or give "
+            "False to keep to the guess"
+        )
+
+
+def _ensemble_controller(controller: object, signal: Signal) -> Controller | None:
     if controller is None:
         return Published() if isinstance(signal, TrainLoss) else Normalised()
     if controller is False:

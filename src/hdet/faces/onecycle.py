@@ -11,7 +11,6 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.algorithm.auto.constants import POINTS
 from hdet.algorithm.controller import Controller
 from hdet.comm.group import Group
 from hdet.engine.probe import ProbeFn
@@ -57,12 +56,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be wrong by any amount, and
             ``fanout`` is "probed".
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
-            None: 1/9, and 0.3 for points.
-        sync_every: T, steps per round. "auto" (probed only): rounds that grow with the run. None:
-            ``max(1, min(1000, total_steps // 50))``, and "auto" for probes.
-        auto_lr: True for the published controller (probed: ``LineSearch()``), False for none, or a controller object.
-        auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end), and 0
-            for probes; above 0 there is no take-off, and the schedule's own warm-up.
+            None: 1/9.
+        sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``; probed rounds grow with the run.
+        auto_lr: True for the published controller, False for none, or a controller object. Probed: True searches the
+            rate, False keeps to the guess.
+        auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
         decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
         sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.
@@ -72,9 +70,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
-        fanout: "trained": replicas train at their own rates, as published. "probed": they are points of one model.
+        fanout: "trained": replicas train at their own rates, as published. "probed": one model, whose rate is searched.
         probe: a loss of the current model, for ``fanout="probed"``: ``hdet.ProbeBatch(model, loss_fn, loader)``.
-        points: how many points are probed at the end of a round, shared out over the ranks.
     """
 
     def __init__(
@@ -95,7 +92,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         last_epoch: int = -1,
         *,
         spread: float | None = None,
-        sync_every: int | Literal["auto"] | None = None,
+        sync_every: int | None = None,
         auto_lr: bool | Controller = True,
         auto_lr_start: int | None = None,
         decay: Literal["schedule", "exponential"] = "schedule",
@@ -108,7 +105,6 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         journal: Journals = None,
         fanout: Literal["trained", "probed"] | None = None,
         probe: ProbeFn | None = None,
-        points: int = POINTS,
     ) -> None:
         schedule: dict[str, Any] = {
             "max_lr": max_lr,
@@ -124,7 +120,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             "final_div_factor": final_div_factor,
             "three_phase": three_phase,
         }
-        ours = Ours(group, model, journal, seed, sync_every, auto_lr_start, fanout, probe, points)
+        ours = Ours(group, model, journal, seed, sync_every, auto_lr_start, fanout, probe)
         published = (sigma, meta_momentum, meta_lr)
         run = onecycle_run(optimizer, schedule, ours, spread=spread, auto_lr=auto_lr, decay=decay, published=published)
         if run is not None:  # torch calls step() in its constructor: the run must be there

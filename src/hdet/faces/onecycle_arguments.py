@@ -10,11 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.algorithm.auto.constants import SPREAD
 from hdet.algorithm.controller import Controller
 from hdet.algorithm.design import Permuted
 from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds, default_length
 from hdet.algorithm.scales import scale_named
@@ -61,32 +59,29 @@ def onecycle_run(
         raise ArgumentError(f"decay must be one of {DECAYS}, but got decay={decay!r}; leave it out for 'schedule'")
     if decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
-    spread = _checked_spread(spread, SPREAD if probed else PUBLISHED_SPREAD)
+    spread = _checked_spread(spread, probed)
     controller = _onecycle_controller(auto_lr, published, probed)
     sink = open_journal(ours.journal)
     steps, pct_start = torch_private.total_steps_of(schedule), schedule["pct_start"]
     if steps is None or not isinstance(pct_start, float) or not isinstance(optimizer, Optimizer):
         return None
-    ours = ours._replace(sync_every=checked_length(ours.sync_every, probed, default_length(steps)))
-    specs, columns = rate_knobs(0, len(optimizer.param_groups), spread), shared_rates(optimizer)
+    specs = rate_knobs(0, len(optimizer.param_groups), spread)
     way: TrainedWay | ProbedWay
     if probed:
-        start = _checked_start(ours.start, steps) if ours.start is not None else 0
-        way = probed_way(optimizer, ours._replace(start=start), controller, specs, columns, steps)
-        settled = {name: value for name, value in way.state().items() if name in ("sync_every", "seed", "points")}
-        settled["auto_lr_start"], settled["decay"] = start, decay
+        way = probed_way(optimizer, ours, bool(auto_lr), specs, steps)
+        settled: dict[str, Any] = {"sync_every": "auto", "seed": int(ours.seed), "decay": decay}
     else:
-        rounds = Rounds(ours.sync_every or default_length(steps), steps)
+        rounds = Rounds(checked_length(ours.sync_every, default_length(steps)), steps)
         warm_up_end = torch_private.warm_up_end(steps, pct_start)
         settings = Settings(rounds, int(ours.seed), decay, _resolved_start(ours.start, rounds, steps, warm_up_end))
         isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
         body = Body(ours.model, with_state=isolated)  # moments differ between arms, and only there
-        fan_out = FanOut(specs, Permuted(), settings.seed, columns)
+        fan_out = FanOut(specs, Permuted(), settings.seed, shared_rates(optimizer))
         way = TrainedWay(settings, fan_out, controller, [spec.start(0.0) for spec in specs], body)
         settled = settings.state()
     told = {**schedule, "total_steps": steps, "fanout": ours.fanout, "spread": spread, **settled}
     told = {name: value for name, value in told.items() if name not in ("epochs", "steps_per_epoch")}
-    return Run(way, ours.group, sink, _plain({**told, "auto_lr": repr(controller)}))
+    return Run(way, ours.group, sink, _plain({**told, "auto_lr": auto_lr if probed else repr(controller)}))
 
 
 def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
@@ -139,8 +134,15 @@ def _refuse_nan(schedule: Mapping[str, object]) -> None:
             )
 
 
-def _checked_spread(spread: Any, default: float) -> float:
-    spread = default if spread is None else spread
+def _checked_spread(spread: Any, probed: bool) -> float:
+    if probed:
+        if spread is not None:
+            raise ArgumentError(
+                f"a probed fan-out has one model and no spread, but got spread={spread!r}; leave it out, or use "
+                'fanout="trained" with a number as max_lr'
+            )
+        return 0.0
+    spread = PUBLISHED_SPREAD if spread is None else spread
     if not (is_real(spread) and 0 <= spread <= 1):
         raise ArgumentError(
             f"spread must be at least 0 and at most 1, but got spread={spread!r}; it is the relative distance of "
@@ -152,13 +154,16 @@ def _checked_spread(spread: Any, default: float) -> float:
 def _onecycle_controller(auto_lr: object, published: tuple[Any, Any, Any], probed: bool) -> Controller | None:
     rule = Published(*published)  # also checks the numbers where they are not used
     if isinstance(auto_lr, bool):
-        return (LineSearch() if probed else rule) if auto_lr else None
-    if isinstance(auto_lr, Controller):
+        return rule if auto_lr and not probed else None
+    if isinstance(auto_lr, Controller) and not probed:
         return auto_lr
-    raise ArgumentError(
-        f"auto_lr must be True, False or a controller with init() and update(), but got auto_lr={auto_lr!r}; "
-        "True is the published controller"
+    cure = (
+        "a probed fan-out searches by a rule of its own: True, or False to keep to the guess"
+        if probed
+        else "True is the published controller"
     )
+    kinds = "True or False" if probed else "True, False or a controller with init() and update()"
+    raise ArgumentError(f"auto_lr must be {kinds}, but got auto_lr={auto_lr!r}; {cure}")
 
 
 def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:

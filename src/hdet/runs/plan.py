@@ -44,7 +44,6 @@ class Plan:
         eval_every: steps between evaluations; None: a tenth of the run.
         sync_every: steps per round of a trained fan-out; None: a fiftieth of the run.
         spread: alpha of a trained fan-out.
-        points: probes per round of a probed fan-out.
         signal: what moves the rate of a trained fan-out: "loss"; "none": it stays; "shuffled": the losses dealt to the
             wrong replicas, a placebo.
         start: a checkpoint whose weights the run begins with; None: fresh ones.
@@ -66,7 +65,6 @@ class Plan:
     eval_every: int | None = None
     sync_every: int | None = None
     spread: float = 1 / 9
-    points: int = 8
     signal: str = "loss"
     start: str | None = None
     noise: float = 0.0
@@ -78,7 +76,7 @@ class Plan:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("signal", self.signal, SIGNALS)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
-        for name in ("steps", "replicas", "batch_size", "eval_every", "sync_every", "points"):
+        for name in ("steps", "replicas", "batch_size", "eval_every", "sync_every"):
             _count(name, getattr(self, name))
         if not 0 <= self.spread <= 1:
             raise ArgumentError(

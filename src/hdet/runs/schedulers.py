@@ -41,7 +41,6 @@ def scheduler_of(plan: Plan, task: Task, model: Module, optimizer: Optimizer, jo
             plan.steps,
             fanout="probed",
             probe=hdet.ProbeBatch(model, task.loss, lambda k: task.probe(plan.seed, k)),
-            points=plan.points,
             seed=plan.seed,
             model=model,
             journal=journal,

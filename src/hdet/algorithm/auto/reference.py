@@ -1,15 +1,14 @@
 """The slow twin of ``max_lr="auto"``: one process, one replica, every sequence kept.
 
-In the letters of docs/how-it-works.md, and in float64: nothing is rounded away. The rule itself, in numbers, is
-:mod:`hdet.algorithm.auto.reference_rule`; here one trains by it. Nothing is shared with the engine, which only has to
-agree, step by step.
+In the letters of docs/how-it-works.md, and in float64: nothing is rounded away. Nothing is shared with the pilot or the
+engine except the table of constants; they only have to agree, step by step.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from hdet.algorithm import published_reference
 from hdet.algorithm.auto import constants as c
-from hdet.algorithm.auto.reference_rule import Measured, Order, Rule, Settings
 
 __all__ = ["History", "Settings", "simulate"]
 
@@ -26,6 +24,38 @@ Theta = list[list[Tensor]]
 """theta[g][i]: tensor i of parameter group g."""
 Probe = Callable[[Theta, int], float]
 """``(theta, k) -> loss`` on the probe batch of round k."""
+M_LOW, M_HIGH = 1e-15, 1e15
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run, as the user gives it."""
+
+    S: int
+    guess: Sequence[float]
+    """The optimizer's lr, per parameter group."""
+    mu: float = 0.9
+    """The optimizer's momentum or beta1: it is not cycled here."""
+    pct_start: float = 0.3
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    resolution: float = 2.0**-52
+    """Of float64."""
+
+    @property
+    def peak(self) -> float:
+        """The step at which the schedule's rise ends."""
+        return self.pct_start * self.S - 1
+
+    def h(self, t: float) -> float:
+        """OneCycle over its peak. Its rise is held at 1: the rule does its own warm-up."""
+        floor = 1 / (self.div_factor * self.final_div_factor)
+        d = (max(t, self.peak) - self.peak) / (self.S - 1 - self.peak)
+        return floor + (1 - floor) * (1 + math.cos(math.pi * d)) / 2
+
+    def rise(self, t: float) -> float:
+        """r(t): the part of the target at which step t is made, once the size of a step is known."""
+        return min((t + 1) / (self.peak + 1), 1.0) ** c.RISE if self.peak > 0 else 1.0
 
 
 class Step(NamedTuple):
@@ -35,6 +65,14 @@ class Step(NamedTuple):
     g: Theta
     eta: float
     after: Theta
+
+
+class Copy(NamedTuple):
+    """Weights and optimizer as they were at the end of step t."""
+
+    t: int
+    x: Theta
+    optimizer: published_reference.Rule
 
 
 @dataclass
@@ -49,14 +87,14 @@ class History:
     """theta[t]: the weights after step t, and after going back if a round ended there."""
     end: list[int] = field(default_factory=list)
     """end[k]: the step at which round k ended."""
-    rho: list[list[list[float]]] = field(default_factory=list)
-    """rho[k][i][g]: the points of round k."""
-    probe: list[list[float]] = field(default_factory=list)
-    """probe[k][i]: their losses."""
-    m: list[list[float]] = field(default_factory=list)
-    """m[k][g]: what was learned, after round k."""
-    level: list[float] = field(default_factory=list)
-    """level[k]: log m of take-off after round k; it stays where it landed."""
+    probe: list[float] = field(default_factory=list)
+    """probe[k]: the loss of the weights at its end."""
+    before: list[float] = field(default_factory=list)
+    """before[k]: that of the weights of a round ago, on the same batch."""
+    reach: list[float] = field(default_factory=list)
+    """reach[k]: the rate that the gradients ask for."""
+    m: list[float] = field(default_factory=list)
+    """m[k]: what was learned, after round k."""
     event: list[str | None] = field(default_factory=list)
     """event[k]: what happened at the end of round k, in words."""
 
@@ -74,84 +112,165 @@ def simulate(
         settings: the letters.
         theta0: the weights to start from.
         loss_and_grad: ``(theta, t) -> (loss, gradient)`` on the batch of step t.
-        probe: ``(theta, k) -> loss`` on the probe batch of round k; take-off has that of round 0 throughout.
+        probe: ``(theta, k) -> loss`` on the probe batch of round k.
         new_optimizer: makes the optimizer, without memory.
     """
-    rule, history, optimizer = Rule(settings), History(), new_optimizer()
-    x = theta0
-    kept: dict[int, tuple[Theta, published_reference.Rule]] = {}
-    path: list[Step] = []  # since x0
-    began, end, k = 0, 1, 0
+    run, history = _Run(settings, theta0, new_optimizer), History()
+    end, k = 1, 0
     for t in range(settings.S):
-        rates = rule.rates(t)
-        loss, g = loss_and_grad(x, t)
-        after = optimizer(x, g, rates, [settings.mu] * len(rates))
-        path.append(Step(x, g, rates[0], after))
-        x = after
+        rates = run.rates(t)
+        loss, g = loss_and_grad(run.x, t)
+        after = run.optimizer(run.x, g, rates, [settings.mu] * len(rates))
+        run.path.append(Step(run.x, g, rates[0], after))
+        run.x = after
         if t + 1 == end:
-            rho = rule.rho(k)
-            now = _measure(rule, k, began, t + 1, path, probe, kept)
-            order = rule.after_round(k, now)
-            if order.keep:
-                kept[t + 1] = x, copy.deepcopy(optimizer)
-            if order.restart:
-                x, optimizer = path[0].x, new_optimizer()
-            if order.back_to is not None:
-                x, optimizer = kept[order.back_to][0], copy.deepcopy(kept[order.back_to][1])
-            path = [] if order.anew else path
-            _append_round(history, rule, order, end=t + 1, rho=rho, probe=now.L)
-            began, end, k = t + 1, rule.next_end(t + 1), k + 1
+            now = probe(run.x, k)
+            before = probe(run.kept[-1].x, k) if run.kept else math.nan
+            reach = _reach(run.path) if run.searching and settings.h(t) >= c.FALLING else 0.0
+            history.event.append(run.end_round(t + 1, now, before, reach))
+            history.end.append(end)
+            history.probe.append(now)
+            history.before.append(before)
+            history.reach.append(reach)
+            history.m.append(run.m)
+            end, k = _next_end(t + 1, settings.S), k + 1
         history.rate.append(rates)
         history.loss.append(loss)
-        history.theta.append(x)
+        history.theta.append(run.x)
     return history
 
 
-def _append_round(
-    history: History, rule: Rule, order: Order, *, end: int, rho: list[list[float]], probe: list[float]
-) -> None:
-    history.end.append(end)
-    history.rho.append(rho)
-    history.probe.append(probe)
-    history.m.append(list(rule.m))
-    history.level.append(rule.level)
-    history.event.append(order.event)
+@dataclass
+class _Run:
+    """Where a run stands. :meth:`end_round` is the whole rule."""
+
+    settings: Settings
+    x: Theta
+    new_optimizer: Callable[[], published_reference.Rule]
+    level: float = c.BEGIN
+    """log m."""
+    searching: bool = False
+    """Whether the size of a step is known."""
+    alarmed: bool = False
+    """Whether the guess is kept to."""
+    L0: float = math.nan
+    worse: int = 0
+    dark: int = 0
+    seen: bool = False
+    kept: list[Copy] = field(default_factory=list)
+    path: list[Step] = field(default_factory=list)
+    """All steps since x0."""
+
+    def __post_init__(self) -> None:
+        self.optimizer = self.new_optimizer()
+        if self.settings.S < c.SHORTEST:
+            self.level, self.alarmed = 0.0, True
+
+    @property
+    def m(self) -> float:
+        return min(max(math.exp(self.level), M_LOW), M_HIGH)
+
+    def rates(self, t: int) -> list[float]:
+        """eta(t) = guess m r(t) h(t); where the guess is kept to, plain OneCycle."""
+        s = self.settings
+        if self.alarmed:
+            d = min(t / s.peak, 1.0) if s.peak > 0 else 1.0
+            low = 1 / s.div_factor
+            plain = 1 + (low - 1) * (1 + math.cos(math.pi * d)) / 2 if t < s.peak else s.h(t)
+            return [guess * plain for guess in s.guess]
+        r = s.rise(t) if self.searching else 1.0
+        return [guess * self.m * r * s.h(t) for guess in s.guess]
+
+    def end_round(self, t: int, L: float, A: float, reach: float) -> str | None:
+        """L, A: losses of x and of the copy of a round ago on one batch."""
+        late = t > max(self.settings.peak, c.SHORTEST)
+        if self.alarmed:
+            return None
+        if not self.searching:
+            return self.first_step(t, L) if not late else self.keep_to_guess("no step has moved the weights")
+        x0 = self.path[0].x if self.path else self.x
+        q = _norm(_less(self.x, x0)) / (_norm(x0) or 1.0)
+        self.seen = self.seen or L != A
+        listening = self.settings.h(t - 1) >= c.FALLING
+        if q > c.VISIBLE and not self.seen and listening:
+            return self.keep_to_guess("the probe does not see the weights")
+        if not math.isfinite(L) and not math.isfinite(self.L0):
+            self.dark += 1
+            why = "the probe's loss is not finite, whatever the weights"
+            return self.keep_to_guess(why) if self.dark >= c.TWICE else None
+        ruin = self.ruin(L, A)
+        if ruin > c.WORSE:
+            self.worse += 1
+            return self.go_back() if self.worse >= c.TWICE or ruin > c.RUINED else None
+        if math.isfinite(L):
+            self.go_on(t, L, reach)
+        return None
+
+    def first_step(self, t: int, L: float) -> str:
+        """From here on a step moves the weights by 1e-4 of their norm, whatever the guess was."""
+        x0 = self.path[0].x
+        q = _norm(_less(self.x, x0)) / (_norm(x0) or 1.0)
+        again = "restarted: the first step was too long"
+        if q == 0:
+            self.level, self.path = min(self.level + c.TRY_HIGHER, math.log(M_HIGH)), []
+            return "first step"
+        if not math.isfinite(q):
+            self.level -= c.TRY_LOWER
+            self.restart(x0)
+            return again
+        step = max(c.RELATIVE_STEP, c.RESOLVED * self.settings.resolution)
+        self.level += math.log(step / q) - math.log(self.settings.rise(t))
+        self.searching = True
+        if q >= c.TOO_FAR:
+            self.restart(x0)
+            return again
+        self.L0 = L if math.isfinite(L) else math.nan
+        self.path = []
+        self.keep(t)
+        return "first step"
+
+    def ruin(self, L: float, A: float) -> float:
+        if not math.isfinite(L):
+            return math.inf if math.isfinite(A) or not self.kept else 0.0
+        return (L - A) / (abs(self.L0) or 1.0) if math.isfinite(A) else 0.0
+
+    def go_back(self) -> str:
+        """To the copy of two rounds ago, at a third of the rate."""
+        self.worse, self.level, self.path = 0, self.level - math.log(c.SLOWER), []
+        if not self.kept:
+            return "too hot: slowed down"
+        self.kept = self.kept[:1]
+        self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
+        return f"too hot: went back to step {self.kept[0].t}"
+
+    def go_on(self, t: int, L: float, reach: float) -> None:
+        """Raise the target to 0.7 of the reach, at most twofold."""
+        self.worse = 0
+        if not math.isfinite(self.L0):
+            self.L0 = L
+        if self.settings.h(t) >= c.FALLING and reach > 0:
+            asked = c.HEED * reach / (self.settings.guess[0] * self.settings.h(t - 1) * math.exp(self.level))
+            self.level += math.log(min(max(asked, 1.0), c.FASTEST))
+        self.keep(t)
+
+    def keep(self, t: int) -> None:
+        self.kept = [*self.kept[-1:], Copy(t, self.x, copy.deepcopy(self.optimizer))]
+
+    def restart(self, x0: Theta) -> None:
+        self.x, self.optimizer, self.path = x0, self.new_optimizer(), []
+
+    def keep_to_guess(self, why: str) -> str:
+        self.level, self.alarmed = 0.0, True
+        return f"kept to the guess: {why}"
 
 
-def _measure(
-    rule: Rule,
-    k: int,
-    began: int,
-    t: int,
-    path: list[Step],
-    probe: Probe,
-    kept: dict[int, tuple[Theta, published_reference.Rule]],
-) -> Measured:
-    """Losses at x0 + rho D, and what else the rule wants to know."""
-    x0, x = path[0].x, path[-1].after
-    taking_off = rule.landed is None
-    towards = x if taking_off else _round_mean(path)
-    batch = 0 if taking_off else k
-    L = [probe(_point(x0, towards, rho), batch) for rho in rule.rho(k)]
-    reach = _reach(path) if taking_off and rule.measured else 0.0
-    A = math.nan
-    if rule.doubts(L) and rule.proven is not None:
-        A = probe(kept[rule.proven][0], batch)
-    q = _norm(_less(x, x0)) / (_norm(x0) or 1.0)
-    return Measured(began, t, L, q if math.isfinite(q) else math.inf, reach, A)
-
-
-def _round_mean(path: list[Step]) -> Theta:
-    """The mean of up to 8 evenly spaced weights of the round; the last is one of them."""
-    T = len(path)
-    n = min(T, c.SNAPSHOTS)
-    taken = [path[i - 1].after for i in range(1, T + 1) if i * n // T > (i - 1) * n // T]
-    groups = range(len(taken[0]))
-    return [[sum(xs[1:], xs[0]) / n for xs in zip(*(theta[g] for theta in taken), strict=True)] for g in groups]
+def _next_end(t: int, S: int) -> int:
+    """A round that begins at t has max(2, 0.2 t) steps; the last rounds end at S - 1 and S."""
+    return S if t >= S - 1 else min(t + max(c.SHORT, int(c.GROWING * t)), S - 1)
 
 
 def _reach(path: list[Step]) -> float:
-    """eta^: at which rate one step would go as far as all steps of take-off, together, ask for."""
+    """eta^: at which rate one step would go as far as all steps since x0, together, ask for."""
     x0, x = path[0].x, path[-1].after
     w = [1.0]
     for before, step in pairwise(path):
@@ -162,11 +281,6 @@ def _reach(path: list[Step]) -> float:
     if not (math.isfinite(asked) and math.isfinite(gained)) or asked <= 0 or gained <= 0:
         return 0.0
     return asked / (gained / math.fsum(step.eta for step in path))
-
-
-def _point(x0: Theta, x: Theta, rho: list[float]) -> Theta:
-    """x0 + rho D with D = x - x0 and a rho per group; written so that it is x to the last bit where rho is 1."""
-    return [[b + (r - 1) * (b - a) for a, b in zip(xs, ys, strict=True)] for xs, ys, r in zip(x0, x, rho, strict=True)]
 
 
 def _less(a: Theta, b: Theta) -> Theta:

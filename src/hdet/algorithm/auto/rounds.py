@@ -16,18 +16,14 @@ __all__ = ["Growing"]
 class Growing:
     """Rounds that grow with the run: about log(S) of them, and later ones see a long horizon.
 
-    The first round is one step. Until take-off has landed rounds have two steps; a round that begins at t after that
-    has ``length`` steps or, without one, max(8, 0.2 t). The last ends are S - 1 and S, as in
+    The first round is one step; one that begins at t has max(2, 0.2 t) steps. The last ends are S - 1 and S, as in
     :class:`hdet.algorithm.rounds.Rounds`.
 
-    >>> Growing(total_steps=100, landed=9).ends
-    (1, 3, 5, 7, 9, 17, 25, 33, 41, 49, 58, 69, 82, 98, 99, 100)
+    >>> Growing(total_steps=100).ends
+    (1, 3, 5, 7, 9, 11, 13, 15, 18, 21, 25, 30, 36, 43, 51, 61, 73, 87, 99, 100)
     """
 
     total_steps: int | None
-    landed: int | None = None
-    """The round end at which take-off ended; None: not yet."""
-    length: int | None = None
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -62,7 +58,7 @@ class Growing:
 
     def _endless(self, t: int) -> tuple[int, ...]:
         """Ends as if there were no last step, to the first after ``t`` at least."""
-        return _growing_ends(self.landed, self.length, 1 << max(min(t, self._last), 1).bit_length())
+        return _growing_ends(1 << max(min(t, self._last), 1).bit_length())
 
     @property
     def _last(self) -> int:
@@ -70,11 +66,9 @@ class Growing:
 
 
 @lru_cache(maxsize=32)
-def _growing_ends(landed: int | None, length: int | None, beyond: int) -> tuple[int, ...]:
+def _growing_ends(beyond: int) -> tuple[int, ...]:
     """Cached, because it is called at every step."""
     ends = [1]
     while ends[-1] <= beyond:
-        last = ends[-1]
-        grown = length or max(c.GROWING_LEAST, int(c.GROWING * last))
-        ends.append(last + (grown if landed is not None and last >= landed else c.SHORT))
+        ends.append(ends[-1] + max(c.SHORT, int(c.GROWING * ends[-1])))
     return tuple(ends)

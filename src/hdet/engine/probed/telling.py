@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hdet.algorithm.auto.evidence import Evidence
-from hdet.algorithm.auto.pilot import Order, PilotState
-from hdet.algorithm.auto.takeoff import BLIND, NEVER_MOVED, NOT_FINITE
-from hdet.algorithm.controller import Controller
-from hdet.engine.records import round_record, verdict_records
+from hdet.algorithm.auto.pilot import BLIND, NEVER_MOVED, NOT_FINITE, Order, PilotState
+from hdet.engine.records import round_record
 from hdet.engine.rollcall import RollCall
 from hdet.engine.way import RoundEnd
 
@@ -28,31 +27,30 @@ def record_of(
     evidence: Evidence,
     before: PilotState,
     order: Order,
-    controller: Controller | None,
+    knobs: int,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """The round as one record: its points stand where replicas would."""
-    losses, rho, after = list(evidence.losses), evidence.fan.rho, order.state
-    now = end.schedule(end.after)
+    """The round as one record: the one model stands where replicas would."""
+    after, now = order.state, end.schedule(end.after)
     base = _base(before, end.schedule(end.before), end.before)
-    shown = roll._replace(losses=roll.losses[:1] * len(losses), signals=losses, finite=[True] * len(losses))
+    shown = roll._replace(losses=roll.losses[:1], signals=[evidence.now], finite=[True])
     record = round_record(
         k=k,
         step=end.after,
         roll=shown,
         base=base,
-        values=[[b * multiple for b, multiple in zip(base, row, strict=True)] for row in rho],
-        multipliers=rho,
-        update=order.update,
-        controller_state=after.controller,
-        learned=after.learned,
+        values=[base],
+        multipliers=[[1.0] * knobs],
+        update=None,
+        controller_state=None,
+        learned=[after.factor] * knobs,
         new_base=_base(after, now, end.after),
-        divergence=[0.0] * len(rho),
+        divergence=[0.0],
         seconds={**seconds, "converge": 0.0},
     )
-    verdict = verdict_records(controller, after.controller, order.update)
+    heard = {"loss_before": evidence.before, "reach": math.exp(evidence.reach) * end.schedule(end.before)[0]}
     story = {"event": order.event, "went_back_to": order.went_back_to, "alarm": order.alarm}
-    return {**record, "shape": now, "verdict": verdict, **story}
+    return {**record, "shape": now, **heard, **story}
 
 
 def warning_of(order: Order, step: int) -> str | None:
@@ -64,4 +62,4 @@ def warning_of(order: Order, step: int) -> str | None:
 
 
 def _base(state: PilotState, schedule: list[float], t: int) -> list[float]:
-    return [value * (m * state.course.at(t)) for m, value in zip(state.learned, schedule, strict=True)]
+    return [value * state.factor * state.rise(t) for value in schedule]

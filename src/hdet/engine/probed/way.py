@@ -1,4 +1,4 @@
-"""The probed fan-out: all ranks train at the base value; replicas are points on the line of a round's displacement."""
+"""The probed way: one model, whose learning rate is searched while it trains."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.algorithm.auto import constants as c
 from hdet.algorithm.auto.evidence import Evidence
-from hdet.algorithm.auto.pilot import Action, Order, Pilot, PilotState
+from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot, PilotState
 from hdet.algorithm.auto.rounds import Growing
-from hdet.algorithm.auto.takeoff import Phase
 from hdet.algorithm.knob import KnobSpec
 from hdet.comm.group import ReplicaGroup, Seat, arriving
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
 from hdet.engine.probe import ProbeBatch, ProbeFn
-from hdet.engine.probed.evaluated import evaluated
-from hdet.engine.probed.line import loss_now
+from hdet.engine.probed.losses import gathered, loss_now
 from hdet.engine.probed.saving import loaded, saved
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.telling import record_of, warning_of
-from hdet.engine.probed.witness import Measured, Witness, gathered
+from hdet.engine.probed.witness import Measured, Witness
 from hdet.engine.rates import Rate
 from hdet.engine.rollcall import Occasion, RollCall
-from hdet.engine.way import RoundEnd, RoundReport, check_moves, terms
-from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
+from hdet.engine.way import RoundEnd, RoundReport, terms
+from hdet.engine.weights import NO_WEIGHTS, Body, Weights
 from hdet.errors import DisagreementError, DivergedError
 
 __all__ = ["ProbedWay"]
 
 
 class ProbedWay:
-    """Probes, take-off and line search of one replica.
+    """The search of one replica.
 
-    No weights are averaged: gradients are shared, so all ranks hold the same ones. The points of a round are shared out
-    over the ranks; each evaluates its own, and their losses are gathered.
+    No weights are averaged: gradients are shared, so all ranks hold the same ones. At the end of a round the loss
+    of the weights as they are is compared with that of a round ago; two ranks or more evaluate one each.
 
-    Memory: the anchor and the round's mean (in take-off, the sum of gradients) in fp32 and, while points are evaluated,
-    the weights to come back to. Host memory: :class:`hdet.engine.probed.slots.Slots`.
+    Memory, while it searches: the origin and the sum of gradients in fp32. Host memory: :class:`Slots`.
 
     Args:
         pilot: the rules.
@@ -72,30 +70,28 @@ class ProbedWay:
         self._slots = Slots()
         self._highest = 0.0
         """The schedule's highest value so far, of the first knob."""
+        self._falling = False
+        """Whether the schedule has fallen so far that nothing is raised any more."""
         self._finished = False
 
     # -- values ---------------------------------------------------------------------------------------------------
 
     @property
     def rounds(self) -> Growing:
-        return self.pilot.rounds(self.pilot_state)
+        return self.pilot.rounds
 
     @property
     def learned(self) -> list[float]:
-        return self.pilot_state.learned
+        return [self.pilot_state.factor] * len(self.specs)
 
     @property
     def holds_rise(self) -> bool:
-        return self.pilot_state.held
-
-    @property
-    def _rising(self) -> bool:
-        return self.pilot_state.takeoff.phase is Phase.RISING
+        return self.pilot_state.phase is not Phase.KEPT
 
     def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
-        """m times the course times the schedule."""
-        way = self.pilot_state.course.at(t)
-        return [value * (m * way) for value, m in zip(schedule, self.learned, strict=True)]
+        """m times the schedule, less while it rises."""
+        factor = self.pilot_state.factor * self.pilot_state.rise(t)
+        return [value * factor for value in schedule]
 
     def rates(self, schedule: Sequence[Rate], t: int, seat: Seat) -> list[Rate]:
         return self.base(schedule, t)
@@ -104,29 +100,23 @@ class ProbedWay:
         return [1.0] * len(self.specs)
 
     def values(self, t: int, seat: Seat) -> list[float]:
-        return list(self.learned)
+        return self.learned
 
     def terms(self) -> dict[str, float]:
-        pilot = self.pilot
         return terms(
             self.specs,
-            [self.name, pilot.controller, pilot.points],
-            controller=pilot.controller,
-            total_steps=pilot.total_steps,
-            sync_every=pilot.length,
-            seed=pilot.seed,
-            start=pilot.start,
+            [self.name, self.pilot.searches],
+            controller=None,
+            total_steps=self.pilot.total_steps,
+            sync_every=None,
+            seed=0,
+            start=None,
         )
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
-        """Further groups begin at the common rate, the controller anew."""
-        state, controller = self.pilot_state, self.pilot.controller
-        common = math.exp(math.fsum(map(math.log, state.learned)) / len(state.learned))
+        """Further groups have the common factor."""
         self._witness.grow(len(self.specs), len(more))
         self.specs += more
-        self.pilot = dataclasses.replace(self.pilot, knobs=len(self.specs), columns=None)
-        memory = controller.init(len(self.specs)) if controller is not None else None
-        self.pilot_state = state._replace(learned=[*state.learned, *[common] * len(more)], controller=memory)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -145,31 +135,37 @@ class ProbedWay:
     def met(self, group: ReplicaGroup) -> None:
         """Nothing is shared beside the weights, which are equal."""
 
+    @property
+    def _looks(self) -> bool:
+        """Whether steps are of interest: the first one, and all until the schedule falls."""
+        return self.pilot_state.phase is not Phase.KEPT and not (self._falling or self._finished)
+
+    @property
+    def _hears(self) -> bool:
+        """Whether gradients are of interest."""
+        return self.pilot_state.phase is Phase.SEARCHING
+
     def _before_step(self, optimizer: Optimizer) -> None:
-        if self._finished:
+        if not self._looks:
             return
-        if self.pilot_state.takeoff.phase is Phase.FIRST:
+        if self.pilot_state.phase is Phase.FIRST:
             self._slots.keep_start(optimizer, self._model)
-        self._witness.before_step(optimizer, self._rising)
+        self._witness.before_step(optimizer, self._hears)
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
-        """A step of training has been made: part of the round's mean."""
+        """A step of training has been made."""
         self._witness.watch(optimizer, self, ProbedWay._before_step)  # a copy has no hook yet
         self._finished = t >= (self.pilot.total_steps or math.inf)
         if t <= 0:  # SequentialLR sets the first rates
             self.take_over()
-            return
-        self._witness.after_step(optimizer, self._rising)
-        if self.pilot_state.landed is not None:  # take-off looks at the weights as they are
-            start, end = self.rounds.span(t)
-            self._witness.take_snapshot(optimizer, t - start, end - start)
-        if not self._finished:
-            self._witness.expect_step(optimizer, self._rising)
+        elif self._looks:
+            self._witness.after_step(optimizer, self._hears)
+            self._witness.expect_step(optimizer, self._hears)
 
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
         """Probe, decide, go back if need be. Nothing is averaged.
 
-        Cost: one forward pass of the probe batch per point, shared by the ranks, and one small gather.
+        Cost: two forward passes of the probe batch, shared by the ranks, and one small gather.
         """
         clock = Clock()
         roll = self._meet(end, meeting)
@@ -179,13 +175,12 @@ class ProbedWay:
         evidence = self._evidence(state, k, end, meeting.group)
         clock.lap("probe")
         order = self.pilot.after_round(state, evidence)
-        if order.update is not None:
-            check_moves(self.pilot.controller, order.update, len(self.specs), evidence.losses)
+        self._falling = evidence.shape < c.FALLING
         self._carry_out(order, end)
         clock.lap("controller")
         record = None
         if roll.writer == meeting.group.rank:
-            record = record_of(k, end, roll, evidence, before, order, self.pilot.controller, clock.seconds)
+            record = record_of(k, end, roll, evidence, before, order, len(self.specs), clock.seconds)
         return RoundReport(record, warning_of(order, end.after))
 
     def weights(self, optimizer: Optimizer) -> Weights:
@@ -212,41 +207,35 @@ class ProbedWay:
 
     def _evidence(self, state: PilotState, k: int, end: RoundEnd, group: ReplicaGroup) -> Evidence:
         """What the round has shown; on every rank the same: what is measured twice is rank 0's."""
-        optimizer, witness = end.optimizer, self._witness
-        fan, span = self.pilot.fan(state, k), self.rounds.span(end.after)
+        optimizer, witness, span = end.optimizer, self._witness, self.rounds.span(end.after)
         if isinstance(self.probe, ProbeBatch):
             with arriving(f"sharing the probe batch of round {k}"):
-                self.probe.prepare(0 if fan.fixed else k, group)
-        points, what = len(fan.rho), f"gathering the points of round {k}"
-        device = self.weights(optimizer).device
-        rows = gathered(group, device, what, points, lambda: witness.measure(optimizer, fan, group, self.probe))
-        losses = [rows[point % len(rows)].losses[point] for point in range(points)]
-        witness.notice_unseen_steps(rows[0].displacement, span[1] - span[0])
+                self.probe.prepare(k, group)
+        looks = self._looks
+        measured = witness.measure(optimizer) if looks else Measured(0.0, 0.0)
+        losses = [lambda: loss_now(self.probe, optimizer)]
+        if state.moments:
+            losses.append(lambda: self._loss_of(state.moments[-1].slot, optimizer))
+        device, what = self.weights(optimizer).device, f"gathering the losses of round {k}"
+        found, common = gathered(group, device, what, losses, measured)
+        measured = Measured(*common)
+        if looks:
+            witness.notice_unseen_steps(measured.displacement, span[1] - span[0])
         return Evidence(
             span=span,
-            fan=fan,
-            losses=losses,
+            now=found[0],
+            before=found[1] if state.moments else math.nan,
             peak=end.peak(),
             shape=self._shape(end),
-            steps=witness.steps,
-            displacement=rows[0].displacement,
-            reach=_level(rows[0].reach, end),
+            steps=witness.steps if looks else span[1] - span[0],
+            displacement=measured.displacement,
+            reach=_level(measured.reach, end),
             resolution=witness.resolution(optimizer),
-            earlier=self._loss_of_proven(state, end, group) if self.pilot.doubts(state, losses) else math.nan,
         )
 
-    def _loss_of_proven(self, state: PilotState, end: RoundEnd, group: ReplicaGroup) -> float:
-        """The loss of the weights that it would go back to, on this round's batch; NaN without any. Rank 0's."""
-        moment = state.memory.proven
-
-        def measure() -> Measured:
-            if moment is None:
-                return Measured([math.nan])
-            with self._slots.shown(moment.slot, end.optimizer, self._model), evaluated(end.optimizer):
-                return Measured([loss_now(self.probe, trained_parameters(end.optimizer))])
-
-        what, device = f"comparing with earlier weights at step {end.after}", self.weights(end.optimizer).device
-        return gathered(group, device, what, 1, measure)[0].losses[0]
+    def _loss_of(self, slot: int, optimizer: Optimizer) -> float:
+        with self._slots.shown(slot, optimizer, self._model):
+            return loss_now(self.probe, optimizer)
 
     def _shape(self, end: RoundEnd) -> float:
         """The schedule of the first knob, relative to its highest value so far."""
@@ -270,12 +259,12 @@ class ProbedWay:
                 "earlier checkpoint"
             )
         self.pilot_state = order.state
-        self._slots.keep_only(order.state.memory.slots)
-        if order.state.takeoff.phase is not Phase.FIRST:
+        self._slots.keep_only(order.state.slots)
+        if order.state.phase is not Phase.FIRST:
             self._slots.forget_start()
-        self._witness.end_round(anew=order.anew)
-        if not self._finished:
-            self._witness.expect_step(optimizer, self._rising)
+        self._witness.end_round(anew=order.anew or not self._looks)
+        if self._looks:
+            self._witness.expect_step(optimizer, self._hears)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -286,17 +275,16 @@ class ProbedWay:
         return []
 
     def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
-        """A round's displacement begins anew, and there is nothing to go back to yet."""
-        pilot, pilot_state = loaded(self.pilot, state, total_steps)
+        """The search goes on from an origin of its own, and there is nothing to go back to yet."""
+        pilot, pilot_state = loaded(state, total_steps)
         self.pilot, self.pilot_state, self._highest = pilot, pilot_state, state["highest"]
-        self.specs = [dataclasses.replace(spec, spread=pilot.spread) for spec in self.specs]
         self.take_over()
 
     def adopt(self, total_steps: int, t: int) -> None:
-        """From the rate of torch's checkpoint, without a take-off."""
+        """From the rate of torch's checkpoint, without a search."""
         self.pilot = dataclasses.replace(self.pilot, total_steps=total_steps)
         if t > 0:
-            self.pilot_state = self.pilot.without_take_off(t, self.pilot_state.controller)
+            self.pilot_state = self.pilot.kept()
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what was measured and kept of them is left out."""

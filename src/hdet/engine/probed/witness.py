@@ -1,8 +1,7 @@
-"""The witness: sees every step of training, and measures at the end of a round what the steps have come to."""
+"""The witness: sees every step of a search, and measures at the end of a round what the steps have come to."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -10,35 +9,30 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.algorithm.auto.evidence import Fan
-from hdet.comm.group import ReplicaGroup, arriving
-from hdet.engine.probe import ProbeFn
 from hdet.engine.probed.gradients import Gradients
-from hdet.engine.probed.line import Line
+from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.watch import Watch
 from hdet.engine.rates import Rate, copy_rate
 from hdet.engine.weights import trained_parameters
-from hdet.errors import ArgumentError
 
-__all__ = ["Measured", "Witness", "gathered"]
+__all__ = ["Measured", "Witness"]
 
 Owner = TypeVar("Owner")
 
 
 class Measured(NamedTuple):
-    """What one rank measures at the end of a round; equal on all ranks but for the losses."""
+    """What the steps have come to; equal on all ranks."""
 
-    losses: list[float]
-    """Of this rank's points; NaN for the others'."""
-    displacement: float = math.nan
-    reach: float = 0.0
-    """The rate that the gradients ask for; 0 where they say nothing, or nobody asks."""
+    displacement: float
+    """How far the weights are from the origin, over its norm."""
+    reach: float
+    """The rate that the gradients ask for; 0 where they say nothing."""
 
 
 class Witness:
-    """The line of the round, the gradients of take-off, and a count of steps.
+    """The origin, the gradients since, and a count of steps.
 
-    Nothing of it is saved or copied: a round's displacement begins anew.
+    Nothing of it is saved or copied: a search goes on with an origin of its own.
 
     Args:
         knob_of_group: the knob that is each parameter group's rate.
@@ -48,7 +42,7 @@ class Witness:
         self.steps = 0
         """Steps of the optimizer in this round."""
         self._knob_of_group = dict(knob_of_group)
-        self._line = Line()
+        self._origin = Origin()
         self._gradients = Gradients()
         self._watch = Watch()
         self._moved_before = 0.0
@@ -70,42 +64,39 @@ class Witness:
         return Witness(self._knob_of_group)
 
     def end_round(self, *, anew: bool) -> None:
-        """The next round begins; ``anew``: with a displacement of its own."""
+        """The next round begins; ``anew``: with an origin of its own."""
         self.steps = 0
         if anew:
             self.begin_anew()
 
     def begin_anew(self) -> None:
-        """The displacement, and what was seen along it, begin with the next step."""
-        self._line.reset()
+        """The way that is measured begins with the next step."""
+        self._origin.forget()
         self._gradients.reset()
+        self._weights_before = []
         self.steps, self._moved_before = 0, 0.0
 
-    def before_step(self, optimizer: Optimizer, rising: bool) -> None:
-        """The anchor is taken just before the first step of a round; in take-off gradients are seen."""
-        self._line.anchor_at(optimizer)
-        if rising:
+    def before_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
+        """A step is about to be made; the first one sets the origin."""
+        self._origin.set(optimizer)
+        if hears_gradients:
             self._see_gradients(optimizer, trained_parameters(optimizer))
         self.steps += 1
 
-    def after_step(self, optimizer: Optimizer, rising: bool) -> None:
+    def after_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """A step has been made, perhaps one that no hook told of: replayed from a graph, or made by a wrapper."""
-        if not self._watch.sees_steps and self._line.anchor_of(trained_parameters(optimizer)) is not None:
+        if not self._watch.sees_steps and self._origin.of(trained_parameters(optimizer)) is not None:
             self.steps += 1
-            if rising and self._weights_before:
+            if hears_gradients and self._weights_before:
                 self._see_gradients(optimizer, self._weights_before)
-        self._line.anchor_at(optimizer)
+        self._origin.set(optimizer)
 
-    def take_snapshot(self, optimizer: Optimizer, step: int, length: int) -> None:
-        """Step 1..length of the round has been made: part of the round's mean, where that is due."""
-        self._line.add(optimizer, step, length)
-
-    def expect_step(self, optimizer: Optimizer, rising: bool) -> None:
+    def expect_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """Where the next step will not be heard of: remember what it begins from."""
         if self._watch.sees_steps:
             return
-        self._line.anchor_at(optimizer)
-        needed = self._watch.captured and rising
+        self._origin.set(optimizer)
+        needed = self._watch.captured and hears_gradients
         self._weights_before = [p.detach().clone() for p in trained_parameters(optimizer)] if needed else []
 
     def notice_unseen_steps(self, displacement: float, length: int) -> None:
@@ -116,18 +107,15 @@ class Witness:
         self._moved_before = displacement
 
     def restart_(self, optimizer: Optimizer) -> None:
-        """Weights as at the beginning of the round."""
-        self._line.back_to_anchor_(optimizer)
+        """Weights as at the origin."""
+        self._origin.go_back_(optimizer)
 
-    def measure(self, optimizer: Optimizer, fan: Fan, group: ReplicaGroup, probe: ProbeFn) -> Measured:
-        """This rank's share of the points; and in take-off, or where something seems wrong, how far it went."""
-        mine = range(group.rank, len(fan.rho), group.seat.size)
-        losses = self._line.losses(optimizer, self._by_group(fan.rho, optimizer), mine, probe, at_mean=not fan.fixed)
-        suspicious = len({losses[point] for point in mine}) == 1 or self.steps == 0
-        moved = math.nan
-        if fan.fixed or suspicious:
-            moved = self._line.displacement(optimizer, self._knob_of_group)
-        return Measured(losses, moved, self._reach(optimizer) if fan.fixed else 0.0)
+    def measure(self, optimizer: Optimizer) -> Measured:
+        """What the steps since the origin have come to. Synchronises host and device."""
+        parameters = trained_parameters(optimizer)
+        origin = self._origin.of(parameters)
+        reach = self._gradients.reach(origin, parameters) if origin is not None else 0.0
+        return Measured(self._origin.distance(optimizer, self._knob_of_group), reach)
 
     @staticmethod
     def resolution(optimizer: Optimizer) -> float:
@@ -137,43 +125,13 @@ class Witness:
     def _see_gradients(self, optimizer: Optimizer, weights: list[Tensor]) -> None:
         """Part of the reach. Parameters that were frozen or thawed since make it begin anew."""
         parameters = trained_parameters(optimizer)
-        start = self._line.anchor_of(parameters)
-        if start is None or len(weights) != len(start):
+        origin = self._origin.of(parameters)
+        if origin is None or len(weights) != len(origin):
             self.begin_anew()
         else:
-            self._gradients.add(start, weights, parameters, self._rate(optimizer))
+            self._gradients.add(origin, weights, parameters, self._rate(optimizer))
 
     def _rate(self, optimizer: Optimizer) -> Rate:
         """The first knob's learning rate; a tensor stays on its device."""
         group = next((g for g, knob in self._knob_of_group.items() if knob == 0), 0)
         return copy_rate(optimizer.param_groups[group]["lr"])
-
-    def _reach(self, optimizer: Optimizer) -> float:
-        parameters = trained_parameters(optimizer)
-        start = self._line.anchor_of(parameters)
-        return self._gradients.reach(start, parameters) if start is not None else 0.0
-
-    def _by_group(self, rho: list[list[float]], optimizer: Optimizer) -> list[list[float]]:
-        """``rho[point][group]``: 1 for groups whose rate is no knob."""
-        knob_of, groups = self._knob_of_group, range(len(optimizer.param_groups))
-        return [[row[knob_of[g]] if g in knob_of else 1.0 for g in groups] for row in rho]
-
-
-def gathered(
-    group: ReplicaGroup, device: torch.device, what: str, points: int, measure: Callable[[], Measured]
-) -> list[Measured]:
-    """What every rank has measured. Whatever the user's probe raises on one rank, the others hear of it."""
-    failure, mine = None, Measured([math.nan] * points)
-    try:
-        mine = measure()
-    except Exception as error:
-        failure = error
-    with arriving(what):
-        row = [*mine.losses, mine.displacement, mine.reach, float(failure is not None)]
-        rows = group.gather(row, device)
-    if failure is not None:
-        raise failure
-    failed = [rank for rank, row in enumerate(rows) if row[-1]]
-    if failed:
-        raise ArgumentError(f"the probe raised an error on the ranks {failed}; see their messages")
-    return [Measured(row[:points], *row[points:-1]) for row in rows]
