@@ -1,8 +1,8 @@
 """The optimizers of the workloads, each for all runs of a stack at once.
 
-As those of ``stacked.py``: state tensors begin at zero and have (seed, configuration) in front, every run counts its own
-steps, so one may begin anew; nothing waits for the device, so a step can be captured. Each is torch's with its defaults
-where it has one.
+As those of ``stacked.py``: state tensors begin at zero and have (seed, configuration) in front, every run counts its
+own steps, so one may begin anew; nothing waits for the device, so a step can be captured. Each is torch's with its
+defaults where torch has one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 __all__ = ["BUILDERS", "DECAY", "Adafactor", "Adagrad", "AdamW", "Lion", "Muon", "Nesterov", "is_hidden", "update_of"]
 
 DECAY = {"adamw": 0.01, "nesterov": 5e-4, "lion": 0.1, "adagrad": 0.0, "adafactor": 0.0, "muon": 0.1}
-"""Weight decay. Lion's authors advise three to ten times AdamW's, as its rates are as much lower; the rest is torch's."""
+"""Weight decay. Lion's authors advise three to ten times AdamW's, as its rates are as much lower."""
 ADAM_SHARE = 0.15
 """Muon's rate times this is Adam's: 0.003 where Muon has 0.02."""
 
