@@ -55,7 +55,7 @@ def suggestion(rates: Factors, losses: Sequence[float]) -> float | None:
 def smoothed(losses: Sequence[float]) -> list[float]:
     """The exponential mean without its bias, until it is four times its best.
 
-    >>> smoothed([2.0, 2.0, 1000.0, 2.0])
+    >>> [round(value, 6) for value in smoothed([2.0, 2.0, 1000.0, 2.0])]
     [2.0, 2.0]
     """
     mean, best, found = 0.0, math.inf, []
