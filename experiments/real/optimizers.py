@@ -219,10 +219,8 @@ class Muon:
 
 
 def is_hidden(piece: Piece) -> bool:
-    """Whether Muon steps on it: matrices that are neither tables nor heads."""
-    outer = ("embed", "head", "token", "place", "position", "table")
-    words = (piece.name.rsplit(".", 1)[0] + " " + piece.group).replace("non_embedding", "head").lower()
-    return len(piece.shape) == 2 and not any(word in words for word in outer)
+    """Whether Muon steps on it: matrices that are neither tables nor heads, as the task's groups tell."""
+    return len(piece.shape) == 2 and piece.group in ("hidden", "transformer")
 
 
 def _shape(piece: Piece) -> tuple[int, ...]:
