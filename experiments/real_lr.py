@@ -29,7 +29,7 @@ from misset_data import Supply
 from misset_lr import library, versions
 from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
 from real.ledger import Ledger, commit, log_test_run
-from real.rows import FEW, LABELS, PASSES, STARTS, Best, Pass, choose
+from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "real"
@@ -50,9 +50,13 @@ class Plan:
     few: tuple[float, ...] = FEW
     points: int = 13
     """Of the grid."""
+    extensions: int = EXTENSIONS
+    """How often it may be widened."""
     evaluations: int = EVALUATIONS
     longest: int | None = None
     """Runs are cut to so many steps."""
+    samples: int | None = None
+    """Batches are cut to so many samples."""
     synthetic: bool = False
     again: bool = False
     graph: bool = True
@@ -62,13 +66,33 @@ class Plan:
     """No pass is begun after this moment."""
 
 
+class Cut:
+    """A task with small batches and a small validation set, for machines without a GPU."""
+
+    def __init__(self, task: Any, samples: int) -> None:
+        self._task, self.batch_size = task, samples
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def batch(self, *place: int) -> tuple[torch.Tensor, ...]:
+        return tuple(part[: self.batch_size] for part in self._task.batch(*place))
+
+    def probe(self, seed: int, round: int) -> tuple[torch.Tensor, ...]:
+        return tuple(part[: self.batch_size] for part in self._task.probe(seed, round))
+
+    def validation(self) -> list[tuple[torch.Tensor, ...]]:
+        return [tuple(part[: 8 * self.batch_size] for part in self._task.validation()[0])]
+
+
 class Workbench:
     """The benches of one workload: for choosing, and for scoring. Batches are made when they are first needed."""
 
     def __init__(self, plan: Plan, workload: Any) -> None:
         self._plan, self._workload = plan, workload
         self.steps = min(workload.steps, plan.longest or workload.steps)
-        self.task = workload.task(synthetic=plan.synthetic)
+        task = workload.task(synthetic=plan.synthetic)
+        self.task = task if plan.samples is None else Cut(task, plan.samples)
 
     @cached_property
     def choosing(self) -> Bench:
@@ -98,7 +122,7 @@ def run_workload(plan: Plan, workload: Any) -> Ledger:
         if time.time() > plan.until:
             return ledger
         began = time.perf_counter()
-        ledger.content.update(choose(bench.choosing, plan.points))
+        ledger.content.update(choose(bench.choosing, plan.points, plan.extensions))
         stack = bench.scoring.stack(1)
         ledger.content["initial"] = Validator(stack, stack.theta, graph=False)(stack.theta).mean().item()
         ledger.save()
@@ -148,6 +172,7 @@ def _head(plan: Plan, workload: Any, steps: int) -> dict[str, Any]:
         "starts": plan.starts,
         "few": plan.few,
         "evaluations": plan.evaluations,
+        "samples": plan.samples,
         "synthetic": plan.synthetic,
         "optimizer": workload.optimizer,
         "customary": workload.customary,
@@ -223,8 +248,10 @@ def parsed(words: list[str] | None = None, known: dict[str, Any] | None = None) 
         starts=(1e-2, 1.0, 100.0) if quick else STARTS,
         few=(1e-2, 1.0) if quick else FEW,
         points=given.points or (3 if quick else 13),
+        extensions=0 if quick else EXTENSIONS,
         evaluations=4 if quick else EVALUATIONS,
         longest=given.steps or (60 if quick else None),
+        samples=8 if quick else None,
         synthetic=given.synthetic,
         again=given.again,
         graph=not given.no_graph,

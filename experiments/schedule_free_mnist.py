@@ -44,11 +44,11 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.second = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
         self.hidden, self.head = nn.Linear(64 * 12 * 12, 128), nn.Linear(128, 10)
-        self.some, self.half = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.early, self.late = nn.Dropout(0.25), nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.some(max_pool2d(relu(self.second(relu(self.first(x)))), 2))
-        return self.head(self.half(relu(self.hidden(x.flatten(1)))))  # type: ignore[no-any-return]
+        x = self.early(max_pool2d(relu(self.second(relu(self.first(x)))), 2))
+        return self.head(self.late(relu(self.hidden(x.flatten(1)))))  # type: ignore[no-any-return]
 
 
 class Images(NamedTuple):

@@ -158,7 +158,8 @@ def _factors(shape: torch.Size) -> tuple[int, int]:
 class Muon:
     """torch's Muon for hidden matrices, AdamW for the rest at a fixed part of its rate.
 
-    Newton-Schulz runs in bfloat16 on all runs and all matrices of one shape together.
+    Newton-Schulz runs on all runs and all matrices of one shape together; in bfloat16 as torch's, but for a CPU, where
+    that takes far longer.
 
     Args:
         theta: the runs' weights.
@@ -172,6 +173,7 @@ class Muon:
     def __init__(self, theta: Tensor, layout: Sequence[Piece], hidden: Callable[[Piece], bool] | None = None) -> None:
         chosen = [piece for piece in layout if (hidden or is_hidden)(piece)]
         self.shapes = [list(same) for _, same in groupby(sorted(chosen, key=_shape), key=_shape)]
+        self.precision = torch.float32 if theta.device.type == "cpu" else torch.bfloat16
         self._adam = AdamW(theta)
         """Of every column; its first moment is Muon's momentum where Muon steps."""
         self._is_hidden = torch.zeros(theta.shape[-1], dtype=torch.bool, device=theta.device)
@@ -208,7 +210,7 @@ class Muon:
     def _orthogonal(self, matrices: Tensor) -> Tensor:
         """Near the orthogonal matrix nearest to each, by a quintic iteration."""
         a, b, c = self.QUINTIC
-        x = matrices.bfloat16()
+        x = matrices.to(self.precision)
         tall = x.shape[-2] > x.shape[-1]
         x = x.mT if tall else x
         x = x / x.flatten(1).norm(dim=-1).clamp(min=self.SMALLEST)[:, None, None]

@@ -15,7 +15,7 @@ from real.finder import range_test
 from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, run_together, schedule_free_rates
 from stacked import TrainStep
 
-__all__ = ["FEW", "LABELS", "PASSES", "STARTS", "Best", "Pass", "choose"]
+__all__ = ["EXTENSIONS", "FEW", "LABELS", "PASSES", "STARTS", "Best", "Pass", "choose"]
 
 STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 FEW = (1e-3, 1.0, 100.0)
@@ -49,10 +49,10 @@ class Pass(NamedTuple):
 # Choosing ------------------------------------------------------------------------------------------------------------
 
 
-def choose(bench: Bench, points: int) -> dict[str, Any]:
+def choose(bench: Bench, points: int, extensions: int = EXTENSIONS) -> dict[str, Any]:
     """OneCycle on a grid of rates a factor 2 apart around the customary one, and Schedule-Free on five rates.
 
-    The grid is widened until its best is not on its edge.
+    The grid is widened until its best is not on its edge, at most so often.
     """
     last = replace(bench, evaluations=1)
     half = points // 2
@@ -60,7 +60,7 @@ def choose(bench: Bench, points: int) -> dict[str, Any]:
     free = schedule_free_rates(bench.optimizer) if missing("schedulefree") is None else []
     together = run_together(last, [bench.customary * 2.0**i for i in places], onecycle(bench.steps), free=free)
     losses = dict(zip(places, _finals(together.own), strict=True))
-    for _ in range(EXTENSIONS):
+    for _ in range(extensions):
         best = _least(losses)
         if min(losses) < best < max(losses):
             break
