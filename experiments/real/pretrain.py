@@ -10,7 +10,7 @@ from real.workloads import gpt_task
 
 __all__ = ["pretrain"]
 
-STEPS, RATE, SEED = 800, 3e-3, 0
+STEPS, RATE, SEED = 600, 4e-3, 0
 
 
 def pretrain() -> None:
