@@ -148,10 +148,10 @@ def cmudict(files: Files) -> Arrays:
 
 
 def bach(files: Files) -> Arrays:
-    """Chorales for four voices, one row per eighth note; every tenth chorale is held out."""
+    """Chorales for four voices, one row per eighth note; every fifth chorale is held out."""
     found = [chorale for chorale in (voices(_score(content)) for content in files.values()) if chorale is not None]
-    train = [chorale for k, chorale in enumerate(found) if k % 10 != 9]
-    return {"train_notes": np.concatenate(train), "test_notes": np.concatenate(found[9::10])}
+    train = [chorale for k, chorale in enumerate(found) if k % 5 != 4]
+    return {"train_notes": np.concatenate(train), "test_notes": np.concatenate(found[4::5])}
 
 
 def _score(packed: bytes) -> bytes:
