@@ -31,7 +31,8 @@ def test_an_epoch_is_every_image_once() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")  # four steps are few for auto
 def test_rows_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, all_images = tmp_path / "mnist.json", mnist.images_of
-    few = [mnist.Images(part.images[:100], part.labels[:100]) for part in all_images(True, CPU)]
+    few = [mnist.Images(part.images[:16], part.labels[:16]) for part in all_images(True, CPU)]
+    monkeypatch.setattr(mnist, "BATCH", 8)
     monkeypatch.setattr(mnist, "images_of", lambda synthetic, device: few)
     for rows in ("default", "auto"):
         mnist.main(["--rows", rows, "--synthetic", "--epochs", "2", "--seeds", "1", "--json", str(path)])
