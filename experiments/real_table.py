@@ -51,7 +51,8 @@ def summary_table(tables: Sequence[Table]) -> str:
     head = "| | area | reached | ratio | worst | sensitivity | spread | failed |\n| --- |" + " ---: |" * 7
     lines = [
         f"| {labels[name]} | {one.area:.3f} | {one.reached:.0%} | {one.ratio:.3f} | {one.worst:.2f} | "
-        f"{'' if one.sensitivity is None else f'{one.sensitivity:.3f}'} | {one.spread:.1%} | "
+        f"{'' if one.sensitivity is None else f'{one.sensitivity:.3f}'} | "
+        f"{'' if math.isnan(one.spread) else f'{one.spread:.1%}'} | "
         f"{one.failed or ''} |"
         for name, one in summaries(tables).items()
     ]
@@ -71,6 +72,27 @@ def ratio_table(tables: Sequence[Table]) -> str:
             label = labels[name] + ("" if start is None or name == "tuned" else f", from x{start:g}")
             lines.append(f"| {label} | {' | '.join('' if math.isnan(c) else f'{c:.3f}' for c in cells)} |")
     return "\n".join([head, *lines])
+
+
+def found_table(tables: Sequence[Table]) -> str:
+    """The rate that runs found over the best fixed one, lowest and highest of the seeds: a column per workload."""
+    names = ("customary", "finder", "auto", "placebo", "published", "greedy")
+    labels = {name: label for table in tables for name, label in table.labels.items()}
+    head = f"| | {' | '.join(table.name for table in tables)} |\n| --- |" + " ---: |" * len(tables)
+    lines = []
+    for name in names:
+        for start in dict.fromkeys(start for table in tables for start in table.found.get(name, {})):
+            cells = [_range(table.found.get(name, {}).get(start, [])) for table in tables]
+            lines.append(f"| {labels[name]}{'' if start is None else f', from x{start:g}'} | {' | '.join(cells)} |")
+    return "\n".join([head, *lines])
+
+
+def _range(values: Sequence[float]) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return ""
+    low, high = f"{min(known):.2g}", f"{max(known):.2g}"
+    return low if low == high else f"{low} to {high}"
 
 
 def lines_of(tables: Sequence[Table]) -> list[Line]:
@@ -117,7 +139,8 @@ def main() -> None:
         if not tables:
             print(f"\n{split}: nothing in {given.results}")
             continue
-        print(f"\n## {split}: {len(tables)} workloads\n\n{summary_table(tables)}\n\n{ratio_table(tables)}")
+        parts = (summary_table(tables), ratio_table(tables), found_table(tables))
+        print("\n\n".join([f"\n## {split}: {len(tables)} workloads", *parts]))
         if str(given.image) != "-":
             path = given.image or IMAGES / f"real_profile_{split}.svg"
             draw(lines_of(tables), path, f"{len(tables)} workloads of {split}: time to the target")

@@ -48,6 +48,8 @@ class Table(NamedTuple):
     initial: float
     methods: dict[str, Curves]
     labels: dict[str, str]
+    found: dict[str, dict[float | None, list[float]]]
+    """The rate that runs found over the best one, by method and start: [seed]; NaN where there is none."""
 
 
 class Summary(NamedTuple):
@@ -139,11 +141,15 @@ def area(slow: Sequence[float], longest: float = LONGEST) -> float:
 
 def ratios(table: Table, method: str) -> dict[float | None, float]:
     """By start: the mean over seeds of the final loss over the tuned OneCycle's of the same seed."""
-    tuned = [curve[-1] for curve in table.methods[TUNED][1.0]]
+    tuned = _finals(table, table.methods[TUNED][1.0])
     return {
-        start: fmean(min(curve[-1], table.initial) / other for curve, other in zip(rows, tuned, strict=True))
+        start: fmean(loss / other for loss, other in zip(_finals(table, rows), tuned, strict=True))
         for start, rows in table.methods[method].items()
     }
+
+
+def _finals(table: Table, rows: list[list[float]]) -> list[float]:
+    return [min(curve[-1], table.initial) for curve in rows]
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -157,9 +163,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 def summary(tables: Sequence[Table], method: str, slow: Sequence[float]) -> Summary:
     """All of a method, ``slow`` being its slowdowns."""
     found = [ratio for table in tables for ratio in ratios(table, method).values()]
-    finals = [
-        [min(curve[-1], table.initial) for curve in rows] for table in tables for rows in table.methods[method].values()
-    ]
+    finals = [_finals(table, rows) for table in tables for rows in table.methods[method].values()]
     last = [curve[-1] for table in tables for rows in table.methods[method].values() for curve in rows]
     has_starts = any(len(table.methods[method]) > 1 for table in tables)
     return Summary(
@@ -180,6 +184,7 @@ def summary(tables: Sequence[Table], method: str, slow: Sequence[float]) -> Summ
 def table_of(content: Mapping[str, Any], starts: Sequence[float] = (1e-3, 1.0, 100.0)) -> Table:
     """A workload's file. OneCycle from its best rate is ``tuned``; from the given starts it is ``onecycle``."""
     methods: dict[str, Curves] = {}
+    best = content["best"]["rate"]
     for name, row in content["rows"].items():
         curves = {cell["start"]: [_numbers(curve) for curve in cell["curves"]] for cell in row["starts"]}
         if name == "onecycle":
@@ -188,7 +193,16 @@ def table_of(content: Mapping[str, Any], starts: Sequence[float] = (1e-3, 1.0, 1
         methods[name] = curves
     labels = {name: row["label"] for name, row in content["rows"].items()}
     labels[TUNED], labels["onecycle"] = "OneCycle, tuned", "OneCycle, rate off"
-    return Table(content["workload"], content["split"], content["evaluated"], content["initial"], methods, labels)
+    found = {
+        name: {cell["start"]: [_or_nan(rate) / best for rate in cell["found"]] for cell in row["starts"]}
+        for name, row in content["rows"].items()
+    }
+    head = (content["workload"], content["split"], content["evaluated"], content["initial"])
+    return Table(*head, methods, labels, found)
+
+
+def _or_nan(rate: float | None) -> float:
+    return math.nan if rate is None else rate
 
 
 def _numbers(curve: Sequence[float | None]) -> list[float]:

@@ -17,14 +17,15 @@ STEPS = [10, 20, 30, 40]
 def table(name: str = "one", **methods: dict[float | None, list[list[float]]]) -> Table:
     tuned = {1.0: [[4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0]]}  # the target is 1.05
     labels = {method: method for method in (TUNED, *methods)}
-    return Table(name, "dev", STEPS, 5.0, {TUNED: tuned, **methods}, labels)
+    return Table(name, "dev", STEPS, 5.0, {TUNED: tuned, **methods}, labels, {})
 
 
 def content(split: str = "dev") -> dict[str, Any]:
     """As a file has it."""
 
     def row(label: str, cells: dict[float | None, list[list[float | None]]]) -> dict[str, Any]:
-        return {"label": label, "starts": [{"start": start, "curves": rows} for start, rows in cells.items()]}
+        starts = [{"start": start, "curves": rows, "found": [0.02, 0.05]} for start, rows in cells.items()]
+        return {"label": label, "starts": starts}
 
     tuned = [[4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0]]
     failed: list[list[float | None]] = [[4.0, None, None, None], [4.0, 4.5, 4.5, 4.5]]
@@ -33,6 +34,7 @@ def content(split: str = "dev") -> dict[str, Any]:
         "split": split,
         "evaluated": STEPS,
         "initial": 5.0,
+        "best": {"rate": 0.01},
         "rows": {
             "onecycle": row("OneCycle", {0.01: tuned, 1.0: tuned, 100.0: failed}),
             "auto": row("auto", {1e-3: [[4.0, 1.0, 1.0, 0.9], [4.0, 3.0, 1.0, 0.9]], 100.0: tuned}),
@@ -105,4 +107,5 @@ def test_tables_and_picture(
     out = capsys.readouterr().out
     assert "## test: 1 workloads" in out
     assert "| auto, from x0.001 | 0.900 |" in out
+    assert "| auto, from x100 | 2 to 5 |" in out
     assert image.read_text().startswith("<?xml")
