@@ -6,7 +6,10 @@
     python experiments/real_lr.py --workloads all --quick --synthetic    # two cores, no data
 
 One JSON file per workload in experiments/results/real/, written after every pass; rows that it has are not run again,
-unless ``--again``. Every run of a test workload is logged with date, commit and the reason given.
+unless ``--again``. Every run of a test workload is logged with date, commit and the reason given. Other people's
+packages are optional: `pip install '.[compare]'`, or for a machine without a registry
+`pip install --target .packages --no-deps dadaptation dog-optimizer mechanic-pytorch prodigyopt schedulefree` and
+``PYTHONPATH=.packages``.
 """
 
 from __future__ import annotations

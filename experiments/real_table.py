@@ -115,9 +115,10 @@ def draw(lines: Sequence[Line], path: Path, title: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    colours = plt.get_cmap("tab20")
+    colours = plt.get_cmap("tab10")
     for number, line in enumerate(lines):
-        style = {"color": "black", "linewidth": 2.6, "zorder": 3} if line.ours else {"color": colours(number % 20)}
+        style = {"color": colours(number % 10), "linestyle": "-" if number < 10 else "--"}
+        style |= {"color": "black", "linewidth": 2.6, "zorder": 3} if line.ours else {}
         axes.step(line.tau, line.rho, where="post", label=f"{line.label} ({line.area:.2f})", **style)
     axes.set(xlim=(1, LONGEST), ylim=(0, 1.02), title=title)
     axes.set(xlabel="tau: times as slow as the fastest", ylabel="share of runs at the target")
