@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +29,7 @@ from misset_data import Supply
 from misset_lr import library, versions
 from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
 from real.ledger import Ledger, commit, log_test_run
+from real.processes import in_processes, without
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
 
 CHOOSING = (1000, 1001)
@@ -264,47 +262,13 @@ def parsed(words: list[str] | None = None, known: dict[str, Any] | None = None) 
     return plan, given
 
 
-def in_processes(plan: Plan, given: argparse.Namespace, words: list[str]) -> int:
-    """A process per workload, some at a time; how many failed. One that is late by 120 seconds is ended."""
-
-    def one(name: str) -> int:
-        left = plan.until - time.time()
-        if left <= 0:
-            print(f"{name}: no time left", flush=True)
-            return 0
-        mine = [*_without(words, "--processes", "--workloads", "--seconds"), "--workloads", name]
-        mine += ["--seconds", f"{left:.0f}"] if given.seconds else []
-        command = [sys.executable, str(Path(__file__).resolve()), *mine]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        try:
-            return subprocess.run(
-                command, env=environment, timeout=left + 120 if given.seconds else None, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            print(f"{name}: ended after its time", flush=True)
-            return 1
-
-    with ThreadPoolExecutor(given.processes) as pool:
-        return sum(code != 0 for code in pool.map(one, plan.workloads))
-
-
-def _without(words: list[str], *options: str) -> list[str]:
-    """The command line without some options that have a value."""
-    kept, skip = [], False
-    for word in words:
-        if skip or word.partition("=")[0] in options:
-            skip = not skip and "=" not in word
-        else:
-            kept.append(word)
-    return kept
-
-
 def main(words: list[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     plan, given = parsed(words)
     torch.set_num_threads(1)  # a second thread on a busy core slows small tensors down by far
     if given.processes > 1:
-        sys.exit(in_processes(plan, given, words))
+        own = without(words, "--processes", "--workloads", "--seconds")
+        sys.exit(in_processes(Path(__file__).resolve(), own, plan.workloads, given.processes, plan.until))
     known = _known()
     for name in plan.workloads:
         if time.time() > plan.until:

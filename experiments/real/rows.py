@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from misset_auto import AutoRuns, Run
 from misset_ensembles import REPLICAS, Trained
 from misset_shapes import held, onecycle
+from stacked import TrainStep
+
 from real.bench import Bench, Outcome
 from real.finder import range_test
-from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, run_together, schedule_free_rates
-from stacked import TrainStep
+from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rates
+from real.together import run_together
 
 __all__ = ["EXTENSIONS", "FEW", "LABELS", "PASSES", "STARTS", "Best", "Pass", "choose"]
 

@@ -19,9 +19,12 @@ from misset_shapes import onecycle
 from real.bench import Bench, Validator, evaluated_at
 from real.finder import suggestion
 from real.optimizers import BUILDERS
-from real.peers import PEERS, run_together
+from real.peers import PEERS
+from real.processes import in_processes, without
 from real.rows import LABELS, Best, auto, choose, fixed, peers, published
+from real.together import run_together
 from real.torch_twins import TWINS
+from stacked import TrainStep
 
 from tests.experiments.small_tasks import CPU, small
 
@@ -55,7 +58,7 @@ def test_curves_end_at_the_validation_loss() -> None:
     here.evaluations = 20
     found = fixed(here, Best(1e-2, None), [0.1, 1.0], [], ["onecycle", "customary"])
     stack = here.stack(1)
-    step = real.peers.TrainStep(
+    step = TrainStep(
         stack, here.update(stack), here.supply.batches, here.rates(stack, [1e-2], onecycle(20)), graph=False
     )
     first, _ = here.train(stack, step)
@@ -203,9 +206,15 @@ def test_test_runs_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert lines[0]["commit"]
 
 
-def test_words_for_a_process() -> None:
-    words = ["--workloads", "dev", "--again", "--processes=4", "--seconds", "9", "--rows", "auto"]
-    assert real_lr._without(words, "--processes", "--workloads", "--seconds") == ["--again", "--rows", "auto"]
+def test_a_process_per_workload(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(*sys.argv[1:]); sys.exit('bad' in sys.argv)")
+    words = without(["--workloads", "dev", "--again", "--processes=4"], "--processes", "--workloads", "--seconds")
+    assert in_processes(script, words, ["good", "bad"], 2, math.inf) == 1
+    assert in_processes(script, words, ["late"], 2, 0.0) == 0
+    out = capfd.readouterr().out
+    assert "--again --workloads good" in out
+    assert "late: no time left" in out
 
 
 def test_labels() -> None:
