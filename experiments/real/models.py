@@ -301,7 +301,7 @@ class WideDeep(nn.Module):
 class Factors(nn.Module):
     """A rating: the mean, what the user and the item add to it, and the product of their factors."""
 
-    def __init__(self, users: int, items: int, mean: float, rank: int = 32) -> None:
+    def __init__(self, users: int, items: int, mean: float, rank: int = 8) -> None:
         super().__init__()
         self.users, self.items = nn.Embedding(users, rank), nn.Embedding(items, rank)
         self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
