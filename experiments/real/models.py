@@ -135,16 +135,26 @@ class ResNet(nn.Module):
         return self.head(self.blocks(x).mean((2, 3)))  # type: ignore[no-any-return]
 
 
+class LateLayer(Layer):
+    """A layer of the first transformers: norms come after the sums, so a deep stack of them is slow to take off."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None, other: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        x = self.own_norm(x + self.own(x, x, hidden))
+        return self.mlp_norm(x + self.mlp_out(relu(self.mlp_in(x))))  # type: ignore[no-any-return]
+
+
 class ViT(nn.Module):
-    """A vision transformer on patches of 7 by 7: no convolution, learned positions, a token that reads the answer."""
+    """A vision transformer on patches of 7 by 7: no convolution, learned positions, a token that reads the answer.
+
+    Its norms come late: it rests on a plateau at first, as larger ones do.
+    """
 
     def __init__(self, width: int = 48, depth: int = 4, heads: int = 3, patch: int = 7) -> None:
         super().__init__()
         self.patch = patch
         self.patches = nn.Linear(patch * patch, width)
         self.places = nn.Embedding((28 // patch) ** 2 + 1, width)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(LateLayer(width, heads) for _ in range(depth))
         self.head = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -155,7 +165,7 @@ class ViT(nn.Module):
         x = torch.cat([first, x], 1)
         for layer in self.layers:
             x = layer(x, None)
-        return self.head(self.norm(x[:, 0]))  # type: ignore[no-any-return]
+        return self.head(x[:, 0])  # type: ignore[no-any-return]
 
 
 # Sequences -----------------------------------------------------------------------------------------------------------
@@ -301,7 +311,7 @@ class WideDeep(nn.Module):
 class Factors(nn.Module):
     """A rating: the mean, what the user and the item add to it, and the product of their factors."""
 
-    def __init__(self, users: int, items: int, mean: float, rank: int = 32) -> None:
+    def __init__(self, users: int, items: int, mean: float, rank: int = 8) -> None:
         super().__init__()
         self.users, self.items = nn.Embedding(users, rank), nn.Embedding(items, rank)
         self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
