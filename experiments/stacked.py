@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +19,24 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hdet.tasks import Task
 
-__all__ = ["Adam", "Momentum", "Optimizer", "Stack", "TrainStep", "captured", "tf32"]
+__all__ = ["Adam", "Momentum", "Optimizer", "Piece", "Stack", "TrainStep", "captured", "tf32"]
 
 Batch = tuple[Tensor, ...]
 _COMPILED: dict[tuple[object, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
+
+
+class Piece(NamedTuple):
+    """One parameter of the model, as a part of a flat row."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    size: int
+    group: str
+
+    def of(self, rows: Tensor) -> Tensor:
+        """A view of it in ``rows[..., parameter]``, in its own shape."""
+        return rows[..., self.start : self.start + self.size].view(*rows.shape[:-1], *self.shape)
 
 
 class Stack:
@@ -47,7 +61,13 @@ class Stack:
         names = {id(p): name for name, p in self._model.named_parameters()}
         groups = task.groups(self._model)
         self.group_names = [str(group["name"]) for group in groups]
-        self._layout = [(names[id(p)], p.shape, p.numel()) for group in groups for p in group["params"]]
+        self.layout: list[Piece] = []
+        """Where each parameter of the model lies in a row."""
+        start = 0
+        for group in groups:
+            for p in group["params"]:
+                self.layout.append(Piece(names[id(p)], p.shape, start, p.numel(), str(group["name"])))
+                start += p.numel()
         self.sizes = [sum(p.numel() for p in group["params"]) for group in groups]
         self.column_group = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(self.sizes)).to(device)
         flat = {seed: self._flat(seed) for seed in set(seeds)}
@@ -55,12 +75,12 @@ class Stack:
 
     def _flat(self, seed: int) -> Tensor:
         parameters = dict(self.task.model(seed).named_parameters())
-        return torch.cat([parameters[name].detach().flatten() for name, _, _ in self._layout])
+        return torch.cat([parameters[name].detach().flatten() for name, *_ in self.layout])
 
     def loss(self, row: Tensor, batch: Batch) -> Tensor:
         """The loss of one run."""
-        parts = torch.split(row, [size for _, _, size in self._layout])
-        weights = {name: part.view(shape) for (name, shape, _), part in zip(self._layout, parts, strict=True)}
+        parts = torch.split(row, [piece.size for piece in self.layout])
+        weights = {piece.name: part.view(piece.shape) for piece, part in zip(self.layout, parts, strict=True)}
         return self.task.loss(_Functional(self._model, weights), batch)  # type: ignore[arg-type]
 
     def gradients(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,1 @@
+"""Evidence on real data: twelve workloads over eight data sets (decision 015)."""

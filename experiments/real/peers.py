@@ -1,0 +1,254 @@
+"""Methods from other people's packages, each optional.
+
+Methods that treat coordinates alike or look at whole norms see each run as one flat vector, which is exact for them and
+far faster; an optimizer that knows matrices sees parameters in the model's shapes. All are views into the stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from stacked import Stack
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
+
+from real.bench import Bench
+from real.optimizers import DECAY
+from real.torch_twins import TWINS
+
+__all__ = [
+    "PEERS",
+    "SCHEDULE_FREE",
+    "Greedy",
+    "Method",
+    "Peer",
+    "Place",
+    "ScheduleFree",
+    "Scheduled",
+    "missing",
+    "schedule_free_rates",
+]
+
+SCHEDULE_FREE = {"nesterov": 1.0}
+"""The default rate of Schedule-Free: of SGD, and 0.0025 of AdamW for all others."""
+WARM_UP, MECHANIC_WARM_UP = 0.05, 0.1
+
+
+class Place(NamedTuple):
+    """The columns of one method: its runs' weights and gradients [seed, column, parameter], and what they belong to."""
+
+    bench: Bench
+    stack: Stack
+    theta: Tensor
+    gradients: Tensor
+
+    def flat(self, u: int, k: int) -> list[nn.Parameter]:
+        """A run as one vector."""
+        return [_parameter(self.theta[u, k], self.gradients[u, k])]
+
+    def shaped(self, u: int, k: int) -> list[nn.Parameter]:
+        """A run as the parameters of the model."""
+        pairs = [(piece.of(self.theta[u, k]), piece.of(self.gradients[u, k])) for piece in self.stack.layout]
+        return [_parameter(*pair) for pair in pairs]
+
+
+def _parameter(value: Tensor, gradient: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(value)
+    parameter.grad = gradient
+    return parameter
+
+
+class Peer(Protocol):
+    """All runs of one method."""
+
+    def step(self) -> None:
+        """One step of each, the gradients being there."""
+        ...
+
+    def weights(self) -> Tensor:
+        """What is evaluated, like the place's theta."""
+        ...
+
+
+class Scheduled:
+    """An optimizer for every run, with torch's schedule where there is one."""
+
+    def __init__(
+        self,
+        place: Place,
+        build: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
+        shaped: bool = False,
+    ) -> None:
+        self.place = place
+        runs = [(u, k) for u in range(place.theta.shape[0]) for k in range(place.theta.shape[1])]
+        self.parameters = {run: (place.shaped if shaped else place.flat)(*run) for run in runs}
+        with contextlib.redirect_stdout(io.StringIO()):  # some packages announce their options
+            self._optimizers = [build(parameters) for parameters in self.parameters.values()]
+        self._schedules = [schedule(optimizer) for optimizer in self._optimizers] if schedule else []
+
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
+        for schedule in self._schedules:
+            schedule.step()
+
+    def weights(self) -> Tensor:
+        return self.place.theta
+
+
+class Averaged(Scheduled):
+    """DoG with its polynomial-decay average."""
+
+    def __init__(self, place: Place) -> None:
+        package = import_module("dog")
+        first = 1e-4 if _has_batch_norm(place.bench) else 1e-6  # as its authors advise
+        super().__init__(place, lambda p: package.DoG(p, reps_rel=first))
+        lists = [nn.ParameterList(parameters) for parameters in self.parameters.values()]
+        self._averagers = [package.PolynomialDecayAverager(parameters) for parameters in lists]
+
+    def step(self) -> None:
+        super().step()
+        for averager in self._averagers:
+            averager.step()
+
+    def weights(self) -> Tensor:
+        rows = [next(averager.averaged_model.parameters()).detach() for averager in self._averagers]
+        return torch.stack(rows).view_as(self.place.theta)
+
+
+def _has_batch_norm(bench: Bench) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in bench.task.model(0).modules())
+
+
+class ScheduleFree:
+    """Schedule-Free AdamW, or SGD, with a warm-up of 5 %; a rate per column, whose seeds step together."""
+
+    def __init__(self, place: Place, rates: Sequence[float]) -> None:
+        package = import_module("schedulefree")
+        steps = round(WARM_UP * place.bench.steps)
+        name = place.bench.optimizer
+        self._place, self._optimizers = place, []
+        for k, rate in enumerate(rates):
+            parameter = [_parameter(place.theta[:, k], place.gradients[:, k])]
+            if name == "nesterov":
+                decay = DECAY["nesterov"]
+                optimizer = package.SGDScheduleFree(
+                    parameter, lr=rate, momentum=0.9, warmup_steps=steps, weight_decay=decay
+                )
+            else:
+                optimizer = package.AdamWScheduleFree(
+                    parameter, lr=rate, warmup_steps=steps, weight_decay=DECAY["adamw"]
+                )
+            optimizer.train()
+            self._optimizers.append(optimizer)
+
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def weights(self) -> Tensor:
+        for optimizer in self._optimizers:
+            optimizer.eval()
+        weights = self._place.theta.clone()
+        for optimizer in self._optimizers:
+            optimizer.train()
+        return weights
+
+
+def schedule_free_rates(optimizer: str) -> list[float]:
+    """The default, and two on either side of it."""
+    return [SCHEDULE_FREE.get(optimizer, 2.5e-3) * 10 ** (i / 2) for i in range(-2, 3)]
+
+
+def _cosine(place: Place) -> Callable[[torch.optim.Optimizer], Any]:
+    return lambda optimizer: CosineAnnealingLR(optimizer, place.bench.steps)
+
+
+def prodigy(place: Place) -> Peer:
+    """Prodigy, lr 1, cosine decay, as its authors advise."""
+    package = import_module("prodigyopt")
+    return Scheduled(place, lambda p: package.Prodigy(p, lr=1.0, weight_decay=DECAY["adamw"]), _cosine(place))
+
+
+def dadaptation(place: Place) -> Peer:
+    """D-Adaptation of SGD or Lion where the workload has it, else of Adam; lr 1, cosine decay."""
+    package = import_module("dadaptation")
+
+    def build(p: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if place.bench.optimizer == "nesterov":
+            return package.DAdaptSGD(p, lr=1.0, momentum=0.9, weight_decay=DECAY["nesterov"])  # type: ignore
+        if place.bench.optimizer == "lion":
+            return package.DAdaptLion(p, lr=1.0, weight_decay=DECAY["lion"])  # type: ignore
+        return package.DAdaptAdam(p, lr=1.0, weight_decay=DECAY["adamw"], decouple=True)  # type: ignore
+
+    return Scheduled(place, build, _cosine(place))
+
+
+def mechanic(place: Place) -> Peer:
+    """Mechanic around the workload's own optimizer at rate 1; a linear warm-up over a tenth, then linear to 0."""
+    package, bench = import_module("mechanic_pytorch"), place.bench
+    twin = TWINS[bench.optimizer]
+    tuned = package.mechanize(twin.kind)
+    rising = max(1, round(MECHANIC_WARM_UP * bench.steps))
+
+    def factor(t: int) -> float:
+        return min((t + 1) / rising, (bench.steps - t) / (bench.steps - rising))
+
+    return Scheduled(
+        place,
+        lambda p: tuned(twin.groups(p, place.stack.layout), lr=1.0, **twin.options),
+        lambda optimizer: LambdaLR(optimizer, factor),
+        shaped=twin.shaped,
+    )
+
+
+class Method(NamedTuple):
+    """How a method is built, and the package it comes from."""
+
+    label: str
+    package: str
+    build: Callable[[Place], Peer]
+
+
+PEERS: dict[str, Method] = {
+    "prodigy": Method("Prodigy", "prodigyopt", prodigy),
+    "dadaptation": Method("D-Adaptation", "dadaptation", dadaptation),
+    "dog": Method("DoG, averaged", "dog", Averaged),
+    "mechanic": Method("Mechanic", "mechanic_pytorch", mechanic),
+}
+"""Methods of one column, without a rate to start from."""
+
+
+def missing(package: str) -> str | None:
+    """Why a package cannot be used; None if it can."""
+    return f"{package} is not installed" if find_spec(package) is None else None
+
+
+class Greedy:
+    """GreedyLR of transformers on the stack's optimizer, smoothed, with bounds so wide that they never matter."""
+
+    def __init__(self, starts: Sequence[float], seeds: int) -> None:
+        rule = import_module("transformers.optimization").GreedyLR
+        # The package moves a torch optimizer's rate: each run has one that is never stepped.
+        self._handles = [
+            [torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate) for rate in starts] for _ in range(seeds)
+        ]
+        self._rules = [[rule(h, min_lr=0.0, max_lr=1e9, eps=0.0, smooth=True) for h in row] for row in self._handles]
+
+    def step(self, losses: list[list[float]]) -> None:
+        """Losses [seed][start] of the last step."""
+        for row, values in zip(self._rules, losses, strict=True):
+            for schedule, loss in zip(row, values, strict=True):
+                schedule.step(loss)
+
+    @property
+    def rates(self) -> list[list[float]]:
+        """[seed][start]"""
+        return [[handle.param_groups[0]["lr"] for handle in row] for row in self._handles]

@@ -1,0 +1,221 @@
+"""The rows of a workload's table. Rows that can share a stack train in one pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from misset_auto import AutoRuns, Run
+from misset_ensembles import REPLICAS, Trained
+from misset_shapes import held, onecycle
+from stacked import TrainStep
+
+from real.bench import Bench, Outcome
+from real.finder import range_test
+from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rates
+from real.together import run_together
+
+__all__ = ["EXTENSIONS", "FEW", "LABELS", "PASSES", "STARTS", "Best", "Pass", "choose"]
+
+STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
+FEW = (1e-3, 1.0, 100.0)
+"""Of methods that are asked for less: ours, its control, GreedyLR and the published one."""
+EXTENSIONS = 3
+"""How often a grid whose best is on its edge is widened."""
+
+
+class Best(NamedTuple):
+    """What the choosing seeds have chosen."""
+
+    rate: float
+    """Of OneCycle."""
+    free: float | None
+    """Of Schedule-Free; None without the package."""
+
+
+Found = dict[str, Outcome | str]
+"""Rows by name; a text says why there is none."""
+
+
+class Pass(NamedTuple):
+    """Rows that train together."""
+
+    rows: dict[str, str]
+    """Labels by name."""
+    run: Callable[[Bench, Best, Sequence[float], Sequence[float], list[str]], Found]
+    """Given the bench, the best rates, all starts, few starts and the rows that are wanted."""
+
+
+# Choosing ------------------------------------------------------------------------------------------------------------
+
+
+def choose(bench: Bench, points: int, extensions: int = EXTENSIONS) -> dict[str, Any]:
+    """OneCycle on a grid of rates a factor 2 apart around the customary one, and Schedule-Free on five rates.
+
+    The grid is widened until its best is not on its edge, at most so often.
+    """
+    last = replace(bench, evaluations=1)
+    half = points // 2
+    places = list(range(-half, points - half))
+    free = schedule_free_rates(bench.optimizer) if missing("schedulefree") is None else []
+    together = run_together(last, [bench.customary * 2.0**i for i in places], onecycle(bench.steps), free=free)
+    losses = dict(zip(places, _finals(together.own), strict=True))
+    for _ in range(extensions):
+        best = _least(losses)
+        if min(losses) < best < max(losses):
+            break
+        more = (
+            range(min(losses) - half, min(losses))
+            if best == min(losses)
+            else range(max(losses) + 1, max(losses) + 1 + half)
+        )
+        added = run_together(last, [bench.customary * 2.0**i for i in more], onecycle(bench.steps))
+        losses = dict(sorted({**losses, **dict(zip(more, _finals(added.own), strict=True))}.items()))
+    best = _least(losses)
+    chosen: dict[str, Any] = {
+        "grid": {"rates": [bench.customary * 2.0**i for i in losses], "losses": list(losses.values())},
+        "best": {"rate": bench.customary * 2.0**best, "on_edge": best in (min(losses), max(losses))},
+    }
+    if free and "schedulefree" not in together.broken:
+        tried = _finals(together.others["schedulefree"])
+        chosen["grid"]["schedulefree"] = {"rates": free, "losses": tried}
+        chosen["best"]["schedulefree"] = free[_least(dict(enumerate(tried)))]
+    return chosen
+
+
+def _finals(curves: list[list[list[float]]]) -> list[list[float]]:
+    return [[curve[-1] for curve in row] for row in curves]
+
+
+def _least(losses: dict[int, list[float]]) -> int:
+    """Where the mean over seeds is lowest."""
+    means = {place: sum(row) / len(row) for place, row in losses.items()}
+    return min(means, key=lambda place: means[place] if math.isfinite(means[place]) else math.inf)
+
+
+# Passes --------------------------------------------------------------------------------------------------------------
+
+
+def fixed(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
+    """OneCycle at the best rate and away from it, at the customary one, and at what a range test suggests."""
+    seeds = len(bench.seeds)
+    peaks: dict[str, list[list[float]]] = {}
+    if "onecycle" in wanted:
+        peaks["onecycle"] = [[start * best.rate] * seeds for start in starts]
+    if "customary" in wanted:
+        peaks["customary"] = [[bench.customary] * seeds]
+    if "finder" in wanted:
+        peaks["finder"] = [range_test(bench)]
+    columns = [column for rows in peaks.values() for column in rows]  # [column][seed]
+    stack = bench.stack(len(columns))
+    rates = bench.rates(stack, [list(row) for row in zip(*columns, strict=True)], onecycle(bench.steps))
+    step = TrainStep(stack, bench.update(stack), bench.supply.batches, rates, graph=bench.graph)
+    curves, seconds = bench.train(stack, step)
+    found: Found = {}
+    first = 0
+    for name, rows in peaks.items():
+        own = [*starts] if name == "onecycle" else [None]
+        found[name] = Outcome(own, curves[first : first + len(rows)], rows, seconds)
+        first += len(rows)
+    return found
+
+
+def peers(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
+    """What other people propose: one stack for all of them."""
+    packages = {name: method.package for name, method in PEERS.items()}
+    packages |= {"greedy": "transformers", "schedulefree": "schedulefree", "schedulefree-tuned": "schedulefree"}
+    found: Found = {name: why for name in wanted if (why := missing(packages[name])) is not None}
+    there = [name for name in wanted if name not in found]
+    default = SCHEDULE_FREE.get(bench.optimizer, 2.5e-3)
+    free = {"schedulefree": default, "schedulefree-tuned": best.free or default}
+    free = {name: rate for name, rate in free.items() if name in there}
+    guesses = [start * best.rate for start in few] if "greedy" in there else []
+    try:
+        rule = Greedy(guesses, len(bench.seeds)) if guesses else None
+    except AttributeError as error:  # a transformers of before 5.4
+        found["greedy"], rule, guesses = f"transformers: {error}", None, []
+    methods = [name for name in there if name in PEERS]
+    if not (free or methods or rule):
+        return found
+    out = run_together(bench, guesses, onecycle(bench.steps) * 0 + 1, methods, list(dict.fromkeys(free.values())), rule)
+    if rule is not None:
+        last = [list(row) for row in zip(*rule.rates, strict=True)]
+        found["greedy"] = Outcome([*few], out.own, last, out.seconds)
+    columns = dict(zip(dict.fromkeys(free.values()), out.others.get("schedulefree", []), strict=True))
+    for name, rate in free.items():
+        note = out.broken.get("schedulefree", "")
+        found[name] = Outcome([None], [columns[rate]], [[rate] * len(bench.seeds)], out.seconds, note)
+    nothing = [[math.nan] * len(bench.seeds)]
+    for name in methods:
+        found[name] = Outcome([None], out.others[name], nothing, out.seconds, out.broken.get(name, ""))
+    return found
+
+
+def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
+    """``max_lr="auto"`` from some guesses, and with its losses shuffled."""
+    stack = bench.stack(len(few) * len(wanted))
+    optimizer = bench.update(stack)
+    columns = [(start * best.rate, name == "placebo") for name in wanted for start in few]
+    runs = [
+        [Run(bench.steps, seed, 1, guess, shuffled=shuffled) for guess, shuffled in columns] for seed in bench.seeds
+    ]
+    auto_runs = AutoRuns(stack, optimizer, runs, held(bench.steps), bench.supply, bench.graph)
+    step = TrainStep(
+        stack,
+        optimizer,
+        bench.supply.batches,
+        auto_runs.rates,
+        before=auto_runs.before_step,
+        after=auto_runs.observe,
+        graph=bench.graph,
+    )
+    auto_runs.begin()
+    curves, seconds = bench.train(stack, step, auto_runs.after_step)
+    rates = [[row[k].found for row in runs] for k in range(len(columns))]
+    found: Found = {}
+    for number, name in enumerate(wanted):
+        own = slice(number * len(few), (number + 1) * len(few))
+        found[name] = Outcome([*few], curves[own], rates[own], seconds)
+    return found
+
+
+def published(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
+    """The published HDET: four replicas of a quarter of the batch each; the mean of their weights is evaluated."""
+    guesses = [start * best.rate for start in few]
+    stack = bench.stack(len(guesses), each=REPLICAS)
+    runs = Trained(bench, stack, guesses, onecycle(bench.steps))  # type: ignore[arg-type]
+    step = TrainStep(
+        stack,
+        bench.update(stack),
+        bench.supply.quarters(),
+        runs.rates,
+        runs.share,
+        after=runs.observe,
+        graph=bench.graph,
+    )
+    runs.begin()
+    curves, seconds = bench.train(stack, step, runs.after_step, lambda: runs.share(stack.theta)[::REPLICAS])
+    means = [[math.exp(sum(map(math.log, m)) / len(m)) for m in row] for row in runs.learned]
+    found = [[guess * row[k] for row in means] for k, guess in enumerate(guesses)]
+    return {"published": Outcome([*few], curves, found, seconds)}
+
+
+PASSES: tuple[Pass, ...] = (
+    Pass(
+        {"onecycle": "OneCycle", "customary": "OneCycle, customary rate", "finder": "range test, then OneCycle"}, fixed
+    ),
+    Pass({"auto": "auto", "placebo": "auto, losses shuffled"}, auto),
+    Pass(
+        {
+            "schedulefree": "Schedule-Free, default rate",
+            "schedulefree-tuned": "Schedule-Free, tuned",
+            **{name: method.label for name, method in PEERS.items()},
+            "greedy": "GreedyLR",
+        },
+        peers,
+    ),
+    Pass({"published": "published HDET"}, published),
+)
+LABELS: dict[str, str] = {name: label for one in PASSES for name, label in one.rows.items()}

@@ -1,0 +1,221 @@
+"""experiments/real_lr.py and its rows, on stand-ins: every row runs, is kept, and does what its name says."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import real.peers
+import real_lr
+import torch
+from misset_data import Supply
+from misset_shapes import onecycle
+from real.bench import Bench, Validator, evaluated_at
+from real.finder import suggestion
+from real.optimizers import BUILDERS
+from real.peers import PEERS
+from real.processes import in_processes, without
+from real.rows import LABELS, Best, auto, choose, fixed, peers, published
+from real.together import run_together
+from real.torch_twins import TWINS
+from stacked import TrainStep
+
+from tests.experiments.small_tasks import CPU, small
+
+CUSTOMARY = {"adamw": 1e-2, "nesterov": 0.1, "lion": 1e-3, "adagrad": 1e-2, "adafactor": 1e-2, "muon": 0.02}
+
+
+def bench(optimizer: str = "adamw", name: str = "digits", steps: int = 20, seeds: tuple[int, ...] = (0, 1)) -> Bench:
+    task = small(name)
+    supply = Supply(task, seeds, steps, CPU)
+    return Bench(task, optimizer, CUSTOMARY[optimizer], steps, seeds, supply, CPU, evaluations=2)
+
+
+def workload(name: str = "tiny", split: str = "dev", optimizer: str = "adamw", steps: int = 20) -> Any:
+    task = small("digits")
+    return SimpleNamespace(
+        name=name, split=split, optimizer=optimizer, steps=steps, customary=1e-2, task=lambda synthetic=False: task
+    )
+
+
+def plan_of(words: str, known: dict[str, Any], folder: Path) -> real_lr.Plan:
+    return real_lr.parsed([*words.split(), "--results", str(folder)], known)[0]
+
+
+def test_twenty_evaluations() -> None:
+    assert evaluated_at(200) == list(range(10, 201, 10))
+    assert len(evaluated_at(60)) == 20
+
+
+def test_curves_end_at_the_validation_loss() -> None:
+    here = bench(steps=20, seeds=(0, 1))
+    here.evaluations = 20
+    found = fixed(here, Best(1e-2, None), [0.1, 1.0], [], ["onecycle", "customary"])
+    stack = here.stack(1)
+    step = TrainStep(
+        stack, here.update(stack), here.supply.batches, here.rates(stack, [1e-2], onecycle(20)), graph=False
+    )
+    first, _ = here.train(stack, step)
+    assert len(first[0][1]) == 20
+    assert found["onecycle"].starts == [0.1, 1.0]
+    assert found["onecycle"].curves[1][1] == pytest.approx(first[0][1], rel=1e-9)
+    assert found["customary"].curves[0] == found["onecycle"].curves[1]
+    assert stack.validation(stack.theta)[1, 0].item() == pytest.approx(first[0][1][-1], rel=1e-9)
+
+
+def test_validator_is_the_stack() -> None:
+    stack = bench().stack(3)
+    torch.testing.assert_close(Validator(stack, stack.theta)(stack.theta), stack.validation(stack.theta))
+
+
+def test_grid_is_widened_to_its_best() -> None:
+    here = bench(steps=8, seeds=(0,))
+    here.customary = 1e-6
+    found = choose(here, 3)
+    grid = found["grid"]["rates"]
+    assert len(grid) == 6  # three, and one more on the side of the best, three times
+    assert found["best"]["on_edge"]
+    assert all(b / a == pytest.approx(2) for a, b in pairwise(grid))
+
+
+def test_range_test_by_hand() -> None:
+    rates = 10.0 ** np.linspace(-7, 1, 40)
+    falling = [3.0] * 20 + [3.0 - 0.2 * i for i in range(10)] + [1.2 + 100.0 * i for i in range(10)]
+    found = suggestion(rates, falling)
+    assert found is not None
+    assert rates[20] < found <= rates[30]
+    assert suggestion(rates, [math.nan] * 40) is None
+
+
+@pytest.mark.parametrize("optimizer", BUILDERS)
+def test_twins_are_the_stack(optimizer: str) -> None:
+    """What Mechanic wraps makes the steps of the stack's optimizer."""
+    if optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("a torch without Muon")
+    here = bench(optimizer, "text" if optimizer == "muon" else "digits", steps=5, seeds=(0,))
+    twin, rate = TWINS[optimizer], CUSTOMARY[optimizer]
+
+    def plain(place: Any) -> Any:
+        return real.peers.Scheduled(
+            place, lambda p: twin.kind(twin.groups(p, place.stack.layout), lr=rate, **twin.options), shaped=True
+        )
+
+    method = real.peers.Method("plain", "torch", plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PEERS, "plain", method)
+        out = run_together(here, [rate], onecycle(5) * 0 + 1, ["plain"])
+    assert out.others["plain"][0][0] == pytest.approx(out.own[0][0], rel=1e-3 if optimizer == "muon" else 1e-9)
+
+
+def test_a_peer_that_raises_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(real.peers.Scheduled):
+        def step(self) -> None:
+            raise RuntimeError("G is not positive")
+
+    build = lambda place: Broken(place, torch.optim.SGD)  # noqa: E731
+    monkeypatch.setitem(PEERS, "broken", real.peers.Method("broken", "torch", build))
+    out = run_together(bench(steps=4), [1e-2], onecycle(4), ["broken"])
+    assert "G is not positive" in out.broken["broken"]
+    assert all(math.isnan(loss) for loss in out.others["broken"][0][0])
+    assert all(math.isfinite(loss) for loss in out.own[0][0])
+
+
+@pytest.mark.parametrize("optimizer", BUILDERS)
+def test_packages(optimizer: str) -> None:
+    """Those that are there run on every optimizer; the others are named."""
+    wanted = ["schedulefree", "schedulefree-tuned", *PEERS, "greedy"]
+    found = peers(
+        bench(optimizer, "text", steps=6, seeds=(0,)), Best(CUSTOMARY[optimizer], 1e-2), [], [0.1, 1.0], wanted
+    )
+    assert set(found) == set(wanted)
+    for name, outcome in found.items():
+        if isinstance(outcome, str):
+            assert "installed" in outcome or "transformers" in outcome
+        else:
+            assert not outcome.note, name
+            assert all(math.isfinite(loss) for row in outcome.curves for curve in row for loss in curve), name
+
+
+def test_missing_packages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real.peers, "find_spec", lambda name: None)
+    found = peers(bench(steps=4), Best(1e-2, None), [], [1.0], ["dog", "greedy", "schedulefree"])
+    assert found["dog"] == "dog is not installed"
+    assert all(isinstance(outcome, str) for outcome in found.values())
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adafactor"])
+def test_published_runs_on_every_optimizer(optimizer: str) -> None:
+    found = published(bench(optimizer, steps=12), Best(CUSTOMARY[optimizer], None), [], [1.0, 0.1], ["published"])
+    curves = found["published"].curves
+    assert (len(curves), len(curves[0]), len(curves[0][0])) == (2, 2, 2)
+    assert all(math.isfinite(loss) for row in curves for curve in row for loss in curve)
+
+
+@pytest.mark.parametrize(("optimizer", "name", "steps"), [("muon", "text", 16), ("adafactor", "digits", 80)])
+def test_auto_and_its_placebo(optimizer: str, name: str, steps: int) -> None:
+    here = bench(optimizer, name, steps, seeds=(0,))
+    found = auto(here, Best(CUSTOMARY[optimizer], None), [], [100.0], ["auto", "placebo"])
+    assert found["auto"].starts == [100.0]
+    assert all(math.isfinite(curve[-1]) for row in found["auto"].curves for curve in row)
+    if steps > 16:  # long enough to have found something
+        assert found["auto"].found != found["placebo"].found
+
+
+def test_rows_are_kept_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"tiny": workload()}
+    words = "--workloads dev --quick --rows onecycle,customary,published,auto"
+    ledger = real_lr.run_workload(plan_of(words, known, tmp_path), known["tiny"])
+    there = json.loads((tmp_path / "tiny.json").read_text())
+    assert set(there["rows"]) == {"onecycle", "customary", "published", "auto"} == set(ledger.content["rows"])
+    assert there["initial"] > 0
+    assert [cell["start"] for cell in there["rows"]["onecycle"]["starts"]] == [0.01, 1.0, 100.0]
+    assert len(there["rows"]["onecycle"]["starts"][0]["curves"][0]) == 4
+    assert there["rows"]["auto"]["library"]
+    capsys.readouterr()
+    real_lr.run_workload(plan_of(words, known, tmp_path), known["tiny"])
+    assert "auto:" not in capsys.readouterr().out
+    real_lr.run_workload(plan_of(words + " --again --rows customary", known, tmp_path), known["tiny"])
+    out = capsys.readouterr().out
+    assert "customary:" in out
+    assert "onecycle" not in out
+    assert set(json.loads((tmp_path / "tiny.json").read_text())["rows"]) == set(there["rows"])
+
+
+def test_no_time_no_pass(tmp_path: Path) -> None:
+    known = {"tiny": workload()}
+    plan = plan_of("--workloads tiny --quick --seconds 1", known, tmp_path)
+    plan.until = 0.0
+    assert not real_lr.run_workload(plan, known["tiny"]).content["rows"]
+
+
+def test_test_runs_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"held": workload("held", "test")}
+    with pytest.raises(SystemExit):
+        plan_of("--workloads test --quick", known, tmp_path)
+    plan = plan_of("--workloads test --quick --rows customary --log why", known, tmp_path)
+    real_lr.run_workload(plan, known["held"])
+    real_lr.run_workload(plan, known["held"])  # nothing to run: no line
+    lines = [json.loads(line) for line in (tmp_path / "test_runs.jsonl").read_text().splitlines()]
+    assert [(line["workload"], line["rows"], line["reason"]) for line in lines] == [("held", ["customary"], "why")]
+    assert lines[0]["commit"]
+
+
+def test_a_process_per_workload(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(*sys.argv[1:]); sys.exit('bad' in sys.argv)")
+    words = without(["--workloads", "dev", "--again", "--processes=4"], "--processes", "--workloads", "--seconds")
+    assert in_processes(script, words, ["good", "bad"], 2, math.inf) == 1
+    assert in_processes(script, words, ["late"], 2, 0.0) == 0
+    out = capfd.readouterr().out
+    assert "--again --workloads good" in out
+    assert "late: no time left" in out
+
+
+def test_labels() -> None:
+    assert {"onecycle", "customary", "finder", "auto", "placebo", "published", "mechanic"} <= set(LABELS)

@@ -1,0 +1,111 @@
+"""experiments/real/score.py and real_table.py, on curves whose scores are known by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import real_table
+from real.score import TUNED, Table, area, profile, ratios, slowdowns, summary, table_of
+
+STEPS = [10, 20, 30, 40]
+
+
+def table(name: str = "one", **methods: dict[float | None, list[list[float]]]) -> Table:
+    tuned = {1.0: [[4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0]]}  # the target is 1.05
+    labels = {method: method for method in (TUNED, *methods)}
+    return Table(name, "dev", STEPS, 5.0, {TUNED: tuned, **methods}, labels, {})
+
+
+def content(split: str = "dev") -> dict[str, Any]:
+    """As a file has it."""
+
+    def row(label: str, cells: dict[float | None, list[list[float | None]]]) -> dict[str, Any]:
+        starts = [{"start": start, "curves": rows, "found": [0.02, 0.05]} for start, rows in cells.items()]
+        return {"label": label, "starts": starts}
+
+    tuned = [[4.0, 3.0, 2.0, 1.0], [4.0, 3.0, 2.0, 1.0]]
+    failed: list[list[float | None]] = [[4.0, None, None, None], [4.0, 4.5, 4.5, 4.5]]
+    return {
+        "workload": f"made {split}",
+        "split": split,
+        "evaluated": STEPS,
+        "initial": 5.0,
+        "best": {"rate": 0.01},
+        "rows": {
+            "onecycle": row("OneCycle", {0.01: tuned, 1.0: tuned, 100.0: failed}),
+            "auto": row("auto", {1e-3: [[4.0, 1.0, 1.0, 0.9], [4.0, 3.0, 1.0, 0.9]], 100.0: tuned}),
+            "dog": row("DoG", {None: failed}),
+        },
+    }
+
+
+def test_slowdowns_by_hand() -> None:
+    fast = {None: [[2.0, 1.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]}  # at the target after 20 steps, and never
+    away = {0.1: [[9.0, 9.0, 9.0, 1.05], [1.0, 9.0, 9.0, 9.0]]}  # after 40, and after 10 for a moment
+    found = slowdowns([table(fast=fast, away=away)])
+    assert found == {TUNED: [2.0, 4.0], "fast": [1.0, math.inf], "away": [2.0, 1.0]}
+    assert [profile(found[TUNED], tau) for tau in (1, 2, 3.9, 4)] == [0.0, 0.5, 0.5, 1.0]
+    assert area(found[TUNED]) == pytest.approx((2 / 3 + 0) / 2)
+    assert area(found["fast"]) == 0.5
+    assert area(found["away"]) == pytest.approx((2 / 3 + 1) / 2)
+
+
+def test_where_nobody_arrives_nobody_scores() -> None:
+    never = {None: [[9.0] * 4] * 2}
+    one = table(other=never)
+    one.methods[TUNED] = {
+        1.0: [[4.0, 3.0, 2.0, 1.0], [9.0, 9.0, 9.0, 9.0]]
+    }  # the target is 5.25, the second run misses
+    assert slowdowns([one]) == {TUNED: [1.0, math.inf], "other": [math.inf, math.inf]}
+
+
+def test_methods_that_a_workload_lacks_are_left_out() -> None:
+    some = {None: [[1.0] * 4] * 2}
+    assert set(slowdowns([table(a=some, b=some), table(b=some)])) == {TUNED, "b"}
+
+
+def test_final_losses_by_hand() -> None:
+    ours = {1e-3: [[9.0, 9.0, 9.0, 2.0], [9.0, 9.0, 9.0, 2.0]], 100.0: [[math.inf] * 4, [9.0, 9.0, 9.0, 1.0]]}
+    one = table(ours=ours)
+    assert ratios(one, "ours") == {1e-3: 2.0, 100.0: 3.0}  # a failed run has the loss of the beginning, 5
+    found = summary([one], "ours", slowdowns([one])["ours"])
+    assert found.ratio == pytest.approx(math.sqrt(6))
+    assert found.worst == 3.0
+    assert found.sensitivity == pytest.approx(1.5)
+    assert found.spread == pytest.approx((0 + math.sqrt(8) / 3) / 2)
+    assert (found.failed, found.runs, found.reached) == (1, 4, 0.25)
+    assert summary([one], TUNED, [1.0, 1.0]).sensitivity is None
+
+
+def test_file() -> None:
+    found = table_of(content(), starts=(1.0, 100.0))
+    assert set(found.methods) == {TUNED, "onecycle", "auto", "dog"}
+    assert list(found.methods["onecycle"]) == [1.0, 100.0]
+    assert found.methods["dog"][None][0][-1] == math.inf
+
+
+def test_tables_and_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("dev", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps(content(split)))
+    found = real_table.summaries(real_table.read(tmp_path, "dev"))
+    # auto is at the target after 20 and 30 steps from one start, after 40 and 40 from the other; tuned after 40.
+    assert found["auto"].area == pytest.approx((1 + 1 + 2 / 3 + (4 - 4 / 3) / 3) / 4)
+    assert found[TUNED].area == pytest.approx((2 / 3 + (4 - 4 / 3) / 3) / 2)
+    assert found["dog"].area == 0
+    lines = real_table.lines_of(real_table.read(tmp_path, "dev"))
+    assert [line.label for line in lines] == ["auto", "OneCycle, tuned", "DoG"]
+    assert [line.ours for line in lines] == [True, False, False]
+    image = tmp_path / "profile.svg"
+    monkeypatch.setattr("sys.argv", ["real_table.py", "--results", str(tmp_path), "--image", str(image)])
+    real_table.main()
+    out = capsys.readouterr().out
+    assert "## test: 1 workloads" in out
+    assert "| auto, from x0.001 | 0.900 |" in out
+    assert "| auto, from x100 | 2 to 5 |" in out
+    assert image.read_text().startswith("<?xml")
