@@ -59,7 +59,6 @@ def fixed(bench: Bench, rates: Sequence[float], shape: Factors) -> Outcome:
 def auto(
     bench: Bench,
     starts: Sequence[float],
-    per_group: bool = False,
     pct_start: float = 0.3,
     linear: bool = False,
     shuffled: bool = False,
@@ -67,8 +66,7 @@ def auto(
     """``max_lr="auto"``, the start being the guess."""
     stack = bench.stack(len(starts))
     optimizer = bench.update(stack.theta)
-    knobs = len(stack.sizes) if per_group else 1
-    runs = [[Run(bench.steps, seed, knobs, start, pct_start, shuffled) for start in starts] for seed in bench.seeds]
+    runs = [[Run(bench.steps, seed, start, pct_start, shuffled) for start in starts] for seed in bench.seeds]
     auto_runs = AutoRuns(stack, optimizer, runs, held(bench.steps, pct_start, linear), bench.supply, bench.graph)
     step = TrainStep(
         stack,
@@ -76,7 +74,6 @@ def auto(
         bench.supply.batches,
         auto_runs.rates,
         before=auto_runs.before_step,
-        after=auto_runs.observe,
         graph=bench.graph,
     )
     auto_runs.begin()
@@ -133,8 +130,7 @@ ROWS: dict[str, Row] = {
     for row in (
         Row("onecycle", "fixed rate, OneCycle", lambda b, s: fixed(b, s, onecycle(b.steps))),
         Row("cosine", "fixed rate, cosine", lambda b, s: fixed(b, s, cosine(b.steps))),
-        Row("auto", "auto, one rate", auto),
-        Row("auto-groups", "auto, per group", lambda b, s: auto(b, s, per_group=True)),
+        Row("auto", "auto", auto),
         Row("auto-linear", "auto, linear tail", lambda b, s: auto(b, s, pct_start=0.7, linear=True)),
         Row("trained", "published HDET", ensembles.trained),
         Row("placebo", "auto, losses shuffled", lambda b, s: auto(b, s, shuffled=True), "few"),

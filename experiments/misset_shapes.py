@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from hdet.algorithm.auto.course import Course
+from hdet.algorithm.auto.pilot import PilotState
 
-__all__ = ["Factors", "along", "cosine", "held", "onecycle"]
+__all__ = ["Factors", "cosine", "held", "onecycle", "risen"]
 
 Factors = np.ndarray
 """Factors at steps 0 ... S, float64. The last one is for the round that ends there."""
@@ -45,16 +45,9 @@ def cosine(steps: int, warm_up: float = 0.05) -> Factors:
     return np.where(t < rising, (t + 1) / rising, _between(1.0, 0.0, (t - rising) / (steps - rising), False))
 
 
-def along(course: Course, steps: Factors) -> Factors:
-    """:meth:`Course.at` for many steps."""
-    if course.end <= course.start:
-        return np.ones_like(steps)
-    done = np.maximum(steps - course.start, 0.0) / (course.end - course.start)
-    if course.geometric:
-        way = course.factor ** (1 - done)
-    else:
-        way = course.factor + (1 - course.factor) * (1 - np.cos(math.pi * done)) / 2
-    return np.where(steps >= course.end, 1.0, way)
+def risen(state: PilotState, steps: Factors) -> Factors:
+    """:meth:`PilotState.rise` for many steps."""
+    return np.array([state.rise(t) if t < state.peak else 1.0 for t in steps])
 
 
 def _fall(t: Factors, top: float, steps: int, linear: bool) -> Factors:

@@ -11,11 +11,11 @@ import torch
 from misset_bench import Clock
 from misset_data import Supply
 from misset_shapes import Factors
-from real.optimizers import update_of
 from stacked import Optimizer, Stack, captured, tf32
 from torch import Tensor
 
 from hdet.tasks import Task
+from real.optimizers import update_of
 
 __all__ = ["EVALUATIONS", "Bench", "Blocks", "Outcome", "Validator", "evaluated_at"]
 

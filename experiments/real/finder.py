@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from misset_shapes import Factors
-from real.bench import Bench
 from stacked import TrainStep
+
+from real.bench import Bench
 
 __all__ = ["range_test", "smoothed", "suggestion"]
 

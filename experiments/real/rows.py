@@ -158,9 +158,7 @@ def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float]
     stack = bench.stack(len(few) * len(wanted))
     optimizer = bench.update(stack)
     columns = [(start * best.rate, name == "placebo") for name in wanted for start in few]
-    runs = [
-        [Run(bench.steps, seed, 1, guess, shuffled=shuffled) for guess, shuffled in columns] for seed in bench.seeds
-    ]
+    runs = [[Run(bench.steps, seed, guess, shuffled=shuffled) for guess, shuffled in columns] for seed in bench.seeds]
     auto_runs = AutoRuns(stack, optimizer, runs, held(bench.steps), bench.supply, bench.graph)
     step = TrainStep(
         stack,
@@ -168,7 +166,6 @@ def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float]
         bench.supply.batches,
         auto_runs.rates,
         before=auto_runs.before_step,
-        after=auto_runs.observe,
         graph=bench.graph,
     )
     auto_runs.begin()

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from real.optimizers import ADAM_SHARE, DECAY, is_hidden
 from stacked import Piece
 from torch import nn
+
+from real.optimizers import ADAM_SHARE, DECAY, is_hidden
 
 __all__ = ["TWINS", "Lion", "MuonAndAdam", "Twin"]
 
