@@ -75,7 +75,7 @@ class PilotState(NamedTuple):
         return frozenset(moment.slot for moment in self.moments)
 
     def rise(self, t: float) -> float:
-        """The part of the target at which step ``t`` is made: ((t + 1) / (peak + 1))^0.7 until the peak.
+        """The part of the target at which step ``t`` is made: max(0.1, ((t + 1) / (peak + 1))^0.7) until the peak.
 
         >>> state = PilotState(Phase.SEARCHING, peak=99.0)
         >>> round(state.rise(9), 3), state.rise(99), state.rise(500)
@@ -83,7 +83,7 @@ class PilotState(NamedTuple):
         """
         if self.phase is not Phase.SEARCHING or t >= self.peak:
             return 1.0
-        return float(((t + 1) / (self.peak + 1)) ** c.RISE)
+        return max(c.LEAST_RISE, float(((t + 1) / (self.peak + 1)) ** c.RISE))
 
 
 class Action(IntEnum):

@@ -55,7 +55,7 @@ class Settings:
 
     def rise(self, t: float) -> float:
         """r(t): the part of the target at which step t is made, once the size of a step is known."""
-        return min((t + 1) / (self.peak + 1), 1.0) ** c.RISE if self.peak > 0 else 1.0
+        return max(min((t + 1) / (self.peak + 1), 1.0) ** c.RISE, c.LEAST_RISE) if self.peak > 0 else 1.0
 
 
 class Step(NamedTuple):
