@@ -127,7 +127,7 @@ def run_workload(plan: Plan, workload: Any) -> Ledger:
         stack = bench.scoring.stack(1)
         ledger.content["initial"] = Validator(stack, stack.theta, graph=False)(stack.theta).mean().item()
         ledger.save()
-        _tidy()
+        tidy()
         print(f"{workload.name} grid: {time.perf_counter() - began:.1f} s, {ledger.content['best']}", flush=True)
     chosen = ledger.content["best"]
     best = Best(chosen["rate"], chosen.get("schedulefree"))
@@ -136,7 +136,7 @@ def run_workload(plan: Plan, workload: Any) -> Ledger:
             began = time.perf_counter()
             _run_pass(plan, ledger, one, bench.scoring, best, wanted[number])
             ledger.save()
-            _tidy()
+            tidy()
             print(f"{workload.name} {', '.join(wanted[number])}: {time.perf_counter() - began:.1f} s", flush=True)
     return ledger
 
@@ -187,7 +187,7 @@ def _head(plan: Plan, workload: Any, steps: int) -> dict[str, Any]:
     }
 
 
-def _tidy() -> None:
+def tidy() -> None:
     """Give a pass's graphs and tensors back."""
     gc.collect()
     if torch.cuda.is_available():
@@ -197,7 +197,7 @@ def _tidy() -> None:
 # The command line ----------------------------------------------------------------------------------------------------
 
 
-def _known() -> dict[str, Any]:
+def known_workloads() -> dict[str, Any]:
     from real.workloads import WORKLOADS
 
     return WORKLOADS
@@ -226,7 +226,7 @@ def parsed(words: list[str] | None = None, known: dict[str, Any] | None = None) 
     """The command line."""
     parser = _parser()
     given = parser.parse_args(words)
-    known = known if known is not None else _known()
+    known = known if known is not None else known_workloads()
     by_split = {split: [name for name, w in known.items() if w.split == split] for split in ("dev", "test")}
     groups = {**by_split, "all": list(known)}
     names = groups.get(given.workloads, given.workloads.split(","))
@@ -269,13 +269,13 @@ def main(words: list[str] | None = None) -> None:
     if given.processes > 1:
         own = without(words, "--processes", "--workloads", "--seconds")
         sys.exit(in_processes(Path(__file__).resolve(), own, plan.workloads, given.processes, plan.until))
-    known = _known()
+    known = known_workloads()
     for name in plan.workloads:
         if time.time() > plan.until:
             print(f"{name}: no time left", flush=True)
             continue
         print(run_workload(plan, known[name]).path, flush=True)
-        _tidy()
+        tidy()
 
 
 if __name__ == "__main__":
