@@ -32,12 +32,11 @@ LINES = {
     "hypergradient": ("c3", ""),
     "greedy": ("c2", ""),
     "auto": ("c0", ""),
-    "auto-groups": ("c1", ""),
     "auto-linear": ("mark", ""),
 }
 """Colour and dashes of the rows that have a start; those on top come last."""
 ORDER = (
-    *("onecycle", "cosine", "auto", "auto-groups", "auto-linear", "trained", "placebo", "held", "hypergradient"),
+    *("onecycle", "cosine", "auto", "auto-linear", "trained", "placebo", "held", "hypergradient"),
     *("greedy", "prodigy", "dadaptation", "dog", "schedulefree", "schedulefree-tuned", "population"),
 )
 """Of the rows of a table, whenever they were run."""
@@ -94,7 +93,7 @@ def summary(table: Table) -> str:
         f"**{table['steps']} steps, {len(table['seeds'])} seeds.** The best fixed rate is {best['rate']:.2g} with "
         f"{schedule}{edge}: validation loss {_mean(table['reference']):.4f}."
     ]
-    for name in ("onecycle", "auto", "auto-groups"):
+    for name in ("onecycle", "auto"):
         ratios = [cell["ratio"] for cell in rows[name]["starts"]] if name in rows else []
         if ratios:
             label = rows[name]["label"][:1].upper() + rows[name]["label"][1:]
@@ -143,14 +142,12 @@ def worst_cases(tables: list[Table]) -> str:
 
 def reached(tables: list[Table]) -> str:
     """Per task and length: how far above the best fixed rate, how many starts meet the target, who is ahead."""
-    head = ["task", "steps", "one rate: above the best", "starts that meet 1 %", "per group: above the best"]
-    head += ["starts that meet 0 %", "others with a lower worst case"]
+    head = ["task", "steps", "above the best", "starts that meet 1 %", "others with a lower worst case"]
     lines = ["## What is reached", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for table in sorted(tables, key=lambda table: LENGTHS.index(table["length"])):
         rows = table["rows"]
         cells = [f"{table['task']}, {OPTIMIZERS[table['optimizer']]}", str(table["steps"])]
-        for name, target in (("auto", TARGET), ("auto-groups", 0.0)):
-            cells += _met(rows[name]["starts"], target) if name in rows else ["", ""]
+        cells += _met(rows["auto"]["starts"], TARGET)
         lines.append("| " + " | ".join([*cells, _ahead(rows)]) + " |")
     return "\n".join(lines)
 
@@ -204,15 +201,15 @@ def _worst(row: dict[str, Any]) -> dict[str, Any]:
 
 def product(rows: list[dict[str, Any]]) -> str:
     """The library itself, one model at a time."""
-    head = ["task", "steps", "rates", "seeds", "loss over the best fixed rate's", "found rate over it"]
+    head = ["task", "steps", "seeds", "loss over the best fixed rate's", "found rate over it"]
     lines = ["## The library itself", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for row in sorted(rows, key=lambda row: (row["task"], row["optimizer"], -row["steps"], row["per_group"])):
+    kept = [row for row in rows if not row.get("per_group")]  # of a rule that had a rate for every group
+    for row in sorted(kept, key=lambda row: (row["task"], row["optimizer"], -row["steps"])):
         highest = [_geometric(run["highest"]) / row["best_rate"] for run in row["runs"]]
         error = row["standard_error"]
         cells = [
             f"{row['task']}, {OPTIMIZERS[row['optimizer']]}",
             str(row["steps"]),
-            "per group" if row["per_group"] else "one",
             str(len(row["runs"])),
             _number(row["ratio"]) + (f" ± {_number(error)}" if error is not None else ""),
             f"{_geometric(highest):.2f}",

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from misset_data import Supply
-from misset_shapes import Factors, risen
+from misset_shapes import Factors, held, onecycle, risen
 from stacked import Optimizer, Stack, captured, tf32
 from torch import Tensor
 
 from hdet.algorithm.auto import constants as c
 from hdet.algorithm.auto.evidence import Evidence
-from hdet.algorithm.auto.pilot import Action, Order, Pilot
+from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot
 from hdet.algorithm.auto.reach import Tally, estimate
 from hdet.algorithm.auto.rounds import Growing
 
@@ -36,13 +36,22 @@ class Run:
         steps: S.
         seed: of the probe batches.
         guess: the user's rate.
-        pct_start: where the schedule's rising phase ends.
+        pct_start, linear: where the schedule's rising phase ends, and how it falls.
         shuffled: a placebo: the two losses are exchanged by the toss of a coin, and by another the gradients ask for
             as much as they can get or for nothing.
     """
 
-    def __init__(self, steps: int, seed: int, guess: float, pct_start: float = 0.3, shuffled: bool = False) -> None:
-        self.seed, self.guess, self.peak = seed, guess, pct_start * steps - 1
+    def __init__(
+        self,
+        steps: int,
+        seed: int,
+        guess: float,
+        pct_start: float = 0.3,
+        linear: bool = False,
+        shuffled: bool = False,
+    ) -> None:
+        self.steps, self.seed, self.guess, self.peak = steps, seed, guess, pct_start * steps - 1
+        self._held, self._plain = held(steps, pct_start, linear), onecycle(steps, pct_start, linear)
         self.pilot = Pilot(steps)
         self.state = self.pilot.begin()
         self.slots: dict[int, list[Tensor]] = {}
@@ -56,20 +65,29 @@ class Run:
         """Where rounds end."""
         return self.pilot.rounds
 
-    def after_round(self, t: int, losses: list[float], moved: float, shape: float, rate: float) -> Order:
+    @property
+    def shape(self) -> Factors:
+        """The schedule at steps 0 ... S: its rise is held at 1, unless the guess is kept to."""
+        return self._plain if self.state.phase is Phase.KEPT else self._held
+
+    def after_round(self, t: int, losses: list[float], moved: float, rate: float) -> Order:
         """What the pilot says at the end of the round at ``t``. ``rate``: what the gradients ask for."""
-        reach = math.log(rate / self.guess) if rate > 0 else -math.inf
+        reach = math.log(rate / (self.guess * self.shape[t - 1])) if rate > 0 else -math.inf
         if self._dice is not None:
             reach = self.state.level + math.log(c.FASTEST / c.HEED) if self._dice.random() < 0.5 else -math.inf
             self._dice.shuffle(losses)
         span = self.rounds.span(t)
         before = losses[1] if self.state.moments else math.nan
-        evidence = Evidence(span, losses[0], before, self.peak, shape, span[1] - span[0], moved, reach)
+        evidence = Evidence(span, losses[0], before, self.peak, self.shape[t], span[1] - span[0], moved, reach)
         return self.pilot.after_round(self.state, evidence)
 
-    def rates(self, steps: Factors, shape: Factors) -> np.ndarray:
-        """[step] from now on."""
-        return risen(self.state, steps) * shape * self.found
+    def rates(self, t: int) -> Factors:
+        """[step] from step ``t`` on."""
+        return risen(self.state, np.arange(float(t), self.steps)) * self.shape[t : self.steps] * self.found
+
+    def rate(self, t: int) -> float:
+        """At step ``t``."""
+        return float(self.found * self.state.rise(t) * self.shape[t])
 
     @property
     def found(self) -> float:
@@ -156,7 +174,6 @@ class AutoRuns:
         stack: the runs' weights.
         optimizer: whose state goes back with them.
         runs: ``runs[seed][configuration]``.
-        shape: the schedule with its rise held at 1, at steps 0 ... S.
         supply: of probe batches.
         graph: whether probes are captured on a GPU.
     """
@@ -166,13 +183,12 @@ class AutoRuns:
         stack: Stack,
         optimizer: Optimizer,
         runs: Sequence[Sequence[Run]],
-        shape: Factors,
         supply: Supply,
         graph: bool = True,
     ) -> None:
-        self._stack, self._optimizer, self._shape, self._supply = stack, optimizer, shape, supply
+        self._stack, self._optimizer, self._supply = stack, optimizer, supply
         self.runs = {(u, k): run for u, row in enumerate(runs) for k, run in enumerate(row)}
-        self._steps = len(shape) - 1
+        self._steps = runs[0][0].steps
         self._origin = stack.theta.clone()
         self._next = {place: run.rounds.next_end(1) for place, run in self.runs.items()}
         self._prober = Prober(stack, graph)
@@ -216,9 +232,11 @@ class AutoRuns:
         anew = []
         for place, row in zip(due, self._evaluate(t, due), strict=True):
             run, tally = self.runs[place], Tally(*row[-3:])
-            rate = estimate(tally) / self._shape[t - 1] if all(map(math.isfinite, tally)) else 0.0
+            finite = all(map(math.isfinite, tally))
             moved = row[_POINTS] if math.isfinite(row[_POINTS]) else math.inf
-            order = run.after_round(t, row[:_POINTS], moved, self._shape[t], rate)
+            order = run.after_round(t, row[:_POINTS], moved, estimate(tally) if finite else 0.0)
+            if not finite:
+                self._reaches.reset(*_indices([place], self._stack.device))
             self._carry_out(place, order, t)
             if order.anew:
                 anew.append(place)
@@ -256,12 +274,11 @@ class AutoRuns:
                 row.copy_(value)
         run.state = state
         run.slots = {slot: rows for slot, rows in run.slots.items() if slot in state.slots}
-        run.events.append((t, order.action, run.found * state.rise(t) * self._shape[t]))
+        run.events.append((t, order.action, run.rate(t)))
 
     def _write_rates(self, t: int, places: list[tuple[int, int]]) -> None:
         """The rates of some runs from step ``t`` on."""
-        steps = np.arange(float(t), self._steps)
-        tables = np.stack([self.runs[place].rates(steps, self._shape[t : self._steps]) for place in places], 1)
+        tables = np.stack([self.runs[place].rates(t) for place in places], 1)
         seeds, columns = _indices(places, self._stack.device)
         values = torch.from_numpy(tables).to(self.rates)
         self.rates[t:, seeds, columns] = values[..., None].expand(-1, -1, len(self._stack.sizes))

@@ -6,7 +6,7 @@ end, relative to that of the best fixed rate with the better of two schedules, w
 
     python experiments/misset_lr.py --task text                     # full and a tenth of the length
     python experiments/misset_lr.py --task digits --optimizer sgd --length short
-    python experiments/misset_lr.py --task text --rows auto,auto-groups --starts 0.001,1,100
+    python experiments/misset_lr.py --task text --rows auto,placebo --starts 0.001,1,100
     python experiments/misset_lr.py --task digits --quick           # a few minutes on two cores
 
 Runs of a row train together as rows of one tensor (stacked.py), on a GPU if there is one. The JSON file is written

@@ -34,28 +34,25 @@ def table_of(task: str, optimizer: str, length: str) -> dict[str, Any]:
     return next(table for table in tables if (table["length"], table["optimizer"]) == (length, optimizer))
 
 
-def train(
-    task: Task, optimizer_name: str, seed: int, rate: float, steps: int, per_group: bool, fixed: bool = False
-) -> dict[str, Any]:
-    """One run: its validation loss, the highest rates in it, and the seconds it took."""
+def train(task: Task, optimizer_name: str, seed: int, rate: float, steps: int, fixed: bool = False) -> dict[str, Any]:
+    """One run: its validation loss, the highest rate in it, and the seconds it took."""
     model = task.model(seed)
-    groups = [{"params": group["params"]} for group in task.groups(model)]
-    optimizer = OPTIMIZERS[optimizer_name](groups if per_group else model.parameters(), lr=rate)
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters(), lr=rate)
     more = {"total_steps": steps, "cycle_momentum": False}  # the stacked runs do not cycle momentum either
     if fixed:
         scheduler: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, **more)
     else:
         probe = hdet.ProbeBatch(model, task.loss, lambda k: task.probe(seed, k))
         scheduler = hdet.OneCycleLR(optimizer, "auto", probe=probe, seed=seed, **more)
-    began, highest = time.perf_counter(), [0.0] * len(optimizer.param_groups)
+    began, highest = time.perf_counter(), 0.0
     for t in range(steps):
         optimizer.zero_grad()
         loss = task.loss(model, task.batch(seed, t))
         loss.backward()
         optimizer.step()
-        highest = [max(old, float(g["lr"])) for old, g in zip(highest, optimizer.param_groups, strict=True)]
+        highest = max(highest, float(optimizer.param_groups[0]["lr"]))
         scheduler.step(*([] if fixed else [loss]))
-    return {"loss": task.evaluate(model)["loss"], "highest": highest, "seconds": time.perf_counter() - began}
+    return {"loss": task.evaluate(model)["loss"], "highest": [highest], "seconds": time.perf_counter() - began}
 
 
 def main() -> None:
@@ -65,7 +62,6 @@ def main() -> None:
     parser.add_argument("--length", default="full", choices=("full", "short"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--start", type=float, default=1e-3, help="the guess over the best rate")
-    parser.add_argument("--per-group", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -74,8 +70,8 @@ def main() -> None:
     runs = []
     best, steps = table["best"]["rate"], table["steps"]
     for seed in table["seeds"][: given.seeds]:
-        run = train(task, given.optimizer, seed, given.start * best, steps, given.per_group)
-        reference = train(task, given.optimizer, seed, best, steps, per_group=False, fixed=True)["loss"]
+        run = train(task, given.optimizer, seed, given.start * best, steps)
+        reference = train(task, given.optimizer, seed, best, steps, fixed=True)["loss"]
         run.update(seed=seed, reference=reference, ratio=run["loss"] / reference)
         runs.append(run)
         print(json.dumps(run), flush=True)
@@ -85,7 +81,6 @@ def main() -> None:
         "optimizer": given.optimizer,
         "steps": table["steps"],
         "start": given.start,
-        "per_group": given.per_group,
         "best_rate": table["best"]["rate"],
         "ratio": statistics.mean(ratios),
         "standard_error": statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else None,
@@ -97,7 +92,7 @@ def main() -> None:
 
 def add(row: dict[str, Any], path: Path) -> None:
     """Add a row to the file, in place of an earlier one of the same settings."""
-    names = ("task", "optimizer", "steps", "start", "per_group")
+    names = ("task", "optimizer", "steps", "start")
     rows = json.loads(path.read_text()) if path.exists() else []
     rows = [other for other in rows if any(other[name] != row[name] for name in names)]
     path.write_text(json.dumps([*rows, row], indent=1) + "\n")

@@ -66,8 +66,8 @@ def auto(
     """``max_lr="auto"``, the start being the guess."""
     stack = bench.stack(len(starts))
     optimizer = bench.update(stack.theta)
-    runs = [[Run(bench.steps, seed, start, pct_start, shuffled) for start in starts] for seed in bench.seeds]
-    auto_runs = AutoRuns(stack, optimizer, runs, held(bench.steps, pct_start, linear), bench.supply, bench.graph)
+    runs = [[Run(bench.steps, seed, start, pct_start, linear, shuffled) for start in starts] for seed in bench.seeds]
+    auto_runs = AutoRuns(stack, optimizer, runs, bench.supply, bench.graph)
     step = TrainStep(
         stack,
         optimizer,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from misset_auto import AutoRuns, Run
 from misset_ensembles import REPLICAS, Trained
-from misset_shapes import held, onecycle
+from misset_shapes import onecycle
 from stacked import TrainStep
 
 from real.bench import Bench, Outcome
@@ -159,7 +159,7 @@ def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float]
     optimizer = bench.update(stack)
     columns = [(start * best.rate, name == "placebo") for name in wanted for start in few]
     runs = [[Run(bench.steps, seed, guess, shuffled=shuffled) for guess, shuffled in columns] for seed in bench.seeds]
-    auto_runs = AutoRuns(stack, optimizer, runs, held(bench.steps), bench.supply, bench.graph)
+    auto_runs = AutoRuns(stack, optimizer, runs, bench.supply, bench.graph)
     step = TrainStep(
         stack,
         optimizer,

@@ -57,7 +57,7 @@ def test_best_is_scored_on_other_seeds(made: tuple[Path, str]) -> None:
 def test_last_line_is_the_file(made: tuple[Path, str]) -> None:
     path, printed = made
     assert printed.splitlines()[-1] == str(path)
-    assert "auto, one rate" in printed
+    assert "fixed rate, OneCycle" in printed
 
 
 def test_goes_on_where_it_stopped(made: tuple[Path, str]) -> None:

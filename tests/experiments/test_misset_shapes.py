@@ -1,4 +1,4 @@
-"""experiments/misset_shapes.py against torch's scheduler, the product's held schedule and the pilot's course."""
+"""experiments/misset_shapes.py against torch's scheduler, the product's held schedule and the pilot's rise."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import misset_shapes
 import numpy as np
 import pytest
 import torch
-from misset_shapes import along, cosine, held, onecycle
+from misset_shapes import cosine, held, onecycle, risen
 
 import hdet
-from hdet.algorithm.auto.course import Course
+from hdet.algorithm.auto.pilot import Phase, PilotState
 
 KINDS = [(0.3, False), (0.7, True)]
 
@@ -56,10 +56,11 @@ def test_held_is_the_products(pct_start: float, linear: bool) -> None:
     np.testing.assert_allclose(held(60, pct_start, linear), rates, rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("course", [Course(), Course(10, 14, 0.25), Course(10, 29.5, 0.1, geometric=False)])
-def test_along_a_course(course: Course) -> None:
-    steps = np.arange(40.0)
-    np.testing.assert_allclose(along(course, steps), [course.at(t) for t in steps], rtol=1e-12)
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("peak", [0.0, 11.0, 29.5])
+def test_risen_is_the_pilots(phase: Phase, peak: float) -> None:
+    state, steps = PilotState(phase, peak=peak), np.arange(40.0)
+    np.testing.assert_allclose(risen(state, steps), [state.rise(t) for t in steps], rtol=1e-12)
 
 
 def test_cosine_ends_at_nothing() -> None:

@@ -208,7 +208,8 @@ def test_test_runs_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_process_per_workload(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import sys; print(*sys.argv[1:]); sys.exit('bad' in sys.argv)")
+    line = "sys.stdout.write(' '.join(sys.argv[1:]) + chr(10))"  # in one piece: two processes write at once
+    script.write_text(f"import sys; {line}; sys.exit('bad' in sys.argv)")
     words = without(["--workloads", "dev", "--again", "--processes=4"], "--processes", "--workloads", "--seconds")
     assert in_processes(script, words, ["good", "bad"], 2, math.inf) == 1
     assert in_processes(script, words, ["late"], 2, 0.0) == 0

@@ -1,10 +1,10 @@
-"""Where take-off lands, and at which rate, as a run gets longer by ten steps at a time.
+"""Does the rate that a run finds depend on its length by chance? Runs that get longer by ten steps at a time.
 
-    python experiments/landing.py --json landing.json
+    python experiments/lengths.py --json lengths.json
 
-A few small problems with Adam, AdamW and SGD with momentum, lengths 150 to 600, five seeds, two guesses. The landing
-over the run's length and the found rate, medians over the seeds, should change little from one length to the next:
-the last lines show the largest ratio between neighbours.
+A few small problems with Adam, AdamW and SGD with momentum, lengths 150 to 600, five seeds, two guesses. The found
+rate, the target at the run's end, as the median over the seeds, should change little from one length to the next: the
+last lines show the largest ratio between neighbours.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ PAIRS = (
 """``function`` is the network and the target of tests/engine/test_probed.py."""
 
 
-class Flown(NamedTuple):
+class Found(NamedTuple):
     """One run."""
 
-    landed: int
-    """The step of landing; the run's length if it never did."""
-    found: float
-    event: str
+    rate: float
+    """The target at its end."""
+    went_back: int
+    """How often."""
     loss: float
+    """On held-out data."""
 
 
-def fly(pair: str, length: int, seed: int, guess: float) -> Flown:
+def find(pair: str, length: int, seed: int, guess: float) -> Found:
     """Train once, and read the journal."""
     name, optimizer = pair.split("/")
     problem = PROBLEMS[name]
@@ -64,28 +65,25 @@ def fly(pair: str, length: int, seed: int, guess: float) -> Flown:
         scheduler = hdet.OneCycleLR(opt, "auto", probe=probe_of(problem, model, seed), **arguments)
         loss = train(problem, opt, model, scheduler, seed)
         rounds = read_journal(path).rounds
-    landings = [r for r in rounds if (r["event"] or "").startswith("landed")]
-    step, event = (landings[0]["step"], landings[0]["event"]) if landings else (length, "never landed")
-    return Flown(step, guess * rounds[-1]["learned"][0], event, loss)
+    went_back = sum(record["went_back_to"] is not None for record in rounds)
+    return Found(guess * rounds[-1]["learned"][0], went_back, loss)
 
 
-def flown(job: tuple[str, int, int, float]) -> Flown:
-    """:func:`fly` in a process of a pool."""
+def found(job: tuple[str, int, int, float]) -> Found:
+    """:func:`find` in a process of a pool."""
     torch.set_num_threads(1)
-    return fly(*job)
+    return find(*job)
 
 
-def table(runs: dict[tuple[str, float, int], list[Flown]]) -> dict[str, list[dict[str, float]]]:
+def table(runs: dict[tuple[str, float, int], list[Found]]) -> dict[str, list[dict[str, float]]]:
     """Per pair and guess, a row for every length."""
     rows: dict[str, list[dict[str, float]]] = {}
     for (pair, guess, length), seeds in runs.items():
         rows.setdefault(f"{pair}/{guess:g}", []).append(
             {
                 "steps": length,
-                "landed": statistics.median(run.landed for run in seeds),
-                "part": statistics.median(run.landed for run in seeds) / length,
-                "found": statistics.median(run.found for run in seeds),
-                "went_back": sum("back" in run.event for run in seeds),
+                "found": statistics.median(run.rate for run in seeds),
+                "went_back": sum(run.went_back > 0 for run in seeds),
                 "loss": statistics.median(run.loss for run in seeds),
             }
         )
@@ -119,20 +117,17 @@ def main() -> None:
         for seed in range(given.seeds)
     ]
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
-        results = pool.map(flown, jobs, chunksize=10)
-    runs: dict[tuple[str, float, int], list[Flown]] = {}
+        results = pool.map(found, jobs, chunksize=10)
+    runs: dict[tuple[str, float, int], list[Found]] = {}
     for (pair, length, _, guess), result in zip(jobs, results, strict=True):
         runs.setdefault((pair, guess, length), []).append(result)
     rows = table(runs)
-    summary = {
-        name: {key: round(largest_ratio(row[key] for row in lengths), 3) for key in ("part", "found")}
-        for name, lengths in rows.items()
-    }
+    summary = {name: round(largest_ratio(row["found"] for row in lengths), 3) for name, lengths in rows.items()}
     for name, lengths in rows.items():
         for row in lengths if given.rows else []:
             print(f"{name:28}" + "  ".join(f"{key} {value:.4g}" for key, value in row.items()))
-    for name, ratios in summary.items():
-        print(f"{name:28}landing / steps {ratios['part']:6.3f}   found rate {ratios['found']:6.3f}")
+    for name, ratio in summary.items():
+        print(f"{name:28}found rate {ratio:6.3f}")
     if given.json is not None:
         given.json.write_text(json.dumps({"largest_ratio": summary, "rows": rows}, indent=1))
 
