@@ -163,3 +163,67 @@ def test_from_any_guess_it_goes_the_way_of_the_twin(kind: str, wrong_by: float, 
 @pytest.mark.parametrize("arguments", [{"pct_start": 0.02}, {"pct_start": 0.9, "div_factor": 3.0}], ids=str)
 def test_with_other_schedules_too(arguments: dict[str, float]) -> None:
     both("momentum", [1.0], 150, arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "guesses", "outliers", "goes_back"),
+    [
+        pytest.param("sgd", [0.1], {10: 1e4}, [7], id="early"),
+        pytest.param("momentum", [0.1, 0.3], {20: 100.0}, [18], id="in the search, two groups"),
+        pytest.param("adam", [0.1], {45: 100.0}, [43], id="in the search, and Adam remembers"),
+        pytest.param("sgd", [0.1], {120: 30.0}, [87], id="after the peak"),
+        pytest.param("adam", [0.1, 0.2], {120: 100.0}, [104], id="after the peak, and Adam remembers"),
+        pytest.param("sgd", [0.1], {20: 1e3, 23: 1e5, 60: 1e3, 150: 1e3}, [15, 15, 43, 124], id="again and again"),
+    ],
+)
+def test_it_goes_back_where_the_twin_does(
+    kind: str, guesses: list[float], outliers: dict[int, float], goes_back: list[int]
+) -> None:
+    """Batches with targets far too large: the weights are thrown away, at once or in the second round."""
+    story = both(kind, guesses, 200, outliers=outliers)
+    assert story == ["first step", *(f"too hot: went back to step {t}" for t in goes_back)]
+
+
+def test_a_first_step_to_nowhere_is_undone_until_one_is_known() -> None:
+    first, second, *rest = both("sgd", [1.0], 80, outliers={0: 1e200})
+    assert (first, second) == ("restarted: the first step was too long", "first step")
+    assert not rest
+
+
+def test_first_steps_that_are_lost_in_rounding_are_repeated() -> None:
+    story = both("sgd", [1e-15], 80)
+    assert story.count("first step") == len(story) > 1
+
+
+@pytest.mark.filterwarnings("ignore::hdet.errors.ProbeWarning")
+@pytest.mark.parametrize("steps", [1, 2, 39])
+def test_a_short_run_is_plain_onecycle(steps: int) -> None:
+    assert both("momentum", [0.03], steps) == []
+
+
+def test_the_shortest_run_that_searches() -> None:
+    assert both("momentum", [0.03], 40) == ["first step"]
+
+
+@pytest.mark.parametrize(
+    ("guess", "why", "wrong"),
+    [
+        pytest.param(0.1, NOT_FINITE, {"probes": lambda loss, k: math.nan}, id="NaN"),
+        pytest.param(1e5, NOT_FINITE, {"probes": lambda loss, k: math.inf}, id="infinite, after a restart"),
+        pytest.param(0.1, BLIND, {"probes": lambda loss, k: 1.0 + k}, id="blind"),
+        pytest.param(1e5, BLIND, {"probes": lambda loss, k: 1.0 + k}, id="blind, after a restart"),
+        pytest.param(0.1, NEVER_MOVED, {"still": 99}, id="still"),
+    ],
+)
+def test_the_guess_is_kept_to_where_the_twin_does(guess: float, why: str, wrong: dict[str, Any]) -> None:
+    with pytest.warns(ProbeWarning, match=why):
+        story = both("sgd", [guess, guess], 120, **wrong)
+    assert story[-1] == f"kept to the guess: {why}"
+    assert sum(event.startswith("kept") for event in story) == 1
+
+
+@pytest.mark.parametrize("dark", [{0}, {1}, {0, 4, 9}, set(range(3, 30))], ids=str)
+def test_batches_without_a_finite_loss_change_nothing(dark: set[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert both("adam", [0.1], 120, probes=lambda loss, k: math.nan if k in dark else loss) == ["first step"]

@@ -270,7 +270,7 @@ class _Run:
         self.x, self.optimizer, self.path = x0, self.new_optimizer(), []
 
     def keep_to_guess(self, why: str) -> str:
-        self.level, self.alarmed, self.kept = 0.0, True, []
+        self.level, self.alarmed, self.searching, self.kept = 0.0, True, False, []
         return f"kept to the guess: {why}"
 
 

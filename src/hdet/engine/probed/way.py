@@ -171,7 +171,7 @@ class ProbedWay:
         clock = Clock()
         roll = self._meet(end, meeting)
         clock.lap("gather")
-        before, k = self.pilot_state, self.rounds.index(end.before)
+        before, then, k = self.pilot_state, end.schedule(end.before), self.rounds.index(end.before)
         state = self.pilot.remembering(before, self._slots.present(end.optimizer))
         evidence = self._evidence(state, k, end, meeting.group)
         clock.lap("probe")
@@ -181,7 +181,7 @@ class ProbedWay:
         clock.lap("controller")
         record = None
         if roll.writer == meeting.group.rank:
-            record = record_of(k, end, roll, evidence, before, order, len(self.specs), clock.seconds)
+            record = record_of(k, end, roll, evidence, before, then, order, clock.seconds)
         return RoundReport(record, warning_of(order, end.after))
 
     def weights(self, optimizer: Optimizer) -> Weights:
