@@ -168,7 +168,7 @@ class Pilot:
         if not math.isfinite(evidence.now) and not math.isfinite(state.first):
             dark = state.dark + 1
             return Order(state._replace(dark=dark)) if dark < c.TWICE else self._alarmed(NOT_FINITE)
-        if evidence.displacement > c.VISIBLE and not state.seen:
+        if evidence.displacement > c.VISIBLE and not state.seen and evidence.now == evidence.before:
             return self._alarmed(BLIND)
         ruin = _ruin(state, evidence)
         if ruin > c.WORSE:

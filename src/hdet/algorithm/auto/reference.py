@@ -197,7 +197,7 @@ class _Run:
             self.dark += 1
             why = "the probe's loss is not finite, whatever the weights"
             return self.keep_to_guess(why) if self.dark >= c.TWICE else None
-        if q > c.VISIBLE and not self.seen:
+        if q > c.VISIBLE and not self.seen and L == A:
             return self.keep_to_guess("the probe does not see the weights")
         ruin = self.ruin(L, A)
         if ruin > c.WORSE:
