@@ -21,7 +21,7 @@ import hdet
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES: dict[str, dict[str, Any]] = {
-    # x^2 / 2 from 1, a guess a thousand times too low: up to where steps go to and fro.
+    # x^2 / 2 from 1, a guess a thousand times too low: up to a rate that gets to the bottom, and no further.
     "auto_bowl": {"bends": [1.0], "guess": 1e-3, "steps": 200},
     # The same from a guess a million times too high: the first step is undone.
     "auto_restart": {"bends": [1.0], "guess": 1e6, "steps": 60},

@@ -133,6 +133,9 @@ def assert_equal(ours: dict[str, Any], twin: reference.History) -> None:
         assert record["loss_before"] == pytest.approx(twin.before[k], rel=1e-9, nan_ok=True), k
         assert record["reach"] == pytest.approx(twin.reach[k], rel=1e-9, abs=0.0), k
         assert record["learned"] == pytest.approx([twin.m[k]] * len(record["learned"]), rel=1e-9), k
+        end = twin.end[k]
+        assert record["base_before"] == pytest.approx(twin.rate[end - 1], rel=1e-9), k
+        assert end == twin.end[-1] or record["base"] == pytest.approx(twin.rate[end], rel=1e-9), k
         words = (twin.event[k] or "").split("went back to step ")
         assert record["went_back_to"] == (int(words[1]) if len(words) > 1 else None)
     for t, rates in enumerate(twin.rate):
