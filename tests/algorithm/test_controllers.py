@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hdet.algorithm.assignment import assign
 from hdet.algorithm.controller import Controller
 from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.linesearch import LineSearch
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published, softmax_weights
 from hdet.algorithm.scales import scale_named
@@ -24,7 +23,6 @@ CONTROLLERS: dict[str, Controller] = {
     "published, strong": Published(sigma=1e-3, meta_momentum=0.5, meta_lr=2.0),
     "published, no smoothing": Published(meta_momentum=0.0),
     "normalised": Normalised(),
-    "line search": LineSearch(),
 }
 every_controller = pytest.mark.parametrize("rule", CONTROLLERS.values(), ids=CONTROLLERS.keys())
 RATE = KnobSpec("lr", scale_named("relative"), 1 / 9, scheduled=True)

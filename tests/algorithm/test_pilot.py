@@ -1,168 +1,343 @@
-"""Edges of the pilot that its slow twin has not: no take-off, no end, a resumed run, an odd controller."""
+"""The pilot's rules, on rounds that a person can follow, and on any rounds at all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hdet.algorithm.auto import takeoff
-from hdet.algorithm.auto.course import Course
-from hdet.algorithm.auto.evidence import Evidence, Fan, lowest
-from hdet.algorithm.auto.memory import Memory
-from hdet.algorithm.auto.pilot import Action, Pilot
-from hdet.algorithm.auto.rounds import Growing
-from hdet.algorithm.auto.takeoff import Phase
-from hdet.algorithm.controller import Update
-from tests.algorithm.test_takeoff import after, landed, pilot, rising
+from hdet.algorithm.auto import constants as c
+from hdet.algorithm.auto.evidence import Evidence
+from hdet.algorithm.auto.pilot import (
+    BLIND,
+    NEVER_MOVED,
+    NOT_FINITE,
+    Action,
+    Moment,
+    Order,
+    Phase,
+    Pilot,
+    PilotState,
+)
 
-FAR = [9.0] * 7
-"""Points of the fan that say that nothing lies beyond."""
-
-
-class Eager:
-    """A controller that always wants more: twice as much of every knob but the last, half of that."""
-
-    def init(self, knobs: int) -> list[int]:
-        return [0, knobs]
-
-    def update(self, state: list[int], signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
-        moves = [1.0] * (len(offsets[0]) - 1) + [-0.5]
-        return Update([state[0] + 1, state[1]], moves, [1.0] * len(signals), moves)
-
-
-def test_above_a_start_there_is_no_take_off_and_the_controller_waits() -> None:
-    rules = Pilot(Eager(), 2, 1000, start=100)
-    state = rules.begin()
-    assert (rules.takes_off, state.landed, state.held, state.learned) == (False, 0, False, [1.0, 1.0])
-    assert state.takeoff.phase is Phase.LANDED
-    fan = rules.fan(state, 0)
-    early = after(rules, state, fan, (80, 99), [0.5] * 8)
-    assert (early.update, early.state.learned) == (None, [1.0, 1.0])
-    on_time = after(rules, state, fan, (80, 100), [0.5, *[0.6] * 7], peak=0.0)
-    assert on_time.state.learned == [2.0, 0.5]
-    assert on_time.state.controller == [1, 2]
+PILOT = Pilot(1000)
+PEAK = 299.0
+SEARCHING = PilotState(
+    Phase.SEARCHING, level=0.0, peak=PEAK, first=2.0, moments=(Moment(90, 0), Moment(100, 1)), seen=True
+)
+"""Well into a search, at the guess itself."""
+AGAIN = "restarted: the first step was too long"
 
 
-def test_rounds_without_a_step_say_nothing_to_the_controller() -> None:
-    rules = Pilot(Eager(), 2, 1000, start=1)
-    order = after(rules, rules.begin(), rules.fan(rules.begin(), 0), (80, 100), [0.5, *[0.6] * 7], peak=0.0, steps=0)
-    assert (order.update, order.action) == (None, Action.KEEP)
+def after(state: PilotState, now: float = 1.0, before: float = 1.0, pilot: Pilot = PILOT, **known: Any) -> Order:
+    """One round that ends at step 120."""
+    rest: dict[str, Any] = {"span": (100, 120), "peak": PEAK, "steps": 20, "displacement": 0.1}
+    return pilot.after_round(state, Evidence(now=now, before=before, **{**rest, **known}))
 
 
-def test_an_answer_for_other_knobs_is_handed_on_and_not_followed() -> None:
-    """The engine refuses it, with the controller's name."""
-    rules = Pilot(Eager(), 3, 1000, start=1)
-    order = after(rules, rules.begin(), Fan([[1.0, 1.0]] * 8, False), (80, 100), [0.5, *[0.6] * 7], peak=0.0)
-    assert order.update is not None
-    assert order.state.learned == [1.0] * 3
+def first_step(moved: float, state: PilotState | None = None, now: float = 2.0, **known: Any) -> Order:
+    rest: dict[str, Any] = {"span": (0, 1), "steps": 1, "displacement": moved}
+    return after(state or PILOT.begin(), now, math.nan, **{**rest, **known})
 
 
-def test_moves_that_only_part_the_knobs_are_made_in_the_climb_too() -> None:
-    for knobs, moved in ((2, [2.0, 0.5]), (3, [1.0, 1.0, 1.0])):  # on the whole: nothing, and up
-        rules = Pilot(Eager(), knobs, 1000)
-        state = landed(rules.begin())._replace(course=Course(40, 300, 0.1, geometric=False))
-        order = after(rules, state, rules.fan(state, 12), (160, 180), [0.5, *[0.6] * 7])
-        assert order.state.learned == moved
+# -- the first step ----------------------------------------------------------------------------------------------------
 
 
-def test_knobs_that_share_a_rate_share_their_column() -> None:
-    rules = pilot(knobs=3, columns=(0, 1, 1))
-    apart = rules.fan(landed(rules.begin()), 5).rho
-    assert all(row[1] == row[2] for row in apart)
-    assert any(row[0] != row[1] for row in apart)
+@given(st.floats(1e-12, 1e-2, exclude_max=True), st.integers(1, 2000), st.sampled_from([0.0, 50.0, PEAK, 600.0]))
+def test_after_the_first_step_the_guess_does_not_matter(moved: float, t: int, peak: float) -> None:
+    """Whatever the first step moved, the next one moves the weights by 1e-4 of their norm."""
+    late = t > max(peak, c.SHORTEST)
+    order = first_step(moved, span=(t - 1, t), peak=peak)
+    if late:
+        assert order.alarm == NEVER_MOVED
+        return
+    state = order.state
+    assert moved * state.factor * state.rise(t) / PILOT.begin().factor == pytest.approx(1e-4)
+    assert (order.event, order.action, order.slot, order.anew) == ("first step", Action.KEEP, 0, True)
+    assert (state.phase, state.peak, state.first, state.moments) == (Phase.SEARCHING, peak, 2.0, (Moment(t, 0),))
 
 
-def test_a_run_without_an_end_is_never_late_and_climbs_for_as_long_as_it_took() -> None:
-    rules = pilot(total_steps=None)
-    assert rules.takes_off
-    kept = Memory().added(level=0.0, step=5)
-    state = rules.begin()._replace(takeoff=rising(level=2.0), memory=kept)
-    on = after(rules, state, rules.fan(state, 10), (10**6 - 2, 10**6), [1.5, *FAR])
-    assert on.state.landed is None
-    quiet = state._replace(takeoff=rising(level=2.0, quiet=40))
-    down = after(rules, quiet, rules.fan(state, 10), (398, 400), [1.5, *FAR])
-    assert (down.action, down.state.course.start, down.state.course.end) == (Action.GO_BACK, 400, 800)
-    assert down.state.course.factor == pytest.approx(math.exp(-2.0))
+def test_a_step_is_longer_than_what_the_weights_can_resolve() -> None:
+    """In bf16 neighbouring numbers are 1/128 apart: steps of 1e-4 would be lost."""
+    state = first_step(1e-6, resolution=1 / 128).state
+    assert 1e-6 * state.factor * state.rise(1) / PILOT.begin().factor == pytest.approx(1 / 256)
+
+
+@pytest.mark.parametrize(("moved", "undone"), [(9.9e-3, False), (1e-2, True), (1e5, True)])
+def test_a_first_step_that_was_too_long_is_undone(moved: float, undone: bool) -> None:
+    order = first_step(moved)
+    assert (order.action is Action.RESTART) == (order.event == AGAIN) == undone
+    assert order.anew
+    assert order.state.phase is Phase.SEARCHING
+    assert moved * order.state.factor * order.state.rise(1) / PILOT.begin().factor == pytest.approx(1e-4)
+    if undone:  # that loss belongs to weights that are gone
+        assert math.isnan(order.state.first)
+        assert (order.state.moments, order.slot) == ((), None)
+
+
+def test_a_first_step_to_nowhere_is_undone_and_tried_far_lower() -> None:
+    order = first_step(math.inf, now=math.nan)
+    assert (order.action, order.event, order.anew) == (Action.RESTART, AGAIN, True)
+    assert order.state == PILOT.begin()._replace(level=pytest.approx(math.log(1e-9)))
+    for _ in range(9):
+        order = first_step(math.inf, order.state)
+    assert order.state.level == math.log(1e-15)  # the bound of all factors: a lower level would not be the rate's
+
+
+@pytest.mark.parametrize("moved", [0.0, math.nan])
+def test_a_first_step_that_was_lost_is_repeated_higher(moved: float) -> None:
+    order = first_step(moved)
+    assert (order.action, order.event, order.anew) == (Action.NOTHING, "first step", True)
+    assert order.state == PILOT.begin()._replace(level=pytest.approx(math.log(1e-2)))
+    for _ in range(50):
+        order = first_step(moved, order.state)
+    assert order.state.level == math.log(1e15)
+
+
+def test_a_first_loss_that_is_no_number_is_none() -> None:
+    order = first_step(1e-5, now=math.inf)
+    assert math.isnan(order.state.first)
+    assert order.action is Action.KEEP
+    assert after(order.state, now=3.0, before=math.nan).state.first == 3.0
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("total", "t", "late"),
-    [(1000, 300, False), (1000, 301, True), (100, 40, False), (100, 41, True), (50, 30, False), (50, 31, True)],
+    ("reach", "growth"),
+    [(-math.inf, 1.0), (0.0, 1.0), (math.log(1 / 0.7), 1.0), (math.log(2.0), 1.4), (math.log(9.0), 2.0), (700.0, 2.0)],
 )
-def test_take_off_has_its_part_of_the_run(total: int, t: int, late: bool) -> None:
-    rules = pilot(total_steps=total)
-    state = rules.begin()._replace(takeoff=rising(level=2.0), memory=Memory().added(0.0, 1))
-    order = after(rules, state, rules.fan(state, 10), (t - 2, t), [1.5, *FAR])
-    assert (order.state.landed is not None) == late
+def test_the_target_is_raised_to_a_part_of_the_reach(reach: float, growth: float) -> None:
+    order = after(SEARCHING, reach=reach)
+    assert order.state.factor == pytest.approx(growth)
+    assert (order.action, order.slot, order.event, order.anew) == (Action.KEEP, 0, None, False)
+    assert order.state.moments == (Moment(100, 1), Moment(120, 0))
+    fallen = after(SEARCHING, reach=reach, shape=0.89)
+    assert fallen.state == SEARCHING._replace(moments=order.state.moments)
+    assert after(SEARCHING, reach=reach, shape=0.9) == order
 
 
-def test_a_resumed_run_slows_down_where_it_cannot_go_back() -> None:
-    """At once beyond ten times the largest loss so far, the second time beyond three times; 2 is the largest."""
-    rules = pilot()
-    state = landed(rules.begin())
-    fan = rules.fan(state, k=12)
-    at_once = after(rules, state, fan, (400, 460), [20.1] * 8)
-    assert (at_once.action, at_once.event) == (Action.GO_ON, "too hot: slowed down")
-    assert at_once.state.learned == [pytest.approx(1 / 3)]
-    assert (at_once.state.scale, at_once.state.worse) == (pytest.approx(6.7), 0)
-    assert at_once.state.course == Course()
-    for loss in (6.1, 19.9):
-        once = after(rules, state, fan, (400, 460), [loss] * 8)
-        assert (once.action, once.state.worse, once.state.learned) == (Action.NOTHING, 1, [1.0])
-        twice = after(rules, once.state, fan, (460, 520), [loss] * 8)
-        assert (twice.action, twice.state.worse) == (Action.GO_ON, 0)
-    fine = after(rules, state, fan, (400, 460), [5.9] * 8)
-    assert (fine.state.worse, fine.state.scale) == (0, 5.9)
+@given(st.floats(0, 2000), st.floats(0, 2000), st.floats(-1, 1500), st.sampled_from(Phase))
+def test_the_rate_rises_to_the_target_until_the_peak_and_stays(a: float, b: float, peak: float, phase: Phase) -> None:
+    state = PilotState(phase, peak=peak)
+    low, high = state.rise(min(a, b)), state.rise(max(a, b))
+    assert 0 < low <= high <= 1
+    assert state.rise(max(peak, 0.0)) == 1.0
+    if phase is not Phase.SEARCHING:
+        assert low == 1.0
 
 
-def test_weights_far_above_the_first_loss_are_not_kept() -> None:
-    rules = pilot()
-    for loss, action in ((3.9, Action.KEEP), (4.1, Action.NOTHING)):
-        state = landed(rules.begin())
-        assert after(rules, state, rules.fan(state, 12), (400, 460), [loss, *[5.0] * 7]).action is action
+def test_the_rise_by_hand() -> None:
+    state = PilotState(Phase.SEARCHING, peak=31.0)
+    assert [state.rise(t) for t in (0, 1, 3, 15, 31)] == pytest.approx([2.0 ** (0.7 * k) for k in (-5, -4, -3, -1, 0)])
 
 
-def test_a_copy_says_at_what_rate_it_was_trained() -> None:
-    rules = pilot()
-    state = landed(rules.begin())._replace(course=Course(400, 500, 0.5, geometric=False), learned=[4.0])
-    order = after(rules, state, rules.fan(state, 12), (400, 450), [0.5, *[0.6] * 7])
-    assert order.state.memory.moments[-1].level == pytest.approx(math.log(4.0 * 0.75))
-    assert order.state.memory.moments[-1].step == 450
+def test_steps_that_were_not_made_say_nothing() -> None:
+    """Gradients are still being accumulated, or GradScaler skipped the step."""
+    for state in (PILOT.begin(), SEARCHING, PILOT.kept()):
+        assert after(state, 9.0, reach=9.0, steps=0) == Order(state)
+    assert after(SEARCHING, 9.0, reach=9.0, steps=0, span=(400, 480)) == Order(SEARCHING)
 
 
-def test_where_nothing_tells_the_rate_the_guess_is_climbed_to() -> None:
-    rules = pilot()
-    state = rules.begin()._replace(takeoff=rising(level=2.0))
-    for peak, end in ((299.0, 299.0), (30.0, 41)):
-        order = after(rules, state, rules.fan(state, 10), (39, 41), [2.0] * 8, peak=peak)
-        assert (order.event, order.alarm) == (f"landed: {takeoff.BLIND}", takeoff.BLIND)
-        assert (order.state.learned, order.state.landed, order.state.alarmed) == ([1.0], 41, True)
-        assert order.state.course == Course(41, end, 1 / 25, geometric=False)
+# -- too hot -----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_certainly_ruined_are_given_up_at_once() -> None:
+    """The first loss is 2: a quarter of it is 0.5."""
+    for now in (1.51, 1e9, math.inf, math.nan):
+        order = after(SEARCHING, now, 1.0, reach=9.0)
+        assert (order.action, order.slot, order.went_back_to) == (Action.GO_BACK, 0, 90)
+        assert (order.event, order.anew) == ("too hot: went back to step 90", True)
+        assert order.state == SEARCHING._replace(level=pytest.approx(-math.log(3)), moments=(Moment(90, 0),))
+
+
+@pytest.mark.parametrize("now", [1.21, 1.49])
+def test_weights_that_are_perhaps_ruined_are_given_up_the_second_time(now: float) -> None:
+    once = after(SEARCHING, now, 1.0, reach=9.0)
+    assert once == Order(SEARCHING._replace(worse=1))
+    twice = after(once.state, now, 1.0, reach=9.0)
+    assert (twice.action, twice.went_back_to, twice.state.worse) == (Action.GO_BACK, 90, 0)
+    fine = after(once.state, 1.19, 1.0)
+    assert (fine.action, fine.state.worse) == (Action.KEEP, 0)
+    assert after(fine.state, now, 1.0).action is Action.NOTHING
+
+
+def test_after_going_back_the_copy_stays_and_is_gone_back_to_again() -> None:
+    order = after(SEARCHING, math.nan, 1.0)
+    again = after(order.state, 9.0, 1.0)
+    assert (again.went_back_to, again.state.moments) == (90, (Moment(90, 0),))
+    assert again.state.factor == pytest.approx(1 / 9)
+    well = after(again.state, 0.9, 1.0)
+    assert (well.slot, well.state.moments) == (1, (Moment(90, 0), Moment(120, 1)))
+
+
+@pytest.mark.parametrize("first", [2.0, -2.0])
+def test_a_resumed_run_slows_down_where_it_cannot_go_back(first: float) -> None:
+    state = PILOT.remembering(SEARCHING._replace(first=first), ())
+    assert state.moments == ()
+    order = after(state, math.nan, math.nan)
+    assert (order.action, order.event, order.anew) == (Action.GO_ON, "too hot: slowed down", True)
+    assert (order.state.factor, order.went_back_to, order.slot) == (pytest.approx(1 / 3), None, None)
+    finite = after(state, 50.0, math.nan)  # nothing to compare with
+    assert finite.action is Action.KEEP
+
+
+def test_a_first_loss_of_zero_is_a_unit_of_one() -> None:
+    state = SEARCHING._replace(first=0.0)
+    assert [after(state, now, 0.0).action for now in (0.09, 0.11, 0.26)] == [
+        Action.KEEP,
+        Action.NOTHING,
+        Action.GO_BACK,
+    ]
+
+
+def test_a_batch_on_which_no_weights_have_a_finite_loss_says_nothing() -> None:
+    for now, before in ((math.nan, math.nan), (math.inf, math.inf)):
+        assert after(SEARCHING, now, before, reach=9.0) == Order(SEARCHING)
+
+
+# -- alarms ------------------------------------------------------------------------------------------------------------
+
+
+def alarmed(order: Order) -> str | None:
+    if order.alarm is not None:
+        assert (order.state, order.action) == (PILOT.kept(), Action.NOTHING)
+        assert order.event == f"kept to the guess: {order.alarm}"
+    return order.alarm
+
+
+@pytest.mark.parametrize(
+    ("peak", "t", "late"), [(PEAK, 299, False), (PEAK, 300, True), (10.0, 40, False), (10.0, 41, True)]
+)
+@pytest.mark.parametrize("steps", [0, 20])
+def test_weights_that_never_move_keep_to_the_guess_in_the_end(peak: float, t: int, late: bool, steps: int) -> None:
+    order = first_step(0.0, span=(t - 20, t), peak=peak, steps=steps)
+    assert alarmed(order) == (NEVER_MOVED if late else None)
+
+
+def test_a_probe_that_is_never_finite_keeps_to_the_guess_the_second_time() -> None:
+    state = SEARCHING._replace(first=math.nan, seen=False)
+    once = after(state, math.nan, math.nan, displacement=0.5)
+    assert once == Order(state._replace(dark=1))
+    assert alarmed(after(once.state, math.inf, math.nan, displacement=0.5)) == NOT_FINITE
+    assert after(once.state, 2.0, math.nan).state.first == 2.0
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "moved", "blind"),
+    [
+        (2.0, 2.0, 0.011, True),
+        (2.0, 2.0, 0.009, False),
+        (2.0, 2.0, math.nan, False),
+        (2.0, 2.1, 0.5, False),
+        (2.0, math.nan, 0.5, False),  # nothing was compared: after a restart there is no copy
+        (math.nan, 2.0, 0.5, False),
+    ],
+)
+def test_a_probe_that_does_not_see_the_weights(now: float, before: float, moved: float, blind: bool) -> None:
+    order = after(SEARCHING._replace(seen=False), now, before, displacement=moved)
+    assert alarmed(order) == (BLIND if blind else None)
+
+
+def test_what_was_seen_once_is_seen() -> None:
+    seen = after(SEARCHING._replace(seen=False), 2.0, 2.0000001, displacement=1e-4).state
+    assert seen.seen
+    assert after(seen, 2.0, 2.0, displacement=0.5).alarm is None
+    assert not after(SEARCHING._replace(seen=False), 2.0, math.nan).state.seen
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_are_too_short_or_not_searched_keep_to_the_guess() -> None:
+    assert Pilot(40).begin() == Pilot(None).begin() == PilotState()
+    for rules in (Pilot(39), Pilot(1000, searches=False)):
+        assert rules.begin() == PilotState(Phase.KEPT, level=0.0)
+        assert (rules.begin().factor, rules.begin().rise(0)) == (1.0, 1.0)
+    assert [Pilot(steps).long_enough for steps in (39, 40, None)] == [False, True, True]
+    assert Pilot(100).rounds.ends[-1] == 100
 
 
 def test_only_copies_that_exist_are_remembered() -> None:
-    rules = pilot()
-    state = rules.begin()._replace(memory=Memory().added(0.0, 1).added(1.0, 2))
-    assert [moment.step for moment in rules.remembering(state, {1}).memory.moments] == [2]
+    assert PILOT.remembering(SEARCHING, {1}).moments == (Moment(100, 1),)
+    assert SEARCHING.slots == {0, 1}
+    assert PILOT.begin().slots == frozenset()
 
 
-def test_evidence() -> None:
-    fan = Fan([[1.0]] * 2, True)
-    assert Evidence((0, 1), fan, [2.0, 2.0], 9.0).blind
-    assert not Evidence((0, 1), fan, [2.0], 9.0).blind
-    assert not Evidence((0, 1), fan, [2.0, 2.1], 9.0).blind
-    assert not Evidence((0, 1), fan, [math.inf, math.inf], 9.0).blind
-    assert Evidence((0, 1), fan, [math.nan, 3.0, -1.0], 9.0).best == -1.0
-    assert lowest([math.nan, math.inf]) == math.inf
-    defaults = Evidence((0, 1), fan, [2.0], 9.0)
-    assert (defaults.shape, defaults.steps, defaults.reach, defaults.resolution) == (1.0, 1, -math.inf, 0.0)
+def test_evidence_by_default_says_nothing() -> None:
+    defaults = Evidence((0, 1), 2.0)
+    assert math.isnan(defaults.before)
+    assert math.isnan(defaults.displacement)
+    assert defaults[3:6] == (0.0, 1.0, 1)
+    assert defaults[7:] == (-math.inf, 0.0)
 
 
-def test_rounds_of_a_run_without_an_end() -> None:
-    rounds = Growing(None, landed=9)
-    assert rounds.ends == ()
-    assert [t for t in range(60) if rounds.ends_at(t)] == [1, 3, 5, 7, 9, 17, 25, 33, 41, 49, 58]
-    assert (rounds.next_end(50), rounds.index(50), rounds.span(50)) == (58, 10, (49, 58))
-    assert Growing(None, landed=0, length=5).span(7) == (6, 11)
+loss = st.one_of(st.floats(), st.floats(0, 5))
+rounds = st.lists(
+    st.builds(
+        Evidence,
+        span=st.just((0, 1)),
+        now=loss,
+        before=loss,
+        peak=st.sampled_from([-1.0, PEAK, 900.0]),
+        shape=st.floats(0, 1) | st.just(1.0),
+        steps=st.sampled_from([0, 1, 20, 20]),
+        displacement=st.floats(min_value=0) | st.floats(1e-5, 1e-1),
+        reach=st.floats(allow_nan=False) | st.floats(-5, 30),
+        resolution=st.sampled_from([0.0, 2.0**-52, 2.0**-7]),
+    ),
+    max_size=40,
+)
+
+
+@given(rounds, st.booleans(), st.sampled_from([None, 20, 1000]))
+def test_any_rounds_keep_the_rules(rows: list[Evidence], searches: bool, total: int | None) -> None:
+    pilot = Pilot(total, searches)
+    state, t = pilot.begin(), 0
+    copies: dict[int, int] = {}
+    """What lies in each slot: the step at which it was kept."""
+    for row in rows:
+        began, t = t, pilot.rounds.next_end(t + 1)
+        evidence = row._replace(span=(began, t), before=row.before if state.moments else math.nan)
+        order = pilot.after_round(state, evidence)
+        check_order(state, evidence, order)
+        if order.action is Action.KEEP and order.slot is not None:
+            copies[order.slot] = t
+        elif order.action is Action.GO_BACK and order.slot is not None:
+            assert copies[order.slot] == order.went_back_to == state.moments[0].step
+        state = order.state
+        assert all(copies[moment.slot] == moment.step for moment in state.moments)
+        assert len(state.slots) == len(state.moments) <= 2
+        assert 1e-15 <= state.factor <= 1e15
+        assert math.isfinite(state.level)
+        assert math.isfinite(state.first) or math.isnan(state.first)
+
+
+def check_order(state: PilotState, evidence: Evidence, order: Order) -> None:
+    """What holds of every round."""
+    moved = order.state.level - state.level
+    if state.phase is Phase.KEPT:
+        assert order == Order(state)
+    elif evidence.steps == 0 and order.alarm is None:
+        assert order == Order(state)
+    elif order.alarm is not None:
+        assert order.state.phase is Phase.KEPT
+        assert order.state.factor == 1.0
+    elif state.phase is Phase.SEARCHING:
+        assert order.state.phase is Phase.SEARCHING
+        too_hot = (order.event or "").startswith("too hot")
+        assert (order.action in (Action.GO_BACK, Action.GO_ON)) == too_hot == order.anew
+        if too_hot:
+            low = math.log(1e-15) - state.level
+            assert moved == pytest.approx(max(-math.log(c.SLOWER), low), abs=1e-9)
+        else:
+            assert 0 <= moved <= math.log(c.FASTEST) + 1e-9
+            assert moved == 0 or (evidence.shape >= c.FALLING and order.action is Action.KEEP)
+            assert moved == 0 or order.state.level <= evidence.reach + math.log(c.HEED) + 1e-9
+    else:
+        assert order.anew
+        assert order.event in ("first step", AGAIN)

@@ -69,6 +69,11 @@ class PilotState(NamedTuple):
         """m."""
         return bounded_factor(math.exp(self.level))
 
+    def at(self, level: float) -> PilotState:
+        """The state at another level, within the bounds of all factors: beyond them it would not be that of the rate."""
+        low, high = FACTOR_LIMITS
+        return self._replace(level=min(max(level, math.log(low)), math.log(high)))
+
     @property
     def slots(self) -> frozenset[int]:
         """The slots in use; all others are free."""
@@ -152,16 +157,19 @@ class Pilot:
     def after_round(self, state: PilotState, evidence: Evidence) -> Order:
         """One round."""
         late = evidence.span[1] > max(evidence.peak, c.SHORTEST)
-        if state.phase is Phase.KEPT or (evidence.steps == 0 and not late):
+        if state.phase is Phase.FIRST and late:
+            return self._alarmed(NEVER_MOVED)
+        if state.phase is Phase.KEPT or evidence.steps == 0:
             return Order(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
-            return self._measured(state, evidence) if not late else self._alarmed(NEVER_MOVED)
-        state = state._replace(seen=state.seen or evidence.now != evidence.before)
-        if evidence.displacement > c.VISIBLE and not state.seen:
-            return self._alarmed(BLIND)
+            return self._measured(state, evidence)
+        changed = math.isfinite(evidence.before) and evidence.now != evidence.before
+        state = state._replace(seen=state.seen or changed)
         if not math.isfinite(evidence.now) and not math.isfinite(state.first):
             dark = state.dark + 1
             return Order(state._replace(dark=dark)) if dark < c.TWICE else self._alarmed(NOT_FINITE)
+        if evidence.displacement > c.VISIBLE and not state.seen and evidence.now == evidence.before:
+            return self._alarmed(BLIND)
         ruin = _ruin(state, evidence)
         if ruin > c.WORSE:
             return _too_hot(state._replace(worse=state.worse + 1), evidence, certain=ruin > c.RUINED)
@@ -171,16 +179,13 @@ class Pilot:
         """The first step tells how far a step moves the weights: from then on the guess does not matter."""
         moved, event = evidence.displacement, "first step"
         if not moved > 0:  # lost in rounding, or skipped by the optimizer itself
-            level = min(state.level + c.TRY_HIGHER, math.log(FACTOR_LIMITS[1]))
-            return Order(state._replace(level=level), event=event, anew=True)
+            return Order(state.at(state.level + c.TRY_HIGHER), event=event, anew=True)
         again = "restarted: the first step was too long"
         if math.isinf(moved):
-            lower = state._replace(level=state.level - c.TRY_LOWER)
-            return Order(lower, Action.RESTART, event=again, anew=True)
+            return Order(state.at(state.level - c.TRY_LOWER), Action.RESTART, event=again, anew=True)
         step = max(c.RELATIVE_STEP, c.RESOLVED * evidence.resolution)
         found = state._replace(phase=Phase.SEARCHING, peak=evidence.peak)
-        level = state.level + math.log(step / moved) - math.log(found.rise(evidence.span[1]))
-        found = found._replace(level=level)
+        found = found.at(state.level + math.log(step) - math.log(moved) - math.log(found.rise(evidence.span[1])))
         if moved >= c.TOO_FAR:
             return Order(found, Action.RESTART, event=again, anew=True)
         first = evidence.now if math.isfinite(evidence.now) else math.nan
@@ -201,7 +206,7 @@ def _too_hot(state: PilotState, evidence: Evidence, certain: bool) -> Order:
     """The weights are ruined: back to those of two rounds ago at a third of the rate, at once or the second time."""
     if state.worse < c.TWICE and not certain:
         return Order(state)
-    state = state._replace(worse=0, level=state.level - math.log(c.SLOWER))
+    state = state.at(state.level - math.log(c.SLOWER))._replace(worse=0)
     if not state.moments:
         return Order(state, Action.GO_ON, event="too hot: slowed down", anew=True)
     moment = state.moments[0]  # the last one may already be damaged
@@ -218,7 +223,7 @@ def _gone_well(state: PilotState, evidence: Evidence) -> Order:
     state = state._replace(worse=0, first=first)
     if evidence.shape >= c.FALLING:
         asked = evidence.reach + math.log(c.HEED) - state.level
-        state = state._replace(level=state.level + min(max(asked, 0.0), math.log(c.FASTEST)))
+        state = state.at(state.level + min(max(asked, 0.0), math.log(c.FASTEST)))
     return _keeping(Order(state), evidence.span[1])
 
 

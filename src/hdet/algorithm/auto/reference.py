@@ -126,8 +126,9 @@ def simulate(
         if t + 1 == end:
             now = probe(run.x, k)
             before = probe(run.kept[-1].x, k) if run.kept else math.nan
-            reach = _reach(run.path) if run.searching and settings.h(t) >= c.FALLING else 0.0
-            history.event.append(run.end_round(t + 1, now, before, reach))
+            q = run.moved() if not run.fallen else 0.0
+            reach = _reach(run.path) if run.searching and not run.fallen else 0.0
+            history.event.append(run.end_round(t + 1, now, before, q, reach))
             history.end.append(end)
             history.probe.append(now)
             history.before.append(before)
@@ -157,6 +158,8 @@ class _Run:
     worse: int = 0
     dark: int = 0
     seen: bool = False
+    fallen: bool = False
+    """Whether the schedule had fallen when the last round ended: then nobody looks at the way any more."""
     kept: list[Copy] = field(default_factory=list)
     path: list[Step] = field(default_factory=list)
     """All steps since x0."""
@@ -168,7 +171,7 @@ class _Run:
 
     @property
     def m(self) -> float:
-        return min(max(math.exp(self.level), M_LOW), M_HIGH)
+        return math.exp(self.level)
 
     def rates(self, t: int) -> list[float]:
         """eta(t) = guess m r(t) h(t); where the guess is kept to, plain OneCycle."""
@@ -181,23 +184,21 @@ class _Run:
         r = s.rise(t) if self.searching else 1.0
         return [guess * self.m * r * s.h(t) for guess in s.guess]
 
-    def end_round(self, t: int, L: float, A: float, reach: float) -> str | None:
-        """L, A: losses of x and of the copy of a round ago on one batch."""
-        late = t > max(self.settings.peak, c.SHORTEST)
+    def end_round(self, t: int, L: float, A: float, q: float, reach: float) -> str | None:
+        """L, A: losses of x and of the copy of a round ago on one batch; q: how far x is from x0, over its norm."""
         if self.alarmed:
             return None
         if not self.searching:
-            return self.first_step(t, L) if not late else self.keep_to_guess("no step has moved the weights")
-        x0 = self.path[0].x if self.path else self.x
-        q = _norm(_less(self.x, x0)) / (_norm(x0) or 1.0)
-        self.seen = self.seen or L != A
-        listening = self.settings.h(t - 1) >= c.FALLING
-        if q > c.VISIBLE and not self.seen and listening:
-            return self.keep_to_guess("the probe does not see the weights")
+            late = t > max(self.settings.peak, c.SHORTEST)
+            return self.first_step(t, L, q) if not late else self.keep_to_guess("no step has moved the weights")
+        self.fallen = self.settings.h(t) < c.FALLING
+        self.seen = self.seen or (math.isfinite(A) and L != A)
         if not math.isfinite(L) and not math.isfinite(self.L0):
             self.dark += 1
             why = "the probe's loss is not finite, whatever the weights"
             return self.keep_to_guess(why) if self.dark >= c.TWICE else None
+        if q > c.VISIBLE and not self.seen and L == A:
+            return self.keep_to_guess("the probe does not see the weights")
         ruin = self.ruin(L, A)
         if ruin > c.WORSE:
             self.worse += 1
@@ -206,21 +207,21 @@ class _Run:
             self.go_on(t, L, reach)
         return None
 
-    def first_step(self, t: int, L: float) -> str:
+    def first_step(self, t: int, L: float, q: float) -> str:
         """From here on a step moves the weights by 1e-4 of their norm, whatever the guess was."""
-        x0 = self.path[0].x
-        q = _norm(_less(self.x, x0)) / (_norm(x0) or 1.0)
-        again = "restarted: the first step was too long"
+        x0, again = self.path[0].x, "restarted: the first step was too long"
         if q == 0:
-            self.level, self.path = min(self.level + c.TRY_HIGHER, math.log(M_HIGH)), []
+            self.set_level(self.level + c.TRY_HIGHER)
+            self.path = []
             return "first step"
         if not math.isfinite(q):
-            self.level -= c.TRY_LOWER
+            self.set_level(self.level - c.TRY_LOWER)
             self.restart(x0)
             return again
         step = max(c.RELATIVE_STEP, c.RESOLVED * self.settings.resolution)
-        self.level += math.log(step / q) - math.log(self.settings.rise(t))
+        self.set_level(self.level + math.log(step / (q * self.settings.rise(t))))
         self.searching = True
+        self.fallen = self.settings.h(t) < c.FALLING
         if q >= c.TOO_FAR:
             self.restart(x0)
             return again
@@ -236,7 +237,8 @@ class _Run:
 
     def go_back(self) -> str:
         """To the copy of two rounds ago, at a third of the rate."""
-        self.worse, self.level, self.path = 0, self.level - math.log(c.SLOWER), []
+        self.set_level(self.level - math.log(c.SLOWER))
+        self.worse, self.path = 0, []
         if not self.kept:
             return "too hot: slowed down"
         self.kept = self.kept[:1]
@@ -250,8 +252,16 @@ class _Run:
             self.L0 = L
         if self.settings.h(t) >= c.FALLING and reach > 0:
             asked = c.HEED * reach / (self.settings.guess[0] * self.settings.h(t - 1) * math.exp(self.level))
-            self.level += math.log(min(max(asked, 1.0), c.FASTEST))
+            self.set_level(self.level + math.log(min(max(asked, 1.0), c.FASTEST)))
         self.keep(t)
+
+    def set_level(self, level: float) -> None:
+        self.level = min(max(level, math.log(M_LOW)), math.log(M_HIGH))
+
+    def moved(self) -> float:
+        """q."""
+        x0 = self.path[0].x
+        return _norm(_less(self.x, x0)) / (_norm(x0) or 1.0)
 
     def keep(self, t: int) -> None:
         self.kept = [*self.kept[-1:], Copy(t, self.x, copy.deepcopy(self.optimizer))]
@@ -260,7 +270,7 @@ class _Run:
         self.x, self.optimizer, self.path = x0, self.new_optimizer(), []
 
     def keep_to_guess(self, why: str) -> str:
-        self.level, self.alarmed = 0.0, True
+        self.level, self.alarmed, self.searching, self.kept = 0.0, True, False, []
         return f"kept to the guess: {why}"
 
 

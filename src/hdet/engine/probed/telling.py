@@ -26,13 +26,16 @@ def record_of(
     roll: RollCall,
     evidence: Evidence,
     before: PilotState,
+    then: list[float],
     order: Order,
-    knobs: int,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """The round as one record: the one model stands where replicas would."""
-    after, now = order.state, end.schedule(end.after)
-    base = _base(before, end.schedule(end.before), end.before)
+    """The round as one record: the one model stands where replicas would.
+
+    ``then`` is the schedule before the round's last step: once the guess is kept to, there is another one.
+    """
+    after, now, knobs = order.state, end.schedule(end.after), len(then)
+    base = _base(before, then, end.before)
     shown = roll._replace(losses=roll.losses[:1], signals=[evidence.now], finite=[True])
     record = round_record(
         k=k,
@@ -48,7 +51,7 @@ def record_of(
         divergence=[0.0],
         seconds={**seconds, "converge": 0.0},
     )
-    heard = {"loss_before": evidence.before, "reach": math.exp(evidence.reach) * end.schedule(end.before)[0]}
+    heard = {"loss_before": evidence.before, "reach": math.exp(evidence.reach) * then[0]}
     story = {"event": order.event, "went_back_to": order.went_back_to, "alarm": order.alarm}
     return {**record, "shape": now, **heard, **story}
 

@@ -138,7 +138,8 @@ class ProbedWay:
     @property
     def _looks(self) -> bool:
         """Whether steps are of interest: the first one, and all until the schedule falls."""
-        return self.pilot_state.phase is not Phase.KEPT and not (self._falling or self._finished)
+        phase = self.pilot_state.phase
+        return not self._finished and (phase is Phase.FIRST or (phase is Phase.SEARCHING and not self._falling))
 
     @property
     def _hears(self) -> bool:
@@ -170,7 +171,7 @@ class ProbedWay:
         clock = Clock()
         roll = self._meet(end, meeting)
         clock.lap("gather")
-        before, k = self.pilot_state, self.rounds.index(end.before)
+        before, then, k = self.pilot_state, end.schedule(end.before), self.rounds.index(end.before)
         state = self.pilot.remembering(before, self._slots.present(end.optimizer))
         evidence = self._evidence(state, k, end, meeting.group)
         clock.lap("probe")
@@ -180,7 +181,7 @@ class ProbedWay:
         clock.lap("controller")
         record = None
         if roll.writer == meeting.group.rank:
-            record = record_of(k, end, roll, evidence, before, order, len(self.specs), clock.seconds)
+            record = record_of(k, end, roll, evidence, before, then, order, clock.seconds)
         return RoundReport(record, warning_of(order, end.after))
 
     def weights(self, optimizer: Optimizer) -> Weights:
@@ -278,6 +279,7 @@ class ProbedWay:
         """The search goes on from an origin of its own, and there is nothing to go back to yet."""
         pilot, pilot_state = loaded(state, total_steps)
         self.pilot, self.pilot_state, self._highest = pilot, pilot_state, state["highest"]
+        self._falling = False  # the end of the round says
         self.take_over()
 
     def adopt(self, total_steps: int, t: int) -> None:
