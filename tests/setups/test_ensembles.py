@@ -1,4 +1,4 @@
-"""Groups that are added while an Ensemble trains."""
+"""Groups that are added while an Ensemble trains, and schedules that fall from their first step on."""
 
 from __future__ import annotations
 
@@ -60,8 +60,20 @@ def test_with_a_schedule_that_writes_every_group() -> None:
         probe=lambda model, _: probe_of(model),
         schedule=lambda _, optimizer: _Cooling(optimizer),
     )
-    assert loss < 0.8 * _only_last_layer()
+    assert loss < 0.9 * _only_last_layer()
     assert len(optimizer.param_groups) == 2
+
+
+def test_a_schedule_that_falls_from_its_first_step_does_not_end_the_search() -> None:
+    """The run climbs until a third of it all the same, and searches until there."""
+    loss, _, ensemble, _ = run(
+        False,
+        fanout="probed",
+        probe=lambda model, _: probe_of(model),
+        schedule=lambda _, optimizer: _Cooling(optimizer),
+    )
+    assert loss < 0.2 * final_loss(network())
+    assert ensemble._run.way.learned[0] > 0.3
 
 
 class _Cooling:
