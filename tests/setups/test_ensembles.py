@@ -94,6 +94,28 @@ class _Cooling:
         self.t = state["t"]
 
 
+@pytest.mark.parametrize("guess", [1e-6, 1.0])
+def test_a_group_whose_rate_is_not_searched_keeps_it_and_does_not_count(guess: float) -> None:
+    """In the optimizer or in one of its own: its steps say nothing of the rate that is searched."""
+    found = []
+    for own in (False, True):
+        model: Any = network()
+        first, last = ({"params": list(model[i].parameters()), "lr": lr} for i, lr in ((0, 0.1), (2, guess)))
+        other = torch.optim.Adam([first] if own else [{"params": [nn.Parameter(torch.zeros(1))]}])
+        optimizer = torch.optim.Adam([last] if own else [last, first])
+        knobs = [hdet.knobs.lr(optimizer, groups=[0])]
+        ensemble = hdet.Ensemble(optimizer, knobs=knobs, fanout="probed", probe=probe_of(model), total_steps=STEPS)
+        for t in range(60):
+            model.zero_grad()
+            loss_of(model, batch_of(t)).backward()
+            optimizer.step()
+            other.step()
+            ensemble.step()
+        assert float((other if own else optimizer).param_groups[-1]["lr"]) == 0.1
+        found.append(float(optimizer.param_groups[0]["lr"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
 def _only_last_layer() -> float:
     model: Any = network()
     optimizer = torch.optim.Adam(model[2].parameters(), lr=0.03)
