@@ -121,7 +121,7 @@ def _probed_round(k: int, m: float, final: float, chance: random.Random) -> dict
     """One round of the search: gradients ask for more until the goal is reached, and once it was too hot."""
     step, total, knobs = sum(_LENGTHS[: k + 1]), sum(_LENGTHS), len(PROBED)
     shape = [1e-3 * (0.5 + 0.5 * math.cos(math.pi * min(t / total, 0.995))) for t in (step - 1, step)]
-    asked = min(2.5 * m, _GOAL / 0.7) if 0 < k and m < _GOAL else 0.0
+    asked = min(2.5 * m, _GOAL / 0.7) if k > 0 and m < _GOAL else 0.0
     learned = m / 3 if k == _HOT else m * min(max(0.7 * asked / m, 1.0), 2.0)
     back = sum(_LENGTHS[: _HOT - 1]) if k == _HOT else None
     loss = 1.8 * math.exp(-4 * step / total) + final

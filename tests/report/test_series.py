@@ -125,7 +125,13 @@ def test_time_outside_rounds_is_the_rest(tmp_path: Path) -> None:
 
 
 def test_events_are_told_once(tmp_path: Path) -> None:
-    told = [{"event": "first step"}, {"event": "first step"}, {"event": None}, {"event": "restarted", "excluded": [1]}, {}]
+    told = [
+        {"event": "first step"},
+        {"event": "first step"},
+        {"event": None},
+        {"event": "restarted", "excluded": [1]},
+        {},
+    ]
     records = [{**a_round(k), **more} for k, more in enumerate(told)]
     run = run_of(tmp_path, *records, {"kind": "resume", "step": 25})
     found = [(event.step, event.text) for event in series.events(run)]

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import hdet
-from tests.setups.problems import Batch, batch_of, final_loss, first_steps, found_rate, loss_of, network, probe_of, train
+from tests.setups.problems import (
+    Batch,
+    batch_of,
+    final_loss,
+    first_steps,
+    found_rate,
+    loss_of,
+    network,
+    probe_of,
+    train,
+)
 
 STEPS = 300
 Loop = Callable[[nn.Module, Optimizer, Any], None]
@@ -43,7 +53,7 @@ def cast_around_forward(model: nn.Module, optimizer: Optimizer, scheduler: Any) 
 
 
 def cast_around_everything_scheduler_first(model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
-    """The forward pass comes after the probe here: it must not see the casts of earlier weights, nor lose its gradients."""
+    """The forward pass comes after the probe here: it must not see their casts, nor lose its gradients."""
     for t in range(STEPS):
         with torch.autocast("cpu", torch.bfloat16):
             if t > 0:
