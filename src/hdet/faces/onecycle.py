@@ -32,8 +32,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
 
     With ``max_lr="auto"`` (or ``fanout="probed"``) the rate is found, on one device and on several alike. The
-    optimizer's own rate is a guess. Training begins far below it, and the rate is raised as long as the gradients of all
-    steps so far, together, ask for more.
+    optimizer's own rate is a guess. Training begins far below it, and the rate is raised as long as the gradients of
+    all steps so far, together, ask for more.
 
     .. code-block:: python
 
