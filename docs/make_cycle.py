@@ -1,6 +1,6 @@
-"""The drawings of docs/how-it-works.md, from the formulas: one cycle of fan-out and converge, and the probed fan-out.
+"""The drawing of docs/how-it-works.md, from the formulas: one cycle of fan-out and converge.
 
-python docs/make_cycle.py              # writes docs/images/cycle.svg and docs/images/probed.svg
+python docs/make_cycle.py              # writes docs/images/cycle.svg
 """
 
 import argparse
@@ -92,48 +92,11 @@ def _weights(drawing: Drawing) -> None:
     drawing.text((LEFT + 2 * ROUND + 12, bottom - height * begin + 5), "consensus", "start")
 
 
-def probed() -> Drawing:
-    """The line of a round's displacement, and the probe loss along it."""
-    drawing = Drawing(900, 360, "Points on the line of a round's displacement, and the probe loss at each of them")
-    left, unit, ground = 90, 410, 330
-
-    def loss(rho: float) -> float:
-        return 70 + 150 * (rho - 1.18) ** 2 / 0.6
-
-    def over(rho: float) -> Point:
-        return left + unit * rho, ground - 45 - loss(rho)
-
-    drawing.line([(left, ground), (left + unit * 1.8, ground)], "pale", 1.2)
-    drawing.arrow((left, ground), (left + unit, ground))
-    drawing.dot((left, ground), "ink", 5)
-    drawing.text((left, ground + 22), "anchor")
-    drawing.text((left + unit / 2, ground + 22), "D, the round's mean displacement")
-    drawing.text((left + unit, ground + 22), "ρ = 1")
-    steps = [i / 40 for i in range(73)]  # as many before the mean as after it
-    wander = [(left + unit * s, ground - 26 * math.sin(s / 1.8 * math.pi) - 7 * math.sin(76 * s)) for s in steps]
-    drawing.line(wander, "c1", 1.5)
-    drawing.text((left + unit * 0.3, ground - 40), "training, at the base rate", colour="c1")
-    curve = [over(0.55 + 0.9 * i / 60) for i in range(61)]
-    drawing.line(curve, "pale", 1.2, "4 4")
-    for i in range(8):
-        rho = 0.7 + 0.6 * i / 7
-        drawing.line([over(rho), (left + unit * rho, ground)], "pale", 0.8, "1 4")
-        drawing.dot(over(rho), "c3")
-        drawing.dot((left + unit * rho, ground), "c3", 3)
-    drawing.text((left + unit * 0.62, over(0.55)[1] - 16), "probe loss at anchor + ρ D", colour="c3")
-    lowest = over(1.18)
-    drawing.line([(lowest[0], lowest[1] - 44), (lowest[0], ground)], "mark", 1.5)
-    drawing.text((lowest[0] - 20, lowest[1] - 52), "ρ*: the minimum of a parabola", colour="mark")
-    drawing.text((left, 40), "8 points, ρ from 1 − a to 1 + a, shared out over the ranks", "start")
-    return drawing
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=HERE / "images")
     folder = parser.parse_args().folder
     cycle().write(folder / "cycle.svg")
-    probed().write(folder / "probed.svg")
 
 
 if __name__ == "__main__":

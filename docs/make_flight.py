@@ -5,6 +5,7 @@ python docs/make_flight.py run.jsonl           # writes docs/images/flight.svg
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +24,11 @@ class Round(NamedTuple):
     end: int
     rates: tuple[float, float]
     """At its first and its last step."""
+    reach: float
+    """What the gradients asked for at its end; 0: nothing."""
     loss: float
-    """Probe loss at the point nearest to the base value."""
+    """Probe loss."""
     event: str
-    moved: bool
 
 
 class Axis(NamedTuple):
@@ -48,57 +50,56 @@ def read(path: Path) -> list[Round]:
     found = []
     for before, record in zip([None, *records[:-2]], records[:-1], strict=True):
         first = record["base_before"][0] if before is None else before["base"][0]
-        nearest = min(record["replicas"], key=lambda point: abs(math.log(point["multipliers"][0])))
         found.append(
             Round(
                 start=0 if before is None else before["step"],
                 end=record["step"],
                 rates=(first, record["base_before"][0]),
-                loss=nearest["signal"],
+                reach=record["reach"],
+                loss=record["replicas"][0]["signal"],
                 event=record["event"] or "",
-                moved=before is not None and record["learned"] != before["learned"],
             )
         )
     return found
 
 
 def draw(rounds: list[Round]) -> Drawing:
-    """Rates above, losses below."""
+    """Rates above, losses below, over the logarithm of steps: rounds are evenly wide there."""
     drawing = Drawing(900, 560, "Learning rate and probe loss of a probed run over its steps")
     total = rounds[-1].end
-    landed = max((part.end for part in rounds if part.event), default=0)
 
     def x(step: float) -> float:
-        return LEFT + (RIGHT - LEFT) * step / total
+        return LEFT + (RIGHT - LEFT) * math.log(max(step, 1)) / math.log(total)
 
-    above, below = _scale([rate for part in rounds for rate in part.rates], 290, 50), Axis(0.003, 3.0, 520, 340)
+    rates = [rate for part in rounds[1:] for rate in (*part.rates, part.reach) if rate > 0]
+    above, below = _scale(rates, 290, 50), Axis(0.003, 3.0, 520, 340)
     _frame(drawing, above, "learning rate")
     _frame(drawing, below, "loss on the probe batch")
-    for step in range(0, total + 1, 50):
-        drawing.text((x(step), 544), str(step), colour="pale", size=12)
+    for step in (1, 3, 10, 30, 100, 300, 1000):
+        if step <= total:
+            drawing.text((x(step), 544), str(step), colour="pale", size=12)
     drawing.text((LEFT - 14, 544), "step", "end", "pale", 12)
-    drawing.line([(x(landed), 50), (x(landed), 520)], "pale", 1, "4 4")
+    asked = [(x(part.end), above.at(part.reach)) for part in rounds if part.reach > 0]
+    drawing.line(asked, "mark", 1.2, "3 3")
     path: list[Point] = []
-    for part in rounds:
+    for part in rounds[1:]:  # the first step was made at a rate that says nothing
         steps = (part.start, part.end)
         path += [(x(step), above.at(rate)) for step, rate in zip(steps, part.rates, strict=True)]
-        colour = "c3" if part.event else "c0"
-        drawing.line(path[-2:] if part.start == landed else path[-3:], colour)
+    drawing.line(path, "c0")
+    for part in rounds:
         if math.isfinite(part.loss):
-            drawing.dot((x(part.end), below.at(part.loss)), colour, 3.5)
-        if part.moved and not part.event:
-            drawing.dot((x(part.end), above.at(part.rates[1])), "mark", 4.5)
-    _words(drawing, x, rounds, landed)
+            drawing.dot((x(part.end), below.at(part.loss)), "c3" if part.event else "c0", 3.5)
+        if part.event:
+            drawing.line([(x(part.end), 50), (x(part.end), 520)], "pale", 1, "4 4")
+    _words(drawing, x, rounds)
     return drawing
 
 
-def _words(drawing: Drawing, x: object, rounds: list[Round], landed: int) -> None:
-    place = x(landed) + 10  # type: ignore[operator]
-    event = next(part.event for part in rounds if part.end == landed)
-    drawing.text((place, 236), event, "start", "c3")
-    drawing.text((place, 256), "before: take-off (orange); after: climb and schedule (blue)", "start", "ink", 13)
-    if any(part.moved and not part.event for part in rounds):
-        drawing.text((place, 276), "violet: the line search moves the rate", "start", "mark", 13)
+def _words(drawing: Drawing, x: Callable[[float], float], rounds: list[Round]) -> None:
+    for i, part in enumerate(part for part in rounds if part.event):
+        drawing.text((x(part.end) + 10, 64 + 20 * i), part.event, "start", "c3", 13)
+    drawing.text((RIGHT - 60, 256), "violet: what the gradients ask for", "end", "mark", 13)
+    drawing.text((RIGHT - 60, 276), "blue: the rate", "end", "c0", 13)
 
 
 def _scale(values: list[float], bottom: float, top: float) -> Axis:

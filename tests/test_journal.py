@@ -212,8 +212,8 @@ def test_scalars_of_a_round_leave_out_what_is_no_number() -> None:
         **{f"hdet/loss/{how}": 1.0 for how in HOWS},
         **{f"hdet/divergence/{how}": 0.1 for how in HOWS},
     }
-    verdict = [{"slope": -2.0, "error": None, "word": "down"}, None]
-    assert scalars({**record, "verdict": verdict}, ["lr[a]"])["hdet/slope/lr[a]"] == -2.0
+    assert scalars({**record, "reach": 0.3}, ["lr[a]"])["hdet/reach"] == 0.3
+    assert "hdet/reach" not in scalars({**record, "reach": 0.0}, ["lr[a]"])  # the gradients ask for nothing
 
 
 def test_several_journals_at_once_and_one_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -191,10 +191,9 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
     {'hdet/base/lr[0]': 0.1, 'hdet/loss/mean': 2.0, 'hdet/loss/min': 1.0, 'hdet/loss/max': 3.0}
     """
     names = [*knobs, *(f"knob[{g}]" for g in range(len(knobs), len(record.get("base") or ())))]
-    verdicts = record.get("verdict")
-    slopes = [(row or {}).get("slope") for row in verdicts] if verdicts else record.get("delta")
     found = {f"hdet/base/{name}": value for name, value in zip(names, record.get("base") or (), strict=False)}
-    found |= {f"hdet/slope/{name}": value for name, value in zip(names, slopes or (), strict=False)}
+    found |= {f"hdet/slope/{name}": value for name, value in zip(names, record.get("delta") or (), strict=False)}
+    found |= {"hdet/reach": record.get("reach") or None}
     summaries: dict[str, Callable[[list[float]], float]] = {"mean": _mean, "min": min, "max": max}
     for what in ("loss", "divergence"):
         values = [row[what] for row in record.get("replicas", ()) if _is_finite(row.get(what))]

@@ -40,10 +40,10 @@ def test_one_line_per_replica() -> None:
     assert lines[4].split() == ["learned", "1×", "2.1×"]
 
 
-def test_one_line_per_point_of_a_probe() -> None:
+def test_one_line_for_the_probe() -> None:
     lines = drawn(rows(START | {"fanout": "probed"}, STEP, ROUND)).splitlines()
     assert "weight" not in lines[0]
-    assert lines[1].split() == ["point", "0", "0.09", "0.22", "1.5"]
+    assert lines[1].split() == ["probe", "0.09", "0.22", "1.5"]
 
 
 def test_before_the_first_round_and_without_rounds() -> None:

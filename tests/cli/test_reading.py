@@ -68,7 +68,7 @@ def test_compare_runs_without_curves(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = probed_folder(tmp_path / "run")
     shown = hdet_here(capsys, "export", folder)
-    assert shown.out.startswith("step,lr[embedding],lr[transformer],lr[head],weight_decay\n")
+    assert shown.out.startswith("step,lr[embedding],lr[transformer],lr[head]\n")
     as_json = hdet_here(capsys, "export", folder, "--json")
     assert len(as_json.out.splitlines()) == 1
     assert len(as_json.json["steps"]) == len(shown.out.splitlines()) - 1

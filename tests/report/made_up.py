@@ -91,59 +91,53 @@ def trained_journal(path: Path, rounds: int = 40, replicas: int = 4, knobs: Sequ
     return write_journal(path, a_header(knobs, replicas, **arguments), *records)
 
 
-PROBED = ("lr[embedding]", "lr[transformer]", "lr[head]", "weight_decay")
-_GOALS = (8.6, 2.5, 4.1, 0.03)
+PROBED = ("lr[embedding]", "lr[transformer]", "lr[head]")
+_GOAL = 4.1
 _LENGTHS = [4] * 5 + [max(8, int(12 * 1.09**k)) for k in range(33)]
+_HOT = 20
+"""The round after which the run goes back."""
 
 
 def probed_folder(folder: Path, name: str = "auto", seed: int = 1, final: float = 3.277) -> Path:
-    """A probed run of three groups and a weight decay from a rate that is too low: a fan, a step back, a resume."""
+    """A search over three groups from a rate that is too low: a first step, a step back, a resume."""
     chance, total = random.Random(seed), sum(_LENGTHS)
-    first = [1.0, 1.0, 1.0, 0.01]
-    m, records = first, []
+    m, records = 0.001, []
     for k in range(len(_LENGTHS)):
-        record = _probed_round(k, m, final, chance)
-        m = record["learned"]
-        records.append(record)
-    described = {knob: {"scale": "log", "spread": 0.3, "base": b} for knob, b in zip(PROBED, first, strict=True)}
-    header = a_header(PROBED, 8, fanout="probed", knobs=described, schedule="CosineAnnealingLR", total_steps=total)
+        records.append(_probed_round(k, m, final, chance))
+        m = records[-1]["learned"][0]
+    described = {knob: {"scale": "relative", "spread": 1 / 9, "base": 1.0} for knob in PROBED}
+    header = a_header(PROBED, 1, fanout="probed", knobs=described, schedule="CosineAnnealingLR", total_steps=total)
     curve = ["step,train_loss,validation_loss"]
     for t in range(0, total, 2):
         fit = 1.8 * math.exp(-4 * t / total) + final
         curve.append(f"{t},{fit + 0.08 * chance.gauss(0, 1)},{fit + 0.03 if t % 50 == 0 else ''}")
     run = {"task": "gpt", "name": name, "arguments": {"lr": 1e-3}, "steps": total, "crashed": False, "seed": seed}
     run |= {"final": {"loss": final, "accuracy": 0.412}, "baseline": {"loss": 3.294}, "seconds": 0.34 * total + 40}
-    resume = {"kind": "resume", "time": "2026-11-15T03:00:00+00:00", "step": records[29]["step"], "replicas": 8}
+    resume = {"kind": "resume", "time": "2026-11-15T03:00:00+00:00", "step": records[29]["step"], "replicas": 1}
     return write_folder(folder, header, *records[:30], resume, *records[30:], curve="\n".join(curve) + "\n", **run)
 
 
-def _probed_round(k: int, m: list[float], final: float, chance: random.Random) -> dict[str, Any]:
-    """One round of the probed run: slopes point at the goals, and what is above two errors moves."""
-    step, total = sum(_LENGTHS[: k + 1]), sum(_LENGTHS)
+def _probed_round(k: int, m: float, final: float, chance: random.Random) -> dict[str, Any]:
+    """One round of the search: gradients ask for more until the goal is reached, and once it was too hot."""
+    step, total, knobs = sum(_LENGTHS[: k + 1]), sum(_LENGTHS), len(PROBED)
     shape = [1e-3 * (0.5 + 0.5 * math.cos(math.pi * min(t / total, 0.995))) for t in (step - 1, step)]
-    errors = [0.3 + 0.2 * chance.random() for _ in PROBED]
-    slopes = [0.9 * math.log(goal / x) + 0.25 * chance.gauss(0, 1) for goal, x in zip(_GOALS, m, strict=True)]
-    words = ["no signal" if abs(s) < 2 * e else "up" if s > 0 else "down" for s, e in zip(slopes, errors, strict=True)]
-    moved = [x * math.exp(0.3 * s if w != "no signal" else 0) for x, s, w in zip(m, slopes, words, strict=True)]
+    asked = min(2.5 * m, _GOAL / 0.7) if k > 0 and m < _GOAL else 0.0
+    learned = m / 3 if k == _HOT else m * min(max(0.7 * asked / m, 1.0), 2.0)
+    back = sum(_LENGTHS[: _HOT - 1]) if k == _HOT else None
     loss = 1.8 * math.exp(-4 * step / total) + final
-    rows = [
-        {
-            "loss": loss + 0.02 * chance.gauss(0, 1) if r == 0 else None,
-            "signal": loss - 0.1 * (x - 1) + 0.2 * (x - 1) ** 2,
-            "values": [x * b * shape[0] for b in m[:3]] + [m[3] * x],
-            "multipliers": [x] * 4,
-            "divergence": 0.0,
-        }
-        for r, x in enumerate(1 + (0.9 if k < 5 else 0.3) * (2 * r / 7 - 1) for r in range(8))
-    ]
-    return a_round(k, [loss], 4) | {
-        "replicas": rows,
+    row = {"loss": loss + 0.02 * chance.gauss(0, 1), "signal": loss + (2.0 if k == _HOT else 0.0), "divergence": 0.0}
+    row |= {"values": [m * shape[0]] * knobs, "multipliers": [1.0] * knobs}
+    return a_round(k, [loss], knobs) | {
+        "replicas": [row],
         "step": step,
-        "learned": moved,
-        "base_before": [b * shape[0] for b in m[:3]] + [m[3]],
-        "base": [b * shape[1] for b in moved[:3]] + [moved[3]],
-        "shape": [shape[1]] * 3 + [1.0],
-        "verdict": [{"slope": s, "error": e, "word": w} for s, e, w in zip(slopes, errors, words, strict=True)],
-        "event": "fan" if k < 5 else "went back to step 120" if k == 20 else None,
+        "learned": [learned] * knobs,
+        "base_before": [m * shape[0]] * knobs,
+        "base": [learned * shape[1]] * knobs,
+        "shape": [shape[1]] * knobs,
+        "loss_before": loss + 0.1 if k else math.nan,
+        "reach": asked * shape[0],
+        "event": "first step" if k == 0 else f"too hot: went back to step {back}" if k == _HOT else None,
+        "went_back_to": back,
+        "alarm": None,
         "seconds": {"train": 0.3 * _LENGTHS[k], "probe": 0.4, "gather": 0.02, "controller": 1e-4, "converge": 0.0},
     }

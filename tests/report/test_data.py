@@ -22,22 +22,24 @@ def test_a_journal_alone(tmp_path: Path) -> None:
     assert [row.loss for row in run.rounds[0].replicas] == [1.0, 2.0]
     assert run.rounds[0].plain == (0.1,)
     assert run.rounds[0].slopes == (None,)
-    assert run.rounds[1].slopes == (Slope(0.2, None, "up"),)
+    assert run.rounds[1].slopes == (Slope(0.2, None),)
     assert run.arguments["spread"] == 0.1
 
 
 def test_a_folder_with_everything(tmp_path: Path) -> None:
     run = load_run(probed_folder(tmp_path / "somewhere"))
-    assert (run.name, run.summary.task, run.probed, run.replicas) == ("auto", "gpt", True, 8)
+    assert (run.name, run.summary.task, run.probed, run.replicas) == ("auto", "gpt", True, 1)
     assert run.summary.final == {"loss": 3.277, "accuracy": 0.412}
     assert run.summary.baseline == 3.294
     assert len(run.curve.steps) == len(run.curve.train) == len(run.curve.validation)
     assert run.curve.validation[:2] != (None, None)
     assert run.curve.validation[1] is None
-    assert run.rounds[0].event == "fan"
+    assert run.rounds[0].event == "first step"
+    assert run.rounds[0].reach is None
+    assert run.rounds[1].reach == pytest.approx(2.5e-6, rel=1e-2)
     assert run.rounds[7].event is None
     assert len(run.resumes) == 1
-    assert run.starts == (1.0, 1.0, 1.0, 0.01)
+    assert run.starts == (1.0, 1.0, 1.0)
     assert run.rates == (0, 1, 2)
 
 
@@ -77,19 +79,18 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"verdict": [{"slope": 0.5, "error": None, "word": "no signal"}]}, Slope(0.5, None, "no signal")),
-        ({"verdict": [{"slope": -0.5, "error": 0.1, "word": "down"}]}, Slope(-0.5, 0.1, "down")),
-        ({"verdict": [{"slope": 0.5, "error": 0.3}]}, Slope(0.5, 0.3, "no signal")),
-        ({"verdict": [None]}, None),
-        ({"verdict": [{"slope": None, "error": None, "word": "no signal"}]}, None),
-        ({"delta": [-0.5], "error": [0.2]}, Slope(-0.5, 0.1, "down")),  # signals 1 and 2: deviation 1/2
-        ({"delta": [-0.5], "error": [0.6]}, Slope(-0.5, 0.3, "no signal")),
-        ({"delta": [0.0], "error": None}, Slope(0.0, None, "no signal")),
+        ({"delta": [-0.5], "error": [0.2]}, (Slope(-0.5, 0.1), "down")),  # signals 1 and 2: deviation 1/2
+        ({"delta": [-0.5], "error": [0.6]}, (Slope(-0.5, 0.3), "no signal")),
+        ({"delta": [0.5], "error": None}, (Slope(0.5, None), "up")),
+        ({"delta": [0.0], "error": None}, (Slope(0.0, None), "no signal")),
+        ({"delta": [0.5], "error": [0.0]}, (Slope(0.5, 0.0), "no signal")),  # the error of a single round
+        ({"delta": [None], "error": None}, None),
     ],
 )
-def test_what_a_round_said(tmp_path: Path, more: dict[str, object], expected: Slope | None) -> None:
+def test_what_a_round_said(tmp_path: Path, more: dict[str, object], expected: tuple[Slope, str] | None) -> None:
     (r,) = load_run(write_journal(tmp_path / "x", a_header(), {**a_round(0), **more})).rounds
-    assert r.slopes == (expected,)
+    (slope,) = r.slopes
+    assert (slope and (slope, slope.word)) == expected
 
 
 def test_groups_that_were_added_later(tmp_path: Path) -> None:

@@ -33,6 +33,14 @@ def test_rates_of_a_knob(tmp_path: Path) -> None:
     assert one.marks == {"up": Line((10,), (0.2,)), "down": Line((20,), (0.1,)), "no signal": Line()}
 
 
+def test_what_the_gradients_ask_for_is_a_line_with_gaps(tmp_path: Path) -> None:
+    records = [a_round(k, knobs=2, reach=reach) for k, reach in enumerate((0.3, 0.0, 0.4))]
+    first, second = series.rates(run_of(tmp_path, *records, knobs=("lr[0]", "lr[1]")))
+    assert first.reach == Line((10, 20, 30), (0.3, None, 0.4))
+    assert not second.reach
+    assert not series.rates(run_of(tmp_path, a_round(0)))[0].reach
+
+
 def test_what_the_schedule_gives_after_its_end_is_not_shown(tmp_path: Path) -> None:
     header = a_header(total_steps=20)
     records = [a_round(0, base=[0.2]), a_round(1, base=[7.0], delta=[1.0])]
@@ -55,8 +63,7 @@ def test_losses_by_replica_and_round(tmp_path: Path) -> None:
 
 
 def test_slopes_and_their_errors(tmp_path: Path) -> None:
-    verdicts = [{"slope": 1.0, "error": 0.25, "word": "up"}], [{"slope": -0.1, "error": None, "word": "no signal"}]
-    run = run_of(tmp_path, *({**a_round(k), "verdict": verdict} for k, verdict in enumerate(verdicts)))
+    run = run_of(tmp_path, a_round(0, delta=[1.0], error=[0.5]), a_round(1, delta=[-0.1]))  # deviation 1/2
     (one,) = series.slopes(run)
     assert one.value == Line((10, 20), (1.0, -0.1))
     assert one.band == (Line((10,), (0.5,)), Line((10,), (1.5,)))
@@ -71,12 +78,11 @@ def test_one_wild_slope_does_not_flatten_the_others(tmp_path: Path) -> None:
 
 
 def test_up_is_never_below_zero(tmp_path: Path) -> None:
-    """The controller may say up for what several rounds say together; in the figure each round stands for itself."""
-    verdicts = [[{"slope": s, "error": e, "word": "up"}] for s, e in ((-1.0, 0.1), (1.0, 0.1), (-1.0, 0.0), (0.1, 1.0))]
-    run = run_of(tmp_path, *({**a_round(k), "verdict": verdict} for k, verdict in enumerate(verdicts)))
+    said = ((-1.0, 0.2), (1.0, 0.2), (-1.0, 0.0), (0.1, 2.0))
+    run = run_of(tmp_path, *(a_round(k, delta=[s], error=[e]) for k, (s, e) in enumerate(said)))
     marks = series.slopes(run)[0].marks
     assert marks == {"up": Line((20,), (1.0,)), "down": Line((10,), (-1.0,)), "no signal": Line((30, 40), (-1.0, 0.1))}
-    assert series.rates(run)[0].marks["up"].x == (10, 20, 30, 40)
+    assert series.rates(run)[0].marks["up"].x == (20,)
 
 
 def test_a_fixed_schedule_is_drawn_from_its_curve(tmp_path: Path) -> None:
@@ -88,10 +94,10 @@ def test_a_fixed_schedule_is_drawn_from_its_curve(tmp_path: Path) -> None:
 
 
 def test_alarms_are_told_once(tmp_path: Path) -> None:
-    told = [{}, {"alarm": "blind"}, {"alarm": "blind"}, {"alarm": None, "event": "landed: the probe is never finite"}]
+    told = [{}, {"alarm": "blind", "event": "kept to the guess: blind"}, {"alarm": "blind"}, {"alarm": "never finite"}]
     run = run_of(tmp_path, *({**a_round(k), **more} for k, more in enumerate(told)))
-    assert series.alarms(run) == ((20, "blind"), (40, "the probe is never finite"))
-    assert series.alarms(run_of(tmp_path / "well", a_round(0, event="landed: went on"))) == ()
+    assert series.alarms(run) == ((20, "blind"), (40, "never finite"))
+    assert series.alarms(run_of(tmp_path / "well", a_round(0, event="first step"))) == ()
 
 
 def test_lines_that_coincide_are_counted() -> None:
@@ -119,11 +125,17 @@ def test_time_outside_rounds_is_the_rest(tmp_path: Path) -> None:
 
 
 def test_events_are_told_once(tmp_path: Path) -> None:
-    told = [{"event": "fan"}, {"event": "fan"}, {"event": None}, {"event": "restarted", "excluded": [1]}, {}]
+    told = [
+        {"event": "first step"},
+        {"event": "first step"},
+        {"event": None},
+        {"event": "restarted", "excluded": [1]},
+        {},
+    ]
     records = [{**a_round(k), **more} for k, more in enumerate(told)]
     run = run_of(tmp_path, *records, {"kind": "resume", "step": 25})
     found = [(event.step, event.text) for event in series.events(run)]
-    assert found == [(10, "fan"), (25, "resumed"), (40, "replica 1 left out"), (40, "restarted")]
+    assert found == [(10, "first step"), (25, "resumed"), (40, "replica 1 left out"), (40, "restarted")]
 
 
 def test_a_run_that_went_back_has_a_gap(tmp_path: Path) -> None:

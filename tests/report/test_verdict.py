@@ -108,7 +108,7 @@ def test_four_numbers(tmp_path: Path) -> None:
     assert (rate.label, loss.value, loss.note) == ("Peak rate", "3.277", "3.294 with the fixed schedule")
     assert rate.note.startswith("from 1e-3, ")
     assert rounds.value == "38"
-    assert rounds.note.endswith("no signal in 3 groups")
+    assert rounds.note == "rate raised in 17, too hot in 1"
     assert time.note.endswith("% training")
 
 

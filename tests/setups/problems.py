@@ -21,9 +21,9 @@ __all__ = [
     "Records",
     "batch_of",
     "final_loss",
+    "first_steps",
     "found_rate",
     "is_finite",
-    "landing",
     "loss_of",
     "network",
     "probe_of",
@@ -94,9 +94,10 @@ def weights_of(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().float().reshape(-1) for p in model.parameters()])
 
 
-def landing(journal: Path) -> int:
-    """The step at which take-off ended."""
-    return next(r["step"] for r in hdet.read_journal(journal).rounds if (r["event"] or "").startswith("landed"))
+def first_steps(journal: Path) -> int:
+    """How many steps it took until the length of one was known, and the search began."""
+    events = [(r["step"], r["event"] or "") for r in hdet.read_journal(journal).rounds]
+    return max(step for step, event in events if event.startswith(("first step", "restarted")))
 
 
 def found_rate(journal: Path, guess: float) -> float:

@@ -28,7 +28,7 @@ def by_running(norm: Any, h: Tensor) -> Tensor:
 
 def auto(model: nn.Module, probe: hdet.ProbeBatch) -> tuple[torch.optim.Optimizer, hdet.OneCycleLR]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe, points=5)
+    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe)
 
 
 class Talking(nn.SyncBatchNorm):
@@ -42,7 +42,7 @@ class Talking(nn.SyncBatchNorm):
 
 
 def test_sync_batchnorm_uses_the_probe_batch_without_being_in_train_mode() -> None:
-    """In train mode its forward pass is a collective, which not every rank makes for every point."""
+    """In train mode its forward pass is a collective, which not every rank makes for every loss."""
     model = network(nn.SyncBatchNorm(32))
     seen: list[bool] = []
 
@@ -82,7 +82,7 @@ def _with_sync_batchnorm(rank: int) -> tuple[float, Tensor]:
     return float(loss.detach()), weights_of(model)
 
 
-def test_sync_batchnorm_with_an_odd_number_of_points_does_not_hang() -> None:
+def test_sync_batchnorm_with_a_loss_for_each_rank_does_not_hang() -> None:
     (loss, mine), (_, theirs) = run_ranks(_with_sync_batchnorm, 2, timeout=30, group_timeout=8)
     assert loss < 0.8 * float(loss_of(network(nn.BatchNorm1d(32)), batch_of(999_999, 2000)).detach())
     assert torch.equal(mine, theirs)

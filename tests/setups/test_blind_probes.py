@@ -115,7 +115,7 @@ def test_batches_that_are_not_finite_later_do_not_sink_the_rate(every: int, bad:
         return loss_of(model, batch) + (bad if batch[0].shape[0] == 31 else 0.0)
 
     def loader(k: int) -> Batch:
-        """The batch of 31 is the bad one; take-off's own, number 0, is good."""
+        """The batch of 31 is the bad one; the first ones are good."""
         return batch_of(100_000 + k, 31 if k >= 15 and k % every == 0 else 32)
 
     best, model, journal, plain = network(), network(), Records(), Records()

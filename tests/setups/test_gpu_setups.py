@@ -20,8 +20,8 @@ from tests.setups.problems import (
     Records,
     batch_of,
     final_loss,
+    first_steps,
     found_rate,
-    landing,
     loss_of,
     network,
     probe_of,
@@ -74,14 +74,14 @@ def test_autocast_finds_what_fp32_finds(dtype: torch.dtype, around: str, guess: 
     assert best < 0.3 * final_loss(on_gpu())
     assert final_loss(model) < 2 * best + 0.01
     assert 1 / 10 < found_rate(journal, guess) / found_rate(tmp_path / "fp32.jsonl", guess) < 10
-    assert landing(journal) < 0.25 * STEPS
+    assert first_steps(journal) < 0.1 * STEPS
 
 
-def _sync_batchnorm(rank: int, points: int) -> tuple[float, Tensor]:
+def _sync_batchnorm(rank: int) -> tuple[float, Tensor]:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(on_gpu(nn.BatchNorm1d(32)))
     ddp = DistributedDataParallel(model, device_ids=[0])
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(ddp), points=points)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(ddp))
     for t in range(100):
         optimizer.zero_grad()
         loss_of(ddp, batch_of(2 * t + rank)).backward()
@@ -90,9 +90,8 @@ def _sync_batchnorm(rank: int, points: int) -> tuple[float, Tensor]:
     return final_loss(model), weights_of(model).cpu()
 
 
-@pytest.mark.parametrize("points", [5, 8])
-def test_sync_batchnorm_over_two_ranks_does_not_hang(points: int) -> None:
-    (loss, mine), (_, theirs) = run_ranks(_sync_batchnorm, 2, points, timeout=80, group_timeout=20)
+def test_sync_batchnorm_over_two_ranks_does_not_hang() -> None:
+    (loss, mine), (_, theirs) = run_ranks(_sync_batchnorm, 2, timeout=80, group_timeout=20)
     assert torch.equal(mine, theirs)
     assert loss < 0.8 * final_loss(on_gpu(nn.BatchNorm1d(32)))
 
@@ -153,7 +152,7 @@ def with_rate_on_the_device(model: nn.Module, guess: float) -> torch.optim.Optim
 
 
 def test_a_rate_on_the_device_is_not_read_by_the_optimizers_step() -> None:
-    """In take-off and after it."""
+    """At the first step, in the search and after it."""
     model, journal = on_gpu(), Records()
     optimizer = with_rate_on_the_device(model, 1e-5)
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=150, probe=probe_of(model), journal=journal)
@@ -163,7 +162,7 @@ def test_a_rate_on_the_device_is_not_read_by_the_optimizers_step() -> None:
         with no_synchronising():
             optimizer.step()
         scheduler.step()
-    assert any((record["event"] or "").startswith("landed") for record in journal.rounds)
+    assert any(record["reach"] > 0 for record in journal.rounds)
     assert final_loss(model) < 0.5 * final_loss(on_gpu())
 
 

@@ -41,6 +41,24 @@ def test_sync_every_auto_in_a_trained_one_cycle() -> None:
     assert "leave it out" in str(error.value) or "for instance" in str(error.value)
 
 
+@pytest.mark.parametrize("arguments", [{"sync_every": 20}, {"start": 30}, {"controller": hdet.Normalised()}])
+def test_what_only_replicas_that_train_have(arguments: dict[str, Any]) -> None:
+    message = cure(fanout="probed", probe=lambda model, _: probe_of(model), total_steps=100, **arguments)
+    assert "probed" in message
+    assert "leave it out" in message
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"sync_every": 20}, {"auto_lr_start": 30}, {"spread": 0.1}, {"auto_lr": hdet.Normalised()}]
+)
+def test_what_only_a_trained_one_cycle_has(arguments: dict[str, Any]) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with pytest.raises(hdet.ArgumentError, match=next(iter(arguments))) as error:
+        hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model), **arguments)
+    assert "probed" in str(error.value)
+
+
 @pytest.mark.parametrize("face", ["OneCycleLR", "Ensemble"])
 def test_a_signal_where_a_probe_is_wanted(face: str) -> None:
     model = network()

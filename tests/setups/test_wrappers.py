@@ -28,7 +28,7 @@ WRAPS: dict[str, Any] = {
 
 
 def _run(rank: int, wrap: str) -> tuple[float, Tensor, bool]:
-    """Buffers, so that DDP's forward pass is a broadcast, and an odd number of points, so that ranks differ."""
+    """Buffers, so that DDP's forward pass is a broadcast, and the ranks evaluate different weights."""
     model = network(nn.BatchNorm1d(32))
     wrapped = WRAPS[wrap](model)
     met_ddp = False
@@ -40,7 +40,7 @@ def _run(rank: int, wrap: str) -> tuple[float, Tensor, bool]:
 
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-5)
     probe = probe_of(wrapped, looks)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe, points=5)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe)
     for t in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped, batch_of(t)).backward()

@@ -6,8 +6,8 @@ A controller sees the replicas that were not excluded:
 - ``offsets[r][g]``: replica r's distance from the base value of knob g, in the knob's coordinate;
 
 and returns its new state and ``moves[g]`` in the same coordinate. The coordinate of a learning rate is relative: a
-replica at rho times the base has the offset rho - 1, and a move takes the base to base * (1 + move). That holds for
-replicas that train and for points that are probed. :mod:`hdet.algorithm.scales` has the coordinates of other knobs.
+replica at rho times the base has the offset rho - 1, and a move takes the base to base * (1 + move).
+:mod:`hdet.algorithm.scales` has the coordinates of other knobs.
 """
 
 from __future__ import annotations

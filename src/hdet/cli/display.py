@@ -47,7 +47,7 @@ def display_for(console: Console, jobs: Sequence[Job]) -> Display:
 
 
 class Screen:
-    """A bar with the time left over all jobs, and below it one line per replica, or per point of a probe."""
+    """A bar with the time left over all jobs, and below it one line per replica, or one for the probe."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         columns = (
@@ -91,13 +91,13 @@ class Screen:
 
 def rows(start: Message, step: Message, last: Message | None) -> Table:
     """Rates, loss and weight of every replica at the last round's end; the base as it is now."""
-    probed = start["fanout"] == "probed"  # all points count alike there
+    probed = start["fanout"] == "probed"
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", *(f"rate, {name}" for name in start["groups"]), "loss", *(() if probed else ("weight",))):
         table.add_column(column, justify="right" if column else "left")
     for r, row in enumerate(last["rows"] if last is not None else ()):
         cells = [*map(say.rate, row["values"]), say.loss(row["loss"])]
-        table.add_row(f"{'point' if probed else 'replica'} {r}", *cells, *(() if probed else (_weight(row["weight"]),)))
+        table.add_row("probe" if probed else f"replica {r}", *cells, *(() if probed else (_weight(row["weight"]),)))
     table.add_row("base", *map(say.rate, step["base"]), say.loss(step["loss"]), style="bold")
     if last is not None:
         table.add_row("learned", *map(say.factor, last["learned"]), style="dim")

@@ -49,8 +49,8 @@ class ProbeBatch:
         model: the model that trains.
         loss_fn: ``loss_fn(model, batch) -> scalar``.
         loader: an iterable of batches, begun again at its end; or a function ``batch_fn(round) -> batch``.
-        mode: "probe": dropout off, BatchNorm that trains on batch statistics, buffers put back afterwards (far points
-            would be judged with other points' running statistics in eval mode); "eval": plain eval.
+        mode: "probe": dropout off, BatchNorm that trains on batch statistics, buffers put back afterwards (in eval
+            mode weights would be judged by running statistics that lag behind them); "eval": plain eval.
     """
 
     def __init__(

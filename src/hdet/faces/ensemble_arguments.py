@@ -220,8 +220,8 @@ def _refuse_other_knobs(knobs: list[Knob]) -> None:
     others = [knob.spec.name for knob in knobs if knob.group is None]
     if others:
         raise ArgumentError(
-            f"the knobs {others} do not act as a factor on the displacement of a round, so points on its line cannot "
-            'judge them; probe learning rates only, or use fanout="trained"'
+            f"a probed fan-out searches one factor on learning rates, but got the knobs {others}; give learning rates "
+            'only, or use fanout="trained"'
         )
 
 

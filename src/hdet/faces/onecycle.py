@@ -32,8 +32,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
 
     With ``max_lr="auto"`` (or ``fanout="probed"``) the rate is found, on one device and on several alike. The
-    optimizer's own rate is a guess. Training begins far below it; gradients, and probes of points on the line of each
-    round's displacement, tell how far to go.
+    optimizer's own rate is a guess. Training begins far below it, and the rate is raised as long as the gradients of
+    all steps so far, together, ask for more.
 
     .. code-block:: python
 
@@ -262,7 +262,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         return [float(value) for value in self._values(t)]
 
     def _values(self, t: int) -> list[float | Tensor]:
-        """The plain schedule at step ``t``. A run that takes off holds its rise at the peak, and climbs by itself."""
+        """The plain schedule at step ``t``. A run that searches holds its rise at the peak, and climbs by itself."""
         return torch_private.schedule_values(self, max(t, self._peak()) if self._run.way.holds_rise else t)
 
     def _held(self) -> list[float | Tensor]:

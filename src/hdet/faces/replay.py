@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from torch.optim import Optimizer
@@ -33,8 +33,8 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     """The found schedule as a LambdaLR, to train again without the ensemble.
 
     Each parameter group takes the rate of its knob; with one rate in the journal, all groups take it. Between the steps
-    that the journal knows its square root is interpolated linearly, as the foot of a cosine goes. Take-off and what it
-    went back from are not repeated: until the run had landed, the rate climbs from its start to where it was then.
+    that the journal knows its square root is interpolated linearly, as the foot of a cosine goes. Of a search,
+    the first step, whose length nobody knew, and what was gone back from are not repeated.
 
     Args:
         journal: a file written by ``journal=``, or its data.
@@ -55,7 +55,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
 
 
 def _points(data: JournalData, g: int) -> Found:
-    start = _landing(data)
+    start = _search_began(data)
     steps: list[int] = []
     values: list[float] = []
     total = data.header["arguments"].get("total_steps")
@@ -71,25 +71,24 @@ def _points(data: JournalData, g: int) -> Found:
                 steps.append(step)
                 values.append(float(value))
         undone = record.get("went_back_to")
-        while undone is not None and steps and steps[-1] > undone:  # what was gone back from is not repeated
+        while undone is not None and steps and steps[-1] >= undone:  # step N began from the weights of step N
             steps.pop()
             values.pop()
     if not steps:
-        return [0], [float(data.rounds[-1]["base_before"][g])]
-    if start > 0 and steps[0] > 0:
+        return [0], [float(data.rounds[-1]["base"][g])]
+    if start > 0:
         steps.insert(0, 0)
-        values.insert(0, min(values[0], max(values) / 25))
+        values.insert(0, values[0])
     return steps, values
 
 
-def _landing(data: JournalData) -> int:
-    """The step at which take-off ended; 0 without one."""
-    return max((int(r["step"]) for r in data.rounds if _is_before_landing(r)), default=0)
+def _search_began(data: JournalData) -> int:
+    """The step from which on the length of steps was known; 0 where nothing was searched."""
+    return max((int(r["step"]) for r in data.rounds if _is_first_step(r)), default=0)
 
 
-def _is_before_landing(record: dict[str, object]) -> bool:
-    event = str(record.get("event") or "")
-    return event.startswith(("take-off", "restarted", "landed"))
+def _is_first_step(record: Mapping[str, object]) -> bool:
+    return str(record.get("event") or "").startswith(("first step", "restarted"))
 
 
 def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:

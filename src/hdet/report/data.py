@@ -24,7 +24,7 @@ Numbers = tuple[float | None, ...]
 Word = Literal["up", "down", "no signal"]
 WORDS: tuple[Word, ...] = get_args(Word)
 _CAUTION = 2.0
-"""Standard errors that a slope must be away from 0, where the journal has no verdict of its own."""
+"""Standard errors that a slope must be away from 0."""
 
 
 class Slope(NamedTuple):
@@ -32,14 +32,12 @@ class Slope(NamedTuple):
 
     value: float
     error: float | None
-    word: Word
-    """The controller's verdict. It may rest on earlier rounds too, and so disagree with this round's sign."""
 
     @property
-    def sign(self) -> Word:
-        """What this round says alone. An error of 0 is that of a single round: nothing is known about it.
+    def word(self) -> Word:
+        """What this round says. An error of 0 is that of a single round: nothing is known about it.
 
-        >>> Slope(0.5, 0.1, "no signal").sign, Slope(-0.5, 0.3, "up").sign, Slope(-0.5, None, "up").sign
+        >>> Slope(0.5, 0.1).word, Slope(-0.5, 0.3).word, Slope(-0.5, None).word
         ('up', 'no signal', 'down')
         """
         if self.error == 0.0 or abs(self.value) <= _CAUTION * (self.error or 0.0):
@@ -48,7 +46,7 @@ class Slope(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """One replica, or one probe point, in one round."""
+    """One replica, or the one model of a probed run, in one round."""
 
     loss: float | None
     signal: float | None
@@ -71,10 +69,12 @@ class Round(NamedTuple):
     plain: Numbers
     """The same of ``base``."""
     slopes: tuple[Slope | None, ...]
+    reach: float | None
+    """Of a probed run: the rate that the gradients asked for, of the first knob; None where they asked for nothing."""
     seconds: Mapping[str, float]
     event: str | None
     alarm: str | None
-    """In words: what makes the round's verdict worthless."""
+    """In words: what makes the found rate worthless."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class RunData:
 
     @property
     def probed(self) -> bool:
-        """Whether training ran at the base value and only probes spread."""
+        """Whether there is one model, whose rate was searched."""
         return self.arguments.get("fanout") == "probed"
 
     @property
@@ -216,17 +216,11 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         plain_before=none,
         plain=plain,
         slopes=_slopes(record, knobs, [row.signal for r, row in enumerate(replicas) if r not in excluded]),
+        reach=finite(record.get("reach")) or None,
         seconds=seconds,
         event=str(record["event"]) if record.get("event") else None,
-        alarm=_alarm(record),
+        alarm=str(record["alarm"]) if record.get("alarm") else None,
     )
-
-
-def _alarm(record: Mapping[str, Any]) -> str | None:
-    """The journal's own, or what an older one told as an event."""
-    event = str(record.get("event") or "")
-    told = event.removeprefix("landed: ") if event.startswith("landed: the probe") else ""
-    return str(record.get("alarm") or told) or None
 
 
 def _replica(row: Mapping[str, Any], knobs: int) -> Replica:
@@ -236,29 +230,15 @@ def _replica(row: Mapping[str, Any], knobs: int) -> Replica:
 
 
 def _slopes(record: Mapping[str, Any], knobs: int, signals: Sequence[float | None]) -> tuple[Slope | None, ...]:
-    """The journal's verdicts, or what follows from Delta and its error.
+    """Delta and its error.
 
     The normalised controller's errors are in units of the signals' deviation in the round, its Delta is not.
     """
-    rows = record.get("verdict")
-    if rows is not None:
-        found = [_slope((row or {}).get("slope"), (row or {}).get("error"), (row or {}).get("word")) for row in rows]
-        return tuple((found + [None] * knobs)[:knobs])
     unit = _deviation([s for s in signals if s is not None])
     deltas, errors = _numbers(record.get("delta"), knobs), _numbers(record.get("error"), knobs)
-    return tuple(_slope(d, None if e is None else e * unit, None) for d, e in zip(deltas, errors, strict=True))
-
-
-def _slope(value: object, error: object, word: object) -> Slope | None:
-    number, spread = finite(value), finite(error)
-    if number is None:
-        return None
-    for known in WORDS:
-        if word == known:
-            return Slope(number, spread, known)
-    if abs(number) <= _CAUTION * (spread or 0.0):
-        return Slope(number, spread, "no signal")
-    return Slope(number, spread, "up" if number > 0 else "down")
+    return tuple(
+        None if d is None else Slope(d, None if e is None else e * unit) for d, e in zip(deltas, errors, strict=True)
+    )
 
 
 def _numbers(values: Sequence[Any] | None, knobs: int) -> Numbers:

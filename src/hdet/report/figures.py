@@ -46,7 +46,9 @@ _PANELS = 12
 _DOWN = 6
 """Decades of losses that are shown below the highest."""
 _UP = 10.0
-"""How far above all curves dots are shown: a probe at a thousand times the rate has a loss that nobody needs to see."""
+"""How far above all curves dots are shown: nobody needs to see how high the loss of ruined weights was."""
+
+ASKED = "what the gradients ask for"
 
 
 class Figure(NamedTuple):
@@ -103,7 +105,7 @@ def _ranks(lines: Sequence[Line]) -> tuple[int, ...]:
 
 
 def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: RunData) -> Figure:
-    """Base value, replicas' band and plain schedule of every knob of one kind."""
+    """Base value, replicas' band, plain schedule and what gradients ask for, of every knob of one kind."""
     traces, ranks = list[dict[str, Any]](), _ranks([one.base for one in found])
     for i, one in enumerate(found):
         if not any(one.band == other.band for other in found[:i]):  # the same area again would only be darker
@@ -113,11 +115,12 @@ def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: 
         style = told_apart(ranks[i]) | {"legendgroup": f"g{i}", "showlegend": len(found) <= _PANELS}
         traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", **style))
     traces += _plain_schedules(found)  # on top: where nothing was learned it is the same line
+    traces += [stroke(one.reach, ASKED, f"{palette(2)}/0.7", width=1, form=".3~e") for one in found if one.reach]
     for word in WORDS:
         rows = [(one.knob, one.marks[word]) for one in found if one.marks[word]]
         traces += [word_marks(word, rows, form=".3~e")] if rows else []
     curves = [row for one in found for row in (one.base, one.plain)]
-    values, around = _known(curves), _known(row for one in found for row in one.band)
+    values, around = _known(curves), _known(row for one in found for row in (*one.band, one.reach))
     page = layout("learning rate" if kind == "lr" else kind, steps=steps_of(run)) | {"shapes": event_lines(marked)}
     if min(values) >= 0 < max(values) and min(around, default=0.0) >= 0:
         page["yaxis"] |= decades(curves, around)
@@ -129,9 +132,10 @@ def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: 
 def _words_of_rates(found: Sequence[Rates], run: RunData) -> str:
     words = ["Lines: base value" if run.rounds else "Line: the fixed schedule"]
     if any(one.band for one in found):
-        words.append(f"band: lowest to highest {'probe point' if run.probed else 'replica'}")
+        words.append("band: lowest to highest replica")
     words += ["grey dashes: if nothing were learned"] if any(one.plain for one in found) else []
-    words += ["markers: the controller's verdict"] if any(one.marks[w] for one in found for w in WORDS) else []
+    words += [f"thin line: {ASKED}"] if any(one.reach for one in found) else []
+    words += ["markers: what the round said"] if any(one.marks[w] for one in found for w in WORDS) else []
     return f"{', '.join(words)}.{_told([one.base for one in found])}"
 
 
@@ -183,9 +187,7 @@ def _kinds(seen: Losses) -> str:
 
 
 def _words_of_losses(seen: Losses, above: int) -> str:
-    words = (
-        [f"Dots: {'probe loss at each point' if seen.probed else 'train loss of each replica'}"] if seen.points else []
-    )
+    words = [f"Dots: {'probe loss' if seen.probed else 'train loss of each replica'}"] if seen.points else []
     words += ["blue: mean train loss of the round"] if seen.mean else []
     words += ["grey: train loss of each step"] if seen.train else []
     words += ["orange: validation loss"] if seen.validation else []
@@ -201,7 +203,7 @@ def _points(seen: Losses) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "probe points" if seen.probed else "replicas",
+        "name": "probe" if seen.probed else "replicas",
         "x": list(seen.points.x),
         "y": list(seen.points.y),
         "text": [html.escape(text, quote=False) for text in seen.labels],

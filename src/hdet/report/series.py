@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from hdet.report.data import WORDS, Numbers, Round, RunData, Slope, Word
+from hdet.report.data import WORDS, Numbers, Round, RunData, Word
 from hdet.report.lines import LIMIT, Band, Line, line, mean, span
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Marks = Mapping[Word, Line]
-"""Where in a figure a round's verdict stands."""
+"""Where in a figure stands what a round said."""
 
 
 class Rates(NamedTuple):
@@ -41,6 +41,8 @@ class Rates(NamedTuple):
     """From the lowest replica to the highest, at each round's last step."""
     plain: Line
     """The schedule as it would be if nothing were learned."""
+    reach: Line
+    """What the gradients ask for, of a search."""
     marks: Marks
 
 
@@ -51,7 +53,7 @@ class Losses(NamedTuple):
     """Mean of a round's replicas."""
     band: Band
     points: Line
-    """What was compared: every replica's signal in every round."""
+    """What was compared: every replica's signal, or the probe loss, in every round."""
     labels: tuple[str, ...]
     """One per point."""
     probed: bool
@@ -68,7 +70,7 @@ class Slopes(NamedTuple):
     band: Band
     """Two standard errors to both sides; empty where the controller knows none."""
     marks: Marks
-    """What each round says alone: "up" is never below 0."""
+    """What each round says: "up" is never below 0."""
     limit: float
     """Height of a figure in which all rounds are seen, but for a few that are far off."""
 
@@ -92,7 +94,7 @@ def rates(run: RunData) -> tuple[Rates, ...]:
     """Every knob over steps, learning rates or not; of a fixed schedule its rate."""
     if not run.rounds:
         nothing = Band(Line(), Line())
-        return (Rates("lr", base_rate(run), nothing, Line(), {word: Line() for word in WORDS}),)
+        return (Rates("lr", base_rate(run), nothing, Line(), Line(), {word: Line() for word in WORDS}),)
     return tuple(_rates(run, g) for g in range(len(run.knobs)))
 
 
@@ -105,9 +107,8 @@ def _rates(run: RunData, g: int) -> Rates:
         base=line(base),
         band=_band(seen),
         plain=line(plain),
-        marks=_marks(
-            run, g, lambda slope: slope.word, lambda r: r.base[g] if r.step != run.total_steps else r.base_before[g]
-        ),
+        reach=line((r.step, r.reach) for r in run.rounds) if g == 0 else Line(),
+        marks=_marks(run, g, lambda r: r.base[g] if r.step != run.total_steps else r.base_before[g]),
     )
 
 
@@ -161,7 +162,7 @@ def _label(run: RunData, r: Round, i: int) -> str:
     """A replica's own values, learning rates first."""
     shown = (run.rates or tuple(range(len(run.knobs))))[:3]
     values = [f"{run.knobs[g]} {value:.3g}" for g in shown if (value := r.replicas[i].values[g]) is not None]
-    return ", ".join([f"{'point' if run.probed else 'replica'} {i}", *values])
+    return ", ".join(["probe" if run.probed else f"replica {i}", *values])
 
 
 def slopes(run: RunData) -> tuple[Slopes, ...]:
@@ -179,7 +180,7 @@ def _slopes(run: RunData, g: int) -> Slopes:
         knob=run.knobs[g],
         value=line((x, slope.value) for x, slope in known),
         band=Band(line((x, y - e) for x, y, e in with_error), line((x, y + e) for x, y, e in with_error)),
-        marks=_marks(run, g, lambda slope: slope.sign, lambda r: getattr(r.slopes[g], "value", None)),
+        marks=_marks(run, g, lambda r: getattr(r.slopes[g], "value", None)),
         limit=1.1 * (heights[-1] if heights[-1] < 3 * most else most),
     )
 
@@ -237,10 +238,10 @@ def _band(rows: Iterable[tuple[float, list[float | None]]]) -> Band:
     return Band(line((x, min(values)) for x, values in known), line((x, max(values)) for x, values in known))
 
 
-def _marks(run: RunData, g: int, said: Callable[[Slope], Word], height: Callable[[Round], float | None]) -> Marks:
+def _marks(run: RunData, g: int, height: Callable[[Round], float | None]) -> Marks:
     marks: dict[Word, Line] = {}
     for word in WORDS:
-        chosen = [r for r in run.rounds if (slope := r.slopes[g]) is not None and said(slope) == word]
+        chosen = [r for r in run.rounds if (slope := r.slopes[g]) is not None and slope.word == word]
         marks[word] = line(((r.step, height(r)) for r in sorted(chosen, key=lambda r: r.step)), LIMIT // 3)
     return marks
 

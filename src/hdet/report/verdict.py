@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -231,10 +232,14 @@ def _rate_words_short(base: Movement | None) -> tuple[str, str]:
 
 
 def _rounds_note(run: RunData) -> str:
-    """How often the controller said what."""
+    """How often the rate was raised and lowered, or the controller said what."""
     if not run.rounds:
         return "none has ended" if fixed_rate(run) is None else "a fixed schedule has none"
+    if run.probed:
+        raised = sum((b or 0.0) > (a or 0.0) for a, b in itertools.pairwise(r.learned[0] for r in run.rounds))
+        hot = sum((r.event or "").startswith("too hot") for r in run.rounds)
+        return f"rate raised in {raised}" + (f", too hot in {hot}" if hot else "")
     knobs = run.rates or range(len(run.knobs))
     counts = Counter(slope.word for r in run.rounds for g in knobs if (slope := r.slopes[g]))
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
-    return f"{words}{f' in {len(run.rates)} groups' if len(run.rates) > 1 else ''}" if words else "no verdicts"
+    return f"{words}{f' in {len(run.rates)} groups' if len(run.rates) > 1 else ''}" if words else "nothing was said"

@@ -4,7 +4,7 @@
 | --- | --- |
 | start | ``name``, ``steps``, ``step`` (above 0: resumed), ``replicas``, ``fanout``, ``groups`` (their names) |
 | step | ``step``, ``base`` (rates, one per parameter group), ``loss`` (mean over replicas); a few times a second |
-| round | ``step``, ``base``, ``learned``, ``rows`` of ``values``, ``loss``, ``weight``: replicas, or probed points |
+| round | ``step``, ``base``, ``learned``, ``rows`` of ``values``, ``loss``, ``weight``: replicas, or the probe |
 | end | ``outcome``, ``step`` |
 | failed | ``error``, one line; in place of everything after it |
 

@@ -1,1 +1,1 @@
-"""Replicas that are points of one model, probed at the end of every round: the way of ``max_lr="auto"``."""
+"""One model whose learning rate is searched, probed at the end of every round: the way of ``max_lr="auto"``."""

@@ -201,7 +201,7 @@ class ProbedWay:
             roll = meeting.roll_call(Occasion.ROUND_END, end.before, self.terms(), weights, expect_equal=True)
         if not roll.moving_equal and all(roll.finite):
             raise DisagreementError(
-                f"the ranks hold different weights at step {end.after}, but a probed fan-out compares points of one "
+                f"the ranks hold different weights at step {end.after}, but a probed fan-out searches the rate of one "
                 'model: wrap the model in DistributedDataParallel, or use fanout="trained"'
             )
         return roll
@@ -239,10 +239,11 @@ class ProbedWay:
             return loss_now(self.probe, optimizer)
 
     def _shape(self, end: RoundEnd) -> float:
-        """The schedule of the first knob, relative to its highest value so far."""
+        """The schedule of the first knob, relative to its highest value so far; 1 until the climb ends."""
         before, now = end.schedule(end.before)[0], end.schedule(end.after)[0]
         self._highest = max(self._highest, before, now)
-        return now / self._highest if self._highest else 1.0
+        climbs = end.after <= end.peak()  # also where the schedule of an Ensemble falls from its first step on
+        return 1.0 if climbs or not self._highest else now / self._highest
 
     def _carry_out(self, order: Order, end: RoundEnd) -> None:
         """Do what the pilot wants with the weights."""

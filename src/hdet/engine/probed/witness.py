@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from hdet.engine.probed.gradients import Gradients
 from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.watch import Watch
 from hdet.engine.rates import Rate, copy_rate
-from hdet.engine.weights import trained_parameters
+from hdet.engine.weights import grouped_parameters, trained_parameters
 
 __all__ = ["Measured", "Witness"]
 
@@ -113,8 +114,8 @@ class Witness:
     def measure(self, optimizer: Optimizer) -> Measured:
         """What the steps since the origin have come to. Synchronises host and device."""
         parameters = trained_parameters(optimizer)
-        origin = self._origin.of(parameters)
-        reach = self._gradients.reach(origin, parameters) if origin is not None else 0.0
+        origin, own = self._origin.of(parameters), self._searched(optimizer)
+        reach = self._gradients.reach(own(origin), own(parameters)) if origin is not None else 0.0
         return Measured(self._origin.distance(optimizer, self._knob_of_group), reach)
 
     @staticmethod
@@ -129,7 +130,13 @@ class Witness:
         if origin is None or len(weights) != len(origin):
             self.begin_anew()
         else:
-            self._gradients.add(origin, weights, parameters, self._rate(optimizer))
+            own = self._searched(optimizer)
+            self._gradients.add(own(origin), own(weights), own(parameters), self._rate(optimizer))
+
+    def _searched(self, optimizer: Optimizer) -> Callable[[list[Tensor]], list[Tensor]]:
+        """Picks what belongs to groups whose rate is searched: the steps of others are not the rate's."""
+        chosen = [group in self._knob_of_group for _, group in grouped_parameters(optimizer)]
+        return lambda tensors: list(compress(tensors, chosen))
 
     def _rate(self, optimizer: Optimizer) -> Rate:
         """The first knob's learning rate; a tensor stays on its device."""
