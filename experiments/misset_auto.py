@@ -13,10 +13,9 @@ from misset_shapes import Factors, held, onecycle, risen
 from stacked import Optimizer, Stack, captured, tf32
 from torch import Tensor
 
-from hdet.algorithm.auto import constants as c
 from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot
-from hdet.algorithm.auto.reach import Tally, estimate
+from hdet.algorithm.auto.reach import Tally, estimate, straightness
 from hdet.algorithm.auto.rounds import Growing
 
 __all__ = ["AutoRuns", "Prober", "Run"]
@@ -70,15 +69,17 @@ class Run:
         """The schedule at steps 0 ... S: its rise is held at 1, unless the guess is kept to."""
         return self._plain if self.state.phase is Phase.KEPT else self._held
 
-    def after_round(self, t: int, losses: list[float], moved: float, rate: float) -> Order:
-        """What the pilot says at the end of the round at ``t``. ``rate``: what the gradients ask for."""
+    def after_round(self, t: int, losses: list[float], moved: float, tally: Tally) -> Order:
+        """What the pilot says at the end of the round at ``t``."""
+        rate, straight = estimate(tally), straightness(tally)
         reach = math.log(rate / (self.guess * self.shape[t - 1])) if rate > 0 else -math.inf
         if self._dice is not None:
-            reach = self.state.level + math.log(c.FASTEST / c.HEED) if self._dice.random() < 0.5 else -math.inf
+            reach, straight = -math.inf, float(self._dice.random() < 0.5)
             self._dice.shuffle(losses)
         span = self.rounds.span(t)
         before = losses[1] if self.state.moments else math.nan
-        evidence = Evidence(span, losses[0], before, self.peak, self.shape[t], span[1] - span[0], moved, reach)
+        seen = (span[1] - span[0], moved, reach, straight)
+        evidence = Evidence(span, losses[0], before, self.peak, self.shape[t], *seen)
         return self.pilot.after_round(self.state, evidence)
 
     def rates(self, t: int) -> Factors:
@@ -143,23 +144,25 @@ class Reaches:
 
     def __init__(self, theta: Tensor) -> None:
         self._pull = torch.zeros_like(theta)
-        self._sums = torch.zeros(3, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
-        """asked, rates and the last rate"""
+        self._sums = torch.zeros(5, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
+        """asked, rates, the last rate, and for a straight way: sums of rates so far, and of weights"""
 
     def before_step(self, start: Tensor, theta: Tensor, gradient: Tensor, rate: Tensor) -> None:
         """The step at ``rate`` [seed, configuration] is about to be made."""
-        asked, rates, last = self._sums
+        asked, rates, last, ahead, weight = self._sums
         kept = torch.where(last > 0, (last / rate).square().clamp(max=1), 1.0)
         asked.mul_(kept).add_((gradient * (start - theta)).sum(-1))
         self._pull.mul_(kept[..., None]).add_(gradient)
+        ahead.mul_(kept).add_(rates)
+        weight.mul_(kept).add_(1.0)
         rates.add_(rate)
         last.copy_(rate)
 
     def tallies(self, seeds: Tensor, columns: Tensor, start: Tensor, theta: Tensor) -> Tensor:
-        """[run, 3] of the chosen runs: asked, gained and rates."""
+        """[run, 4] of the chosen runs: asked, gained, rates, and the rate that a straight way would ask for."""
         gained = (self._pull[seeds, columns] * (start - theta)).sum(-1)
-        asked, rates, _ = self._sums[:, seeds, columns]
-        return torch.stack([asked, gained, rates], 1)
+        asked, rates, _, ahead, weight = self._sums[:, seeds, columns]
+        return torch.stack([asked, gained, rates, ahead / weight], 1)
 
     def reset(self, seeds: Tensor, columns: Tensor) -> None:
         """Some runs begin anew."""
@@ -231,11 +234,11 @@ class AutoRuns:
         """Probe, decide, carry out; the runs whose reach begins anew."""
         anew = []
         for place, row in zip(due, self._evaluate(t, due), strict=True):
-            run, tally = self.runs[place], Tally(*row[-3:])
-            finite = all(map(math.isfinite, tally))
+            run, sums = self.runs[place], row[-4:]
+            tally = Tally(*sums) if all(map(math.isfinite, sums)) else Tally(0.0, 0.0, 0.0)
             moved = row[_POINTS] if math.isfinite(row[_POINTS]) else math.inf
-            order = run.after_round(t, row[:_POINTS], moved, estimate(tally) if finite else 0.0)
-            if not finite:
+            order = run.after_round(t, row[:_POINTS], moved, tally)
+            if tally.rates == 0:
                 self._reaches.reset(*_indices([place], self._stack.device))
             self._carry_out(place, order, t)
             if order.anew:

@@ -50,8 +50,10 @@ VARIANTS: dict[str, dict[str, float]] = {
     "RISE=0": {"RISE": 0.0},
     "RISE=0.5": {"RISE": 0.5},
     "RISE=1": {"RISE": 1.0},
-    "LEAST_RISE=0.03": {"LEAST_RISE": 0.03},
-    "LEAST_RISE=0.3": {"LEAST_RISE": 0.3},
+    "LEAST_RISE=0.1": {"LEAST_RISE": 0.1},
+    "LEAST_RISE=1": {"LEAST_RISE": 1.0},
+    "STRAIGHT=0.6": {"STRAIGHT": 0.6},
+    "never straight": {"STRAIGHT": math.inf},
     "GROWING=0.1": {"GROWING": 0.1},
     "GROWING=0.3": {"GROWING": 0.3},
     "SHORT=4": {"SHORT": 4},
@@ -65,7 +67,7 @@ VARIANTS: dict[str, dict[str, float]] = {
     "RELATIVE_STEP=1e-5": {"RELATIVE_STEP": 1e-5},
     "RELATIVE_STEP=1e-3": {"RELATIVE_STEP": 1e-3},
     "never restarted": {"TOO_FAR": math.inf},
-    "never raised": {"HEED": 1e-9},
+    "never raised": {"HEED": 1e-9, "STRAIGHT": math.inf},
 }
 """Constants that are changed, by name. The last is the control: the rule without its signal."""
 

@@ -74,11 +74,13 @@ def _plain(value: Any) -> Any:
 
 
 def commit() -> str:
-    """Of the working tree; ``HDET_COMMIT`` where there is no git."""
+    """``HDET_COMMIT`` where the tree is a copy, otherwise of the working tree."""
+    if "HDET_COMMIT" in os.environ:
+        return os.environ["HDET_COMMIT"]
     try:
         found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("HDET_COMMIT", "unknown")
+        return "unknown"
     return found.stdout.strip()
 
 

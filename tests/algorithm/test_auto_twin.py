@@ -101,9 +101,11 @@ def follow(seed: int) -> Counter[str]:
         guess = s.guess[0] * s.h(t - 1)
         reach = world.reach(guess * run.m) if run.searching and not run.fallen else 0.0
         asked = math.log(reach / guess) if reach > 0 else -math.inf
-        evidence = Evidence((began, t), now, before, s.peak, s.h(t), t - began, q, asked, s.resolution)
+        straight = reach * world.rng.choice([1.0, 1.0, 1.1, 2.0, 9.0])
+        kappa = reach / straight if straight > 0 else 0.0
+        evidence = Evidence((began, t), now, before, s.peak, s.h(t), t - began, q, asked, kappa, s.resolution)
         order, level = pilot.after_round(state, evidence), state.level
-        event = run.end_round(t, now, before, q, reach)
+        event = run.end_round(t, now, before, q, reach, straight)
         assert order.event == event, (seed, t)
         assert order.anew == (not run.path) or run.alarmed
         assert (order.action is Action.KEEP) == bool(run.kept and run.kept[-1].t == t)

@@ -39,13 +39,17 @@ VISIBLE = 1e-2
 
 HEED = 0.7
 """The target is raised to this part of the reach. 0.5 was as good, 0.35 and 1 a little worse (LOG, one reach)."""
+STRAIGHT = 0.8
+"""While the way is as straight as this, the target is raised whatever the reach: few steps cannot ask for much. Without
+it runs of 100 steps end before they have found their rate (LOG, one reach)."""
 FASTEST = 2.0
 """The most by which a round raises it. 1.5 is too slow for some, 3 too fast for others (LOG, one reach)."""
 RISE = 0.7
 """Until the schedule's peak the rate is the target times this power of the part of the way: young weights suffer
 lasting damage at a rate that does older ones good. 0.5 was as good; 0 and 1 were worse (LOG, one reach) ..."""
-LEAST_RISE = 0.1
-"""... but at least this part of the target: in a long run it would rise by far more, and nothing has asked for it."""
+LEAST_RISE = 0.3
+"""... but at least this part of the target: in a long run it would rise by far more, and nothing has asked for it. 0.03
+and 0.1 were as good (LOG, one reach)."""
 FALLING = 0.9
 """Nothing is raised any more once the schedule has fallen below this part of its peak (LOG, one reach)."""
 

@@ -27,5 +27,7 @@ class Evidence(NamedTuple):
     """How far the weights have come since the search began, over their norm."""
     reach: float = -math.inf
     """log m of the rate that the gradients ask for; -inf where they say nothing."""
+    straightness: float = 0.0
+    """Of the way since the search began; 1: no gradient has turned yet."""
     resolution: float = 0.0
     """The relative distance of neighbouring numbers of the weights' type."""

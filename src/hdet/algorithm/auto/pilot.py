@@ -70,7 +70,7 @@ class PilotState(NamedTuple):
         return bounded_factor(math.exp(self.level))
 
     def at(self, level: float) -> PilotState:
-        """The state at another level, within the bounds of all factors: beyond them it would not be that of the rate."""
+        """The state at another level, within the bounds of all factors: beyond them it is not that of the rate."""
         low, high = FACTOR_LIMITS
         return self._replace(level=min(max(level, math.log(low)), math.log(high)))
 
@@ -80,11 +80,11 @@ class PilotState(NamedTuple):
         return frozenset(moment.slot for moment in self.moments)
 
     def rise(self, t: float) -> float:
-        """The part of the target at which step ``t`` is made: max(0.1, ((t + 1) / (peak + 1))^0.7) until the peak.
+        """The part of the target at which step ``t`` is made: max(0.3, ((t + 1) / (peak + 1))^0.7) until the peak.
 
         >>> state = PilotState(Phase.SEARCHING, peak=99.0)
         >>> round(state.rise(9), 3), state.rise(99), state.rise(500)
-        (0.2, 1.0, 1.0)
+        (0.3, 1.0, 1.0)
         """
         if self.phase is not Phase.SEARCHING or t >= self.peak:
             return 1.0
@@ -222,8 +222,9 @@ def _gone_well(state: PilotState, evidence: Evidence) -> Order:
     first = state.first if math.isfinite(state.first) else evidence.now
     state = state._replace(worse=0, first=first)
     if evidence.shape >= c.FALLING:
-        asked = evidence.reach + math.log(c.HEED) - state.level
-        state = state.at(state.level + min(max(asked, 0.0), math.log(c.FASTEST)))
+        most = math.log(c.FASTEST)
+        asked = most if evidence.straightness >= c.STRAIGHT else evidence.reach + math.log(c.HEED) - state.level
+        state = state.at(state.level + min(max(asked, 0.0), most))
     return _keeping(Order(state), evidence.span[1])
 
 

@@ -10,6 +10,10 @@ The numerator is the descent that gradients still ask for along the way already 
 update of length one gains against the mean gradient. While gradients agree, the estimate stays ahead of the rate and
 grows with it; once training goes to and fro they cancel, and it stops.
 
+Had all gradients been one, the estimate would be the mean over the steps, by the same weights, of the sum of rates
+before each: :math:`\hat\eta_1 = \sum_k w_k \sum_{j<k} \eta_j / \sum_k w_k`. The ratio :math:`\kappa = \hat\eta /
+\hat\eta_1` says how straight the way was: 1 as long as nothing has turned yet.
+
 For :math:`u = g` this is the distance estimate of D-Adaptation over the gradient's norm, and for updates by the sign it
 is Prodigy's; written with the displacement it needs no knowledge of the optimizer.
 """
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Tally", "estimate", "forgetting"]
+__all__ = ["Tally", "estimate", "forgetting", "straightness"]
 
 
 class Tally(NamedTuple):
@@ -30,6 +34,8 @@ class Tally(NamedTuple):
     """<s, x_0 - x_n>."""
     rates: float
     """Sum of the rates."""
+    straight: float = 0.0
+    """The estimate that one and the same gradient would give."""
 
 
 def estimate(tally: Tally) -> float:
@@ -43,6 +49,15 @@ def estimate(tally: Tally) -> float:
     if not (tally.asked > 0 and tally.gained > 0):
         return 0.0
     return tally.asked * tally.rates / tally.gained
+
+
+def straightness(tally: Tally) -> float:
+    """kappa: 1 along a straight way, 0 where the sums say nothing.
+
+    >>> straightness(Tally(asked=0.0 + 1.0 + 2.0, gained=3 * 3.0, rates=3.0, straight=(0.0 + 1.0 + 2.0) / 3))
+    1.0
+    """
+    return estimate(tally) / tally.straight if tally.straight > 0 else 0.0
 
 
 def forgetting(before: float, now: float) -> float:

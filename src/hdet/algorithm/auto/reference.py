@@ -128,7 +128,7 @@ def simulate(
             before = probe(run.kept[-1].x, k) if run.kept else math.nan
             q = run.moved() if not run.fallen else 0.0
             reach = _reach(run.path) if run.searching and not run.fallen else 0.0
-            history.event.append(run.end_round(t + 1, now, before, q, reach))
+            history.event.append(run.end_round(t + 1, now, before, q, reach, _straight(run.path)))
             history.end.append(end)
             history.probe.append(now)
             history.before.append(before)
@@ -184,8 +184,9 @@ class _Run:
         r = s.rise(t) if self.searching else 1.0
         return [guess * self.m * r * s.h(t) for guess in s.guess]
 
-    def end_round(self, t: int, L: float, A: float, q: float, reach: float) -> str | None:
-        """L, A: losses of x and of the copy of a round ago on one batch; q: how far x is from x0, over its norm."""
+    def end_round(self, t: int, L: float, A: float, q: float, reach: float, straight: float) -> str | None:
+        """L, A: losses of x and of the copy of a round ago on one batch; q: how far x is from x0, over its norm;
+        straight: eta^_1."""
         if self.alarmed:
             return None
         if not self.searching:
@@ -204,7 +205,7 @@ class _Run:
             self.worse += 1
             return self.go_back() if self.worse >= c.TWICE or ruin > c.RUINED else None
         if math.isfinite(L):
-            self.go_on(t, L, reach)
+            self.go_on(t, L, reach, kappa=reach / straight if straight > 0 else 0.0)
         return None
 
     def first_step(self, t: int, L: float, q: float) -> str:
@@ -245,14 +246,15 @@ class _Run:
         self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
         return f"too hot: went back to step {self.kept[0].t}"
 
-    def go_on(self, t: int, L: float, reach: float) -> None:
-        """Raise the target to 0.7 of the reach, at most twofold."""
+    def go_on(self, t: int, L: float, reach: float, kappa: float) -> None:
+        """Raise the target to 0.7 of the reach, at most twofold; twofold while the way is straight."""
         self.worse = 0
         if not math.isfinite(self.L0):
             self.L0 = L
         if self.settings.h(t) >= c.FALLING and reach > 0:
             asked = c.HEED * reach / (self.settings.guess[0] * self.settings.h(t - 1) * math.exp(self.level))
-            self.set_level(self.level + math.log(min(max(asked, 1.0), c.FASTEST)))
+            raised = c.FASTEST if kappa >= c.STRAIGHT else min(max(asked, 1.0), c.FASTEST)
+            self.set_level(self.level + math.log(raised))
         self.keep(t)
 
     def set_level(self, level: float) -> None:
@@ -282,15 +284,28 @@ def _next_end(t: int, S: int) -> int:
 def _reach(path: list[Step]) -> float:
     """eta^: at which rate one step would go as far as all steps since x0, together, ask for."""
     x0, x = path[0].x, path[-1].after
-    w = [1.0]
-    for before, step in pairwise(path):
-        w.append(w[-1] * max((step.eta / before.eta) ** 2, 1.0))  # eta^2 while the rate grows
+    w = _weights(path)
     asked = sum(wk * _inner(step.g, _less(x0, step.x)) for wk, step in zip(w, path, strict=True))
     way = _less(x0, x)
     gained = sum(wk * _inner(step.g, way) for wk, step in zip(w, path, strict=True))
     if not (math.isfinite(asked) and math.isfinite(gained)) or asked <= 0 or gained <= 0:
         return 0.0
     return asked / (gained / math.fsum(step.eta for step in path))
+
+
+def _straight(path: list[Step]) -> float:
+    """eta^_1: what the reach would be had all gradients been one."""
+    w = _weights(path)
+    s = [math.fsum(step.eta for step in path[:k]) for k in range(len(path))]
+    return math.fsum(wk * sk for wk, sk in zip(w, s, strict=True)) / math.fsum(w) if path else 0.0
+
+
+def _weights(path: list[Step]) -> list[float]:
+    """w_k: eta^2 while the rate grows."""
+    w = [1.0] if path else []
+    for before, step in pairwise(path):
+        w.append(w[-1] * max((step.eta / before.eta) ** 2, 1.0))
+    return w
 
 
 def _less(a: Theta, b: Theta) -> Theta:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hdet.algorithm.auto.reach import Tally, estimate, forgetting
+from hdet.algorithm.auto.reach import Tally, forgetting
 from hdet.comm.host import to_host
 from hdet.engine.copies import wide
 from hdet.engine.rates import Rate
@@ -30,6 +30,8 @@ class Gradients:
         self._pull: list[Tensor] = []
         self._asked: Tensor | None = None
         self._rates: Rate = 0.0
+        self._ahead: Rate = 0.0
+        self._weight: Rate = 0.0
         self._rate: Rate | None = None
 
     @torch.no_grad()
@@ -46,6 +48,7 @@ class Gradients:
             self._pull = [wide(p) for p in parameters]
         discount = _discount(self._rate, rate)
         gradients = [_gradient(p) for p in parameters]
+        self._ahead, self._weight = self._ahead * discount + self._rates, self._weight * discount + 1.0
         asked = _inner(gradients, start, weights)
         self._asked = asked if self._asked is None else self._asked * discount + asked
         for pull, gradient in zip(self._pull, gradients, strict=True):
@@ -55,15 +58,15 @@ class Gradients:
         self._rates, self._rate = self._rates + rate, rate
 
     @torch.no_grad()
-    def reach(self, start: Sequence[Tensor], parameters: Sequence[Tensor]) -> float:
-        """The rate that the gradients ask for; 0 where they say nothing. Synchronises host and device."""
+    def tally(self, start: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tally:
+        """The sums over all steps. Synchronises host and device."""
         if self._asked is None:
-            return 0.0
+            return Tally(0.0, 0.0, 0.0)
         asked, gained = to_host([self._asked, _inner(self._pull, start, parameters)])
         if not (math.isfinite(asked) and math.isfinite(gained)):  # some gradient was not finite
             self.reset()
-            return 0.0
-        return estimate(Tally(asked, gained, float(self._rates)))
+            return Tally(0.0, 0.0, 0.0)
+        return Tally(asked, gained, float(self._rates), float(self._ahead / self._weight))
 
 
 def _discount(before: Rate | None, now: Rate) -> Rate:

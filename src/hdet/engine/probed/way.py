@@ -213,7 +213,7 @@ class ProbedWay:
             with arriving(f"sharing the probe batch of round {k}"):
                 self.probe.prepare(k, group)
         looks = self._looks
-        measured = witness.measure(optimizer) if looks else Measured(0.0, 0.0)
+        measured = witness.measure(optimizer) if looks else Measured(0.0, 0.0, 0.0)
         losses = [lambda: loss_now(self.probe, optimizer)]
         if state.moments:
             losses.append(lambda: self._loss_of(state.moments[-1].slot, optimizer))
@@ -231,6 +231,7 @@ class ProbedWay:
             steps=witness.steps if looks else span[1] - span[0],
             displacement=measured.displacement,
             reach=_level(measured.reach, end),
+            straightness=measured.straightness,
             resolution=witness.resolution(optimizer),
         )
 

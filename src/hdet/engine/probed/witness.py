@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.algorithm.auto.reach import Tally, estimate, straightness
 from hdet.engine.probed.gradients import Gradients
 from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.watch import Watch
@@ -28,6 +29,8 @@ class Measured(NamedTuple):
     """How far the weights are from the origin, over its norm."""
     reach: float
     """The rate that the gradients ask for; 0 where they say nothing."""
+    straightness: float
+    """Of the way; 1: nothing has turned yet."""
 
 
 class Witness:
@@ -115,8 +118,9 @@ class Witness:
         """What the steps since the origin have come to. Synchronises host and device."""
         parameters = trained_parameters(optimizer)
         origin, own = self._origin.of(parameters), self._searched(optimizer)
-        reach = self._gradients.reach(own(origin), own(parameters)) if origin is not None else 0.0
-        return Measured(self._origin.distance(optimizer, self._knob_of_group), reach)
+        tally = self._gradients.tally(own(origin), own(parameters)) if origin is not None else Tally(0.0, 0.0, 0.0)
+        far = self._origin.distance(optimizer, self._knob_of_group)
+        return Measured(far, estimate(tally), straightness(tally))
 
     @staticmethod
     def resolution(optimizer: Optimizer) -> float:
