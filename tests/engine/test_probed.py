@@ -357,9 +357,7 @@ def test_a_first_step_is_looked_at_however_late_it_comes(tmp_path: Path) -> None
     model, path = network(), tmp_path / "run.jsonl"
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     cosine = CosineAnnealingLR(optimizer, 200)
-    ensemble = hdet.Ensemble(
-        optimizer, cosine, fanout="probed", probe=probe_of(model), total_steps=200, journal=path
-    )
+    ensemble = hdet.Ensemble(optimizer, cosine, fanout="probed", probe=probe_of(model), total_steps=200, journal=path)
     for _ in range(46):
         ensemble.step()
     train(model, optimizer, ensemble, range(46, 61))

@@ -70,7 +70,7 @@ class PilotState(NamedTuple):
         return bounded_factor(math.exp(self.level))
 
     def at(self, level: float) -> PilotState:
-        """The state at another level, within the bounds of all factors: beyond them it would not be that of the rate."""
+        """The state at another level, within the bounds of all factors: beyond them it would not be the rate's."""
         low, high = FACTOR_LIMITS
         return self._replace(level=min(max(level, math.log(low)), math.log(high)))
 
