@@ -1,54 +1,47 @@
-"""What a probed fan-out adds to plain training on one device, and on eight ranks that share its points.
+"""What finding the rate adds to plain training: ``max_lr="auto"`` beside torch's OneCycleLR, on one device.
 
-A byte-level GPT trains with torch's OneCycleLR and with hdet's, in blocks that take turns. hdet's rounds are one step
-long here, so that the ends of rounds are timed, with 8 and with 3 points and a probe batch of a quarter of the step's;
-one point costs the difference over five. A run of S steps has R rounds with a few snapshots each, and some forty steps
-of take-off whose gradients are looked at. Once the loss has moved, a round of take-off has one point:
+A byte-level GPT trains with both, in blocks that take turns. hdet's rounds are one step long here, so that their ends
+are timed: two losses of a probe batch of a quarter of the step's, the way gone, a copy of weights and optimizer state
+in host memory. Until the schedule falls every step has its gradient looked at. In a run of S steps with R rounds:
 
-    overhead = (snapshots * a snapshot + looks * a look + the ends of rounds) / (S * a training step)
+    overhead = (R * the end of a round + looks * a look) / (S * a training step)
 
-On eight ranks each evaluates one point. The 15 to 40 steps that are repeated after take-off are not in it.
+Where there are two ranks or more, each evaluates one loss at most. Steps that are repeated where training went back are
+not in it.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from itertools import pairwise
 from statistics import median
 
 import torch
 from harness import parser, show
 
 import hdet
-from hdet.algorithm.auto.constants import SNAPSHOTS
-from hdet.algorithm.auto.rounds import Growing
+from hdet.algorithm.auto import constants as c
+from hdet.algorithm.auto.rounds import Growing, _growing_ends
 from hdet.engine.probed.gradients import Gradients
-from hdet.engine.probed.line import Line
 from hdet.tasks import task_named
 
 BLOCKS, BLOCK = 4, 6
-LANDED, SEEN = 45, 21
-"""Where take-off usually ends, and where the loss has moved in it."""
-TARGETS = {
-    "percent_8_points_S_2000": "<= 2 on one device",
-    "percent_8_ranks_S_2000": "<= 0.5",
-}
+TOTAL, PCT_START = 10_000, 0.3
+TARGETS = {"percent_S_2000": "<= 2"}
 
 
 class Run:
-    """One model in training, with a scheduler of torch or a probed one."""
+    """One model in training, with a scheduler of torch or with one that finds the rate."""
 
-    def __init__(self, points: int | None) -> None:
+    def __init__(self, auto: bool) -> None:
         self.task = task_named("text", batch_size=16)
         self.model = self.task.model(0)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        if points is None:
-            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 1e-3, total_steps=10_000)
+        self.probe = hdet.ProbeBatch(self.model, self.task.loss, lambda k: self.task.probe(0, k))
+        if auto:
+            self.scheduler = hdet.OneCycleLR(self.optimizer, "auto", TOTAL, probe=self.probe)
         else:
-            probe = hdet.ProbeBatch(self.model, self.task.loss, lambda k: self.task.probe(0, k))
-            self.scheduler = hdet.OneCycleLR(
-                self.optimizer, "auto", total_steps=10_000, probe=probe, points=points, sync_every=1, auto_lr_start=1
-            )  # no take-off: every step ends a round
+            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 1e-3, TOTAL)
         self.batch = self.task.batch(0, 0)
 
     def train(self) -> float:
@@ -66,20 +59,8 @@ class Run:
         return time.perf_counter() - began
 
 
-def snapshot_seconds(run: Run) -> float:
-    """Median seconds of what a step adds that ends no round: the snapshot."""
-    line, took = Line(), []
-    for _ in range(BLOCK):
-        run.train()
-        start = time.perf_counter()
-        line.anchor_at(run.optimizer)
-        line.add(run.optimizer, 1, 1)
-        took.append(time.perf_counter() - start)
-    return median(took)
-
-
 def look_seconds(run: Run) -> float:
-    """Median seconds of what a step of take-off adds that ends no round: the gradients along the way gone."""
+    """Median seconds of what a step adds that ends no round: the gradients along the way gone."""
     parameters = list(run.model.parameters())
     start, gradients = [p.detach().clone() for p in parameters], Gradients()
     took = []
@@ -91,37 +72,47 @@ def look_seconds(run: Run) -> float:
     return median(took)
 
 
+def loss_seconds(run: Run) -> float:
+    """Median seconds of one loss of the probe batch."""
+    took = []
+    for _ in range(BLOCK):
+        began = time.perf_counter()
+        run.probe()
+        took.append(time.perf_counter() - began)
+    return median(took)
+
+
 def measured() -> dict[str, float]:
     """Seconds of the parts."""
-    plain, probed = Run(None), {8: Run(8), 3: Run(3)}
+    was = c.SHORT, c.GROWING
+    c.SHORT, c.GROWING = 1, 0.0  # every step ends a round
+    plain, auto = Run(auto=False), Run(auto=True)
     step: list[float] = []
-    ends: dict[int, list[float]] = {points: [] for points in probed}
-    for _ in range(BLOCKS):
-        step += [plain.train() + plain.schedule() for _ in range(BLOCK)]
-        for points, run in probed.items():
-            for _ in range(3):
-                run.train()
-                ends[points].append(run.schedule())
-    snapshot = snapshot_seconds(probed[8])
-    slope = (median(ends[8]) - median(ends[3])) / 5
-    return {
-        "step": median(step),
-        "snapshot": snapshot,
-        "look": look_seconds(probed[8]),
-        "end_8_points": median(ends[8]),
-        "end_3_points": median(ends[3]),
-        "end_1_point": median(ends[8]) - 7 * slope,
-    }
+    ends: list[float] = []
+    try:
+        for _ in range(BLOCKS):
+            step += [plain.train() + plain.schedule() for _ in range(BLOCK)]
+            for _ in range(BLOCK):
+                auto.train()
+                ends.append(auto.schedule())
+    finally:
+        c.SHORT, c.GROWING = was
+        _growing_ends.cache_clear()
+    end, loss = median(ends), loss_seconds(auto)
+    return {"step": median(step), "look": look_seconds(plain), "end": end, "loss": loss, "end_two_ranks": end - loss}
+
+
+def falls_at(steps: int) -> float:
+    """The step at which the schedule has fallen so far that nothing is raised any more."""
+    top = PCT_START * steps - 1
+    return top + (steps - 1 - top) * math.acos(2 * c.FALLING - 1) / math.pi
 
 
 def overhead(seconds: dict[str, float], end: str, steps: int) -> float:
     """Percent of a run of that many steps."""
-    ends = Growing(steps, LANDED).ends
-    alone = sum(SEEN < t <= LANDED for t in ends)
-    snapshots = sum(min(b - a, SNAPSHOTS) for a, b in pairwise(ends) if a >= LANDED)
-    between = snapshots * seconds["snapshot"] + LANDED * seconds["look"]
-    at_ends = (len(ends) - alone) * seconds[end] + alone * seconds["end_1_point"]
-    return 100 * (at_ends + between) / (steps * seconds["step"])
+    ends = Growing(steps).ends
+    looks = next(t for t in ends if t >= falls_at(steps))
+    return 100 * (len(ends) * seconds[end] + looks * seconds["look"]) / (steps * seconds["step"])
 
 
 def main() -> None:
@@ -130,9 +121,8 @@ def main() -> None:
     seconds = measured()
     result: dict[str, float] = {f"{name}_ms": 1000 * value for name, value in seconds.items()}
     for steps in (200, 600, 2000, 10_000):
-        result[f"percent_8_points_S_{steps}"] = overhead(seconds, "end_8_points", steps)
-        result[f"percent_3_points_S_{steps}"] = overhead(seconds, "end_3_points", steps)
-        result[f"percent_8_ranks_S_{steps}"] = overhead(seconds, "end_1_point", steps)
+        result[f"percent_S_{steps}"] = overhead(seconds, "end", steps)
+        result[f"percent_two_ranks_S_{steps}"] = overhead(seconds, "end_two_ranks", steps)
     show(result, TARGETS, arguments.json)
 
 

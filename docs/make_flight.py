@@ -23,10 +23,13 @@ class Round(NamedTuple):
     end: int
     rates: tuple[float, float]
     """At its first and its last step."""
+    target: float
+    """Of the rounds that follow: m times the schedule."""
+    reach: float
+    """The rate that the gradients ask for; 0 where they say nothing."""
     loss: float
-    """Probe loss at the point nearest to the base value."""
+    """Of the probe, at the weights as they are."""
     event: str
-    moved: bool
 
 
 class Axis(NamedTuple):
@@ -48,15 +51,15 @@ def read(path: Path) -> list[Round]:
     found = []
     for before, record in zip([None, *records[:-2]], records[:-1], strict=True):
         first = record["base_before"][0] if before is None else before["base"][0]
-        nearest = min(record["replicas"], key=lambda point: abs(math.log(point["multipliers"][0])))
         found.append(
             Round(
                 start=0 if before is None else before["step"],
                 end=record["step"],
                 rates=(first, record["base_before"][0]),
-                loss=nearest["signal"],
+                target=record["learned"][0] * record["shape"][0],
+                reach=record["reach"],
+                loss=record["replicas"][0]["signal"],
                 event=record["event"] or "",
-                moved=before is not None and record["learned"] != before["learned"],
             )
         )
     return found
@@ -66,52 +69,68 @@ def draw(rounds: list[Round]) -> Drawing:
     """Rates above, losses below."""
     drawing = Drawing(900, 560, "Learning rate and probe loss of a probed run over its steps")
     total = rounds[-1].end
-    landed = max((part.end for part in rounds if part.event), default=0)
 
     def x(step: float) -> float:
         return LEFT + (RIGHT - LEFT) * step / total
 
-    above, below = _scale([rate for part in rounds for rate in part.rates], 290, 50), Axis(0.003, 3.0, 520, 340)
+    losses = [part.loss for part in rounds if math.isfinite(part.loss) and part.loss > 0]
+    above = _scale([rate for part in rounds for rate in part.rates], 290, 50)
+    below = _scale(losses or [1.0], 520, 340)
     _frame(drawing, above, "learning rate")
     _frame(drawing, below, "loss on the probe batch")
-    for step in range(0, total + 1, 50):
+    for step in range(0, total + 1, _tick(total)):
         drawing.text((x(step), 544), str(step), colour="pale", size=12)
     drawing.text((LEFT - 14, 544), "step", "end", "pale", 12)
-    drawing.line([(x(landed), 50), (x(landed), 520)], "pale", 1, "4 4")
-    path: list[Point] = []
-    for part in rounds:
-        steps = (part.start, part.end)
-        path += [(x(step), above.at(rate)) for step, rate in zip(steps, part.rates, strict=True)]
-        colour = "c3" if part.event else "c0"
-        drawing.line(path[-2:] if part.start == landed else path[-3:], colour)
-        if math.isfinite(part.loss):
-            drawing.dot((x(part.end), below.at(part.loss)), colour, 3.5)
-        if part.moved and not part.event:
-            drawing.dot((x(part.end), above.at(part.rates[1])), "mark", 4.5)
-    _words(drawing, x, rounds, landed)
+    rates: list[Point] = []
+    targets: list[Point] = []
+    for part, after in zip(rounds, [*rounds[1:], rounds[-1]], strict=True):
+        rates += [(x(s), above.at(rate)) for s, rate in zip((part.start, part.end), part.rates, strict=True)]
+        targets += [(x(s), above.at(part.target)) for s in (part.end, after.end)]
+        if part.reach > 0:
+            drawing.dot((x(part.end), above.at(part.reach)), "c3", 3)
+        if math.isfinite(part.loss) and part.loss > 0:
+            drawing.dot((x(part.end), below.at(part.loss)), "c0", 3.5)
+        if "hot" in part.event:
+            drawing.line([(x(part.end), 50), (x(part.end), 520)], "mark", 1, "4 4")
+    drawing.line(targets, "pale", 1.5, "3 3")
+    drawing.line(rates, "c0")
+    _words(drawing, x, rounds)
     return drawing
 
 
-def _words(drawing: Drawing, x: object, rounds: list[Round], landed: int) -> None:
-    place = x(landed) + 10  # type: ignore[operator]
-    event = next(part.event for part in rounds if part.end == landed)
-    drawing.text((place, 236), event, "start", "c3")
-    drawing.text((place, 256), "before: take-off (orange); after: climb and schedule (blue)", "start", "ink", 13)
-    if any(part.moved and not part.event for part in rounds):
-        drawing.text((place, 276), "violet: the line search moves the rate", "start", "mark", 13)
+def _words(drawing: Drawing, x: object, rounds: list[Round]) -> None:
+    """Below the middle of the upper panel, where no line runs."""
+    place = x(rounds[-1].end * 0.36)  # type: ignore[operator]
+    words = [("blue: the rate", "c0"), ("grey: its target", "pale"), ("orange: what the gradients ask for", "c3")]
+    if any("hot" in part.event for part in rounds):
+        words.append(("violet: too hot, training goes back", "mark"))
+    words += [(part.event, "ink") for part in rounds if part.event.startswith("restarted")]
+    for number, (text, colour) in enumerate(words):
+        drawing.text((place, 196 + 20 * number), text, "start", colour, 13)
+
+
+def _tick(total: int) -> int:
+    """A round number of steps, about eight to the axis.
+
+    >>> _tick(400), _tick(1000)
+    (50, 100)
+    """
+    power = 10 ** math.floor(math.log10(max(total / 8, 1)))
+    return next(power * k for k in (1, 2, 5, 10) if power * k * 10 >= total)
 
 
 def _scale(values: list[float], bottom: float, top: float) -> Axis:
     """Whole decades around the values."""
-    return Axis(10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values))), bottom, top)
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return Axis(10.0**low, 10.0 ** max(high, low + 1), bottom, top)
 
 
 def _frame(drawing: Drawing, axis: Axis, title: str) -> None:
     drawing.text((LEFT - 60, axis.top - 20), title, "start")
     drawing.line([(LEFT, axis.top), (LEFT, axis.bottom), (RIGHT, axis.bottom)], "pale", 1)
-    for power in range(math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high)) + 1):
-        drawing.line([(LEFT - 4, axis.at(10**power)), (LEFT, axis.at(10**power))], "pale", 1)
-        drawing.text((LEFT - 8, axis.at(10**power) + 4), f"{10.0**power:g}", "end", "pale", 12)
+    for power in range(round(math.log10(axis.low)), round(math.log10(axis.high)) + 1):
+        drawing.line([(LEFT - 4, axis.at(10.0**power)), (LEFT, axis.at(10.0**power))], "pale", 1)
+        drawing.text((LEFT - 8, axis.at(10.0**power) + 4), f"{10.0**power:g}", "end", "pale", 12)
 
 
 def main() -> None:
