@@ -172,10 +172,10 @@ def test_with_other_schedules_too(arguments: dict[str, float]) -> None:
     ("kind", "guesses", "outliers", "goes_back"),
     [
         pytest.param("sgd", [0.1], {10: 1e4}, [7], id="early"),
-        pytest.param("momentum", [0.1, 0.3], {20: 100.0}, [18], id="in the search, two groups"),
-        pytest.param("adam", [0.1], {45: 100.0}, [43], id="in the search, and Adam remembers"),
+        pytest.param("momentum", [0.1, 0.3], {20: 100.0}, [21], id="in the search, two groups"),
+        pytest.param("adam", [0.1], {45: 100.0}, [36], id="in the search, and Adam remembers"),
         pytest.param("sgd", [0.1], {120: 30.0}, [87], id="after the peak"),
-        pytest.param("adam", [0.1, 0.2], {120: 100.0}, [104], id="after the peak, and Adam remembers"),
+        pytest.param("adam", [0.1, 0.2], {120: 100.0}, [87], id="after the peak, and Adam remembers"),
         pytest.param("sgd", [0.1], {20: 1e3, 23: 1e5, 60: 1e3, 150: 1e3}, [15, 15, 43, 124], id="again and again"),
     ],
 )
@@ -229,4 +229,4 @@ def test_the_guess_is_kept_to_where_the_twin_does(guess: float, why: str, wrong:
 def test_batches_without_a_finite_loss_change_nothing(dark: set[int]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert both("adam", [0.1], 120, probes=lambda loss, k: math.nan if k in dark else loss) == ["first step"]
+        assert both("sgd", [0.1], 120, probes=lambda loss, k: math.nan if k in dark else loss) == ["first step"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.algorithm.auto.reach import Tally, estimate
+from hdet.algorithm.auto.reach import Tally, estimate, straightness
 from hdet.engine.probed.gradients import Gradients
 
 
@@ -49,7 +49,7 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
         places.append([p.detach().clone() for p in parameters])
         seen.add(start, parameters, parameters, rate)
         optimizer.step()
-    found = seen.reach(start, parameters)
+    found = estimate(seen.tally(start, parameters))
     assert found > rates[-1] / 10
     assert found == pytest.approx(by_the_formula(gradients, places, rates, parameters), rel=1e-9)
 
@@ -64,7 +64,9 @@ def test_parameters_without_a_gradient_and_sparse_ones_take_part_as_they_can() -
         seen.add(start, parameters, parameters, 0.1)
         with torch.no_grad():
             table.weight.sub_(0.1 * table.weight.grad.to_dense())
-    assert seen.reach(start, parameters) == pytest.approx(0.1)  # a constant gradient: as far as the mean of 0, 1 and 2
+    tally = seen.tally(start, parameters)  # a constant gradient: as far as the mean of 0, 1 and 2
+    assert estimate(tally) == pytest.approx(0.1)
+    assert straightness(tally) == pytest.approx(1.0)
 
 
 def test_a_gradient_that_is_not_finite_makes_it_begin_anew() -> None:
@@ -72,13 +74,13 @@ def test_a_gradient_that_is_not_finite_makes_it_begin_anew() -> None:
     seen, start = Gradients(), [torch.ones(2)]
     p.grad = torch.tensor([float("nan"), 1.0])
     seen.add(start, [p], [p], 0.1)
-    assert seen.reach(start, [p]) == 0.0
+    assert estimate(seen.tally(start, [p])) == 0.0
     for _ in range(3):
         p.grad = torch.ones(2)
         seen.add(start, [p], [p], 0.1)
         with torch.no_grad():
             p.sub_(0.1)
-    assert seen.reach(start, [p]) == pytest.approx(0.1)
+    assert estimate(seen.tally(start, [p])) == pytest.approx(0.1)
 
 
 def test_a_rate_that_is_a_tensor_counts_as_the_number() -> None:
@@ -91,5 +93,5 @@ def test_a_rate_that_is_a_tensor_counts_as_the_number() -> None:
             seen.add(start, [p], [p], make(rate, **({} if make is float else {"dtype": torch.float64})))  # type: ignore[operator]
             with torch.no_grad():
                 p.sub_(rate)
-        found.append(seen.reach(start, [p]))
+        found.append(estimate(seen.tally(start, [p])))
     assert found[0] == pytest.approx(found[1], rel=1e-12)
