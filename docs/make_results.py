@@ -1,19 +1,23 @@
-"""Tables and pictures of docs/results.md, from the files of experiments/misset_lr.py, misset_product.py and zoo.py.
+"""Tables and pictures of docs/results.md, docs/real-data.md and README.md, from the files in experiments/results.
 
-    python docs/make_results.py                    # reads experiments/results/*.json, prints the table of the README
+    python docs/make_results.py
 
-Writes docs/images/misset-TASK-OPTIMIZER.svg and, in docs/results.md and README.md, what stands between the two marks;
-the rest of the pages is written by hand. The same files give the same bytes.
+Writes the pictures into docs/images and, in the pages, what stands between the two marks; the rest of the pages is
+written by hand. The same files give the same bytes.
 """
 
 import argparse
 import json
 import math
+import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from svg import Drawing, Point
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
+import real_table
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- made by docs/make_results.py -->", "<!-- end -->"
@@ -40,15 +44,6 @@ ORDER = (
     *("greedy", "prodigy", "dadaptation", "dog", "schedulefree", "schedulefree-tuned", "population"),
 )
 """Of the rows of a table, whenever they were run."""
-FRONT = {
-    "auto": '**hdet, `max_lr="auto"`**',
-    "onecycle": "torch's OneCycleLR, the rate as given",
-    "trained": "published HDET, the rate as given",
-    "prodigy": "Prodigy",
-    "dadaptation": "D-Adaptation",
-    "schedulefree": "Schedule-Free, its default rate",
-}
-"""Rows of the README's table, and what they are called there."""
 OTHERS = ORDER[ORDER.index("hypergradient") :]
 """Rows of other people's methods."""
 TARGET = 0.01
@@ -169,29 +164,6 @@ def _ahead(rows: dict[str, Any]) -> str:
             error = math.hypot(ours["ratio_se"] or 0.0, theirs["ratio_se"] or 0.0)
             found.append(row["label"] if gap > 2 * error else f"({row['label']})")
     return "; ".join(found) or "none"
-
-
-def front(tables: list[Table]) -> str:
-    """The README's table: the worst cases at full length of ours, of fixed rates and of the best-known others."""
-    same = [table for table in tables if table["length"] == LENGTHS[0]]
-    head = [f"{table['task']}, {table['optimizer'].replace('adam', 'Adam').replace('sgd', 'SGD')}" for table in same]
-    head = ["worst final loss ÷ loss at the best rate", *head]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for name, label in FRONT.items():
-        rows = [table["rows"].get(name) for table in same]
-        if any(rows):
-            shown = ["–" if row is None else _rounded(_worst(row)) for row in rows]
-            lines.append(f"| {label} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
-
-
-def _rounded(cell: Table) -> str:
-    """A ratio and its error as a first screen needs them."""
-    if cell["ratio"] is None:
-        return "failed"
-    digits = 2 if cell["ratio"] < 10 else 0
-    error = cell["ratio_se"]
-    return f"{cell['ratio']:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
 
 
 def _worst(row: dict[str, Any]) -> dict[str, Any]:
@@ -361,7 +333,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="?", default=HERE.parent / "experiments" / "results")
     parser.add_argument("page", type=Path, nargs="?", default=HERE / "results.md")
-    parser.add_argument("readme", type=Path, nargs="?", help="default: README.md, if the page is docs/results.md")
     args = parser.parse_args()
     tables = read(args.results)
     sections = []
@@ -377,10 +348,10 @@ def main() -> None:
     sections.insert(0, reached(tables))
     made = "\n\n".join([*sections, footing(tables)]) if tables else "Nothing has been measured yet."
     fill(args.page, BEGIN, f"\n{made}\n")
-    readme = args.readme or (HERE.parent / "README.md" if args.page == HERE / "results.md" else None)
-    if readme is not None:
-        fill(readme, README_BEGIN, front(tables))
-    print(front(tables))
+    if args.page == HERE / "results.md":
+        real = [table for split in ("dev", "test") for table in real_table.read(args.results / "real", split)]
+        fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real')}\n")
+        fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The tables of experiments/real_lr.py as markdown, and the profiles as a picture.
 
-python experiments/real_table.py                       # both splits, experiments/results/real
-python experiments/real_table.py --split dev --image docs/images/profile.svg
+    python experiments/real_table.py        # both splits of experiments/results/real, and the README's table
+
+docs/make_results.py puts them into docs/real-data.md and README.md.
 """
 
 from __future__ import annotations
@@ -14,13 +15,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from real.score import LONGEST, Summary, Table, area, profile, ratios, slowdowns, summary, table_of
+from real.score import LONGEST, Summary, Table, area, geometric_mean, profile, ratios, slowdowns, summary, table_of
 
 RESULTS = Path(__file__).parent / "results" / "real"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 OURS = "auto"
 CONTROLS = ("placebo", "onecycle")
 """No methods that anyone would use: they are never the fastest, and are not drawn."""
+
+
+FRONT = {
+    "auto": '**hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate',
+    "onecycle": "torch's OneCycleLR from six rates between, as given",
+    "customary": "torch's OneCycleLR at the optimizer's customary rate",
+    "finder": "a range test, then OneCycle at its suggestion",
+    "schedulefree": "Schedule-Free, its default rate",
+    "prodigy": "Prodigy",
+    "mechanic": "Mechanic",
+    "dadaptation": "D-Adaptation",
+    "dog": "DoG",
+    "published": "published HDET from there, the rate as given",
+}
+"""Rows of the README's table, and what they are called there."""
 
 
 class Line(NamedTuple):
@@ -87,6 +103,34 @@ def found_table(tables: Sequence[Table]) -> str:
     return "\n".join([head, *lines])
 
 
+def front(tables: Sequence[Table]) -> str:
+    """The README's table: what a method ends with, over all workloads that have it and all its starts."""
+    lines = []
+    for name, label in FRONT.items():
+        found = [list(ratios(table, name).values()) for table in tables if name in table.methods]
+        cells = [ratio for row in found for ratio in row]
+        if cells:
+            lines.append(f"| {label} | {geometric_mean(cells):.2f} | {max(cells):.2f} | {len(found)} |")
+    head = "| final loss ÷ loss at the best rate of a sweep | mean | worst | workloads |\n| --- | ---: | ---: | ---: |"
+    return "\n".join([head, *lines])
+
+
+def page(folder: Path = RESULTS, images: Path = IMAGES) -> str:
+    """Both splits, with their pictures."""
+    parts = []
+    for split in ("test", "dev"):
+        tables = read(folder, split)
+        if not tables:
+            continue
+        picture = images / f"real_profile_{split}.svg"
+        draw(lines_of(tables), picture, f"{len(tables)} workloads of {split}: time to the target")
+        shown = f"![Share of runs at the target over the slowdown, {split}]({images.name}/{picture.name})"
+        parts += [f"## {split.capitalize()}: {len(tables)} workloads", summary_table(tables), shown]
+        parts += ["Final loss over that of the tuned OneCycle:", ratio_table(tables)]
+        parts += ["The rate found, over the best of the grid:", found_table(tables)]
+    return "\n\n".join(parts)
+
+
 def _range(values: Sequence[float]) -> str:
     known = [value for value in values if math.isfinite(value)]
     if not known:
@@ -112,6 +156,7 @@ def draw(lines: Sequence[Line], path: Path, title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "hdet"  # the same numbers give the same bytes
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
@@ -125,27 +170,17 @@ def draw(lines: Sequence[Line], path: Path, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
+    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--split", choices=("dev", "test", "both"), default="both")
-    parser.add_argument("--image", type=Path, help="default: docs/images/real_profile_SPLIT.svg; '-': none")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="where the profiles are drawn")
     given = parser.parse_args()
-    for split in ("dev", "test") if given.split == "both" else (given.split,):
-        tables = read(given.results, split)
-        if not tables:
-            print(f"\n{split}: nothing in {given.results}")
-            continue
-        parts = (summary_table(tables), ratio_table(tables), found_table(tables))
-        print("\n\n".join([f"\n## {split}: {len(tables)} workloads", *parts]))
-        if str(given.image) != "-":
-            path = given.image or IMAGES / f"real_profile_{split}.svg"
-            draw(lines_of(tables), path, f"{len(tables)} workloads of {split}: time to the target")
-            print(f"\n{path}")
+    print(page(given.results, given.images) or f"nothing in {given.results}")
+    print("\n" + front([*read(given.results, "dev"), *read(given.results, "test")]))
 
 
 if __name__ == "__main__":

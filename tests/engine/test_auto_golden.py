@@ -62,7 +62,7 @@ def test_history(case: str, regenerate: bool) -> None:
 
 
 def test_what_a_person_can_check() -> None:
-    """On the slope a step of rate r moves theta from 1 by r. The way is straight: every round raises the target twofold.
+    """On the slope a step of rate r moves theta from 1 by r. The way is straight: each round raises the target twofold.
 
     The peak is at step 17. Until (t + 1) / 18 to the power 0.7 is more, steps are made at 0.3 of the target.
     """
