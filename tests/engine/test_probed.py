@@ -240,8 +240,8 @@ def test_the_journal_tells_what_happened_and_can_be_replayed(tmp_path: Path) -> 
         assert record["base_before"] == [pytest.approx(rates[record["step"] - 1])]
         assert record["shape"][0] > 0
         assert record["replicas"][0]["values"] == record["base_before"]
-        asked = 0.7 * record["reach"] / record["shape"][0] if record["shape"][0] >= 0.9e-6 else 0.0
-        assert before["learned"] <= record["learned"] <= [max(before["learned"][0], asked) * (1 + 1e-9)]
+        most = 2 if record["shape"][0] >= 0.9e-6 else 1
+        assert before["learned"][0] <= record["learned"][0] <= most * before["learned"][0] * (1 + 1e-9)
         assert math.isfinite(record["loss_before"])
         assert (record["went_back_to"], record["alarm"], "verdict" in record) == (None, None, False)
 
@@ -370,18 +370,18 @@ def test_an_earlier_checkpoint_is_searched_on_from() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model))
-    train(model, optimizer, scheduler, range(25))
+    train(model, optimizer, scheduler, range(15))
     early = copy.deepcopy([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()])
     way = scheduler._run.way
     found = way.learned
-    train(model, optimizer, scheduler, range(25, 80))
+    train(model, optimizer, scheduler, range(15, 80))
     assert isinstance(way, ProbedWay)
     assert not way._looks
     for part, state in zip((model, optimizer, scheduler), early, strict=True):
         part.load_state_dict(state)  # type: ignore[attr-defined]
     assert way._looks
     assert way.learned == found
-    train(model, optimizer, scheduler, range(25, 31))
+    train(model, optimizer, scheduler, range(15, 31))
     assert way.learned > found
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, SequentialLR
 
 import hdet
+from hdet.algorithm.auto.reach import estimate
 from hdet.engine.probed.gradients import Gradients
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.way import ProbedWay
@@ -130,7 +131,7 @@ def test_the_reach_of_complex_weights_does_not_depend_on_their_phase(phase: comp
         seen.add(start, [p.detach()], [p], 1.0)
         with torch.no_grad():
             p.sub_(p.grad)
-    assert seen.reach(start, [p.detach()]) == pytest.approx(1.0)
+    assert estimate(seen.tally(start, [p.detach()])) == pytest.approx(1.0)
 
 
 def test_a_layer_that_is_not_used_has_a_gradient_of_zero() -> None:
@@ -143,7 +144,7 @@ def test_a_layer_that_is_not_used_has_a_gradient_of_zero() -> None:
             seen.add(start, [p.detach()], [p], rate)
             with torch.no_grad():
                 p.sub_(0.1)
-        found.append(seen.reach(start, [p.detach()]))
+        found.append(estimate(seen.tally(start, [p.detach()])))
     assert found[0] == found[1]
 
 
