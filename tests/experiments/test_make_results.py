@@ -80,18 +80,6 @@ def test_worst_cases(page: Path) -> None:
     assert "| Prodigy | 1.070 ± 0.010 |" in table
 
 
-def test_the_readme_gets_the_worst_cases_at_full_length(page: Path) -> None:
-    readme = page.parent / "README.md"
-    readme.write_text("above\n<!-- table: results -->\nold\n<!-- end -->\nbelow\n")
-    output_of(sys.executable, ROOT / "docs" / "make_results.py", page.parent, page, readme)
-    text = readme.read_text()
-    assert text.startswith("above\n<!-- table: results -->\n| worst final loss")
-    assert text.endswith("|\n<!-- end -->\nbelow\n")
-    assert '| **hdet, `max_lr="auto"`** | 1.03 ± 0.01 |' in text
-    assert "| torch's OneCycleLR, the rate as given | failed |" in text
-    assert "| Prodigy | 1.07 ± 0.01 |" in text
-
-
 def test_what_is_reached(page: Path) -> None:
     text, _ = make(page)
     table = text[text.index("## What is reached") : text.index("## Worst case")]

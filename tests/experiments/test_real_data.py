@@ -97,7 +97,9 @@ def test_an_unpickler_of_arrays_reads_arrays() -> None:
     np.testing.assert_array_equal(found["x"], np.arange(3.0))
 
 
-@pytest.mark.parametrize("other", [print, np.load, collections.OrderedDict(), Path("x")], ids=str)
+@pytest.mark.parametrize(
+    "other", [print, np.load, collections.OrderedDict(), Path("x")], ids=["print", "load", "dict", "path"]
+)
 def test_an_unpickler_of_arrays_refuses_everything_else(other: object) -> None:
     with pytest.raises(pickle.UnpicklingError, match="only arrays may be unpickled"):
         prepare.NumpyUnpickler(io.BytesIO(pickle.dumps(other))).load()

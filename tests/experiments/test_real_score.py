@@ -101,11 +101,11 @@ def test_tables_and_picture(
     lines = real_table.lines_of(real_table.read(tmp_path, "dev"))
     assert [line.label for line in lines] == ["auto", "OneCycle, tuned", "DoG"]
     assert [line.ours for line in lines] == [True, False, False]
-    image = tmp_path / "profile.svg"
-    monkeypatch.setattr("sys.argv", ["real_table.py", "--results", str(tmp_path), "--image", str(image)])
+    monkeypatch.setattr("sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path / "images")])
     real_table.main()
     out = capsys.readouterr().out
-    assert "## test: 1 workloads" in out
+    assert "## Test: 1 workloads" in out
     assert "| auto, from x0.001 | 0.900 |" in out
     assert "| auto, from x100 | 2 to 5 |" in out
-    assert image.read_text().startswith("<?xml")
+    assert '| **hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 2 |' in out
+    assert (tmp_path / "images" / "real_profile_dev.svg").read_text().startswith("<?xml")
