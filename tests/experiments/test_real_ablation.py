@@ -88,10 +88,10 @@ def test_what_variants_switch_off() -> None:
 
 
 def test_variants_are_kept_and_not_run_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    variants = f"{AS_IT_IS},LEAST_RISE=1,FASTEST=3,never raised"
+    variants = f"{AS_IT_IS},LEAST_RISE=1,HEED=1,never raised"
     there = run(folder, "--variants", variants)
     assert list(there["rows"]) == variants.split(",")
-    assert [cell["start"] for cell in there["rows"]["FASTEST=3"]["starts"]] == [1e-3, 100.0]
+    assert [cell["start"] for cell in there["rows"]["HEED=1"]["starts"]] == [1e-3, 100.0]
     assert all(len(curve) == 1 for row in there["rows"].values() for cell in row["starts"] for curve in cell["curves"])
     found = {name: [cell["found"] for cell in row["starts"]] for name, row in there["rows"].items()}
     assert len({str(rates) for rates in found.values()}) == 4  # each variant has done something
