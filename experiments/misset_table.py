@@ -12,7 +12,7 @@ from typing import Any
 
 from misset_bench import Outcome
 
-__all__ = ["Book", "add_row", "mean_and_error", "print_table", "summarise"]
+__all__ = ["Book", "add_row", "mean_and_error", "plain", "print_table", "summarise"]
 
 Table = dict[str, Any]
 
@@ -43,7 +43,7 @@ class Book:
         """Write the file, all of it or nothing."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_suffix(".part")
-        content = {"experiment": "misset_lr", "tables": [_plain(table) for table in self.tables]}
+        content = {"experiment": "misset_lr", "tables": [plain(table) for table in self.tables]}
         draft.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
         os.replace(draft, self.path)
 
@@ -141,12 +141,12 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any, digits: int = 17) -> Any:
     """As strict JSON can hold it: what is not finite is null."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: plain(item, digits) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item, digits) for item in value]
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from misset_table import plain
 
 from real.bench import Outcome
 
@@ -29,9 +30,9 @@ class Ledger:
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         self.path = path
         there = json.loads(path.read_text()) if path.exists() else {}
-        if there.get("arguments") != _plain(head["arguments"]):
+        if there.get("arguments") != _rounded(head["arguments"]):
             there = {}
-        self.content: dict[str, Any] = {"rows": {}, "skipped": {}, **there, **_plain(head)}
+        self.content: dict[str, Any] = {"rows": {}, "skipped": {}, **there, **_rounded(head)}
 
     def __contains__(self, name: str) -> bool:
         return name in self.content["rows"]
@@ -47,7 +48,7 @@ class Ledger:
             for start, curves, found in zip(outcome.starts, outcome.curves, outcome.found, strict=True)
         ]
         row = {"label": label, "starts": starts, "seconds": outcome.seconds, "note": outcome.note, **more}
-        self.content["rows"][name] = _plain(row)
+        self.content["rows"][name] = _rounded(row)
         self.content["skipped"].pop(name, None)
 
     def skip(self, name: str, why: str) -> None:
@@ -58,19 +59,13 @@ class Ledger:
         """Write the file, all of it or nothing."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_suffix(".part")
-        draft.write_text(json.dumps(_plain(self.content), allow_nan=False) + "\n")
+        draft.write_text(json.dumps(_rounded(self.content), allow_nan=False) + "\n")
         os.replace(draft, self.path)
 
 
-def _plain(value: Any) -> Any:
+def _rounded(value: Any) -> Any:
     """As strict JSON can hold it; losses to six digits."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    return plain(value, 6)
 
 
 def commit() -> str:
