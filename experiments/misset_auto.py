@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from misset_data import Supply
 from misset_shapes import Factors, held, onecycle, risen
-from stacked import Optimizer, Stack, captured, tf32
+from stacked import Optimizer, Stack, TrainStep, captured, tf32
 from torch import Tensor
 
 from hdet.algorithm.auto.evidence import Evidence
@@ -194,7 +194,7 @@ class AutoRuns:
         self._steps = runs[0][0].steps
         self._origin = stack.theta.clone()
         self._next = {place: run.rounds.next_end(1) for place, run in self.runs.items()}
-        self._prober = Prober(stack, graph)
+        self._prober, self._graph = Prober(stack, graph), graph
         self._reaches = Reaches(stack.theta)
         self.rates = torch.zeros(
             self._steps, *stack.theta.shape[:2], len(stack.sizes), device=stack.device, dtype=stack.theta.dtype
@@ -206,9 +206,12 @@ class AutoRuns:
         """Before each step, on the device: part of the reach."""
         self._reaches.before_step(self._origin, self._stack.theta, gradient, rate[..., 0])
 
-    def begin(self) -> None:
-        """Before the first step: forget what the capture of the step observed."""
-        self._reaches.reset(*_indices(list(self.runs), self._stack.device))
+    def train_step(self) -> TrainStep:
+        """The step of all runs, ready for the first one."""
+        batches, before = self._supply.batches, self.before_step
+        step = TrainStep(self._stack, self._optimizer, batches, self.rates, before=before, graph=self._graph)
+        self._reaches.reset(*_indices(list(self.runs), self._stack.device))  # what its capture observed
+        return step
 
     @torch.no_grad()
     def after_step(self, t: int) -> None:

@@ -68,15 +68,7 @@ def auto(
     optimizer = bench.update(stack.theta)
     runs = [[Run(bench.steps, seed, start, pct_start, linear, shuffled) for start in starts] for seed in bench.seeds]
     auto_runs = AutoRuns(stack, optimizer, runs, bench.supply, bench.graph)
-    step = TrainStep(
-        stack,
-        optimizer,
-        bench.supply.batches,
-        auto_runs.rates,
-        before=auto_runs.before_step,
-        graph=bench.graph,
-    )
-    auto_runs.begin()
+    step = auto_runs.train_step()
     with Clock(bench.device) as clock:
         for t in range(1, bench.steps + 1):
             step()

@@ -160,16 +160,7 @@ def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float]
     columns = [(start * best.rate, name == "placebo") for name in wanted for start in few]
     runs = [[Run(bench.steps, seed, guess, shuffled=shuffled) for guess, shuffled in columns] for seed in bench.seeds]
     auto_runs = AutoRuns(stack, optimizer, runs, bench.supply, bench.graph)
-    step = TrainStep(
-        stack,
-        optimizer,
-        bench.supply.batches,
-        auto_runs.rates,
-        before=auto_runs.before_step,
-        graph=bench.graph,
-    )
-    auto_runs.begin()
-    curves, seconds = bench.train(stack, step, auto_runs.after_step)
+    curves, seconds = bench.train(stack, auto_runs.train_step(), auto_runs.after_step)
     rates = [[row[k].found for row in runs] for k in range(len(columns))]
     found: Found = {}
     for number, name in enumerate(wanted):

@@ -11,7 +11,7 @@ import torch
 from misset_auto import AutoRuns, Prober, Run
 from misset_data import Supply
 from misset_shapes import onecycle
-from stacked import Adam, Momentum, Stack, TrainStep
+from stacked import Adam, Momentum, Stack
 
 import hdet
 from hdet.algorithm.auto import constants
@@ -30,8 +30,7 @@ def on_the_stack(task: Any, optimizer: str, seed: int, guess: float) -> tuple[to
     supply = Supply(task, [seed], STEPS, CPU)
     run = Run(STEPS, seed, guess)
     runs = AutoRuns(stack, update, [[run]], supply)
-    step = TrainStep(stack, update, supply.batches, runs.rates, before=runs.before_step)
-    runs.begin()
+    step = runs.train_step()
     for t in range(1, STEPS + 1):
         step()
         runs.after_step(t)

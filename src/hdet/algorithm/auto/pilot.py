@@ -172,7 +172,7 @@ class Pilot:
             return self._alarmed(BLIND)
         ruin = _ruin(state, evidence)
         if ruin > c.WORSE:
-            return _too_hot(state._replace(worse=state.worse + 1), evidence, certain=ruin > c.RUINED)
+            return _too_hot(state._replace(worse=state.worse + 1), certain=ruin > c.RUINED)
         return _gone_well(state, evidence)
 
     def _measured(self, state: PilotState, evidence: Evidence) -> Order:
@@ -202,7 +202,7 @@ def _ruin(state: PilotState, evidence: Evidence) -> float:
     return (evidence.now - evidence.before) / (abs(state.first) or 1.0) if math.isfinite(evidence.before) else 0.0
 
 
-def _too_hot(state: PilotState, evidence: Evidence, certain: bool) -> Order:
+def _too_hot(state: PilotState, certain: bool) -> Order:
     """The weights are ruined: back to those of two rounds ago at a third of the rate, at once or the second time."""
     if state.worse < c.TWICE and not certain:
         return Order(state)
@@ -217,7 +217,7 @@ def _too_hot(state: PilotState, evidence: Evidence, certain: bool) -> Order:
 
 def _gone_well(state: PilotState, evidence: Evidence) -> Order:
     """Remember the weights, and raise the target as far as the gradients ask for it."""
-    if not math.isfinite(evidence.now):  # so have those of a round ago: the batch is at fault
+    if not math.isfinite(evidence.now):  # nor is that of a round ago: the batch is at fault
         return Order(state)
     first = state.first if math.isfinite(state.first) else evidence.now
     state = state._replace(worse=0, first=first)
