@@ -64,8 +64,12 @@ VARIANTS: dict[str, dict[str, float]] = {
     "too hot sooner": {"WORSE": 0.05, "RUINED": 0.1},
     "SLOWER=2": {"SLOWER": 2.0},
     "SLOWER=10": {"SLOWER": 10.0},
-    "RELATIVE_STEP=1e-5": {"RELATIVE_STEP": 1e-5},
+    "RELATIVE_STEP=1e-4": {"RELATIVE_STEP": 1e-4},
     "RELATIVE_STEP=1e-3": {"RELATIVE_STEP": 1e-3},
+    "RELATIVE_STEP=4e-3": {"RELATIVE_STEP": 4e-3},
+    "IDLE=1": {"IDLE": 1},
+    "IDLE=3": {"IDLE": 3},
+    "never halved": {"IDLE": math.inf},
     "never restarted": {"TOO_FAR": math.inf},
     "never raised": {"HEED": 1e-9, "STRAIGHT": math.inf},
 }

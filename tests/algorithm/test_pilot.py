@@ -14,6 +14,7 @@ from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.pilot import (
     BLIND,
     NEVER_MOVED,
+    NO_GAIN,
     NOT_FINITE,
     Action,
     Moment,
@@ -48,20 +49,20 @@ def first_step(moved: float, state: PilotState | None = None, now: float = 2.0, 
 
 @given(st.floats(1e-12, 1e-2, exclude_max=True), st.integers(1, 2000), st.sampled_from([0.0, 50.0, PEAK, 600.0]))
 def test_after_the_first_step_the_guess_does_not_matter(moved: float, t: int, peak: float) -> None:
-    """Whatever the first step moved, the next one moves the weights by 1e-4 of their norm."""
+    """Whatever the first step moved, the next one moves the weights by 2e-3 of their norm."""
     late = t > max(peak, c.SHORTEST)
     order = first_step(moved, span=(t - 1, t), peak=peak)
     if late:
         assert order.alarm == NEVER_MOVED
         return
     state = order.state
-    assert moved * state.factor * state.rise(t) / PILOT.begin().factor == pytest.approx(1e-4)
+    assert moved * state.factor * state.rise(t) / PILOT.begin().factor == pytest.approx(2e-3)
     assert (order.event, order.action, order.slot, order.anew) == ("first step", Action.KEEP, 0, True)
     assert (state.phase, state.peak, state.first, state.moments) == (Phase.SEARCHING, peak, 2.0, (Moment(t, 0),))
 
 
 def test_a_step_is_longer_than_what_the_weights_can_resolve() -> None:
-    """In bf16 neighbouring numbers are 1/128 apart: steps of 1e-4 would be lost."""
+    """In bf16 neighbouring numbers are 1/128 apart: steps of 2e-3 would be lost."""
     state = first_step(1e-6, resolution=1 / 128).state
     assert 1e-6 * state.factor * state.rise(1) / PILOT.begin().factor == pytest.approx(1 / 256)
 
@@ -72,7 +73,7 @@ def test_a_first_step_that_was_too_long_is_undone(moved: float, undone: bool) ->
     assert (order.action is Action.RESTART) == (order.event == AGAIN) == undone
     assert order.anew
     assert order.state.phase is Phase.SEARCHING
-    assert moved * order.state.factor * order.state.rise(1) / PILOT.begin().factor == pytest.approx(1e-4)
+    assert moved * order.state.factor * order.state.rise(1) / PILOT.begin().factor == pytest.approx(2e-3)
     if undone:  # that loss belongs to weights that are gone
         assert math.isnan(order.state.first)
         assert (order.state.moments, order.slot) == ((), None)
@@ -119,6 +120,37 @@ def test_the_target_is_raised_to_a_part_of_the_reach(reach: float, growth: float
     fallen = after(SEARCHING, reach=reach, shape=0.89)
     assert fallen.state == SEARCHING._replace(moments=order.state.moments)
     assert after(SEARCHING, reach=reach, shape=0.9) == order
+
+
+def test_where_nothing_is_gained_and_nobody_asks_for_more_the_rate_is_halved() -> None:
+    once = after(SEARCHING, 1.01, 1.0)
+    assert (once.state.idle, once.state.factor, once.event) == (1, 1.0, None)
+    twice = after(once.state, 1.01, 1.0)
+    assert (twice.state.idle, twice.state.factor, twice.event) == (0, pytest.approx(0.5), NO_GAIN)
+    assert (twice.action, twice.anew, twice.went_back_to) == (Action.KEEP, False, None)  # it goes on from here
+    assert after(twice.state, 1.01, 1.0).state.factor == pytest.approx(0.5)  # two more rounds, not one
+
+
+@pytest.mark.parametrize(
+    "round",
+    [
+        {"now": 0.99},  # something was gained
+        {"now": 1.0},
+        {"now": 1.01, "before": math.nan},  # nothing to compare with
+        {"now": 1.01, "reach": 9.0},  # the gradients ask for more
+        {"now": 1.01, "straightness": 0.9},
+    ],
+    ids=str,
+)
+def test_rounds_that_are_not_idle(round: dict[str, float]) -> None:
+    order = after(SEARCHING._replace(idle=1), **{"before": 1.0, **round})
+    assert (order.state.idle, order.event) == (0, None)
+    assert order.state.factor >= 1.0
+
+
+def test_once_the_schedule_falls_nothing_is_halved() -> None:
+    order = after(SEARCHING._replace(idle=1), 1.01, 1.0, shape=0.89)
+    assert (order.state.level, order.event) == (SEARCHING.level, None)
 
 
 @given(st.floats(0, 2000), st.floats(0, 2000), st.floats(-1, 1500), st.sampled_from(Phase))
@@ -333,6 +365,11 @@ def check_order(state: PilotState, evidence: Evidence, order: Order) -> None:
         if too_hot:
             low = math.log(1e-15) - state.level
             assert moved == pytest.approx(max(-math.log(c.SLOWER), low), abs=1e-9)
+        elif order.event == NO_GAIN:
+            assert state.idle == c.IDLE - 1
+            assert evidence.now > evidence.before
+            assert evidence.shape >= c.FALLING
+            assert moved == pytest.approx(max(-math.log(c.FASTEST), math.log(1e-15) - state.level), abs=1e-9)
         else:
             assert 0 <= moved <= math.log(c.FASTEST) + 1e-9
             assert moved == 0 or (evidence.shape >= c.FALLING and order.action is Action.KEEP)

@@ -1,8 +1,9 @@
 """Every number of the rule behind ``max_lr="auto"``: what it means, why it is what it is, and what tested it.
 
-LOG is ``experiments/LOG.md``; its entries are named by their headings: *one reach* ("one reach from the first step to
-the end of the climb"), whose table says what the rule loses without each part, and *reach*, *one batch*, *lengths* of
-earlier rules. Rules read these as attributes of this module, so that an experiment can change one.
+LOG is ``experiments/LOG.md``; its entries are named by their headings: *no gain* ("a longer first step, and half the
+rate where nothing is gained"), *one reach* ("one reach from the first step to the end of the climb"), whose tables say
+what the rule loses without each part, and *reach*, *one batch*, *lengths* of earlier rules. Rules read these as
+attributes of this module, so that an experiment can change one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ SHORTEST = 40
 """Runs of fewer steps keep to the guess: they would end before a rate is found (LOG, reach)."""
 BEGIN = math.log(1e-3)
 """log of the factor on the guess at which the first step is taken (LOG, prototype)."""
-RELATIVE_STEP = 1e-4
-"""Then a step moves the weights by this part of their norm, whatever the guess was (LOG, wide fan) ..."""
+RELATIVE_STEP = 2e-3
+"""Then a step moves the weights by this part of their norm, whatever the guess was. 1e-3 and 3e-3 were as good; with
+1e-4 a run of 100 steps is half gone before its rate is found (LOG, no gain) ..."""
 RESOLVED = 0.5
 """... or by this many units in the last place of the weights' type, if that is more: less is lost in rounding."""
 TOO_FAR = 1e-2
@@ -52,6 +54,9 @@ LEAST_RISE = 0.3
 and 0.1 were as good (LOG, one reach)."""
 FALLING = 0.9
 """Nothing is raised any more once the schedule has fallen below this part of its peak (LOG, one reach)."""
+IDLE = 2
+"""After so many rounds in a row in which the gradients did not ask for more and the loss rose, the target is divided by
+FASTEST: the rate was overdone. One and three were worse (LOG, no gain)."""
 
 # -- too hot -----------------------------------------------------------------------------------------------------------
 

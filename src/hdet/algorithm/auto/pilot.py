@@ -2,7 +2,8 @@
 
 One idea: the rate begins very low and is raised as long as the gradients of all steps so far, together, ask for more
 (:mod:`hdet.algorithm.auto.reach`). Once it is right, steps go to and fro, gradients cancel, and nothing asks any more.
-Everything else is for the edges: a first step whose length nobody knows, and weights that got too hot.
+If then nothing is gained either, it is halved. Everything else is for the edges: a first step whose length nobody
+knows, and weights that got too hot.
 
 The engine carries the pilot's orders out on one model, the experiments on a stack of them: both follow the same rules.
 """
@@ -20,11 +21,12 @@ from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import FACTOR_LIMITS, bounded_factor
 
-__all__ = ["BLIND", "NEVER_MOVED", "NOT_FINITE", "Action", "Moment", "Order", "Phase", "Pilot", "PilotState"]
+__all__ = ["BLIND", "NEVER_MOVED", "NOT_FINITE", "NO_GAIN", "Action", "Moment", "Order", "Phase", "Pilot", "PilotState"]
 
 BLIND = "the probe does not see the weights"
 NOT_FINITE = "the probe's loss is not finite, whatever the weights"
 NEVER_MOVED = "no step has moved the weights"
+NO_GAIN = "no gain: half the rate"
 
 
 class Phase(IntEnum):
@@ -33,7 +35,7 @@ class Phase(IntEnum):
     FIRST = 0
     """Before a first step whose length is known."""
     SEARCHING = 1
-    """The rate is raised as long as the gradients ask for more, and lowered where the weights got too hot."""
+    """The rate is raised as long as the gradients ask for more, and lowered where it was overdone."""
     KEPT = 2
     """The guess is kept to, on the schedule as it is: nothing is searched."""
 
@@ -59,6 +61,8 @@ class PilotState(NamedTuple):
     """The ends of the last good rounds, two at most."""
     worse: int = 0
     """Rounds in a row in which the weights were perhaps ruined."""
+    idle: int = 0
+    """Rounds in a row in which the gradients did not ask for more and the loss rose."""
     dark: int = 0
     """Rounds without a finite loss, before there was any."""
     seen: bool = False
@@ -206,7 +210,7 @@ def _too_hot(state: PilotState, certain: bool) -> Order:
     """The weights are ruined: back to those of two rounds ago at a third of the rate, at once or the second time."""
     if state.worse < c.TWICE and not certain:
         return Order(state)
-    state = state.at(state.level - math.log(c.SLOWER))._replace(worse=0)
+    state = state.at(state.level - math.log(c.SLOWER))._replace(worse=0, idle=0)
     if not state.moments:
         return Order(state, Action.GO_ON, event="too hot: slowed down", anew=True)
     moment = state.moments[0]  # the last one may already be damaged
@@ -216,16 +220,25 @@ def _too_hot(state: PilotState, certain: bool) -> Order:
 
 
 def _gone_well(state: PilotState, evidence: Evidence) -> Order:
-    """Remember the weights, and raise the target as far as the gradients ask for it."""
+    """Remember the weights, and let the target follow what the gradients ask for."""
     if not math.isfinite(evidence.now):  # nor is that of a round ago: the batch is at fault
         return Order(state)
     first = state.first if math.isfinite(state.first) else evidence.now
     state = state._replace(worse=0, first=first)
-    if evidence.shape >= c.FALLING:
-        most = math.log(c.FASTEST)
-        asked = most if evidence.straightness >= c.STRAIGHT else evidence.reach + math.log(c.HEED) - state.level
-        state = state.at(state.level + min(max(asked, 0.0), most))
-    return _keeping(Order(state), evidence.span[1])
+    order = _steered(state, evidence) if evidence.shape >= c.FALLING else Order(state)
+    return _keeping(order, evidence.span[1])
+
+
+def _steered(state: PilotState, evidence: Evidence) -> Order:
+    """Raise the target as far as the gradients ask for it; halve it where they do not and nothing is gained."""
+    most = math.log(c.FASTEST)
+    asked = most if evidence.straightness >= c.STRAIGHT else evidence.reach + math.log(c.HEED) - state.level
+    if asked > 0:
+        return Order(state.at(state.level + min(asked, most))._replace(idle=0))
+    idle = state.idle + 1 if evidence.now > evidence.before else 0
+    if idle < c.IDLE:
+        return Order(state._replace(idle=idle))
+    return Order(state.at(state.level - most)._replace(idle=0), event=NO_GAIN)
 
 
 def _keeping(order: Order, step: int) -> Order:

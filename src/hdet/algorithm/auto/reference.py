@@ -156,6 +156,7 @@ class _Run:
     """Whether the guess is kept to."""
     L0: float = math.nan
     worse: int = 0
+    idle: int = 0
     dark: int = 0
     seen: bool = False
     fallen: bool = False
@@ -204,12 +205,10 @@ class _Run:
         if ruin > c.WORSE:
             self.worse += 1
             return self.go_back() if self.worse >= c.TWICE or ruin > c.RUINED else None
-        if math.isfinite(L):
-            self.go_on(t, L, reach, kappa=reach / straight if straight > 0 else 0.0)
-        return None
+        return self.go_on(t, L, A, reach, kappa=reach / straight if straight > 0 else 0.0) if math.isfinite(L) else None
 
     def first_step(self, t: int, L: float, q: float) -> str:
-        """From here on a step moves the weights by 1e-4 of their norm, whatever the guess was."""
+        """From here on a step moves the weights by 2e-3 of their norm, whatever the guess was."""
         x0, again = self.path[0].x, "restarted: the first step was too long"
         if q == 0:
             self.set_level(self.level + c.TRY_HIGHER)
@@ -239,23 +238,30 @@ class _Run:
     def go_back(self) -> str:
         """To the copy of two rounds ago, at a third of the rate."""
         self.set_level(self.level - math.log(c.SLOWER))
-        self.worse, self.path = 0, []
+        self.worse, self.idle, self.path = 0, 0, []
         if not self.kept:
             return "too hot: slowed down"
         self.kept = self.kept[:1]
         self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
         return f"too hot: went back to step {self.kept[0].t}"
 
-    def go_on(self, t: int, L: float, reach: float, kappa: float) -> None:
+    def go_on(self, t: int, L: float, A: float, reach: float, kappa: float) -> str | None:
         """Raise the target to 0.7 of the reach, at most twofold; twofold while the way is straight."""
         self.worse = 0
         if not math.isfinite(self.L0):
             self.L0 = L
-        if self.settings.h(t) >= c.FALLING and reach > 0:
-            asked = c.HEED * reach / (self.settings.guess[0] * self.settings.h(t - 1) * math.exp(self.level))
-            raised = c.FASTEST if kappa >= c.STRAIGHT else min(max(asked, 1.0), c.FASTEST)
-            self.set_level(self.level + math.log(raised))
         self.keep(t)
+        if self.settings.h(t) < c.FALLING:
+            return None
+        asked = c.HEED * reach / (self.settings.guess[0] * self.settings.h(t - 1) * math.exp(self.level))
+        raised = c.FASTEST if kappa >= c.STRAIGHT else min(max(asked, 1.0), c.FASTEST)
+        self.set_level(self.level + math.log(raised))
+        self.idle = self.idle + 1 if raised == 1.0 and L > A else 0
+        if self.idle < c.IDLE:
+            return None
+        self.idle = 0
+        self.set_level(self.level - math.log(c.FASTEST))
+        return "no gain: half the rate"
 
     def set_level(self, level: float) -> None:
         self.level = min(max(level, math.log(M_LOW)), math.log(M_HIGH))
