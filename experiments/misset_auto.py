@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot
 from hdet.algorithm.auto.reach import Tally, estimate, straightness
-from hdet.algorithm.auto.rounds import Growing
+from hdet.algorithm.auto.rounds import Growing, heard
 
 __all__ = ["AutoRuns", "Prober", "Run"]
 
@@ -147,16 +148,16 @@ class Reaches:
         self._sums = torch.zeros(5, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
         """asked, rates, the last rate, and for a straight way: sums of rates so far, and of weights"""
 
-    def before_step(self, start: Tensor, theta: Tensor, gradient: Tensor, rate: Tensor) -> None:
-        """The step at ``rate`` [seed, configuration] is about to be made."""
+    def before_step(self, start: Tensor, theta: Tensor, gradient: Tensor, rate: Tensor, listens: Tensor) -> None:
+        """The step at ``rate`` [seed, configuration] is about to be made; ``listens``: 1, or 0 where nobody does."""
         asked, rates, last, ahead, weight = self._sums
-        kept = torch.where(last > 0, (last / rate).square().clamp(max=1), 1.0)
-        asked.mul_(kept).add_((gradient * (start - theta)).sum(-1))
-        self._pull.mul_(kept[..., None]).add_(gradient)
-        ahead.mul_(kept).add_(rates)
-        weight.mul_(kept).add_(1.0)
+        kept = torch.where((last > 0) & (listens > 0), (last / rate).square().clamp(max=1), 1.0)
+        asked.mul_(kept).add_(listens * (gradient * (start - theta)).sum(-1))
+        self._pull.mul_(kept[..., None]).add_(listens * gradient)
+        ahead.mul_(kept).add_(listens * rates)
+        weight.mul_(kept).add_(listens)
         rates.add_(rate)
-        last.copy_(rate)
+        last.copy_(torch.where(listens > 0, rate, last))
 
     def tallies(self, seeds: Tensor, columns: Tensor, start: Tensor, theta: Tensor) -> Tensor:
         """[run, 4] of the chosen runs: asked, gained, rates, and the rate that a straight way would ask for."""
@@ -196,6 +197,14 @@ class AutoRuns:
         self._next = {place: run.rounds.next_end(1) for place, run in self.runs.items()}
         self._prober, self._graph = Prober(stack, graph), graph
         self._reaches = Reaches(stack.theta)
+        ears = [
+            float(heard(t - start, end - start))
+            for start, end in pairwise((0, *runs[0][0].rounds.ends))
+            for t in range(start, end)
+        ]
+        self._listens = torch.tensor(ears, device=stack.device, dtype=stack.theta.dtype)
+        """[step]: 1 where the gradient is listened to; the rounds of all runs are the same."""
+        self._clock = torch.zeros(1, dtype=torch.long, device=stack.device)
         self.rates = torch.zeros(
             self._steps, *stack.theta.shape[:2], len(stack.sizes), device=stack.device, dtype=stack.theta.dtype
         )
@@ -204,13 +213,16 @@ class AutoRuns:
 
     def before_step(self, gradient: Tensor, rate: Tensor) -> None:
         """Before each step, on the device: part of the reach."""
-        self._reaches.before_step(self._origin, self._stack.theta, gradient, rate[..., 0])
+        listens = self._listens.index_select(0, self._clock)
+        self._reaches.before_step(self._origin, self._stack.theta, gradient, rate[..., 0], listens)
+        self._clock += 1
 
     def train_step(self) -> TrainStep:
         """The step of all runs, ready for the first one."""
         batches, before = self._supply.batches, self.before_step
         step = TrainStep(self._stack, self._optimizer, batches, self.rates, before=before, graph=self._graph)
         self._reaches.reset(*_indices(list(self.runs), self._stack.device))  # what its capture observed
+        self._clock.zero_()
         return step
 
     @torch.no_grad()

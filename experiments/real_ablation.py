@@ -70,6 +70,11 @@ VARIANTS: dict[str, dict[str, float]] = {
     "IDLE=1": {"IDLE": 1},
     "IDLE=3": {"IDLE": 3},
     "never halved": {"IDLE": math.inf},
+    "JUDGED=2": {"JUDGED": 2},
+    "JUDGED=16": {"JUDGED": 16},
+    "HEARD=8": {"HEARD": 8},
+    "HEARD=32": {"HEARD": 32},
+    "all heard": {"HEARD": math.inf},
     "never restarted": {"TOO_FAR": math.inf},
     "never raised": {"HEED": 1e-9, "STRAIGHT": math.inf},
 }

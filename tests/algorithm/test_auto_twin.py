@@ -31,6 +31,8 @@ class World:
             resolution=rng.choice([2.0**-52, 2.0**-7]),
         )
         self.now = self.first = rng.choice([1.0, 1.0, 2.3, 1e-3, 500.0, -2.0, 0.0])
+        self.gain = rng.choice([0.1, 0.01, 0.0])
+        """What a round brings at most, over the first loss."""
         self.trouble = rng.choice([0.0, 0.0, 0.02, 0.1, 0.4])
         """How often a loss is far off or no number."""
         self.dark = rng.choice([0, 0, 0, 0, 1, 2, 3])
@@ -48,7 +50,7 @@ class World:
         before = self.now
         if self.blind:
             return before, before
-        self.now -= unit * rng.uniform(-0.05, 0.1)  # now and then a little worse, which is not too hot
+        self.now -= unit * rng.uniform(-0.08, self.gain)  # now and then a little worse, which is not too hot
         if rng.random() < self.trouble:
             off = before + unit * rng.choice([0.05, 0.15, 0.2, 0.3, 7])
             bad = rng.choice([math.nan, math.inf, off, off])
@@ -105,7 +107,7 @@ def follow(seed: int) -> Counter[str]:
         kappa = reach / straight if straight > 0 else 0.0
         evidence = Evidence((began, t), now, before, s.peak, s.h(t), t - began, q, asked, kappa, s.resolution)
         order, level = pilot.after_round(state, evidence), state.level
-        event = run.end_round(t, now, before, q, reach, straight)
+        event = run.end_round(t, t - began, now, before, q, reach, straight)
         assert order.event == event, (seed, t)
         assert order.anew == (not run.path) or run.alarmed
         assert (order.action is Action.KEEP) == bool(run.kept and run.kept[-1].t == t)

@@ -139,6 +139,7 @@ def test_where_nothing_is_gained_and_nobody_asks_for_more_the_rate_is_halved() -
         {"now": 1.01, "before": math.nan},  # nothing to compare with
         {"now": 1.01, "reach": 9.0},  # the gradients ask for more
         {"now": 1.01, "straightness": 0.9},
+        {"now": 1.01, "steps": 7},  # too short to tell
     ],
     ids=str,
 )
@@ -368,6 +369,7 @@ def check_order(state: PilotState, evidence: Evidence, order: Order) -> None:
         elif order.event == NO_GAIN:
             assert state.idle == c.IDLE - 1
             assert evidence.now > evidence.before
+            assert evidence.steps >= c.JUDGED
             assert evidence.shape >= c.FALLING
             assert moved == pytest.approx(max(-math.log(c.FASTEST), math.log(1e-15) - state.level), abs=1e-9)
         else:

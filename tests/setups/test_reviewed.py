@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ConstantLR, SequentialLR
 import hdet
 from hdet.algorithm.auto.reach import estimate
 from hdet.engine.probed.gradients import Gradients
+from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.way import ProbedWay
 from tests.ranks import error_of, run_ranks
@@ -125,26 +126,27 @@ def test_the_optimizers_memory_is_shown_with_earlier_weights() -> None:
 @pytest.mark.parametrize("phase", [1.0, 1j, (1 + 1j) / 2**0.5])
 def test_the_reach_of_complex_weights_does_not_depend_on_their_phase(phase: complex) -> None:
     p = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
-    seen, start = Gradients(), [p.detach().clone()]
+    seen, start = Gradients(), Origin([p])
     for _ in range(3):
         p.grad = torch.full_like(p, phase)
         seen.add(start, [p.detach()], [p], 1.0)
         with torch.no_grad():
             p.sub_(p.grad)
-    assert estimate(seen.tally(start, [p.detach()])) == pytest.approx(1.0)
+    sums = [float(value) for value in seen.sums(start, [p])]
+    assert estimate(seen.tally(sums)) == pytest.approx(1.0)
 
 
 def test_a_layer_that_is_not_used_has_a_gradient_of_zero() -> None:
     found = []
     for missing in (None, torch.zeros(2)):
         p = nn.Parameter(torch.zeros(2))
-        seen, start = Gradients(), [torch.zeros(2)]
+        seen, start = Gradients(), Origin([torch.zeros(2)])
         for k, rate in enumerate((0.1, 0.3, 0.9)):
             p.grad = torch.ones(2) if k == 0 else missing
             seen.add(start, [p.detach()], [p], rate)
             with torch.no_grad():
                 p.sub_(0.1)
-        found.append(estimate(seen.tally(start, [p.detach()])))
+        found.append(estimate(seen.tally([float(value) for value in seen.sums(start, [p])])))
     assert found[0] == found[1]
 
 

@@ -62,7 +62,7 @@ class PilotState(NamedTuple):
     worse: int = 0
     """Rounds in a row in which the weights were perhaps ruined."""
     idle: int = 0
-    """Rounds in a row in which the gradients did not ask for more and the loss rose."""
+    """Rounds in a row, not too short, in which the gradients did not ask for more and the loss rose."""
     dark: int = 0
     """Rounds without a finite loss, before there was any."""
     seen: bool = False
@@ -235,7 +235,8 @@ def _steered(state: PilotState, evidence: Evidence) -> Order:
     asked = most if evidence.straightness >= c.STRAIGHT else evidence.reach + math.log(c.HEED) - state.level
     if asked > 0:
         return Order(state.at(state.level + min(asked, most))._replace(idle=0))
-    idle = state.idle + 1 if evidence.now > evidence.before else 0
+    rose = evidence.steps >= c.JUDGED and evidence.now > evidence.before
+    idle = state.idle + 1 if rose else 0
     if idle < c.IDLE:
         return Order(state._replace(idle=idle))
     return Order(state.at(state.level - most)._replace(idle=0), event=NO_GAIN)

@@ -10,6 +10,8 @@ The numerator is the descent that gradients still ask for along the way already 
 update of length one gains against the mean gradient. While gradients agree, the estimate stays ahead of the rate and
 grows with it; once training goes to and fro they cancel, and it stops.
 
+In a long round only some steps are heard: the sums over :math:`k` are over these, the sums of rates over all steps.
+
 Had all gradients been one, the estimate would be the mean over the steps, by the same weights, of the sum of rates
 before each: :math:`\hat\eta_1 = \sum_k w_k \sum_{j<k} \eta_j / \sum_k w_k`. The ratio :math:`\kappa = \hat\eta /
 \hat\eta_1` says how straight the way was: 1 as long as nothing has turned yet.
@@ -26,7 +28,7 @@ __all__ = ["Tally", "estimate", "forgetting", "straightness"]
 
 
 class Tally(NamedTuple):
-    """The sums over the steps so far, with the weight of the last step as their unit."""
+    """The sums over the steps so far, with the weight of the last step that was heard as their unit."""
 
     asked: float
     """Sum of w <g, x_0 - x>."""

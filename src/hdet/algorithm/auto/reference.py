@@ -65,6 +65,8 @@ class Step(NamedTuple):
     g: Theta
     eta: float
     after: Theta
+    heard: bool = True
+    """Whether its gradient counts: every n-th of a round does, so that there are 16 at most."""
 
 
 class Copy(NamedTuple):
@@ -116,25 +118,26 @@ def simulate(
         new_optimizer: makes the optimizer, without memory.
     """
     run, history = _Run(settings, theta0, new_optimizer), History()
-    end, k = 1, 0
+    start, end, k = 0, 1, 0
     for t in range(settings.S):
         rates = run.rates(t)
         loss, g = loss_and_grad(run.x, t)
         after = run.optimizer(run.x, g, rates, [settings.mu] * len(rates))
-        run.path.append(Step(run.x, g, rates[0], after))
+        n = -(-(end - start) // c.HEARD)
+        run.path.append(Step(run.x, g, rates[0], after, heard=(t - start) % n == 0))
         run.x = after
         if t + 1 == end:
             now = probe(run.x, k)
             before = probe(run.kept[-1].x, k) if run.kept else math.nan
             q = run.moved() if not run.fallen else 0.0
             reach = _reach(run.path) if run.searching and not run.fallen else 0.0
-            history.event.append(run.end_round(t + 1, now, before, q, reach, _straight(run.path)))
+            history.event.append(run.end_round(t + 1, end - start, now, before, q, reach, _straight(run.path)))
             history.end.append(end)
             history.probe.append(now)
             history.before.append(before)
             history.reach.append(reach)
             history.m.append(run.m)
-            end, k = _next_end(t + 1, settings.S), k + 1
+            start, end, k = end, _next_end(t + 1, settings.S), k + 1
         history.rate.append(rates)
         history.loss.append(loss)
         history.theta.append(run.x)
@@ -185,9 +188,9 @@ class _Run:
         r = s.rise(t) if self.searching else 1.0
         return [guess * self.m * r * s.h(t) for guess in s.guess]
 
-    def end_round(self, t: int, L: float, A: float, q: float, reach: float, straight: float) -> str | None:
-        """L, A: losses of x and of the copy of a round ago on one batch; q: how far x is from x0, over its norm;
-        straight: eta^_1."""
+    def end_round(self, t: int, n: int, L: float, A: float, q: float, reach: float, straight: float) -> str | None:
+        """n: steps of the round; L, A: losses of x and of the copy of a round ago on one batch; q: how far x is from
+        x0, over its norm; straight: eta^_1."""
         if self.alarmed:
             return None
         if not self.searching:
@@ -205,7 +208,8 @@ class _Run:
         if ruin > c.WORSE:
             self.worse += 1
             return self.go_back() if self.worse >= c.TWICE or ruin > c.RUINED else None
-        return self.go_on(t, L, A, reach, kappa=reach / straight if straight > 0 else 0.0) if math.isfinite(L) else None
+        kappa = reach / straight if straight > 0 else 0.0
+        return self.go_on(t, n, L, A, reach, kappa) if math.isfinite(L) else None
 
     def first_step(self, t: int, L: float, q: float) -> str:
         """From here on a step moves the weights by 2e-3 of their norm, whatever the guess was."""
@@ -245,7 +249,7 @@ class _Run:
         self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
         return f"too hot: went back to step {self.kept[0].t}"
 
-    def go_on(self, t: int, L: float, A: float, reach: float, kappa: float) -> str | None:
+    def go_on(self, t: int, n: int, L: float, A: float, reach: float, kappa: float) -> str | None:
         """Raise the target to 0.7 of the reach, at most twofold; twofold while the way is straight."""
         self.worse = 0
         if not math.isfinite(self.L0):
@@ -256,7 +260,7 @@ class _Run:
         asked = c.HEED * reach / (self.settings.guess[0] * self.settings.h(t - 1) * math.exp(self.level))
         raised = c.FASTEST if kappa >= c.STRAIGHT else min(max(asked, 1.0), c.FASTEST)
         self.set_level(self.level + math.log(raised))
-        self.idle = self.idle + 1 if raised == 1.0 and L > A else 0
+        self.idle = self.idle + 1 if raised == 1.0 and L > A and n >= c.JUDGED else 0
         if self.idle < c.IDLE:
             return None
         self.idle = 0
@@ -290,10 +294,10 @@ def _next_end(t: int, S: int) -> int:
 def _reach(path: list[Step]) -> float:
     """eta^: at which rate one step would go as far as all steps since x0, together, ask for."""
     x0, x = path[0].x, path[-1].after
-    w = _weights(path)
-    asked = sum(wk * _inner(step.g, _less(x0, step.x)) for wk, step in zip(w, path, strict=True))
+    heard, w = [step for step in path if step.heard], _weights(path)
+    asked = sum(wk * _inner(step.g, _less(x0, step.x)) for wk, step in zip(w, heard, strict=True))
     way = _less(x0, x)
-    gained = sum(wk * _inner(step.g, way) for wk, step in zip(w, path, strict=True))
+    gained = sum(wk * _inner(step.g, way) for wk, step in zip(w, heard, strict=True))
     if not (math.isfinite(asked) and math.isfinite(gained)) or asked <= 0 or gained <= 0:
         return 0.0
     return asked / (gained / math.fsum(step.eta for step in path))
@@ -302,14 +306,15 @@ def _reach(path: list[Step]) -> float:
 def _straight(path: list[Step]) -> float:
     """eta^_1: what the reach would be had all gradients been one."""
     w = _weights(path)
-    s = [math.fsum(step.eta for step in path[:k]) for k in range(len(path))]
-    return math.fsum(wk * sk for wk, sk in zip(w, s, strict=True)) / math.fsum(w) if path else 0.0
+    s = [math.fsum(step.eta for step in path[:k]) for k, step in enumerate(path) if step.heard]
+    return math.fsum(wk * sk for wk, sk in zip(w, s, strict=True)) / math.fsum(w) if w else 0.0
 
 
 def _weights(path: list[Step]) -> list[float]:
-    """w_k: eta^2 while the rate grows."""
-    w = [1.0] if path else []
-    for before, step in pairwise(path):
+    """w_k of the steps that are heard: eta^2 while the rate grows."""
+    heard = [step for step in path if step.heard]
+    w = [1.0] if heard else []
+    for before, step in pairwise(heard):
         w.append(w[-1] * max((step.eta / before.eta) ** 2, 1.0))
     return w
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -9,7 +10,16 @@ from functools import lru_cache
 
 from hdet.algorithm.auto import constants as c
 
-__all__ = ["Growing"]
+__all__ = ["Growing", "heard"]
+
+
+def heard(step: int, length: int) -> bool:
+    """Whether step ``step`` of a round of so many, counted from 0, is listened to: 16 at most, evenly spread.
+
+    >>> [step for step in range(40) if heard(step, 40)]
+    [0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39]
+    """
+    return step % max(1, math.ceil(length / c.HEARD)) == 0
 
 
 @dataclass(frozen=True)

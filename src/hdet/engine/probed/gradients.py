@@ -1,4 +1,4 @@
-"""The reach of real training: inner products of each step's gradient with the way gone since the start."""
+"""The reach of real training: inner products of gradients with the way gone since the origin."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from hdet.algorithm.auto.reach import Tally, forgetting
-from hdet.comm.host import to_host
-from hdet.engine.copies import wide
+from hdet.engine.probed.origin import Origin
+from hdet.engine.probed.pieces import Vectors
 from hdet.engine.rates import Rate
 
 __all__ = ["Gradients"]
 
+_NOTHING = Tally(0.0, 0.0, 0.0)
+
 
 class Gradients:
-    """Two sums over steps, on the device: one number, and one fp32 copy of the gradients.
+    """Two sums over the steps that were heard, on the device: one number, and one fp32 copy of the gradients.
 
-    The formula is :mod:`hdet.algorithm.auto.reach`'s. The caller passes the start.
+    The formula is :mod:`hdet.algorithm.auto.reach`'s. The caller passes the origin.
     """
 
     def __init__(self) -> None:
@@ -27,45 +29,60 @@ class Gradients:
 
     def reset(self) -> None:
         """Begin anew."""
-        self._pull: list[Tensor] = []
+        self._pull: Vectors = []
         self._asked: Tensor | None = None
         self._rates: Rate = 0.0
         self._ahead: Rate = 0.0
         self._weight: Rate = 0.0
         self._rate: Rate | None = None
 
+    def pass_by(self, rate: Rate) -> None:
+        """A step at ``rate`` is made that is not listened to."""
+        self._rates = self._rates + rate
+
     @torch.no_grad()
-    def add(self, start: Sequence[Tensor], weights: Sequence[Tensor], parameters: Sequence[Tensor], rate: Rate) -> None:
+    def add(self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor], rate: Rate) -> None:
         """One step at ``rate``. Does not synchronise, also where the rate is a tensor on a device.
 
         Args:
-            start: the weights from which the way is measured.
+            origin: the weights from which the way is measured.
             weights: those at which the gradients were taken.
             parameters: they hold the gradients.
             rate: of the step that follows.
         """
         if not self._pull:
-            self._pull = [wide(p) for p in parameters]
+            self._pull = origin.pieces.zeros()
         discount = _discount(self._rate, rate)
         gradients = [_gradient(p) for p in parameters]
+        asked = None
+        heard = zip(self._pull, origin.way(weights), origin.pieces.gathered(gradients, 1), strict=True)
+        for pull, way, gradient in heard:
+            asked = _sum(asked, torch.dot(gradient, way))
+            if isinstance(discount, Tensor):
+                pull.mul_(discount.to(pull.device)).add_(gradient)
+            else:
+                torch.add(gradient, pull, alpha=discount, out=pull)
+        if asked is not None:
+            self._asked = asked if self._asked is None else self._asked * discount + asked
         self._ahead, self._weight = self._ahead * discount + self._rates, self._weight * discount + 1.0
-        asked = _inner(gradients, start, weights)
-        self._asked = asked if self._asked is None else self._asked * discount + asked
-        for pull, gradient in zip(self._pull, gradients, strict=True):
-            pull.mul_(discount)  # also where a layer was not used: its gradient is zero
-            if gradient is not None:
-                pull.add_(gradient)
         self._rates, self._rate = self._rates + rate, rate
 
     @torch.no_grad()
-    def tally(self, start: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tally:
-        """The sums over all steps. Synchronises host and device."""
-        if self._asked is None:
-            return Tally(0.0, 0.0, 0.0)
-        asked, gained = to_host([self._asked, _inner(self._pull, start, parameters)])
+    def sums(self, origin: Origin, weights: Sequence[Tensor]) -> list[Tensor]:
+        """What :meth:`tally` needs, on the device: what was asked, and what the way has gained."""
+        gained = None
+        for pull, way in zip(self._pull, origin.way(weights), strict=False):
+            gained = _sum(gained, torch.dot(pull, way))
+        return [self._asked, gained] if self._asked is not None and gained is not None else []
+
+    def tally(self, sums: Sequence[float]) -> Tally:
+        """From the values of :meth:`sums`."""
+        if not sums:
+            return _NOTHING
+        asked, gained = sums
         if not (math.isfinite(asked) and math.isfinite(gained)):  # some gradient was not finite
             self.reset()
-            return Tally(0.0, 0.0, 0.0)
+            return _NOTHING
         return Tally(asked, gained, float(self._rates), float(self._ahead / self._weight))
 
 
@@ -79,13 +96,9 @@ def _discount(before: Rate | None, now: Rate) -> Rate:
     return forgetting(before, now)
 
 
-def _inner(gradients: Sequence[Tensor | None], start: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """<gradients, start - weights>, the real part; a scalar on the first weight's device."""
-    total = torch.zeros((), device=weights[0].device if weights else None)
-    for g, a, w in zip(gradients, start, weights, strict=True):
-        if g is not None:
-            total = total + torch.sum(g.conj() * (a - w)).real.to(total.device)
-    return total
+def _sum(total: Tensor | None, more: Tensor) -> Tensor:
+    """A scalar on the first piece's device."""
+    return more if total is None else total + more.to(total.device)
 
 
 def _gradient(p: Tensor) -> Tensor | None:

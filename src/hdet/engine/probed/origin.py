@@ -3,60 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from hdet.comm.host import to_host
-from hdet.engine.copies import wide, write_
-from hdet.engine.probed.evaluated import evaluated
-from hdet.engine.weights import grouped_parameters, trained_parameters
+from hdet.engine.probed.pieces import Pieces, Vectors
 
 __all__ = ["Origin"]
 
 
 class Origin:
-    """One copy of the weights, at least fp32: a bf16 copy would destroy a small displacement."""
+    """One copy of the weights, at least fp32: a bf16 copy would destroy a small displacement.
 
-    def __init__(self) -> None:
-        self.forget()
+    Args:
+        weights: where the search begins.
+    """
 
-    def forget(self) -> None:
-        """The next step has an origin of its own."""
-        self._weights: list[Tensor] | None = None
-        self._parameters: list[int] = []
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.pieces = Pieces(weights)
+        self._vectors: Vectors = self.pieces.copied(weights)
+        self._norms: list[Tensor] | None = None
 
-    def of(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
-        """The weights, if they are of these parameters."""
-        return self._weights if self._parameters == [id(p) for p in parameters] else None
-
-    @torch.no_grad()
-    def set(self, optimizer: Optimizer) -> None:
-        """It is here, unless it is somewhere already."""
-        if self._weights is None:
-            parameters = trained_parameters(optimizer)
-            with evaluated(optimizer):
-                self._weights = [wide(p).copy_(p) for p in parameters]
-            self._parameters = [id(p) for p in parameters]
-
-    def go_back_(self, optimizer: Optimizer) -> None:
-        """Weights as at the origin."""
-        if self._weights is not None:
-            write_(trained_parameters(optimizer), self._weights)
+    def write_(self, weights: Sequence[Tensor]) -> None:
+        """Weights as at the origin, in place."""
+        self.pieces.write_(weights, self._vectors)
 
     @torch.no_grad()
-    def distance(self, optimizer: Optimizer, groups: Container[int]) -> float:
-        """How far the weights of some groups are from it, over its norm; infinite where that is no number."""
-        origin = self.of(trained_parameters(optimizer))
-        if origin is None:
-            return 0.0
-        with evaluated(optimizer):
-            pairs = [(a, p) for a, (p, g) in zip(origin, grouped_parameters(optimizer), strict=True) if g in groups]
-            far = [torch.linalg.vector_norm(p.to(a.dtype) - a) for a, p in pairs]
-        own = [torch.linalg.vector_norm(a) for a, _ in pairs]
-        norms = to_host([*far, *own])
-        moved, size = math.hypot(*norms[: len(pairs)]), math.hypot(*norms[len(pairs) :])
-        ratio = moved / size if size > 0 else moved
-        return ratio if math.isfinite(ratio) else math.inf
+    def way(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
+        """x_0 - x, piece by piece; each valid until the next one."""
+        for origin, now in zip(self._vectors, self.pieces.gathered(weights, 0), strict=True):
+            yield torch.sub(origin, now, out=now)
+
+    @torch.no_grad()
+    def norms(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Of the way, piece by piece, and then of the origin. Does not synchronise."""
+        if self._norms is None:
+            self._norms = [torch.linalg.vector_norm(vector) for vector in self._vectors]
+        return [*(torch.linalg.vector_norm(way) for way in self.way(weights)), *self._norms]
+
+
+def relative(norms: Sequence[float]) -> float:
+    """The length of the way over that of the origin, from :meth:`Origin.norms`; infinite where it is no number.
+
+    >>> relative([3.0, 4.0, 6.0, 8.0])
+    0.5
+    """
+    half = len(norms) // 2
+    moved, size = math.hypot(*norms[:half]), math.hypot(*norms[half:])
+    ratio = moved / size if size > 0 else moved
+    return ratio if math.isfinite(ratio) else math.inf

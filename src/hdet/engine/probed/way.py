@@ -265,7 +265,8 @@ class ProbedWay:
         self._slots.keep_only(order.state.slots)
         if order.state.phase is not Phase.FIRST:
             self._slots.forget_start()
-        self._witness.end_round(anew=order.anew or not self._looks)
+        following = self.rounds.next_end(end.after + 1) - end.after
+        self._witness.begin_round(following, anew=order.anew or not self._looks)
         if self._looks:
             self._witness.expect_step(optimizer, self._hears)
 

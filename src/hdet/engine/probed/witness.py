@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import compress
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.algorithm.auto.reach import Tally, estimate, straightness
+from hdet.algorithm.auto.reach import estimate, straightness
+from hdet.algorithm.auto.rounds import heard
+from hdet.comm.host import to_host
+from hdet.engine.probed.evaluated import evaluated
 from hdet.engine.probed.gradients import Gradients
-from hdet.engine.probed.origin import Origin
+from hdet.engine.probed.origin import Origin, relative
 from hdet.engine.probed.watch import Watch
 from hdet.engine.rates import Rate, copy_rate
 from hdet.engine.weights import grouped_parameters, trained_parameters
@@ -33,6 +35,16 @@ class Measured(NamedTuple):
     """Of the way; 1: nothing has turned yet."""
 
 
+class _Start(NamedTuple):
+    """Where the way that is measured begins."""
+
+    parameters: list[int]
+    """Ids of all that train: layers may be frozen and thawed."""
+    searched: Origin
+    """Of the groups whose rate is searched: the steps of others are not the rate's."""
+    others: Origin
+
+
 class Witness:
     """The origin, the gradients since, and a count of steps.
 
@@ -45,8 +57,10 @@ class Witness:
     def __init__(self, knob_of_group: Mapping[int, int]) -> None:
         self.steps = 0
         """Steps of the optimizer in this round."""
+        self._length = 1
+        """Steps of the scheduler in this round, from its first to its last."""
         self._knob_of_group = dict(knob_of_group)
-        self._origin = Origin()
+        self._start: _Start | None = None
         self._gradients = Gradients()
         self._watch = Watch()
         self._moved_before = 0.0
@@ -67,40 +81,40 @@ class Witness:
         """One of the same knobs that has seen nothing."""
         return Witness(self._knob_of_group)
 
-    def end_round(self, *, anew: bool) -> None:
-        """The next round begins; ``anew``: with an origin of its own."""
-        self.steps = 0
+    def begin_round(self, length: int, *, anew: bool) -> None:
+        """A round of so many steps begins; ``anew``: with an origin of its own."""
+        self.steps, self._length = 0, length
         if anew:
             self.begin_anew()
 
     def begin_anew(self) -> None:
         """The way that is measured begins with the next step."""
-        self._origin.forget()
+        self._start = None
         self._gradients.reset()
         self._weights_before = []
         self.steps, self._moved_before = 0, 0.0
 
     def before_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """A step is about to be made; the first one sets the origin."""
-        self._origin.set(optimizer)
+        self._set_origin(optimizer)
         if hears_gradients:
-            self._see_gradients(optimizer, trained_parameters(optimizer))
+            self._see_gradients(optimizer)
         self.steps += 1
 
     def after_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """A step has been made, perhaps one that no hook told of: replayed from a graph, or made by a wrapper."""
-        if not self._watch.sees_steps and self._origin.of(trained_parameters(optimizer)) is not None:
-            self.steps += 1
-            if hears_gradients and self._weights_before:
+        if not self._watch.sees_steps and self._origin(optimizer) is not None:
+            if hears_gradients and (self._weights_before or not self._listens):
                 self._see_gradients(optimizer, self._weights_before)
-        self._origin.set(optimizer)
+            self.steps += 1
+        self._set_origin(optimizer)
 
     def expect_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """Where the next step will not be heard of: remember what it begins from."""
         if self._watch.sees_steps:
             return
-        self._origin.set(optimizer)
-        needed = self._watch.captured and hears_gradients
+        self._set_origin(optimizer)
+        needed = self._watch.captured and hears_gradients and self._listens
         self._weights_before = [p.detach().clone() for p in trained_parameters(optimizer)] if needed else []
 
     def notice_unseen_steps(self, displacement: float, length: int) -> None:
@@ -112,35 +126,69 @@ class Witness:
 
     def restart_(self, optimizer: Optimizer) -> None:
         """Weights as at the origin."""
-        self._origin.go_back_(optimizer)
+        start = self._origin(optimizer)
+        if start is not None:
+            parameters = trained_parameters(optimizer)
+            start.searched.write_(self._searched(optimizer, parameters))
+            start.others.write_(self._searched(optimizer, parameters, others=True))
+            torch.clear_autocast_cache()
 
     def measure(self, optimizer: Optimizer) -> Measured:
-        """What the steps since the origin have come to. Synchronises host and device."""
-        parameters = trained_parameters(optimizer)
-        origin, own = self._origin.of(parameters), self._searched(optimizer)
-        tally = self._gradients.tally(own(origin), own(parameters)) if origin is not None else Tally(0.0, 0.0, 0.0)
-        far = self._origin.distance(optimizer, self._knob_of_group)
-        return Measured(far, estimate(tally), straightness(tally))
+        """What the steps since the origin have come to. Synchronises host and device once."""
+        start = self._origin(optimizer)
+        if start is None:
+            return Measured(0.0, 0.0, 0.0)
+        weights = self._searched(optimizer, trained_parameters(optimizer))
+        sums = self._gradients.sums(start.searched, weights)
+        with evaluated(optimizer):
+            norms = start.searched.norms(weights)
+        values = to_host([*sums, *norms])
+        tally = self._gradients.tally(values[: len(sums)])
+        return Measured(relative(values[len(sums) :]), estimate(tally), straightness(tally))
 
     @staticmethod
     def resolution(optimizer: Optimizer) -> float:
         """The coarsest relative distance of neighbouring numbers among the types of the weights."""
         return max((torch.finfo(p.dtype.to_real()).eps for p in trained_parameters(optimizer)), default=0.0)
 
-    def _see_gradients(self, optimizer: Optimizer, weights: list[Tensor]) -> None:
-        """Part of the reach. Parameters that were frozen or thawed since make it begin anew."""
-        parameters = trained_parameters(optimizer)
-        origin = self._origin.of(parameters)
-        if origin is None or len(weights) != len(origin):
-            self.begin_anew()
-        else:
-            own = self._searched(optimizer)
-            self._gradients.add(own(origin), own(weights), own(parameters), self._rate(optimizer))
+    def _origin(self, optimizer: Optimizer) -> _Start | None:
+        """The origin, if it is of the parameters that train."""
+        start = self._start
+        return start if start and start.parameters == [id(p) for p in trained_parameters(optimizer)] else None
 
-    def _searched(self, optimizer: Optimizer) -> Callable[[list[Tensor]], list[Tensor]]:
-        """Picks what belongs to groups whose rate is searched: the steps of others are not the rate's."""
-        chosen = [group in self._knob_of_group for _, group in grouped_parameters(optimizer)]
-        return lambda tensors: list(compress(tensors, chosen))
+    def _set_origin(self, optimizer: Optimizer) -> None:
+        """It is here, unless it is somewhere already."""
+        if self._start is None:
+            parameters = trained_parameters(optimizer)
+            own, rest = self._searched(optimizer, parameters), self._searched(optimizer, parameters, others=True)
+            with evaluated(optimizer):
+                self._start = _Start([id(p) for p in parameters], Origin(own), Origin(rest))
+
+    @property
+    def _listens(self) -> bool:
+        """Whether the next step's gradient is listened to."""
+        return heard(self.steps, self._length)
+
+    def _see_gradients(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
+        """Part of the reach. Parameters that were frozen or thawed since make it begin anew.
+
+        ``weights``: at which the gradients were taken, if not those of now.
+        """
+        if not self._listens:
+            self._gradients.pass_by(self._rate(optimizer))
+            return
+        start, parameters = self._origin(optimizer), trained_parameters(optimizer)
+        if start is None or len(weights) not in (0, len(parameters)):
+            self.begin_anew()
+            return
+        own = self._searched(optimizer, parameters)
+        there = self._searched(optimizer, weights) if weights else own
+        self._gradients.add(start.searched, there, own, self._rate(optimizer))
+
+    def _searched(self, optimizer: Optimizer, tensors: Sequence[Tensor], *, others: bool = False) -> list[Tensor]:
+        """What belongs to groups whose rate is searched, or to the others."""
+        groups = (group for _, group in grouped_parameters(optimizer))
+        return [t for t, group in zip(tensors, groups, strict=True) if (group in self._knob_of_group) != others]
 
     def _rate(self, optimizer: Optimizer) -> Rate:
         """The first knob's learning rate; a tensor stays on its device."""

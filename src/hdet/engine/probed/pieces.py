@@ -1,0 +1,154 @@
+"""Pieces: many tensors as few long vectors, so that a sum over all weights is a handful of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = ["Pieces", "Vectors"]
+
+PIECE = 1 << 22
+"""Numbers of a piece, at most: two of them stay in a GPU's cache. A tensor that cannot be cut may be longer."""
+
+Vectors: TypeAlias = list[Tensor]
+"""One vector for each piece."""
+
+
+class _Part(NamedTuple):
+    """A tensor, or some of its numbers in the order of memory, at its place in a vector."""
+
+    tensor: int
+    numbers: slice | None
+    """None: all of them, in the tensor's shape."""
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+
+class _Piece(NamedTuple):
+    """Parts that lie on one device."""
+
+    parts: list[_Part]
+    length: int
+    device: torch.device
+    dtype: torch.dtype
+
+
+class Pieces:
+    """The layout of some tensors, and scratch vectors to gather them in.
+
+    Numbers are at least fp32, and complex ones count as two. Scratch memory: twice 16 MB in fp32.
+
+    Args:
+        tensors: what is laid out; all further ones have their shapes, devices and kinds.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        places: dict[tuple[torch.device, torch.dtype], list[_Part]] = {}
+        for i, tensor in enumerate(tensors):
+            real = _real(tensor)
+            dtype = torch.promote_types(real.dtype, torch.float32)
+            places.setdefault((real.device, dtype), []).extend(_cut(i, real))
+        self._pieces = [
+            _Piece(parts, sum(part.length for part in parts), *place)
+            for place, whole in places.items()
+            for parts in _packed(whole)
+        ]
+        self._scratch = [self._shared_scratch(), self._shared_scratch()]
+        self._views = [[_views(p, v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self._scratch]
+
+    def zeros(self) -> Vectors:
+        """A new vector for each piece."""
+        return [torch.zeros(piece.length, device=piece.device, dtype=piece.dtype) for piece in self._pieces]
+
+    @torch.no_grad()
+    def copied(self, tensors: Sequence[Tensor]) -> Vectors:
+        """The tensors in vectors of their own."""
+        vectors = self.zeros()
+        for piece, vector in zip(self._pieces, vectors, strict=True):
+            _gather_(_views(piece, vector), piece, tensors)
+        return vectors
+
+    @torch.no_grad()
+    def write_(self, tensors: Sequence[Tensor], vectors: Vectors) -> None:
+        """Vectors back into tensors, in place."""
+        for piece, vector in zip(self._pieces, vectors, strict=True):
+            for part, view in zip(piece.parts, _views(piece, vector), strict=True):
+                _of(tensors[part.tensor], part).copy_(view)
+
+    def gathered(self, tensors: Sequence[Tensor | None], scratch: int) -> Iterator[Tensor]:
+        """A scratch vector for each piece in turn, valid until the next one; zero where there is no tensor.
+
+        Args:
+            tensors: as they were laid out.
+            scratch: 0 or 1: two may be in use at a time.
+        """
+        for piece, vector, views in zip(self._pieces, self._scratch[scratch], self._views[scratch], strict=True):
+            if any(tensors[part.tensor] is None for part in piece.parts):
+                vector.zero_()
+            _gather_(views, piece, tensors)
+            yield vector
+
+    def _shared_scratch(self) -> Vectors:
+        """One memory for all pieces of a device and type, as long as the longest."""
+        longest: dict[tuple[torch.device, torch.dtype], int] = {}
+        for piece in self._pieces:
+            place = (piece.device, piece.dtype)
+            longest[place] = max(longest.get(place, 0), piece.length)
+        memory = {place: torch.zeros(n, device=place[0], dtype=place[1]) for place, n in longest.items()}
+        return [memory[piece.device, piece.dtype][: piece.length] for piece in self._pieces]
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The numbers themselves; a complex one is two."""
+    plain = tensor.detach()
+    return torch.view_as_real(plain) if plain.is_complex() else plain
+
+
+def _cut(i: int, real: Tensor) -> Iterator[_Part]:
+    """A tensor in parts of a piece's length at most; offsets are set later."""
+    total = real.numel()
+    if total <= PIECE or not real.is_contiguous():
+        yield _Part(i, None, tuple(real.shape), 0, total)
+        return
+    for begin in range(0, total, PIECE):
+        length = min(PIECE, total - begin)
+        yield _Part(i, slice(begin, begin + length), (length,), 0, length)
+
+
+def _packed(parts: list[_Part]) -> Iterator[list[_Part]]:
+    """Parts one after the other, until a piece is full."""
+    full: list[_Part] = []
+    offset = 0
+    for part in parts:
+        if full and offset + part.length > PIECE:
+            yield full
+            full, offset = [], 0
+        full.append(part._replace(offset=offset))
+        offset += part.length
+    yield full
+
+
+def _views(piece: _Piece, vector: Tensor) -> list[Tensor]:
+    """Each part's place in a vector, in the part's shape."""
+    return [vector[part.offset : part.offset + part.length].view(part.shape) for part in piece.parts]
+
+
+def _of(tensor: Tensor, part: _Part) -> Tensor:
+    """The part of a tensor."""
+    real = _real(tensor)
+    return real if part.numbers is None else real.view(-1)[part.numbers]
+
+
+def _gather_(views: Sequence[Tensor], piece: _Piece, tensors: Sequence[Tensor | None]) -> None:
+    """Copy a piece's tensors to their places, in few launches; where there is none, nothing."""
+    pairs = [
+        (view, _of(tensor, part))
+        for view, part in zip(views, piece.parts, strict=True)
+        if (tensor := tensors[part.tensor]) is not None
+    ]
+    if pairs:
+        torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
