@@ -71,7 +71,7 @@ VARIANTS: dict[str, dict[str, float]] = {
     "IDLE=3": {"IDLE": 3},
     "never halved": {"IDLE": math.inf},
     "JUDGED=2": {"JUDGED": 2},
-    "JUDGED=16": {"JUDGED": 16},
+    "JUDGED=8": {"JUDGED": 8},
     "HEARD=8": {"HEARD": 8},
     "HEARD=32": {"HEARD": 32},
     "all heard": {"HEARD": math.inf},

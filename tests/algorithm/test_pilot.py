@@ -139,7 +139,7 @@ def test_where_nothing_is_gained_and_nobody_asks_for_more_the_rate_is_halved() -
         {"now": 1.01, "before": math.nan},  # nothing to compare with
         {"now": 1.01, "reach": 9.0},  # the gradients ask for more
         {"now": 1.01, "straightness": 0.9},
-        {"now": 1.01, "steps": 7},  # too short to tell
+        {"now": 1.01, "steps": 15},  # too short to tell
     ],
     ids=str,
 )

@@ -234,16 +234,17 @@ def test_the_journal_tells_what_happened_and_can_be_replayed(tmp_path: Path) -> 
     rates = [row[0] for row in train(model, optimizer, scheduler, range(400))]
     data = hdet.read_journal(path)
     assert data.header["arguments"]["fanout"] == "probed"
-    events = [record["event"] for record in data.rounds]
-    assert events == ["first step", *[None] * (len(events) - 1)]
+    assert data.rounds[0]["event"] == "first step"
     for before, record in pairwise(data.rounds):
         assert record["base_before"] == [pytest.approx(rates[record["step"] - 1])]
         assert record["shape"][0] > 0
         assert record["replicas"][0]["values"] == record["base_before"]
-        most = 2 if record["shape"][0] >= 0.9e-6 else 1
-        assert before["learned"][0] <= record["learned"][0] <= most * before["learned"][0] * (1 + 1e-9)
+        went_back = (record["event"] or "").startswith("too hot: went back to step")
+        least, most = (1 / 3, 1 / 3) if went_back else (1 / 2, 1 / 2) if record["event"] else (1.0, 2.0)
+        most = most if record["shape"][0] >= 0.9e-6 else least
+        assert least * (1 - 1e-9) <= record["learned"][0] / before["learned"][0] <= most * (1 + 1e-9)
         assert math.isfinite(record["loss_before"])
-        assert (record["went_back_to"], record["alarm"], "verdict" in record) == (None, None, False)
+        assert (record["went_back_to"] is not None, record["alarm"], "verdict" in record) == (went_back, None, False)
 
     replayed = torch.optim.Adam(network().parameters(), lr=123.0)
     schedule = hdet.schedule_from(path, replayed)
@@ -382,7 +383,7 @@ def test_an_earlier_checkpoint_is_searched_on_from() -> None:
     assert way._looks
     assert way.learned == found
     train(model, optimizer, scheduler, range(15, 31))
-    assert way.learned > found
+    assert way.learned != found
 
 
 def test_checkpoints_of_other_schedulers(tmp_path: Path) -> None:

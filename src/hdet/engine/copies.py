@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["put_back", "wide", "write_"]
+__all__ = ["copy_all_", "put_back", "wide", "write_"]
 
 
 @contextmanager
@@ -17,7 +17,8 @@ def put_back(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
     One copy, which is what ``with`` gives.
     """
-    own = [t.detach().clone() for t in tensors]
+    own = [torch.empty_like(t.detach()) for t in tensors]
+    copy_all_(zip(own, (t.detach() for t in tensors), strict=True))
     try:
         yield own
     finally:
@@ -31,9 +32,27 @@ def write_(tensors: Sequence[Tensor], values: Iterable[Tensor]) -> None:
     Inside ``torch.autocast`` the casts of earlier weights are cached, and forward passes would go on using them: the
     cache is cleared.
     """
-    for tensor, value in zip(tensors, values, strict=True):
-        tensor.copy_(value)
+    copy_all_(zip(tensors, values, strict=True))
     torch.clear_autocast_cache()
+
+
+@torch.no_grad()
+def copy_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first: a few launches for those of one device and kind.
+
+    Between host and device nothing waits for the copies where host memory is pinned: read them on the device only.
+    """
+    alike: dict[tuple[torch.device, torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in pairs:
+        targets, sources = alike.setdefault((target.device, source.device, target.dtype, source.dtype), ([], []))
+        targets.append(target)
+        sources.append(source)
+    for (device, other, *_), (targets, sources) in alike.items():
+        if device == other:
+            torch._foreach_copy_(targets, sources)
+            continue
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking=True)
 
 
 def wide(p: Tensor) -> Tensor:

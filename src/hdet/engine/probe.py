@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hdet.comm.group import ReplicaGroup, Solo
+from hdet.engine.copies import copy_all_
 from hdet.errors import ArgumentError
 
 __all__ = ["LossFn", "ProbeBatch", "ProbeFn", "probed_loss", "rng_put_back"]
@@ -27,9 +28,9 @@ ProbeFn = Callable[[], Tensor | float]
 """Gives a loss of the current model; a :class:`ProbeBatch` is one."""
 
 
-def probed_loss(probe: ProbeFn) -> Tensor:
-    """The probe's loss at the weights of this moment, a scalar."""
-    loss = probe()
+def probed_loss(probe: ProbeFn, *, inside: bool = False) -> Tensor:
+    """The probe's loss at the weights of this moment, a scalar; ``inside``: of :func:`rng_put_back`."""
+    loss = probe.loss_inside() if inside and isinstance(probe, ProbeBatch) else probe()
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss.detach().reshape(())
     if isinstance(loss, Real):
@@ -93,14 +94,17 @@ class ProbeBatch:
 
     def __call__(self) -> Tensor:
         """The loss at the model's weights of this moment."""
+        with rng_put_back(_device_of(self.model)):
+            return self.loss_inside()
+
+    def loss_inside(self) -> Tensor:
+        """The same inside :func:`rng_put_back`, which several losses can share."""
         inner = unwrapped(self.model)
-        batch = self._batch
+        batch, device = self._batch, _device_of(inner)
         if self._round is None:  # called by hand: a batch of this process alone, which no round will use
-            with rng_put_back(_device_of(inner)):
-                batch = _shared(_outlined(self._draw(0), _device_of(inner)), Solo(), _device_of(inner))
-        device = _device_of(inner)
-        with torch.no_grad(), rng_put_back(device), probing(inner, self.mode):
-            _seed(self._round or 0, device)  # put back afterwards: what is random is the same for all replicas
+            batch = _shared(_outlined(self._draw(0), device), Solo(), device)
+        with torch.no_grad(), probing(inner, self.mode):
+            _seed(self._round or 0, device)  # what is random is the same for all replicas
             return torch.as_tensor(self.loss_fn(inner, batch)).detach()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,10 +152,12 @@ def probing(model: nn.Module, mode: str) -> Iterator[None]:
     for m in norms:
         m.running_mean = m.running_var = None
     buffers = [
-        (m, name, buffer, buffer.detach().clone())
+        (m, name, buffer)
         for m in (model.modules() if mode == "probe" else ())
         for name, buffer in m.named_buffers(recurse=False)
     ]
+    values = [torch.empty_like(buffer) for *_, buffer in buffers]
+    copy_all_(zip(values, (buffer for *_, buffer in buffers), strict=True))
     try:
         yield
     finally:
@@ -159,9 +165,9 @@ def probing(model: nn.Module, mode: str) -> Iterator[None]:
             m.training = flag
         for m, mean, variance in statistics:
             m.running_mean, m.running_var = mean, variance
-        with torch.no_grad():
-            for m, name, buffer, value in buffers:
-                m._buffers[name] = buffer.copy_(value)  # forward may have put another tensor there
+        copy_all_(zip((buffer for *_, buffer in buffers), values, strict=True))
+        for m, name, buffer in buffers:
+            m._buffers[name] = buffer  # forward may have put another tensor there
 
 
 @contextmanager

@@ -41,6 +41,7 @@ class Ours(NamedTuple):
     start: Any
     fanout: Any
     probe: Any
+    copies_on_device: Any
 
 
 def check_common(ours: Ours) -> None:
@@ -57,11 +58,17 @@ def check_common(ours: Ours) -> None:
             "give probe=fn, for instance probe=hdet.ProbeBatch(model, loss_fn, probe_loader)"
         )
     if ours.fanout == "trained":
-        if ours.probe is not None:
-            raise ArgumentError(
-                f'probe= is for fanout="probed", but got fanout={ours.fanout!r}; give that, or leave the probe out'
-            )
+        for name, value in (("probe", ours.probe), ("copies_on_device", ours.copies_on_device)):
+            if value is not None:
+                raise ArgumentError(
+                    f'{name}= is for fanout="probed", but got fanout={ours.fanout!r}; give that, or leave {name} out'
+                )
         return
+    if ours.copies_on_device is not None and not (is_int(ours.copies_on_device) and ours.copies_on_device >= 0):
+        raise ArgumentError(
+            f"copies_on_device must be a number of bytes, 0 or more, but got {ours.copies_on_device!r}; leave it out for "
+            "half of the free memory"
+        )
     if not callable(ours.probe):
         raise ArgumentError(
             f"a probed fan-out needs probe=, a loss of the current model, but got probe={ours.probe!r}; for instance "
@@ -114,7 +121,7 @@ def probed_way(
             stacklevel=4,  # probed_way, ..._run, __init__, the user
         )
     groups = knob_of_group if knob_of_group is not None else {g: g for g in range(len(specs))}
-    return ProbedWay(pilot, specs, groups, ours.probe, ours.model)
+    return ProbedWay(pilot, specs, groups, ours.probe, ours.model, ours.copies_on_device)
 
 
 def is_int(value: object) -> bool:

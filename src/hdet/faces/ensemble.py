@@ -79,6 +79,7 @@ class Ensemble:
         fanout: "trained": replicas train at their own values. "probed": everybody trains at the base value, and one
             factor on the learning rates is searched, from any guess: give a schedule without a warm-up of its own.
         probe: for ``fanout="probed"``: a loss of the current model, ``hdet.ProbeBatch(model, loss_fn, loader)``.
+        copies_on_device: as in ``hdet.OneCycleLR``.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Ensemble:
         allow_uninformative: bool = False,
         fanout: Literal["trained", "probed"] = "trained",
         probe: ProbeFn | None = None,
+        copies_on_device: int | None = None,
     ) -> None:
         self._explores_all_rates = knobs is None
         if knobs is None and isinstance(optimizer, Optimizer):
@@ -111,7 +113,7 @@ class Ensemble:
             optimizer,
             schedule,
             self._knobs,
-            Ours(group, model, journal, seed, sync_every, start, fanout, probe),
+            Ours(group, model, journal, seed, sync_every, start, fanout, probe, copies_on_device),
             total_steps=total_steps,
             signal=signal,
             controller=controller,

@@ -72,6 +72,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             record per round.
         fanout: "trained": replicas train at their own rates, as published. "probed": one model, whose rate is searched.
         probe: a loss of the current model, for ``fanout="probed"``: ``hdet.ProbeBatch(model, loss_fn, loader)``.
+        copies_on_device: bytes of each GPU that a probed run's two copies of weights and optimizer state may take; what
+            does not fit lies in host memory. None: half of what is free.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         journal: Journals = None,
         fanout: Literal["trained", "probed"] | None = None,
         probe: ProbeFn | None = None,
+        copies_on_device: int | None = None,
     ) -> None:
         schedule: dict[str, Any] = {
             "max_lr": max_lr,
@@ -120,7 +123,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             "final_div_factor": final_div_factor,
             "three_phase": three_phase,
         }
-        ours = Ours(group, model, journal, seed, sync_every, auto_lr_start, fanout, probe)
+        ours = Ours(group, model, journal, seed, sync_every, auto_lr_start, fanout, probe, copies_on_device)
         published = (sigma, meta_momentum, meta_lr)
         run = onecycle_run(optimizer, schedule, ours, spread=spread, auto_lr=auto_lr, decay=decay, published=published)
         if run is not None:  # torch calls step() in its constructor: the run must be there

@@ -57,9 +57,9 @@ FALLING = 0.9
 IDLE = 2
 """After so many rounds in a row in which the gradients did not ask for more and the loss rose, the target is divided by
 FASTEST: the rate was overdone. One and three were worse (LOG, no gain)."""
-JUDGED = 8
-"""A round of fewer steps says nothing about that: momentum carries weights further than their gradients ask. With 0,
-runs with momentum are slowed down for nothing; 16 was as good (LOG, no gain)."""
+JUDGED = 16
+"""A round of fewer steps says nothing about that: momentum carries weights further than their gradients ask. With 0 or
+8, runs with momentum are slowed down for nothing (LOG, no gain)."""
 HEARD = 16
 """Steps of a round whose gradients are listened to, at most, evenly spread: each look costs a few percent of a
 step. 8, 32 and all were as good (LOG, heard)."""

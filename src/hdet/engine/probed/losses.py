@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.comm.group import ReplicaGroup, arriving
+from hdet.comm.host import to_host
 from hdet.engine.probe import ProbeFn, probed_loss, rng_put_back
 from hdet.engine.probed.evaluated import evaluated
-from hdet.engine.weights import trained_parameters
 from hdet.errors import ArgumentError
 
 __all__ = ["gathered", "loss_now"]
@@ -21,21 +22,27 @@ def gathered(
     group: ReplicaGroup,
     device: torch.device,
     what: str,
-    losses: Sequence[Callable[[], float]],
-    measured: Sequence[float],
+    losses: Sequence[Callable[[], Tensor]],
+    measured: Sequence[Tensor],
 ) -> tuple[list[float], list[float]]:
     """The losses, of which each rank evaluates its own; and rank 0's ``measured``. Collective.
 
-    Whatever the user's probe raises on one rank, the others hear of it.
+    Host and device are synchronised once, and random generators stay where they were. Whatever the user's probe raises
+    on one rank, the others hear of it.
     """
-    failure, mine = None, [math.nan] * len(losses)
+    failure, mine, own = None, [math.nan] * len(losses), [math.nan] * len(measured)
+    places = range(group.rank, len(losses), group.seat.size)
     try:
-        for i in range(group.rank, len(losses), group.seat.size):
-            mine[i] = losses[i]()
+        with rng_put_back(device):
+            found = [losses[i]() for i in places]
+        values = to_host([*found, *measured])
+        own = values[len(found) :]
+        for i, value in zip(places, values, strict=False):
+            mine[i] = value
     except Exception as error:
         failure = error
     with arriving(what):
-        rows = group.gather([*mine, *measured, float(failure is not None)], device)
+        rows = group.gather([*mine, *own, float(failure is not None)], device)
     if failure is not None:
         raise failure
     failed = [rank for rank, row in enumerate(rows) if row[-1]]
@@ -45,8 +52,7 @@ def gathered(
 
 
 @torch.no_grad()
-def loss_now(probe: ProbeFn, optimizer: Optimizer) -> float:
-    """The probe's loss of the weights that the optimizer evaluates; random generators stay where they were."""
-    parameters = trained_parameters(optimizer)
-    with evaluated(optimizer), rng_put_back(parameters[0].device if parameters else torch.device("cpu")):
-        return float(probed_loss(probe))
+def loss_now(probe: ProbeFn, optimizer: Optimizer) -> Tensor:
+    """The probe's loss of the weights that the optimizer evaluates, inside :func:`rng_put_back`."""
+    with evaluated(optimizer):
+        return probed_loss(probe, inside=True)

@@ -35,6 +35,10 @@ class Origin:
         for origin, now in zip(self._vectors, self.pieces.gathered(weights, 0), strict=True):
             yield torch.sub(origin, now, out=now)
 
+    @property
+    def number_of_norms(self) -> int:
+        return 2 * len(self._vectors)
+
     @torch.no_grad()
     def norms(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Of the way, piece by piece, and then of the origin. Does not synchronise."""

@@ -1,4 +1,4 @@
-"""Slots: copies of weights, buffers and optimizer state in host memory, for going back to."""
+"""Slots: copies of weights, buffers and optimizer state, for going back to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.engine.copies import put_back, write_
+from hdet.engine.copies import copy_all_, put_back, write_
+from hdet.engine.probed.evaluated import evaluates_others
+from hdet.engine.probed.storage import Storage, leaves
 from hdet.engine.weights import trained_parameters
 
 __all__ = ["Slots"]
@@ -22,17 +24,7 @@ _SCHEDULED = frozenset(
 ``weight_sum``, Prodigy's ``d``."""
 
 
-class _Copy(NamedTuple):
-    """Everything that training changes, at one moment."""
-
-    parameters: list[int]
-    """Their ids: layers may be frozen and thawed."""
-    weights: list[Tensor]
-    buffers: dict[str, Tensor]
-    memory: _OptimizerMemory
-
-
-class _OptimizerMemory(NamedTuple):
+class _Memory(NamedTuple):
     """What the optimizer remembers."""
 
     states: list[dict[str, Any]]
@@ -41,15 +33,39 @@ class _OptimizerMemory(NamedTuple):
     """Of each parameter group."""
 
 
+class _Copy(NamedTuple):
+    """Everything that training changes, at one moment."""
+
+    parameters: list[int]
+    """Their ids: layers may be frozen and thawed."""
+    weights: list[Tensor]
+    buffers: dict[str, Tensor]
+    memory: _Memory
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return leaves([self.weights, self.buffers, self.memory.states])
+
+
 class Slots:
     """Numbered copies. Which to keep and where to go back to is the pilot's to say.
 
     Not saved with a checkpoint: a resumed run begins to remember anew.
+
+    Args:
+        limit: bytes of a device that they may take; None: half of what is free. What does not fit lies on the host.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
+        self._storage = Storage(limit)
         self._copies: dict[int, _Copy] = {}
-        self._start: tuple[_OptimizerMemory, dict[str, Tensor]] | None = None
+        self._spare: _Copy | None = None
+        """A copy that is no longer needed: the next one uses its memory."""
+        self._start: tuple[_Memory, dict[str, Tensor]] | None = None
+
+    def emptied(self) -> Slots:
+        """New ones with the same limit."""
+        return Slots(self._storage.limit)
 
     def present(self, optimizer: Optimizer) -> frozenset[int]:
         """Slots that can be put back. Layers may have been frozen or thawed since a copy was made."""
@@ -57,19 +73,42 @@ class Slots:
         return frozenset(slot for slot, copy in self._copies.items() if copy.parameters == trained)
 
     def keep(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """Copy this moment into a slot."""
+        """Copy this moment into a slot. Synchronises nothing."""
+        self.wait()
         parameters = trained_parameters(optimizer)
-        weights, buffers = [_copied(p) for p in parameters], _copied(_buffers(model))
-        self._copies[slot] = _Copy([id(p) for p in parameters], weights, buffers, _remembered(optimizer, parameters))
+        moment = (list(parameters), _buffers(model), _states(optimizer, parameters))
+        old = self._copies.pop(slot, None) or self._spare
+        self._spare = None
+        held = [tensor for copy in self._copies.values() for tensor in copy.tensors]
+        before = old.tensors if old is not None else []
+        stays = self._storage.has_room(leaves(moment), [*held, *before], before)
+        earlier = (old.weights, old.buffers, old.memory.states) if old is not None else (None, None, None)
+        made = [self._storage.copied(part, one, stays) for part, one in zip(moment, earlier, strict=True)]
+        (weights, of_weights), (buffers, of_buffers), (states, of_states) = made
+        self._storage.fill_([*of_weights, *of_buffers])
+        self._storage.fill_(of_states, beside=True)  # only the next step changes them
+        self._copies[slot] = _Copy([id(p) for p in parameters], weights, buffers, _Memory(states, _numbers(optimizer)))
 
     def keep_only(self, slots: frozenset[int]) -> None:
         """Free all other slots."""
+        freed = [copy for slot, copy in self._copies.items() if slot not in slots]
+        self._spare = freed[0] if freed and slots else self._spare if slots else None
         self._copies = {slot: copy for slot, copy in self._copies.items() if slot in slots}
 
+    def wait(self) -> None:
+        """Before the optimizer's memory changes: copies of it that are under way come first."""
+        self._storage.wait()
+
     def keep_start(self, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """Before the first step: what the optimizer remembers, and the buffers. The weights are the round's anchor."""
+        """Before the first step: what the optimizer remembers, and the buffers. The weights are the origin."""
         if self._start is None:
-            self._start = _remembered(optimizer, trained_parameters(optimizer)), _copied(_buffers(model))
+            states = _states(optimizer, trained_parameters(optimizer))
+            stays = self._storage.has_room(leaves(states), (), ())
+            (own, of_states), (buffers, of_buffers) = (
+                self._storage.copied(part, None, stays) for part in (states, _buffers(model))
+            )
+            self._storage.fill_([*of_states, *of_buffers])
+            self._start = _Memory(own, _numbers(optimizer)), buffers
 
     def forget_start(self) -> None:
         """The first step is behind."""
@@ -84,52 +123,65 @@ class Slots:
 
     @contextmanager
     def shown(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> Iterator[None]:
-        """Inside, weights, buffers and what the optimizer remembers are as at that moment."""
+        """Inside, weights and buffers are as at that moment; what the optimizer remembers only where that shows."""
+        self.wait()
         copy, parameters = self._copies[slot], trained_parameters(optimizer)
         buffers, values = _fitting(_buffers(model), copy.buffers)
-        tensors, own = [*parameters, *buffers], _remembered(optimizer, parameters)
-        with put_back(tensors):
+        tensors = [*parameters, *buffers]
+        with put_back(tensors), _remembering(optimizer, parameters, copy.memory):
             write_(tensors, [*copy.weights, *values])
-            _restore_(optimizer, parameters, copy.memory)  # Schedule-Free makes the evaluated weights from it
-            try:
-                yield
-            finally:
-                _restore_(optimizer, parameters, own)
+            yield
 
     def restore_(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Put a moment back, in place."""
+        self.wait()
         copy, parameters = self._copies[slot], trained_parameters(optimizer)
         buffers, values = _fitting(_buffers(model), copy.buffers)
         write_([*parameters, *buffers], [*copy.weights, *values])
         _restore_(optimizer, parameters, copy.memory)
 
 
-def _remembered(optimizer: Optimizer, parameters: Sequence[Tensor]) -> _OptimizerMemory:
-    states = [{name: _copied(value) for name, value in optimizer.state.get(p, {}).items()} for p in parameters]
-    own = [{name: v for name, v in group.items() if _is_own_number(name, v)} for group in optimizer.param_groups]
-    return _OptimizerMemory(states, own)
+@contextmanager
+def _remembering(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _Memory) -> Iterator[None]:
+    """Inside, the optimizer remembers something else, if it makes the evaluated weights from that: Schedule-Free."""
+    if not evaluates_others(optimizer):
+        yield
+        return
+    states = [{name: _cloned(value) for name, value in state.items()} for state in _states(optimizer, parameters)]
+    own = _Memory(states, _numbers(optimizer))
+    _restore_(optimizer, parameters, memory)
+    try:
+        yield
+    finally:
+        _restore_(optimizer, parameters, own)
+
+
+def _states(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
+    return [dict(optimizer.state.get(p, {})) for p in parameters]
+
+
+def _numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{name: v for name, v in group.items() if _is_own_number(name, v)} for group in optimizer.param_groups]
 
 
 @torch.no_grad()
-def _restore_(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _OptimizerMemory) -> None:
+def _restore_(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _Memory) -> None:
+    pairs: list[tuple[Tensor, Tensor]] = []
     for p, state in zip(parameters, memory.states, strict=True):
-        _restore_state_(optimizer, p, state)
+        if not state:
+            optimizer.state.pop(p, None)
+            continue
+        now = optimizer.state[p]
+        for name, value in state.items():
+            if isinstance(value, Tensor) and isinstance(now.get(name), Tensor):
+                pairs.append((now[name], value))
+            else:
+                now[name] = _cloned(value, p.device)
+        for name in set(now) - set(state):
+            del now[name]
+    copy_all_(pairs)
     for group, numbers in zip(optimizer.param_groups, memory.numbers, strict=False):  # groups may have been added
         group.update(numbers)
-
-
-def _restore_state_(optimizer: Optimizer, p: Tensor, state: dict[str, Any]) -> None:
-    if not state:
-        optimizer.state.pop(p, None)
-        return
-    now = optimizer.state[p]
-    for name, value in state.items():
-        if isinstance(value, Tensor) and isinstance(now.get(name), Tensor):
-            now[name].copy_(value)
-        else:
-            now[name] = _copied(value, p.device)
-    for name in set(now) - set(state):
-        del now[name]
 
 
 def _is_own_number(name: str, value: object) -> bool:
@@ -146,12 +198,12 @@ def _fitting(now: dict[str, Tensor], kept: dict[str, Tensor]) -> tuple[list[Tens
     return [b for b, _ in pairs], [value for _, value in pairs]
 
 
-def _copied(value: Any, device: torch.device | str = "cpu") -> Any:
-    """A copy with tensors on ``device``, also of lists and dicts, as some optimizers keep them."""
+def _cloned(value: Any, device: torch.device | None = None) -> Any:
+    """A copy, its tensors on ``device`` if one is given; also of lists and dicts, as some optimizers keep them."""
     if isinstance(value, Tensor):
-        return value.detach().to(device, copy=True)
+        return value.detach().to(device if device is not None else value.device, copy=True)
     if isinstance(value, dict):
-        return {key: _copied(item, device) for key, item in value.items()}
+        return {key: _cloned(item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(item, device) for item in value)
+        return type(value)(_cloned(item, device) for item in value)
     return value

@@ -23,7 +23,7 @@ from hdet.engine.probed.losses import gathered, loss_now
 from hdet.engine.probed.saving import loaded, saved
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.telling import record_of, warning_of
-from hdet.engine.probed.witness import Measured, Witness
+from hdet.engine.probed.witness import Witness
 from hdet.engine.rates import Rate
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.way import RoundEnd, RoundReport, terms
@@ -39,7 +39,7 @@ class ProbedWay:
     No weights are averaged: gradients are shared, so all ranks hold the same ones. At the end of a round the loss
     of the weights as they are is compared with that of a round ago; two ranks or more evaluate one each.
 
-    Memory, while it searches: the origin and the sum of gradients in fp32. Host memory: :class:`Slots`.
+    Memory, while it searches: the origin and the sum of gradients in fp32. Two copies to go back to: :class:`Slots`.
 
     Args:
         pilot: the rules.
@@ -47,6 +47,7 @@ class ProbedWay:
         knob_of_group: the knob that is each parameter group's rate.
         probe: gives a loss of the current model; a :class:`hdet.ProbeBatch` shares one batch among all ranks.
         model: whose buffers are put back when training goes back; None: the probe's.
+        limit: bytes of a device that copies to go back to may take; None: half of what is free.
     """
 
     name: Literal["probed"] = "probed"
@@ -59,6 +60,7 @@ class ProbedWay:
         knob_of_group: Mapping[int, int],
         probe: ProbeFn,
         model: nn.Module | None,
+        limit: int | None = None,
     ) -> None:
         self.pilot = pilot
         self.pilot_state = pilot.begin()
@@ -67,7 +69,7 @@ class ProbedWay:
         self._model = model if model is not None else getattr(probe, "model", None)
         self._body = Body(None)
         self._witness = Witness(knob_of_group)
-        self._slots = Slots()
+        self._slots = Slots(limit)
         self._highest = 0.0
         """The schedule's highest value so far, of the first knob."""
         self._falling = False
@@ -127,7 +129,7 @@ class ProbedWay:
     def take_over(self) -> None:
         """What was measured and kept so far belongs to another run or another scheduler."""
         self._witness.begin_anew()
-        self._slots = Slots()
+        self._slots = self._slots.emptied()
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
         return self._body.first_weights(optimizer)
@@ -147,6 +149,7 @@ class ProbedWay:
         return self.pilot_state.phase is Phase.SEARCHING
 
     def _before_step(self, optimizer: Optimizer) -> None:
+        self._slots.wait()
         if not self._looks:
             return
         if self.pilot_state.phase is Phase.FIRST:
@@ -213,13 +216,13 @@ class ProbedWay:
             with arriving(f"sharing the probe batch of round {k}"):
                 self.probe.prepare(k, group)
         looks = self._looks
-        measured = witness.measure(optimizer) if looks else Measured(0.0, 0.0, 0.0)
+        scalars = witness.scalars(optimizer) if looks else []
         losses = [lambda: loss_now(self.probe, optimizer)]
         if state.moments:
             losses.append(lambda: self._loss_of(state.moments[-1].slot, optimizer))
         device, what = self.weights(optimizer).device, f"gathering the losses of round {k}"
-        found, common = gathered(group, device, what, losses, measured)
-        measured = Measured(*common)
+        found, common = gathered(group, device, what, losses, scalars)
+        measured = witness.measured(common)
         if looks:
             witness.notice_unseen_steps(measured.displacement, span[1] - span[0])
         return Evidence(
@@ -235,7 +238,7 @@ class ProbedWay:
             resolution=witness.resolution(optimizer),
         )
 
-    def _loss_of(self, slot: int, optimizer: Optimizer) -> float:
+    def _loss_of(self, slot: int, optimizer: Optimizer) -> Tensor:
         with self._slots.shown(slot, optimizer, self._model):
             return loss_now(self.probe, optimizer)
 
@@ -251,6 +254,8 @@ class ProbedWay:
         optimizer, slot = end.optimizer, order.slot
         if order.action is Action.KEEP and slot is not None:
             self._slots.keep(slot, optimizer, self._model)
+            if not self._witness.sees_steps:  # nobody will call us before the next step
+                self._slots.wait()
         elif order.action is Action.GO_BACK and slot is not None:
             self._slots.restore_(slot, optimizer, self._model)
         elif order.action is Action.RESTART:
@@ -293,7 +298,7 @@ class ProbedWay:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what was measured and kept of them is left out."""
-        return {**vars(self), "_witness": self._witness.fresh(), "_slots": Slots()}
+        return {**vars(self), "_witness": self._witness.fresh(), "_slots": self._slots.emptied()}
 
 
 def _level(rate: float, end: RoundEnd) -> float:

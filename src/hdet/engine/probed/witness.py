@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.auto.reach import estimate, straightness
 from hdet.algorithm.auto.rounds import heard
-from hdet.comm.host import to_host
 from hdet.engine.probed.evaluated import evaluated
 from hdet.engine.probed.gradients import Gradients
 from hdet.engine.probed.origin import Origin, relative
@@ -71,6 +70,11 @@ class Witness:
     def watch(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
         """Have ``before_step`` called before each step, if that has not begun. It calls :meth:`before_step`."""
         self._watch.begin(optimizer, owner, before_step)
+
+    @property
+    def sees_steps(self) -> bool:
+        """Whether we are called before every step."""
+        return self._watch.sees_steps
 
     def grow(self, knobs: int, more: int) -> None:
         """Further parameter groups, each with a knob of its own."""
@@ -133,18 +137,23 @@ class Witness:
             start.others.write_(self._searched(optimizer, parameters, others=True))
             torch.clear_autocast_cache()
 
-    def measure(self, optimizer: Optimizer) -> Measured:
-        """What the steps since the origin have come to. Synchronises host and device once."""
+    def scalars(self, optimizer: Optimizer) -> list[Tensor]:
+        """What the steps since the origin have come to, on the device: :meth:`measured` reads the values."""
         start = self._origin(optimizer)
         if start is None:
-            return Measured(0.0, 0.0, 0.0)
+            return []
         weights = self._searched(optimizer, trained_parameters(optimizer))
-        sums = self._gradients.sums(start.searched, weights)
         with evaluated(optimizer):
             norms = start.searched.norms(weights)
-        values = to_host([*sums, *norms])
-        tally = self._gradients.tally(values[: len(sums)])
-        return Measured(relative(values[len(sums) :]), estimate(tally), straightness(tally))
+        return [*norms, *self._gradients.sums(start.searched, weights)]
+
+    def measured(self, values: Sequence[float]) -> Measured:
+        """From the values of :meth:`scalars`."""
+        if self._start is None or not values:
+            return Measured(0.0, 0.0, 0.0)
+        norms = self._start.searched.number_of_norms
+        tally = self._gradients.tally(values[norms:])
+        return Measured(relative(values[:norms]), estimate(tally), straightness(tally))
 
     @staticmethod
     def resolution(optimizer: Optimizer) -> float:

@@ -1,0 +1,127 @@
+"""Where copies of weights and optimizer state live: on their device while it has room, else in pinned host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hdet.engine.copies import copy_all_
+
+__all__ = ["Storage", "leaves"]
+
+
+class Storage:
+    """Makes copies, and knows how much of a device they may take.
+
+    A copy to the host goes through pinned memory and makes nobody wait: weights on the stream that trains, what the
+    optimizer remembers on a stream beside it. :meth:`wait` must be called before the optimizer changes the latter.
+
+    Args:
+        limit: bytes of a device that copies may take; None: half of what is free when they are made.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self._beside: dict[torch.device, torch.cuda.Stream] = {}
+        self._under_way: list[torch.cuda.Event] = []
+
+    def copied(self, value: Any, old: Any, on_device: bool) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+        """A copy's structure and the pairs (copy, source) still to be copied, for :meth:`fill_`.
+
+        Args:
+            value: tensors in lists and dicts, as optimizers keep them.
+            old: an earlier copy, whose memory is used again where it fits.
+            on_device: whether tensors of a device stay there.
+        """
+        if isinstance(value, Tensor):
+            source = value.detach()
+            target = old if _fits(old, source, on_device) else _memory_for(source, on_device)
+            return target, [(target, source)]
+        if isinstance(value, dict):
+            before = old if isinstance(old, dict) else {}
+            found = {key: self.copied(item, before.get(key), on_device) for key, item in value.items()}
+            return {key: copy for key, (copy, _) in found.items()}, [p for _, pairs in found.values() for p in pairs]
+        if isinstance(value, (list, tuple)):
+            earlier = old if isinstance(old, (list, tuple)) and len(old) == len(value) else [None] * len(value)
+            parts = [self.copied(item, one, on_device) for item, one in zip(value, earlier, strict=True)]
+            return type(value)(copy for copy, _ in parts), [p for _, pairs in parts for p in pairs]
+        return value, []
+
+    def fill_(self, pairs: Sequence[tuple[Tensor, Tensor]], *, beside: bool = False) -> None:
+        """Carry copies out; ``beside``: those from a GPU to the host on a stream beside training."""
+        aside = [pair for pair in pairs if beside and pair[1].is_cuda and pair[0].is_cpu]
+        copy_all_(pair for pair in pairs if not (beside and pair[1].is_cuda and pair[0].is_cpu))
+        for device in {source.device for _, source in aside}:
+            stream = self._beside.setdefault(device, torch.cuda.Stream(device))
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for target, source in aside:
+                    if source.device == device:
+                        target.copy_(source, non_blocking=True)
+                        source.record_stream(stream)
+                self._under_way.append(stream.record_event())
+
+    def wait(self) -> None:
+        """Whatever the GPU does from here on comes after the copies under way. Does not synchronise."""
+        for event in self._under_way:
+            event.wait()
+        self._under_way = []
+
+    def has_room(self, needed: Iterable[Tensor], held: Iterable[Tensor], old: Iterable[Tensor]) -> bool:
+        """Whether copies of some tensors fit on their devices.
+
+        Args:
+            needed: what is to be copied.
+            held: all copies that lie on devices.
+            old: those of ``held`` whose memory will be used again or given back.
+        """
+        wanted, taken, again = _bytes(needed), _bytes(held), _bytes(old)
+        for device, size in wanted.items():
+            more = size - again.get(device, 0)
+            room = self.limit - taken.get(device, 0) if self.limit is not None else _free(device) // 2
+            if more > 0 and more > room:
+                return False
+        return True
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """All tensors in lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for item in items for tensor in leaves(item)]
+
+
+def _fits(old: Any, source: Tensor, on_device: bool) -> bool:
+    """Whether an earlier copy's memory serves again."""
+    return (
+        isinstance(old, Tensor)
+        and (old.shape, old.dtype) == (source.shape, source.dtype)
+        and old.device == (source.device if on_device else torch.device("cpu"))
+    )
+
+
+def _memory_for(source: Tensor, on_device: bool) -> Tensor:
+    if on_device or source.is_cpu:
+        return torch.empty_like(source)
+    try:
+        return torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
+    except RuntimeError:  # pages cannot be locked without end
+        return torch.empty_like(source, device="cpu")
+
+
+def _bytes(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
+    """By device; the host does not count."""
+    found: dict[torch.device, int] = {}
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            found[tensor.device] = found.get(tensor.device, 0) + tensor.nbytes
+    return found
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that nobody has taken yet; those that torch has cached will be needed by the next step."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
