@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -143,19 +143,19 @@ def _wait(device: str) -> None:
 
 
 class Steps(NamedTuple):
-    """One entry for each block."""
+    """Seconds, one entry for each block."""
 
-    train: list[Took]
-    ours: list[Took]
-    torchs: list[Took]
+    train: list[float]
+    ours: list[float]
+    torchs: list[float]
 
 
-def step_contest(rank: int, sizes: Sizes) -> Steps:
-    """A training step, and ordinary steps of both schedulers, in turn."""
+def step_contest(rank: int, sizes: Sizes) -> tuple[Steps, Steps]:
+    """A training step, and ordinary steps of both schedulers, in turn: wall time, and time of the host."""
     training, other = Training(sizes), Training(sizes)
     ours, torchs = training.scheduler(NEVER), OneCycleLR(other.optimizer, 1e-3, NEVER)
     other.optimizer.step()
-    found = Steps([], [], [])
+    walls, hosts = Steps([], [], []), Steps([], [], [])
     for block in range(-1, sizes.blocks):  # the first one warms up
         train = timed(sizes.device, training.step, max(1, sizes.steps // 10))
         ours.step(training.loss)  # after training the caches are cold: that should not count for the first alone
@@ -166,9 +166,10 @@ def step_contest(rank: int, sizes: Sizes) -> Steps:
             timed(sizes.device, torchs.step, sizes.steps),
         )
         if block >= 0:
-            for times, one in zip(found, took, strict=True):
-                times.append(one)
-    return found
+            for wall, host, one in zip(walls, hosts, took, strict=True):
+                wall.append(one.wall)
+                host.append(one.host)
+    return walls, hosts
 
 
 class Ends(NamedTuple):
@@ -214,42 +215,44 @@ def _check(weights: Sequence[Tensor], start: Sequence[Tensor], share: float) -> 
 
 def measure(sizes: Sizes, timeout: float) -> dict[str, Any]:
     """The figures."""
-    first, *others = BACKENDS[sizes.device]
-    steps: Steps = run_ranks(step_contest, 1, sizes, timeout=timeout, backend=first)[0]
-    ends: dict[str, Ends] = {
-        backend: run_ranks(end_contest, 1, sizes, timeout=timeout, backend=backend)[0] for backend in (first, *others)
-    }
-    walls = Steps(*([took.wall for took in times] for times in steps))
-    hosts = Steps(*([took.host for took in times] for times in steps))
-    train, dearer = median(walls.train), median(walls.ours) - median(walls.torchs)
-    result: dict[str, Any] = {}
-    for backend, times in ends.items():
-        name = "" if backend == first else f"_{backend}"
-        for T in LENGTHS:
-            result[f"percent_T_{T}{name}"] = percent(T, dearer, median(times.end), train)
-    result |= {
+    backends = BACKENDS[sizes.device]
+    walls, hosts = run_ranks(step_contest, 1, sizes, timeout=timeout, backend=backends[0])[0]
+    ends = {b: run_ranks(end_contest, 1, sizes, timeout=timeout, backend=b)[0] for b in backends}
+    model = list(Gpt(sizes).parameters())
+    return {
+        **percentages(walls, ends),
         "step_over_torch": ratio(walls.ours, walls.torchs),
         "step_over_torch_host": ratio(hosts.ours, hosts.torchs),
-        "training_step_ms": 1e3 * train,
+        "training_step_ms": 1e3 * median(walls.train),
         "ours_step_us": 1e6 * median(walls.ours),
         "torch_step_us": 1e6 * median(walls.torchs),
         "ours_step_host_us": 1e6 * median(hosts.ours),
         "torch_step_host_us": 1e6 * median(hosts.torchs),
-    }
-    for backend, times in ends.items():
-        result |= {
-            f"converge_over_flat_{backend}": ratio(times.converge, times.flat),
-            f"average_over_flat_{backend}": ratio(times.average, times.flat),
-            **{f"{name}_{backend}_ms": 1e3 * median(taken) for name, taken in times._asdict().items()},
-        }
-    model = list(Gpt(sizes).parameters())
-    return {
-        **result,
+        **{name: value for backend, times in ends.items() for name, value in averages(backend, times).items()},
         "parameters": sum(parameter.numel() for parameter in model),
         "tensors": len(model),
         "tokens": sizes.batch * sizes.context,
         "device": torch.cuda.get_device_name() if sizes.device == "cuda" else "cpu",
         "torch": torch.__version__,
+    }
+
+
+def percentages(walls: Steps, ends: Mapping[str, Ends]) -> dict[str, float]:
+    """For each T; the backend is named only where it is not the device's usual one, which comes first."""
+    train, dearer = median(walls.train), median(walls.ours) - median(walls.torchs)
+    return {
+        f"percent_T_{T}" + (f"_{backend}" if place else ""): percent(T, dearer, median(times.end), train)
+        for place, (backend, times) in enumerate(ends.items())
+        for T in LENGTHS
+    }
+
+
+def averages(backend: str, times: Ends) -> dict[str, float]:
+    """Ratios and milliseconds of one backend."""
+    return {
+        f"converge_over_flat_{backend}": ratio(times.converge, times.flat),
+        f"average_over_flat_{backend}": ratio(times.average, times.flat),
+        **{f"{name}_{backend}_ms": 1e3 * median(taken) for name, taken in times._asdict().items()},
     }
 
 
