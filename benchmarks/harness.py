@@ -1,4 +1,4 @@
-"""What the benchmarks share: gloo ranks on this machine, contestants taken in turn, one JSON line or a table."""
+"""What the benchmarks share: ranks on this machine, contestants taken in turn, one JSON line or a table."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def wait_for_turn() -> float:
     return time.perf_counter()
 
 
-def run_ranks(fn: Callable[..., Any], ranks: int, *args: Any, timeout: float) -> list[Any]:
-    """Call ``fn(rank, *args)`` in ``ranks`` processes of one gloo group and return what each returned.
+def run_ranks(fn: Callable[..., Any], ranks: int, *args: Any, timeout: float, backend: str = "gloo") -> list[Any]:
+    """Call ``fn(rank, *args)`` in ``ranks`` processes of one process group and return what each returned.
 
     One thread each, as torchrun sets it. ``fn`` must be at the top of a module. No process outlives the call.
     """
@@ -69,7 +69,7 @@ def run_ranks(fn: Callable[..., Any], ranks: int, *args: Any, timeout: float) ->
         pipes, processes = [], []
         for rank in range(ranks):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_rank, args=(theirs, fn, rank, ranks, store, args), daemon=True)
+            process = _CONTEXT.Process(target=_rank, args=(theirs, fn, rank, ranks, store, backend, args), daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)
@@ -101,11 +101,13 @@ def _receive(pipe: Connection, seconds: float, timeout: float) -> tuple[bool, An
         return False, "died without an answer"
 
 
-def _rank(pipe: Connection, fn: Callable[..., Any], rank: int, ranks: int, store: str, args: tuple[Any, ...]) -> None:
+def _rank(
+    pipe: Connection, fn: Callable[..., Any], rank: int, ranks: int, store: str, backend: str, args: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo",
+            backend,
             store=dist.FileStore(store, ranks),
             rank=rank,
             world_size=ranks,

@@ -1,0 +1,221 @@
+"""What ``auto`` and the trained fan-out add to a run, as formulas.
+
+    n  GPUs, g of them in a node        P  parameters; p = P where every GPU has the whole model, P / n where they are
+    S  steps                               sharded
+    B  tokens per GPU and step          w, v  bytes per parameter of weights and of moments; all the rest is fp32
+    b  tokens of the probe batch        F  FLOP/s times utilisation
+
+A pass over x bytes per parameter takes l + x p / m: l for its launches, m bytes/s of memory. benchmarks/cost_fit.py
+fits both to what was measured, for each kind of pass by itself.
+
+    step    = 6 P B / F
+    forward = 2 P b / F
+    look    = pass over 2 w + 12 bytes: gradient, weights and origin are read, the sum of gradients read and written
+    swap    = pass over 4 w: earlier weights are put in place, and those of now put back
+    keep    = pass over 2 (w + v): weights and moments are copied
+    measure = pass over 2 w + 12: the way gone, and its inner product with the sum; reads of single numbers are in l
+    check   = (2 w + 80) p / m on two ranks or more: are weights finite, and equal on all ranks? m as of a look
+    talk    = 2 h ceil(log2 n) + 8 b / c: a gather of a few numbers, the probe batch from rank 0; h is a message's
+              latency, c the bandwidth of the link: inside a node, or between nodes where n > g
+    end     = forwards + swap + keep + measure + check + talk
+
+A round ends with two forwards. Two ranks with whole models share them, so that one is waited for; those of a sharded
+model are collectives of all ranks, and none is saved. With R rounds, whose number follows from S, and H looks (at most
+HEARD in a round, none once the schedule falls):
+
+    auto    = H look + R end        steps that are repeated after going back are not in it
+    memory  = 8 p while it searches, w p more while earlier weights are probed, and two kept copies of (w + v) p
+
+The trained fan-out averages the weights once in T steps, over r replicas: all n GPUs with whole models, or the n / g
+nodes, where each shards one replica. One replica averages nothing.
+
+    fan-out = ceil(S / T) (2 (r - 1) / r * w p / c + h ceil(log2 r) + 5 w p / m)        p = P, or P / g
+
+Its ordinary steps cost microseconds of the host; benchmarks/trained_gpu.py measures them. Left out
+is what training itself, and the forwards of a sharded model, send over the links: it hides behind computing, or makes
+steps and forwards longer alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from hdet.algorithm.auto import constants
+from hdet.algorithm.auto.rounds import Growing
+from hdet.comm.average import EXTRA_BYTES
+
+__all__ = ["Cost", "Machine", "Pass", "Passes", "added", "bytes_per_parameter", "fan_out", "looks", "rounds"]
+
+HEARD: int | None = getattr(constants, "HEARD", None)
+"""Steps of a round that are looked at, at most; None: all."""
+PCT_START = 0.3
+"""Of OneCycle, as in torch."""
+FP32 = 4
+FINGERPRINT = 80
+"""Bytes per parameter, beside the weights, that hdet.comm.fingerprint reads and writes: it makes int64 numbers of them
+and of their places. They are made in chunks that a GPU's cache may hold: rather too high."""
+MERGED = 5
+"""Reads and writes of a converge: finiteness, pack, divide into the weights."""
+
+
+class Pass(NamedTuple):
+    """A pass over memory.
+
+    >>> Pass(launch=1.0, bandwidth=2.0).seconds(6.0)
+    4.0
+    """
+
+    launch: float
+    """Seconds, whatever the size."""
+    bandwidth: float
+    """Bytes per second."""
+
+    def seconds(self, size: float) -> float:
+        """Of a pass over that many bytes."""
+        return self.launch + size / self.bandwidth
+
+
+class Passes(NamedTuple):
+    """The four kinds of them."""
+
+    look: Pass
+    swap: Pass
+    keep: Pass
+    measure: Pass
+
+
+def bytes_per_parameter(weights: float, moments: float) -> tuple[float, float, float, float]:
+    """What each kind of pass reads and writes, in the order of :class:`Passes`."""
+    seen = 2 * weights + 3 * FP32
+    return seen, 4 * weights, 2 * (weights + moments), seen
+
+
+# Rounds ---------------------------------------------------------------------------------------------------------------
+
+
+def rounds(steps: int) -> int:
+    """R: the number of rounds.
+
+    >>> rounds(100)
+    20
+    """
+    return len(Growing(steps).ends)
+
+
+def looks(steps: int, heard: int | None = HEARD) -> int:
+    """H: the steps that are looked at. The last round that begins before the schedule falls has all of its own.
+
+    >>> looks(100, heard=None), looks(100, heard=2)
+    (51, 29)
+    """
+    falls = PCT_START + (1 - PCT_START) * math.acos(2 * constants.FALLING - 1) / math.pi
+    ends = Growing(steps).ends
+    lengths = [end - start for start, end in zip((0, *ends), ends, strict=False) if start < falls * steps]
+    return sum(length if heard is None else min(length, heard) for length in lengths)
+
+
+# On paper -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The assumptions: GPUs, links and what is trained. Bytes, seconds, FLOP."""
+
+    passes: Passes
+    tokens: int
+    probe_part: float
+    flops: float
+    utilisation: float
+    gpus_per_node: int
+    inside: float
+    between: float
+    latency: float
+    weight_bytes: float
+    moment_bytes: float
+    sync_every: int
+    keep: Literal["device", "host"]
+    pinned: float
+
+    def step(self, parameters: float) -> float:
+        """Seconds of a training step."""
+        return 6 * parameters * self.tokens / (self.flops * self.utilisation)
+
+    def forward(self, parameters: float) -> float:
+        """Seconds of one loss of the probe batch."""
+        return self.step(parameters) * self.probe_part / 3
+
+    def link(self, gpus: int) -> float:
+        """Bytes per second between that many GPUs."""
+        return self.inside if gpus <= self.gpus_per_node else self.between
+
+    def message(self, ranks: int) -> float:
+        """Seconds of a collective of a few numbers."""
+        return self.latency * math.ceil(math.log2(ranks))
+
+
+class Cost(NamedTuple):
+    """What one run pays; seconds and bytes of one GPU."""
+
+    seconds: float
+    """In the whole run."""
+    percent: float
+    """Of the run without it."""
+    per_round: float
+    """Seconds of the end of a round."""
+    searching: float
+    """Bytes while it searches; of a converge: its buffers."""
+    probing: float
+    """Bytes more at the end of a round."""
+    kept: float
+    """Bytes of kept copies, on the device or in pinned host memory."""
+
+
+def added(machine: Machine, parameters: float, gpus: int, steps: int, *, sharded: bool) -> Cost:
+    """By ``auto``."""
+    own = parameters / gpus if sharded else parameters
+    look, end = _look(machine, own), _end(machine, parameters, own, gpus, sharded)
+    seconds = looks(steps) * look + rounds(steps) * end
+    return Cost(
+        seconds,
+        100 * seconds / (steps * machine.step(parameters)),
+        end,
+        2 * FP32 * own,
+        machine.weight_bytes * own,
+        2 * (machine.weight_bytes + machine.moment_bytes) * own,
+    )
+
+
+def _look(machine: Machine, own: float) -> float:
+    size, *_ = bytes_per_parameter(machine.weight_bytes, machine.moment_bytes)
+    return machine.passes.look.seconds(size * own)
+
+
+def _end(machine: Machine, parameters: float, own: float, gpus: int, sharded: bool) -> float:
+    w, v = machine.weight_bytes, machine.moment_bytes
+    passes, (_, swapped, kept, measured) = machine.passes, bytes_per_parameter(w, v)
+    forwards = 2 if sharded or gpus == 1 else 1
+    swap, keep = passes.swap.seconds(swapped * own), passes.keep.seconds(kept * own)
+    if machine.keep == "host":  # over the bus: kept once, and its weights fetched once
+        swap, keep = swap + w * own / machine.pinned, passes.keep.launch + (w + v) * own / machine.pinned
+    end = forwards * machine.forward(parameters) + swap + keep + passes.measure.seconds(measured * own)
+    if gpus > 1:
+        batch = 8 * machine.tokens * machine.probe_part
+        end += (
+            (2 * w + FINGERPRINT) * own / passes.look.bandwidth + 2 * machine.message(gpus) + batch / machine.link(gpus)
+        )
+    return end
+
+
+def fan_out(machine: Machine, parameters: float, gpus: int, steps: int, *, sharded: bool) -> Cost:
+    """By training replicas apart and averaging them every ``sync_every`` steps."""
+    shards = min(gpus, machine.gpus_per_node) if sharded else 1
+    replicas, size = gpus // shards, machine.weight_bytes * parameters / shards
+    if replicas == 1:
+        return Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    wire = 2 * (replicas - 1) / replicas * size / machine.link(gpus)
+    end = wire + machine.message(replicas) + MERGED * size / machine.passes.look.bandwidth
+    seconds = math.ceil(steps / machine.sync_every) * end
+    percent = 100 * seconds / (steps * machine.step(parameters))
+    return Cost(seconds, percent, end, min(EXTRA_BYTES, size), 0.0, 0.0)
