@@ -25,7 +25,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.settings = Settings(
-            S=rng.choice([39, 40, 41, 67, 120, 200, 300, 500]),
+            S=rng.choice([39, 40, 41, 67, 120, 200, 500, 1500, 4000]),
             guess=[10 ** rng.uniform(-6, 2)],
             pct_start=rng.choice([0.3, 0.3, 0.05, 0.9]),
             resolution=rng.choice([2.0**-52, 2.0**-7]),

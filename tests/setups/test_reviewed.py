@@ -106,10 +106,22 @@ def test_a_buffer_that_has_grown_does_not_stop_going_back() -> None:
     assert torch.equal(model.cache, torch.ones(6))  # type: ignore[arg-type]
 
 
-def test_the_optimizers_memory_is_shown_with_earlier_weights() -> None:
-    """Schedule-Free makes the weights that it evaluates from its state."""
+class TwoWeights(torch.optim.Adam):
+    """Evaluates other weights than it trains, as Schedule-Free does."""
+
+    def train(self) -> None:
+        self.param_groups[0]["train_mode"] = True
+
+    def eval(self) -> None:
+        self.param_groups[0]["train_mode"] = False
+
+
+@pytest.mark.parametrize("two", [True, False])
+def test_the_optimizers_memory_is_shown_with_earlier_weights(two: bool) -> None:
+    """Schedule-Free makes the weights that it evaluates from its state. Nobody else looks at it: it is left alone."""
     model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = TwoWeights(model.parameters(), lr=1e-2)
+    optimizer.param_groups[0]["train_mode"] = two
     loss_of(model, batch_of(0)).backward()
     optimizer.step()
     first, slots = next(model.parameters()), Slots()
@@ -118,7 +130,7 @@ def test_the_optimizers_memory_is_shown_with_earlier_weights() -> None:
     optimizer.step()
     now = optimizer.state[first]["exp_avg"].clone()
     with slots.shown(0, optimizer, model):
-        assert torch.equal(optimizer.state[first]["exp_avg"], kept)
+        assert torch.equal(optimizer.state[first]["exp_avg"], kept if two else now)
     assert torch.equal(optimizer.state[first]["exp_avg"], now)
     assert not torch.equal(now, kept)
 

@@ -66,8 +66,8 @@ def check_common(ours: Ours) -> None:
         return
     if ours.copies_on_device is not None and not (is_int(ours.copies_on_device) and ours.copies_on_device >= 0):
         raise ArgumentError(
-            f"copies_on_device must be a number of bytes, 0 or more, but got {ours.copies_on_device!r}; leave it out for "
-            "half of the free memory"
+            f"copies_on_device must be a number of bytes, 0 or more, but got {ours.copies_on_device!r}; leave it out "
+            "for half of the free memory"
         )
     if not callable(ours.probe):
         raise ArgumentError(

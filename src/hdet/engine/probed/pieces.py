@@ -23,18 +23,28 @@ class _Part(NamedTuple):
     tensor: int
     numbers: slice | None
     """None: all of them, in the tensor's shape."""
+    real: bool
+    """Whether the tensor's numbers are real."""
     shape: tuple[int, ...]
     offset: int
     length: int
 
 
-class _Piece(NamedTuple):
+class _Piece:
     """Parts that lie on one device."""
 
-    parts: list[_Part]
-    length: int
-    device: torch.device
-    dtype: torch.dtype
+    def __init__(self, parts: list[_Part], device: torch.device, dtype: torch.dtype) -> None:
+        self.parts, self.device, self.dtype = parts, device, dtype
+        self.length = sum(part.length for part in parts)
+        self._whole = all(part.numbers is None and part.real for part in parts)
+        """Whether it is made of uncut tensors of real numbers: they are copied as they are, which saves time."""
+
+    def sources(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """What goes to each part's place."""
+        found = [tensors[part.tensor] for part in self.parts]
+        if self._whole:
+            return found
+        return [t if t is None else _of(t, part) for t, part in zip(found, self.parts, strict=True)]
 
 
 class Pieces:
@@ -51,12 +61,8 @@ class Pieces:
         for i, tensor in enumerate(tensors):
             real = _real(tensor)
             dtype = torch.promote_types(real.dtype, torch.float32)
-            places.setdefault((real.device, dtype), []).extend(_cut(i, real))
-        self._pieces = [
-            _Piece(parts, sum(part.length for part in parts), *place)
-            for place, whole in places.items()
-            for parts in _packed(whole)
-        ]
+            places.setdefault((real.device, dtype), []).extend(_cut(i, real, not tensor.is_complex()))
+        self._pieces = [_Piece(parts, *place) for place, whole in places.items() for parts in _packed(whole)]
         self._scratch = [self._shared_scratch(), self._shared_scratch()]
         self._views = [[_views(p, v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self._scratch]
 
@@ -69,7 +75,7 @@ class Pieces:
         """The tensors in vectors of their own."""
         vectors = self.zeros()
         for piece, vector in zip(self._pieces, vectors, strict=True):
-            _gather_(_views(piece, vector), piece, tensors)
+            _gather_(_views(piece, vector), piece.sources(tensors))
         return vectors
 
     @torch.no_grad()
@@ -87,9 +93,10 @@ class Pieces:
             scratch: 0 or 1: two may be in use at a time.
         """
         for piece, vector, views in zip(self._pieces, self._scratch[scratch], self._views[scratch], strict=True):
-            if any(tensors[part.tensor] is None for part in piece.parts):
+            sources = piece.sources(tensors)
+            if any(source is None for source in sources):
                 vector.zero_()
-            _gather_(views, piece, tensors)
+            _gather_(views, sources)
             yield vector
 
     def _shared_scratch(self) -> Vectors:
@@ -108,15 +115,15 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(plain) if plain.is_complex() else plain
 
 
-def _cut(i: int, real: Tensor) -> Iterator[_Part]:
+def _cut(i: int, numbers: Tensor, real: bool) -> Iterator[_Part]:
     """A tensor in parts of a piece's length at most; offsets are set later."""
-    total = real.numel()
-    if total <= PIECE or not real.is_contiguous():
-        yield _Part(i, None, tuple(real.shape), 0, total)
+    total = numbers.numel()
+    if total <= PIECE or not numbers.is_contiguous():
+        yield _Part(i, None, real, tuple(numbers.shape), 0, total)
         return
     for begin in range(0, total, PIECE):
         length = min(PIECE, total - begin)
-        yield _Part(i, slice(begin, begin + length), (length,), 0, length)
+        yield _Part(i, slice(begin, begin + length), real, (length,), 0, length)
 
 
 def _packed(parts: list[_Part]) -> Iterator[list[_Part]]:
@@ -143,12 +150,9 @@ def _of(tensor: Tensor, part: _Part) -> Tensor:
     return real if part.numbers is None else real.view(-1)[part.numbers]
 
 
-def _gather_(views: Sequence[Tensor], piece: _Piece, tensors: Sequence[Tensor | None]) -> None:
-    """Copy a piece's tensors to their places, in few launches; where there is none, nothing."""
-    pairs = [
-        (view, _of(tensor, part))
-        for view, part in zip(views, piece.parts, strict=True)
-        if (tensor := tensors[part.tensor]) is not None
-    ]
-    if pairs:
-        torch._foreach_copy_([view for view, _ in pairs], [value for _, value in pairs])
+@torch.no_grad()
+def _gather_(views: Sequence[Tensor], sources: Sequence[Tensor | None]) -> None:
+    """Copy tensors to their places, in few launches; where there is none, nothing."""
+    there = [(view, source) for view, source in zip(views, sources, strict=True) if source is not None]
+    if there:
+        torch._foreach_copy_([view for view, _ in there], [source for _, source in there])

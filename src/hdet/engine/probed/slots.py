@@ -41,6 +41,8 @@ class _Copy(NamedTuple):
     weights: list[Tensor]
     buffers: dict[str, Tensor]
     memory: _Memory
+    on_device: bool
+    """Whether what is of a device lies there."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -76,18 +78,21 @@ class Slots:
         """Copy this moment into a slot. Synchronises nothing."""
         self.wait()
         parameters = trained_parameters(optimizer)
-        moment = (list(parameters), _buffers(model), _states(optimizer, parameters))
-        old = self._copies.pop(slot, None) or self._spare
-        self._spare = None
-        held = [tensor for copy in self._copies.values() for tensor in copy.tensors]
-        before = old.tensors if old is not None else []
-        stays = self._storage.has_room(leaves(moment), [*held, *before], before)
-        earlier = (old.weights, old.buffers, old.memory.states) if old is not None else (None, None, None)
-        made = [self._storage.copied(part, one, stays) for part, one in zip(moment, earlier, strict=True)]
-        (weights, of_weights), (buffers, of_buffers), (states, of_states) = made
-        self._storage.fill_([*of_weights, *of_buffers])
-        self._storage.fill_(of_states, beside=True)  # only the next step changes them
-        self._copies[slot] = _Copy([id(p) for p in parameters], weights, buffers, _Memory(states, _numbers(optimizer)))
+        ids, buffers, states = [id(p) for p in parameters], _buffers(model), _states(optimizer, parameters)
+        old, self._spare = self._copies.pop(slot, None) or self._spare, None
+        if old is None or old.parameters != ids:  # nothing whose memory could be used again
+            held = [tensor for copy in self._copies.values() for tensor in copy.tensors]
+            stays = self._storage.has_room(leaves([parameters, buffers, states]), held)
+            old = _Copy(ids, [], {}, _Memory([], []), stays)
+        at_once: list[tuple[Tensor, Tensor]] = []
+        beside: list[tuple[Tensor, Tensor]] = []
+        copied, stays = self._storage.copied, old.on_device
+        weights = copied(parameters, old.weights, stays, at_once)
+        own_buffers = copied(buffers, old.buffers, stays, at_once)
+        memory = _Memory(copied(states, old.memory.states, stays, beside), _numbers(optimizer))
+        self._storage.fill_(at_once)
+        self._storage.fill_(beside, beside=True)  # only the next step changes what the optimizer remembers
+        self._copies[slot] = _Copy(ids, weights, own_buffers, memory, stays)
 
     def keep_only(self, slots: frozenset[int]) -> None:
         """Free all other slots."""
@@ -103,11 +108,11 @@ class Slots:
         """Before the first step: what the optimizer remembers, and the buffers. The weights are the origin."""
         if self._start is None:
             states = _states(optimizer, trained_parameters(optimizer))
-            stays = self._storage.has_room(leaves(states), (), ())
-            (own, of_states), (buffers, of_buffers) = (
-                self._storage.copied(part, None, stays) for part in (states, _buffers(model))
-            )
-            self._storage.fill_([*of_states, *of_buffers])
+            pairs: list[tuple[Tensor, Tensor]] = []
+            stays = self._storage.has_room(leaves(states), ())
+            own = self._storage.copied(states, None, stays, pairs)
+            buffers = self._storage.copied(_buffers(model), None, stays, pairs)
+            self._storage.fill_(pairs)
             self._start = _Memory(own, _numbers(optimizer)), buffers
 
     def forget_start(self) -> None:

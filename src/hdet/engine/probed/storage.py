@@ -28,27 +28,28 @@ class Storage:
         self._beside: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: list[torch.cuda.Event] = []
 
-    def copied(self, value: Any, old: Any, on_device: bool) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-        """A copy's structure and the pairs (copy, source) still to be copied, for :meth:`fill_`.
+    def copied(self, value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tensor]]) -> Any:
+        """A copy's structure; what is still to be copied is added to ``pairs``, for :meth:`fill_`.
 
         Args:
             value: tensors in lists and dicts, as optimizers keep them.
             old: an earlier copy, whose memory is used again where it fits.
             on_device: whether tensors of a device stay there.
+            pairs: (copy, source).
         """
         if isinstance(value, Tensor):
-            source = value.detach()
-            target = old if _fits(old, source, on_device) else _memory_for(source, on_device)
-            return target, [(target, source)]
+            target = old if _fits(old, value, on_device) else _memory_for(value, on_device)
+            pairs.append((target, value.detach()))
+            return target
         if isinstance(value, dict):
             before = old if isinstance(old, dict) else {}
-            found = {key: self.copied(item, before.get(key), on_device) for key, item in value.items()}
-            return {key: copy for key, (copy, _) in found.items()}, [p for _, pairs in found.values() for p in pairs]
+            return {key: self.copied(item, before.get(key), on_device, pairs) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             earlier = old if isinstance(old, (list, tuple)) and len(old) == len(value) else [None] * len(value)
-            parts = [self.copied(item, one, on_device) for item, one in zip(value, earlier, strict=True)]
-            return type(value)(copy for copy, _ in parts), [p for _, pairs in parts for p in pairs]
-        return value, []
+            return type(value)(
+                self.copied(item, one, on_device, pairs) for item, one in zip(value, earlier, strict=True)
+            )
+        return value
 
     def fill_(self, pairs: Sequence[tuple[Tensor, Tensor]], *, beside: bool = False) -> None:
         """Carry copies out; ``beside``: those from a GPU to the host on a stream beside training."""
@@ -70,19 +71,11 @@ class Storage:
             event.wait()
         self._under_way = []
 
-    def has_room(self, needed: Iterable[Tensor], held: Iterable[Tensor], old: Iterable[Tensor]) -> bool:
-        """Whether copies of some tensors fit on their devices.
-
-        Args:
-            needed: what is to be copied.
-            held: all copies that lie on devices.
-            old: those of ``held`` whose memory will be used again or given back.
-        """
-        wanted, taken, again = _bytes(needed), _bytes(held), _bytes(old)
-        for device, size in wanted.items():
-            more = size - again.get(device, 0)
-            room = self.limit - taken.get(device, 0) if self.limit is not None else _free(device) // 2
-            if more > 0 and more > room:
+    def has_room(self, needed: Iterable[Tensor], held: Iterable[Tensor]) -> bool:
+        """Whether new copies of some tensors fit on their devices beside the copies that are held."""
+        taken = _bytes(held)
+        for device, size in _bytes(needed).items():
+            if size > (_free(device) // 2 if self.limit is None else self.limit - taken.get(device, 0)):
                 return False
         return True
 
@@ -104,7 +97,8 @@ def _fits(old: Any, source: Tensor, on_device: bool) -> bool:
     )
 
 
-def _memory_for(source: Tensor, on_device: bool) -> Tensor:
+def _memory_for(tensor: Tensor, on_device: bool) -> Tensor:
+    source = tensor.detach()
     if on_device or source.is_cpu:
         return torch.empty_like(source)
     try:

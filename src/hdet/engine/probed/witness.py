@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -39,9 +40,17 @@ class _Start(NamedTuple):
 
     parameters: list[int]
     """Ids of all that train: layers may be frozen and thawed."""
+    chosen: list[bool]
+    """Which of them belong to groups whose rate is searched: the steps of others are not the rate's."""
     searched: Origin
-    """Of the groups whose rate is searched: the steps of others are not the rate's."""
     others: Origin
+
+    def own(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Those whose rate is searched."""
+        return list(compress(tensors, self.chosen))
+
+    def rest(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor for tensor, chosen in zip(tensors, self.chosen, strict=True) if not chosen]
 
 
 class Witness:
@@ -107,7 +116,7 @@ class Witness:
 
     def after_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """A step has been made, perhaps one that no hook told of: replayed from a graph, or made by a wrapper."""
-        if not self._watch.sees_steps and self._origin(optimizer) is not None:
+        if not self._watch.sees_steps and self._origin(trained_parameters(optimizer)) is not None:
             if hears_gradients and (self._weights_before or not self._listens):
                 self._see_gradients(optimizer, self._weights_before)
             self.steps += 1
@@ -130,19 +139,20 @@ class Witness:
 
     def restart_(self, optimizer: Optimizer) -> None:
         """Weights as at the origin."""
-        start = self._origin(optimizer)
+        parameters = trained_parameters(optimizer)
+        start = self._origin(parameters)
         if start is not None:
-            parameters = trained_parameters(optimizer)
-            start.searched.write_(self._searched(optimizer, parameters))
-            start.others.write_(self._searched(optimizer, parameters, others=True))
+            start.searched.write_(start.own(parameters))
+            start.others.write_(start.rest(parameters))
             torch.clear_autocast_cache()
 
     def scalars(self, optimizer: Optimizer) -> list[Tensor]:
         """What the steps since the origin have come to, on the device: :meth:`measured` reads the values."""
-        start = self._origin(optimizer)
+        parameters = trained_parameters(optimizer)
+        start = self._origin(parameters)
         if start is None:
             return []
-        weights = self._searched(optimizer, trained_parameters(optimizer))
+        weights = start.own(parameters)
         with evaluated(optimizer):
             norms = start.searched.norms(weights)
         return [*norms, *self._gradients.sums(start.searched, weights)]
@@ -160,18 +170,20 @@ class Witness:
         """The coarsest relative distance of neighbouring numbers among the types of the weights."""
         return max((torch.finfo(p.dtype.to_real()).eps for p in trained_parameters(optimizer)), default=0.0)
 
-    def _origin(self, optimizer: Optimizer) -> _Start | None:
-        """The origin, if it is of the parameters that train."""
+    def _origin(self, parameters: Sequence[Tensor]) -> _Start | None:
+        """The origin, if it is of these parameters."""
         start = self._start
-        return start if start and start.parameters == [id(p) for p in trained_parameters(optimizer)] else None
+        return start if start is not None and start.parameters == list(map(id, parameters)) else None
 
     def _set_origin(self, optimizer: Optimizer) -> None:
         """It is here, unless it is somewhere already."""
         if self._start is None:
-            parameters = trained_parameters(optimizer)
-            own, rest = self._searched(optimizer, parameters), self._searched(optimizer, parameters, others=True)
+            pairs = grouped_parameters(optimizer)
+            chosen = [group in self._knob_of_group for _, group in pairs]
+            own = [p for (p, _), ours in zip(pairs, chosen, strict=True) if ours]
+            rest = [p for (p, _), ours in zip(pairs, chosen, strict=True) if not ours]
             with evaluated(optimizer):
-                self._start = _Start([id(p) for p in parameters], Origin(own), Origin(rest))
+                self._start = _Start([id(p) for p, _ in pairs], chosen, Origin(own), Origin(rest))
 
     @property
     def _listens(self) -> bool:
@@ -186,18 +198,13 @@ class Witness:
         if not self._listens:
             self._gradients.pass_by(self._rate(optimizer))
             return
-        start, parameters = self._origin(optimizer), trained_parameters(optimizer)
+        parameters = trained_parameters(optimizer)
+        start = self._origin(parameters)
         if start is None or len(weights) not in (0, len(parameters)):
             self.begin_anew()
             return
-        own = self._searched(optimizer, parameters)
-        there = self._searched(optimizer, weights) if weights else own
-        self._gradients.add(start.searched, there, own, self._rate(optimizer))
-
-    def _searched(self, optimizer: Optimizer, tensors: Sequence[Tensor], *, others: bool = False) -> list[Tensor]:
-        """What belongs to groups whose rate is searched, or to the others."""
-        groups = (group for _, group in grouped_parameters(optimizer))
-        return [t for t, group in zip(tensors, groups, strict=True) if (group in self._knob_of_group) != others]
+        own = start.own(parameters)
+        self._gradients.add(start.searched, start.own(weights) if weights else own, own, self._rate(optimizer))
 
     def _rate(self, optimizer: Optimizer) -> Rate:
         """The first knob's learning rate; a tensor stays on its device."""
