@@ -48,8 +48,6 @@ from hdet.comm.average import EXTRA_BYTES
 
 __all__ = ["Cost", "Machine", "Pass", "Passes", "added", "bytes_per_parameter", "fan_out", "looks", "rounds"]
 
-HEARD: int | None = getattr(constants, "HEARD", None)
-"""Steps of a round that are looked at, at most; None: all."""
 PCT_START = 0.3
 """Of OneCycle, as in torch."""
 FP32 = 4
@@ -104,7 +102,7 @@ def rounds(steps: int) -> int:
     return len(Growing(steps).ends)
 
 
-def looks(steps: int, heard: int | None = HEARD) -> int:
+def looks(steps: int, heard: int | None = constants.HEARD) -> int:
     """H: the steps that are looked at. The last round that begins before the schedule falls has all of its own.
 
     >>> looks(100, heard=None), looks(100, heard=2)

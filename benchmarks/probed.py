@@ -193,10 +193,15 @@ def copy_speeds(device: torch.device, size: int = 1 << 28) -> dict[str, float]:
 
 
 def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, Any]:
-    """All rows, those of a model one after the other; none is begun after ``until``. ``path`` has those so far."""
+    """All rows, those of a model one after the other; none is begun after ``until``.
+
+    ``path`` has those so far; rows that it has are not run again.
+    """
     device = torch.device("cuda")
     versions = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "hdet": hdet.__version__}
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
+    known = {(row["model"], row["steps"], row["compiled"]) for row in found}
+    rows = [row for row in rows if (row.model, row.steps, row.compiled) not in known]
     result = {"rows": found, "copy_gb_per_s": copy_speeds(device), "versions": versions}
     for name, compiled in dict.fromkeys((row.model, row.compiled) for row in rows):
         bench = Bench(SIZES[name], device, compiled)
@@ -222,6 +227,7 @@ def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, An
                 "parts_ms": parts,
             }
             found.append(made)
+            found.sort(key=lambda row: (row["parameters"], row["compiled"], row["steps"]))
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(result, indent=1) + "\n")
@@ -254,7 +260,7 @@ def main() -> None:
     line.add_argument("--models", default=",".join(dict.fromkeys(row.model for row in ROWS)), help="of the GPU's rows")
     line.add_argument("--long", action="store_true", help="also the run of 10 000 steps: some minutes more")
     line.add_argument("--seconds", type=float, default=1e9, help="begin no row after so many")
-    line.add_argument("--write", type=Path, help="the GPU's rows, as JSON")
+    line.add_argument("--write", type=Path, help="the GPU's rows, as JSON; rows that the file has are not run again")
     line.add_argument("--ranks", default="1,2,4", help="gloo processes on the CPU (default: 1,2,4)")
     line.add_argument("--size", choices=SIZES, default="gpt-0.8M", help="of the CPU's model")
     line.add_argument("--timeout", type=float, default=300.0, help="seconds for the ranks of one row on the CPU")

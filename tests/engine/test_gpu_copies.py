@@ -151,3 +151,23 @@ def stepped_backward(model: nn.Module, seed: int) -> None:
     x = torch.randn(32, 64, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
     model.zero_grad()
     model(x).square().mean().backward()
+
+
+def test_two_copies_of_the_weights_while_it_searches_and_three_at_the_end_of_a_round() -> None:
+    """In fp32, beside some scratch; kept copies are on the host here."""
+    million, weights = 1 << 20, 4 * (1 << 24)
+    model = nn.Linear(4096, 4096, bias=False).cuda()
+    batch = torch.randn(16, 4096, device="cuda")
+    probe = hdet.ProbeBatch(model, lambda m, x: m(x).square().mean(), lambda k: batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=1000, probe=probe, copies_on_device=0)
+    model(batch).square().mean().backward()
+    torch.cuda.synchronize()
+    alone = torch.cuda.memory_allocated()
+    for t in range(12):
+        optimizer.step()
+        torch.cuda.reset_peak_memory_stats()
+        scheduler.step()
+        if t > 4:
+            assert torch.cuda.memory_allocated() - alone <= 2 * weights + 40 * million
+            assert torch.cuda.max_memory_allocated() - alone <= 3 * weights + 44 * million

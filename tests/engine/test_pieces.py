@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hdet.engine.probed import pieces as module
+from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.pieces import Pieces
 
 
@@ -27,9 +28,11 @@ def some_tensors() -> list[Tensor]:
     ]
 
 
+@pytest.mark.parametrize("large", [3, 10**6])
 @pytest.mark.parametrize("longest", [4, 7, 1000])
-def test_there_and_back(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_and_back(longest: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PIECE", longest)
+    monkeypatch.setattr(module, "LARGE", large)
     tensors = some_tensors()
     pieces = Pieces(tensors)
     kept = pieces.copied(tensors)
@@ -38,6 +41,9 @@ def test_there_and_back(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces.write_(others, kept)
     for mine, theirs in zip(others, tensors, strict=True):
         assert torch.equal(mine, theirs)
+    for vector, whole in zip(pieces.gathered(tensors, 0), kept, strict=True):
+        assert torch.equal(vector, whole)
+    assert all(map(torch.equal, tensors, some_tensors()))  # read, never written to
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 20))
@@ -61,6 +67,19 @@ def test_a_tensor_that_is_missing_is_zero_and_two_scratches_do_not_disturb_each_
         assert part.tolist() == [0, 0, 0, 1, 1]
     for again in pieces.gathered(tensors, 1):
         assert again.tolist() == [1, 1, 1, 1, 1]
+
+
+def test_a_large_tensor_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGE", 6)
+    tensors = [torch.arange(3.0), torch.arange(8.0).view(2, 4), torch.arange(8.0).view(4, 2).t(), torch.arange(3.0)]
+    pieces = Pieces(tensors)
+    seen = [vector.data_ptr() for vector in pieces.gathered(tensors, 0)]
+    assert len(seen) == 3
+    assert seen[0] == tensors[1].data_ptr()
+    assert tensors[2].data_ptr() not in seen  # not in the order of memory
+    way = list(Origin(tensors).way([t + 1 for t in tensors]))
+    assert all(bool((vector == -1).all()) for vector in way)
+    assert tensors[1].flatten().tolist() == list(range(8))
 
 
 def test_many_tensors_are_few_calls() -> None:

@@ -76,3 +76,29 @@ def test_a_compiled_model_is_probed_in_one_process() -> None:
     assert modes
     assert not any(modes)
     assert final_loss(model) < 0.8 * final_loss(network(nn.BatchNorm1d(32)))
+
+
+@pytest.mark.parametrize(
+    "middle", [(), (nn.Dropout(0.1),), (nn.BatchNorm1d(32),)], ids=["plain", "dropout", "batch-norm"]
+)
+def test_a_compiled_model_needs_one_further_graph_for_its_probe(middle: tuple[nn.Module, ...]) -> None:
+    """Compiled once, however often weights are swapped: dropout off and without gradients is another graph."""
+    torch._dynamo.reset()
+    graphs: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    model = network(*middle)
+    fast = torch.compile(model, backend=backend)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(fast))
+    for t in range(100):
+        optimizer.zero_grad()
+        loss_of(fast, batch_of(t)).backward()
+        optimizer.step()
+        scheduler.step()
+        if t == 0:
+            assert len(graphs) == 2
+    assert len(graphs) == 2

@@ -60,9 +60,9 @@ FASTEST: the rate was overdone. One and three were worse (LOG, no gain)."""
 JUDGED = 16
 """A round of fewer steps says nothing about that: momentum carries weights further than their gradients ask. With 0 or
 8, runs with momentum are slowed down for nothing (LOG, no gain)."""
-HEARD = 16
+HEARD = 8
 """Steps of a round whose gradients are listened to, at most, evenly spread: each look costs a few percent of a
-step. 8, 32 and all were as good (LOG, heard)."""
+step. 16 and all were as good (LOG, no gain)."""
 
 # -- too hot -----------------------------------------------------------------------------------------------------------
 

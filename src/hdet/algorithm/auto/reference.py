@@ -66,7 +66,7 @@ class Step(NamedTuple):
     eta: float
     after: Theta
     heard: bool = True
-    """Whether its gradient counts: every n-th of a round does, so that there are 16 at most."""
+    """Whether its gradient counts: every n-th of a round does, so that there are 8 at most."""
 
 
 class Copy(NamedTuple):

@@ -14,10 +14,10 @@ __all__ = ["Growing", "heard"]
 
 
 def heard(step: int, length: int) -> bool:
-    """Whether step ``step`` of a round of so many, counted from 0, is listened to: 16 at most, evenly spread.
+    """Whether step ``step`` of a round of so many, counted from 0, is listened to: 8 at most, evenly spread.
 
     >>> [step for step in range(40) if heard(step, 40)]
-    [0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39]
+    [0, 5, 10, 15, 20, 25, 30, 35]
     """
     return step % max(1, math.ceil(length / c.HEARD)) == 0
 

@@ -32,8 +32,8 @@ class Origin:
     @torch.no_grad()
     def way(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
         """x_0 - x, piece by piece; each valid until the next one."""
-        for origin, now in zip(self._vectors, self.pieces.gathered(weights, 0), strict=True):
-            yield torch.sub(origin, now, out=now)
+        for origin, now, way in zip(self._vectors, self.pieces.gathered(weights, 0), self.pieces.scratch, strict=True):
+            yield torch.sub(origin, now, out=way)
 
     @property
     def number_of_norms(self) -> int:

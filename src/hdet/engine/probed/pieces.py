@@ -12,6 +12,8 @@ __all__ = ["Pieces", "Vectors"]
 
 PIECE = 1 << 22
 """Numbers of a piece, at most: two of them stay in a GPU's cache. A tensor that cannot be cut may be longer."""
+LARGE = 1 << 20
+"""A tensor of so many numbers is a piece of its own, and is read where it lies."""
 
 Vectors: TypeAlias = list[Tensor]
 """One vector for each piece."""
@@ -85,15 +87,24 @@ class Pieces:
             for part, view in zip(piece.parts, _views(piece, vector), strict=True):
                 _of(tensors[part.tensor], part).copy_(view)
 
+    @property
+    def scratch(self) -> Vectors:
+        """A vector for each piece, of which one at a time may be in use: their memory is the same."""
+        return self._scratch[0]
+
     def gathered(self, tensors: Sequence[Tensor | None], scratch: int) -> Iterator[Tensor]:
-        """A scratch vector for each piece in turn, valid until the next one; zero where there is no tensor.
+        """A vector for each piece in turn, to be read until the next one; zero where there is no tensor.
 
         Args:
             tensors: as they were laid out.
-            scratch: 0 or 1: two may be in use at a time.
+            scratch: 0 or 1: where those are put together that do not lie there as one vector already.
         """
         for piece, vector, views in zip(self._pieces, self._scratch[scratch], self._views[scratch], strict=True):
             sources = piece.sources(tensors)
+            first = sources[0]
+            if len(sources) == 1 and first is not None and first.dtype == piece.dtype and first.is_contiguous():
+                yield first.detach().view(-1)
+                continue
             if any(source is None for source in sources):
                 vector.zero_()
             _gather_(views, sources)
@@ -127,16 +138,20 @@ def _cut(i: int, numbers: Tensor, real: bool) -> Iterator[_Part]:
 
 
 def _packed(parts: list[_Part]) -> Iterator[list[_Part]]:
-    """Parts one after the other, until a piece is full."""
+    """Parts one after the other, until a piece is full; a large one by itself."""
     full: list[_Part] = []
     offset = 0
     for part in parts:
+        if part.length >= LARGE:
+            yield [part]
+            continue
         if full and offset + part.length > PIECE:
             yield full
             full, offset = [], 0
         full.append(part._replace(offset=offset))
         offset += part.length
-    yield full
+    if full:
+        yield full
 
 
 def _views(piece: _Piece, vector: Tensor) -> list[Tensor]:
