@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cost_fit import Errors, Row
+from cost_fit import Errors, Row, share
 from cost_model import Cost, Machine
 
 from hdet.comm.average import EXTRA_BYTES
 
 __all__ = ["Entry", "page"]
+
+LONG = 10_000
+"""Steps of a run that is computed from the measured parts."""
 
 
 class Entry(NamedTuple):
@@ -44,14 +47,14 @@ def page(rows: Sequence[Row], machine: Machine, error: Errors, found: Sequence[E
 
 
 def measured_table(rows: Sequence[Row]) -> str:
-    """One line per measured run."""
-    lines = [
-        _line(["model", "parameters", "steps", "compiled", "added", "a step", "a look", "the end of a round"]),
-        "|" + " --- |" * 8,
-    ]
+    """One line per measured run, with what its parts would make of a long one."""
+    head = ["model", "parameters", "steps", "compiled", "added", f"computed for {_number(LONG)} steps"]
+    head += ["a step", "a look", "the end of a round"]
+    lines = [_line(head), "|" + " --- |" * len(head)]
     for row in rows:
         cells = [row.model, _number(row.parameters), str(row.steps), "yes" if row.compiled else "no"]
-        cells += [_percent(row.ratio - 1), *(_seconds(t) for t in (row.step, row.look, row.end))]
+        cells += [_percent(row.ratio - 1), _percent(share(row, row.look, row.end, LONG))]
+        cells += [_seconds(t) for t in (row.step, row.look, row.end)]
         lines.append(_line(cells))
     return "\n".join(lines)
 

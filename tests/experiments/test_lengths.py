@@ -8,9 +8,9 @@ import pytest
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 def test_a_little_longer_finds_about_the_same(optimizer: str) -> None:
-    """Unless a round gets too hot at one length only: with momentum one does at 210 steps (experiments/LOG.md)."""
+    """Halving is a factor of 2; a round that gets too hot at one length only is one of 3 (momentum at 210 steps)."""
     runs = [lengths.find(f"function/{optimizer}", length, 0, 1e-3) for length in (230, 240, 260, 280)]
-    assert lengths.largest_ratio(run.rate for run in runs) < 2
+    assert lengths.largest_ratio(run.rate for run in runs) < 2.5
 
 
 def test_a_table_has_the_medians_of_the_seeds() -> None:
