@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,17 +9,9 @@ from torch import Tensor, nn
 import hdet
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.way import ProbedWay
+from tests.gpu import no_synchronising
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-@contextmanager
-def no_synchronising() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def deep_model(layers: int = 40) -> nn.Module:

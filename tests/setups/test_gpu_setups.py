@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hdet
+from tests.gpu import no_synchronising
 from tests.ranks import run_ranks
 from tests.setups.problems import (
     Records,
@@ -136,15 +135,6 @@ def test_an_ensemble_needs_no_float64_on_the_device() -> None:
         ensemble = hdet.Ensemble(optimizer, fanout="probed", probe=probe_of(model), total_steps=100, journal=Records())
         train(model, optimizer, ensemble, range(100))
     assert final_loss(model) < 0.8 * final_loss(on_gpu())
-
-
-@contextmanager
-def no_synchronising() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def with_rate_on_the_device(model: nn.Module, guess: float) -> torch.optim.Optimizer:

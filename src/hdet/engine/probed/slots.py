@@ -95,10 +95,11 @@ class Slots:
         self._copies[slot] = _Copy(ids, weights, own_buffers, memory, stays)
 
     def keep_only(self, slots: frozenset[int]) -> None:
-        """Free all other slots."""
-        freed = [copy for slot, copy in self._copies.items() if slot not in slots]
-        self._spare = freed[0] if freed and slots else self._spare if slots else None
-        self._copies = {slot: copy for slot, copy in self._copies.items() if slot in slots}
+        """Free all other slots; the memory of one is used again, unless there will be no more copies."""
+        for slot in self._copies.keys() - slots:
+            self._spare = self._copies.pop(slot)
+        if not slots:
+            self._spare = None
 
     def wait(self) -> None:
         """Before the optimizer's memory changes: copies of it that are under way come first."""

@@ -26,7 +26,7 @@ class Storage:
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self._beside: dict[torch.device, torch.cuda.Stream] = {}
-        self._under_way: list[torch.cuda.Event] = []
+        self._under_way: dict[torch.device, torch.cuda.Event] = {}
 
     def copied(self, value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tensor]]) -> Any:
         """A copy's structure; what is still to be copied is added to ``pairs``, for :meth:`fill_`.
@@ -53,23 +53,27 @@ class Storage:
 
     def fill_(self, pairs: Sequence[tuple[Tensor, Tensor]], *, beside: bool = False) -> None:
         """Carry copies out; ``beside``: those from a GPU to the host on a stream beside training."""
-        aside = [pair for pair in pairs if beside and pair[1].is_cuda and pair[0].is_cpu]
-        copy_all_(pair for pair in pairs if not (beside and pair[1].is_cuda and pair[0].is_cpu))
-        for device in {source.device for _, source in aside}:
+        at_once: list[tuple[Tensor, Tensor]] = []
+        aside: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+        for target, source in pairs:
+            leaves_gpu = source.is_cuda and target.is_cpu
+            place = aside.setdefault(source.device, []) if beside and leaves_gpu else at_once
+            place.append((target, source))
+        copy_all_(at_once)
+        for device, own in aside.items():
             stream = self._beside.setdefault(device, torch.cuda.Stream(device))
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
-                for target, source in aside:
-                    if source.device == device:
-                        target.copy_(source, non_blocking=True)
-                        source.record_stream(stream)
-                self._under_way.append(stream.record_event())
+                copy_all_(own)
+            for _, source in own:
+                source.record_stream(stream)  # if training gives it up now, its memory waits for the copy
+            self._under_way[device] = stream.record_event()
 
     def wait(self) -> None:
         """Whatever the GPU does from here on comes after the copies under way. Does not synchronise."""
-        for event in self._under_way:
-            event.wait()
-        self._under_way = []
+        for device, event in self._under_way.items():
+            torch.cuda.current_stream(device).wait_event(event)
+        self._under_way = {}
 
     def has_room(self, needed: Iterable[Tensor], held: Iterable[Tensor]) -> bool:
         """Whether new copies of some tensors fit on their devices beside the copies that are held."""
