@@ -24,6 +24,7 @@ from hdet.faces.ensemble import Ensemble
 from hdet.faces.knobs import Knob
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.replay import schedule_from
+from hdet.faces.several import auto
 from hdet.faces.warm_start import perturb_
 from hdet.journal import Journal, JournalData, read_journal
 
@@ -50,6 +51,7 @@ __all__ = [
     "TrainLoss",
     "__version__",
     "arms",
+    "auto",
     "experimental",
     "knobs",
     "perturb_",

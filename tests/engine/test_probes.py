@@ -625,3 +625,31 @@ def test_a_buffer_that_forward_replaces_is_put_back() -> None:
     hdet.ProbeBatch(net, lambda m, x: m(x).mean(), [torch.ones(2)])()
     assert net.n is buffer
     assert net.n == 0
+
+
+@pytest.mark.parametrize(
+    ("autocast", "inside", "expected"),
+    [
+        ("inherit", False, torch.float32),
+        ("inherit", True, torch.bfloat16),
+        (torch.bfloat16, False, torch.bfloat16),
+        (None, True, torch.float32),
+    ],
+)
+def test_a_probe_is_cast_as_it_is_told(autocast: Any, inside: bool, expected: torch.dtype) -> None:
+    model, seen = nn.Linear(3, 1), []
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        out = model(batch)
+        seen.append(out.dtype)
+        return out.float().mean()
+
+    probe = hdet.ProbeBatch(model, loss, lambda k: torch.ones(2, 3), autocast=autocast)
+    with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+        probe()
+    assert seen == [expected]
+
+
+def test_a_cast_that_is_none_is_refused() -> None:
+    with pytest.raises(hdet.ArgumentError, match="autocast must be"):
+        hdet.ProbeBatch(nn.Linear(1, 1), lambda m, b: m(b), [torch.ones(1, 1)], autocast="bf16")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import dataclasses
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -52,6 +52,8 @@ class ProbeBatch:
         loader: an iterable of batches, begun again at its end; or a function ``batch_fn(round) -> batch``.
         mode: "probe": dropout off, BatchNorm that trains on batch statistics, buffers put back afterwards (in eval
             mode weights would be judged by running statistics that lag behind them); "eval": plain eval.
+        autocast: "inherit": as it is where the scheduler is stepped, mostly off; a type such as ``torch.bfloat16``: the
+            loss is evaluated in it, as training does that wraps its forward pass; None: off.
     """
 
     def __init__(
@@ -60,12 +62,19 @@ class ProbeBatch:
         loss_fn: LossFn,
         loader: Iterable[Any] | Callable[[int], Any],
         mode: Literal["probe", "eval"] = "probe",
+        autocast: torch.dtype | Literal["inherit"] | None = "inherit",
     ) -> None:
         if mode not in ("probe", "eval"):
             raise ArgumentError(f'mode must be "probe" or "eval", but got mode={mode!r}; leave it out for "probe"')
         if not (callable(loader) or isinstance(loader, Iterable)):
             raise ArgumentError(f"loader must be an iterable of batches or batch_fn(round), but got {loader!r}")
+        if not (autocast in ("inherit", None) or isinstance(autocast, torch.dtype)):
+            raise ArgumentError(
+                f'autocast must be "inherit", a type such as torch.bfloat16 or None, but got autocast={autocast!r}; '
+                "leave it out where loss_fn casts by itself"
+            )
         self.model = model
+        self.autocast = autocast
         self.loss_fn = loss_fn
         self.loader = loader
         self.mode = mode
@@ -103,9 +112,14 @@ class ProbeBatch:
         batch, device = self._batch, _device_of(inner)
         if self._round is None:  # called by hand: a batch of this process alone, which no round will use
             batch = _shared(_outlined(self._draw(0), device), Solo(), device)
-        with torch.no_grad(), probing(inner, self.mode):
+        with torch.no_grad(), probing(inner, self.mode), self._cast(device):
             _seed(self._round or 0, device)  # what is random is the same for all replicas
             return torch.as_tensor(self.loss_fn(inner, batch)).detach()
+
+    def _cast(self, device: torch.device) -> AbstractContextManager[Any]:
+        if isinstance(self.autocast, torch.dtype):
+            return torch.autocast(device.type, self.autocast)
+        return nullcontext() if self.autocast is not None else torch.autocast(device.type, enabled=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: an iterator cannot be copied, so the loader begins anew."""

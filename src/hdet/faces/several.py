@@ -1,0 +1,137 @@
+"""``hdet.auto``: one search for several optimizers, such as Muon for matrices and AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hdet.engine.probe import ProbeFn
+from hdet.errors import ArgumentError
+from hdet.faces.onecycle import OneCycleLR
+
+__all__ = ["auto"]
+
+Hook = Callable[..., Any]
+
+
+def auto(optimizers: Optimizer | Iterable[Optimizer], *, total_steps: int, probe: ProbeFn, **more: Any) -> OneCycleLR:
+    """The scheduler that finds the learning rate of one optimizer, or one common factor on the rates of several.
+
+    Each optimizer's own rate is its guess: the guesses keep their ratios. Step all optimizers, then the scheduler:
+
+    .. code-block:: python
+
+        scheduler = hdet.auto([muon, adamw], total_steps=10_000, probe=probe)
+        ...
+        muon.step()
+        adamw.step()
+        scheduler.step()
+
+    Args:
+        optimizers: one, or several with different parameters; the first is the one to be stepped first.
+        total_steps: steps of the run.
+        probe: as in :class:`hdet.OneCycleLR`.
+        more: further arguments of it. Momenta are not cycled: optimizers keep theirs in different places.
+    """
+    if isinstance(optimizers, Optimizer):
+        return OneCycleLR(optimizers, "auto", total_steps=total_steps, probe=probe, **{"cycle_momentum": False, **more})
+    found = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+    if not found or not all(isinstance(one, Optimizer) for one in found):
+        raise ArgumentError(
+            f"optimizers must be an optimizer of torch or some of them, but got {optimizers!r}; for instance "
+            "hdet.auto([muon, adamw], ...)"
+        )
+    if more.get("cycle_momentum"):
+        raise ArgumentError(
+            "cycle_momentum must be False for several optimizers, which keep their momenta in different places, but "
+            "got cycle_momentum=True; leave it out"
+        )
+    if len(found) == 1:
+        return auto(found[0], total_steps=total_steps, probe=probe, **more)
+    together = Together(found)
+    return OneCycleLR(together, "auto", total_steps=total_steps, probe=probe, **{**more, "cycle_momentum": False})
+
+
+class Together(Optimizer):
+    """Several optimizers seen as one: their groups and their memory. Nobody steps it; its parts are stepped.
+
+    A step is heard of before the first of them makes its own: no weight has moved yet, and all gradients are there.
+    """
+
+    def __init__(self, parts: list[Optimizer]) -> None:
+        owners = [(id(p), part) for part in parts for group in part.param_groups for p in group["params"]]
+        if len({place for place, _ in owners}) < len(owners):
+            raise ArgumentError(
+                f"each parameter must be in one optimizer only, but {len(owners) - len({p for p, _ in owners})} are in "
+                "two; take them out of one of them"
+            )
+        self.parts = parts
+        self.defaults = {}
+        self._optimizer_step_pre_hooks: dict[int, Any] = {}  # torch looks here; ours are the first part's
+        self.state = _States(parts, dict(owners))  # type: ignore[assignment]  # a view of the parts' own
+        self.register_step_pre_hook(_stepped)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # those of the parts, as they are now
+        """All groups of all parts."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
+        """Called before the first part's step, as if it were ours."""
+
+        def heard(part: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return hook(self, args, kwargs)
+
+        return self.parts[0].register_step_pre_hook(heard)
+
+    def step(self, closure: Any = None) -> Any:
+        """Not to be called: step each optimizer, as you would without hdet."""
+        raise RuntimeError("hdet.auto looks at several optimizers and steps none of them: step each one yourself")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of all parts."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+
+def _stepped(together: Together, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Where torch's schedulers look whether the optimizer was stepped."""
+    together._opt_called = True  # type: ignore[attr-defined]
+
+
+class _States(MutableMapping[Tensor, Any]):
+    """The memory of all parts, by parameter."""
+
+    def __init__(self, parts: list[Optimizer], owners: dict[int, Optimizer]) -> None:
+        self._parts, self._owners = parts, owners
+
+    def __getitem__(self, p: Tensor) -> Any:
+        return self._of(p).state[p]
+
+    def __setitem__(self, p: Tensor, value: Any) -> None:
+        self._of(p).state[p] = value
+
+    def __delitem__(self, p: Tensor) -> None:
+        del self._of(p).state[p]
+
+    def __contains__(self, p: object) -> bool:
+        return isinstance(p, Tensor) and p in self._of(p).state
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (p for part in self._parts for p in part.state)
+
+    def __len__(self) -> int:
+        return sum(len(part.state) for part in self._parts)
+
+    def _of(self, p: Tensor) -> Optimizer:
+        owner = self._owners.get(id(p))
+        if owner is None:  # a group was added since
+            owner = next(
+                part for part in self._parts for group in part.param_groups if any(q is p for q in group["params"])
+            )
+            self._owners[id(p)] = owner
+        return owner
