@@ -5,6 +5,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
+FRAMES := $(VENV)/.installed-frameworks
 MUTANT := $(VENV)/.installed-mutants
 CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
   sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
@@ -12,7 +13,7 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick lint bench bench-data docs mutants clean
+.PHONY: help demo test test-frameworks quick lint bench bench-data docs mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -22,6 +23,9 @@ demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 
 test: lint ## lint, then all tests and doctests, in two processes
 	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+test-frameworks: $(FRAMES) ## against the real Lightning, transformers and accelerate: some minutes
+	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
 
 quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one process, under a minute
 	$(PY) -m ruff check .
@@ -69,6 +73,11 @@ $(STAMP): pyproject.toml constraints.txt
 $(DOCS): export PIP_CONSTRAINT := constraints.txt
 $(DOCS): $(STAMP)
 	$(PY) -m pip install -e '.[docs]'
+	touch $@
+
+$(FRAMES): export PIP_CONSTRAINT := constraints.txt
+$(FRAMES): $(STAMP)
+	$(PY) -m pip install -e '.[frameworks]'
 	touch $@
 
 $(MUTANT): export PIP_CONSTRAINT := constraints.txt
