@@ -122,7 +122,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """Have the probe's data there: Lightning may not load those of validation for epochs."""
         if self.story is None or not isinstance(self.probe, str):
             return
-        if self.probe == "val" and trainer.val_dataloaders is None:
+        if self.probe == "val" and trainer.val_dataloaders is None and trainer.enable_validation:
             trainer.validating = True
             trainer.fit_loop.epoch_loop.val_loop.setup_data()
             trainer.training = True
@@ -272,7 +272,7 @@ def _check_optimizers(trainer: Any, module: Any) -> None:
             "optimizer.step()"
         )
     optimizers = trainer.optimizers
-    if len(optimizers) != 1 or any("lr" not in group for group in optimizers[0].param_groups):
+    if len(optimizers) != 1 or not optimizers[0].param_groups:
         raise ArgumentError(
             f"AutoLR searches the rate of one optimizer, but configure_optimizers returned {optimizers}; return one "
             "optimizer with an lr, for instance torch.optim.AdamW(self.parameters())"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hdet.engine.probe import ProbeBatch
+from hdet.engine.probed.storage import leaves
 from hdet.errors import ArgumentError
 
 __all__ = ["check_probe", "loader_named", "part_of_lightning", "probe_of"]
@@ -90,7 +91,7 @@ def _single(loaders: Any, name: str, other: str) -> Any:
     if isinstance(loaders, (list, tuple)) and len(loaders) == 1:
         loaders = loaders[0]
     if loaders is None or (isinstance(loaders, (list, tuple)) and not loaders):
-        raise ArgumentError(f'probe="{name}" needs a {name} dataloader, but the trainer has none; {cure}')
+        raise ArgumentError(f'probe="{name}" needs a {name} dataloader, but the trainer uses none; {cure}')
     if isinstance(loaders, (list, tuple, Mapping)):
         raise ArgumentError(f'probe="{name}" takes one loader, but the trainer has {len(loaders)}; {cure}')
     if isinstance(loaders, Iterator):
@@ -197,7 +198,7 @@ def _apart(module: nn.Module, metrics: tuple[type, ...]) -> nn.Module:
     vars(twin).update({name: _own(value) for name, value in vars(module).items()})
     for name, child in module._modules.items():
         if child is not None and isinstance(child, metrics):
-            twin._modules[name] = _alone(copy.deepcopy(child))
+            twin._modules[name] = _alone(_metric_copy(child))
         elif child is not None and any(isinstance(part, metrics) for part in child.modules()):
             twin._modules[name] = _apart(child, metrics)
     return twin
@@ -207,6 +208,13 @@ def _own(value: Any) -> Any:
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         return value.detach().clone()
     return copy.copy(value) if isinstance(value, (list, dict, set)) else value
+
+
+def _metric_copy(metric: nn.Module) -> nn.Module:
+    """A deep copy; torch refuses one of tensors that hang in a graph, as a metric's last value does."""
+    tensors = [tensor for part in metric.modules() for tensor in leaves(vars(part))]
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in tensors}
+    return copy.deepcopy(metric, memo)
 
 
 def _alone(metric: nn.Module) -> nn.Module:
