@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
 from tests.ranks import error_of, run_ranks
-from tests.setups.problems import batch_of, final_loss, loss_of, network
+from tests.setups.problems import Records, batch_of, final_loss, loss_of, network
 
 pytest.importorskip("lightning")
 
 import lightning
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
 from hdet.integrations.lightning import AutoLR
@@ -140,6 +141,36 @@ def test_the_journal_has_the_losses_of_training_step(tmp_path: Path, precision: 
     assert module.types == types == {torch.float32 if precision == "32-true" else torch.bfloat16}
 
 
+def test_a_grad_scaler_does_not_scale_the_observed_loss(tmp_path: Path) -> None:
+    module, path = Module(), tmp_path / "run.jsonl"
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    options = {"plugins": [plugin], "accumulate_grad_batches": 2}
+    trainer_of(AutoLR(held_out, path), max_epochs=1, **options).fit(module, loader_of(0, 40))
+    first = hdet.read_journal(path).rounds[0]["replicas"][0]["loss"]
+    assert first == pytest.approx(sum(module.losses[:2]) / 2, rel=1e-2)
+
+
+def test_a_scheduler_of_the_users_own_is_looked_after() -> None:
+    """Here an Ensemble, on a schedule of the user's."""
+
+    class Own(Module):
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            scheduler.step()
+
+    def scheduler(optimizer: Any) -> hdet.Ensemble:
+        probe = hdet.ProbeBatch(module.net, loss_of, held_out)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+        return hdet.Ensemble(optimizer, cosine, fanout="probed", probe=probe, total_steps=60, journal=records)
+
+    records = Records()
+    module, auto = Own(scheduler=scheduler), AutoLR()
+    trainer_of(auto, max_epochs=1).fit(module, loader_of(0, 60))
+    assert isinstance(auto.scheduler, hdet.Ensemble)
+    assert auto.story is None
+    assert max(module.rates) > 100 * GUESS
+    assert all(record["replicas"][0]["loss"] > 0 for record in records.rounds)
+
+
 def test_a_probe_leaves_no_trace(tmp_path: Path) -> None:
     """Training sees the same batches in the same order, metrics and loggers only what training gives them."""
     torchmetrics = pytest.importorskip("torchmetrics")
@@ -224,11 +255,18 @@ def test_a_run_that_was_stopped_goes_on_with_its_search(tmp_path: Path) -> None:
     whole, first, second = Module(), Module(), Module(lr=1.0)
     trainer(80).fit(whole, loader_of(0, 20))
     trainer(40, saving).fit(first, loader_of(0, 20))
-    trainer(80, ModelCheckpoint(tmp_path)).fit(second, loader_of(0, 20), ckpt_path=tmp_path / "step=30.ckpt")
+    last = trainer(80, ModelCheckpoint(tmp_path))
+    last.fit(second, loader_of(0, 20), ckpt_path=tmp_path / "step=30.ckpt")
+    auto = next(callback for callback in last.callbacks if isinstance(callback, AutoLR))
     assert first.rates == whole.rates[:40]
     assert second.rates[0] == whole.rates[30]  # not that of the new guess
     assert len(second.rates) == 50
     assert final_loss(second.net) < 0.5
+    logged = next(tmp_path.glob("lightning_logs/*/metrics.csv")).read_text()
+    assert "lr-Adam" in logged  # the monitor's
+    assert "hdet/base/lr.0" in logged
+    assert auto.story is not None
+    assert "from a guess of 1e-05" in str(auto.story.verdict)
     journal = hdet.read_journal(tmp_path / "80.jsonl")
     assert [r["step"] for r in journal.resumes] == [30]
     assert journal.rounds[-1]["step"] == 80
@@ -379,6 +417,14 @@ def test_wrong_arguments() -> None:
     for wrong in ("test", 3, None):
         assert 'probe="val"' in str(error_of(lambda: AutoLR(wrong)))  # type: ignore[arg-type]  # noqa: B023
     assert "journal" in str(error_of(lambda: AutoLR(journal=3)))  # type: ignore[arg-type]
+
+
+def test_a_finished_run_cannot_be_made_longer(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "done")
+    trainer_of(AutoLR(), saving, max_epochs=1, enable_checkpointing=True).fit(Module(), loader_of(0, 20))
+    trainer = trainer_of(AutoLR(), max_epochs=2)
+    error = error_of(lambda: trainer.fit(Module(), loader_of(0, 20), ckpt_path=tmp_path / "done.ckpt"))
+    assert "make 40 steps, but the restored schedule ends at step 20; resume with" in str(error)
 
 
 def test_a_checkpoint_without_a_scheduler_is_refused(tmp_path: Path) -> None:

@@ -18,12 +18,10 @@ from hdet.errors import ArgumentError
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
 from hdet.integrations.lightning_probe import check_probe, loader_named, part_of_lightning, probe_of
+from hdet.integrations.lightning_story import Story
 from hdet.journal import Journals, open_journal
 
 __all__ = ["AutoLR"]
-
-_KEPT = "kept to the guess"
-"""How the events begin that end a search without a result."""
 
 
 def _callback_classes() -> tuple[type, ...]:
@@ -89,7 +87,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         self.onecycle = onecycle
         self.scheduler: OneCycleLR | Ensemble | None = None
         """What steps the rate; there once ``fit`` has begun."""
-        self.story: _Story | None = None
+        self.story: Story | None = None
         """What happened in the search; None where the scheduler is the user's own."""
         self._together: ExitStack | None = None
         """While the module holds the mean of the replicas: what puts each one's own weights back."""
@@ -112,7 +110,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
             self._check_nothing_given()
             self.scheduler, self.story = _hdet_scheduler(configs), None
         else:
-            self.story = _Story(trainer)
+            self.story = Story(trainer)
             self.scheduler = self._new_scheduler(trainer, pl_module, self.story)
             config = part_of_lightning(trainer, "utilities.types").LRSchedulerConfig
             trainer.strategy.lr_scheduler_configs = [config(self.scheduler, interval="step")]
@@ -120,7 +118,11 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Have the probe's data there: Lightning may not load those of validation for epochs."""
-        if self.story is None or not isinstance(self.probe, str):
+        if self.story is None:
+            return
+        if isinstance(self.scheduler, OneCycleLR) and self.onecycle.get("total_steps") is None:
+            _check_restored_length(trainer, self.scheduler)
+        if not isinstance(self.probe, str):
             return
         if self.probe == "val" and trainer.val_dataloaders is None and trainer.enable_validation:
             trainer.validating = True
@@ -128,7 +130,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
             trainer.training = True
         loader_named(trainer, self.probe)
 
-    def _new_scheduler(self, trainer: Any, pl_module: Any, story: _Story) -> OneCycleLR:
+    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story) -> OneCycleLR:
         arguments = {"total_steps": None, **self.onecycle}
         if arguments["total_steps"] is None:
             arguments["total_steps"] = _total_steps(trainer)
@@ -181,7 +183,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.scheduler is not None:
             self.scheduler.converge()
         if self.story is not None:
-            self.story.conclude()
+            self.story.conclude(float(trainer.optimizers[0].param_groups[0]["max_lr"]))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Other ranks may have seen no exception: from here on nothing waits for them."""
@@ -214,54 +216,6 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         together, self._together = self._together, None
         if together is not None:
             together.close()
-
-
-class _Story:
-    """A sink: passes a search on to the trainer's loggers as numbers, and to people as sentences. On one rank."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._header: Mapping[str, Any] = {}
-        self._last: Mapping[str, Any] | None = None
-        self._kept: str | None = None
-        """Why the search was given up, if it was."""
-        self.verdict: str | None = None
-        """What the search came to."""
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Take a record of the journal."""
-        if record["kind"] == "header":
-            self._header = record
-        if record["kind"] != "round":
-            return
-        self._last = record
-        step, loggers = int(record["step"]), open_journal(list(self._trainer.loggers))
-        if loggers is not None:
-            loggers.write(self._header)
-            loggers.write(record)
-        self._log({"hdet/event": float(bool(record["event"]))}, step)
-        if record["event"]:
-            self._say(f"step {step}: {record['event']}; the rate is {record['base'][0]:.3g}")
-        if str(record["event"]).startswith(_KEPT):
-            self._kept = record["event"]
-
-    def conclude(self) -> None:
-        """Say what rate was found."""
-        if self._last is None or not self._header:
-            return
-        guess, factor = float(self._header["arguments"]["max_lr"][0]), float(self._last["learned"][0])
-        found = f"found the rate {guess * factor:.3g}, from a guess of {guess:.3g}"
-        self.verdict = f"{self._kept} ({guess:.3g})" if self._kept else found
-        self._say(self.verdict)
-        if math.isfinite(guess * factor):
-            self._log({"hdet/found": guess * factor}, int(self._last["step"]))
-
-    def _say(self, words: str) -> None:
-        part_of_lightning(self._trainer, "utilities.rank_zero").rank_zero_info(f"hdet: {words}")
-
-    def _log(self, values: dict[str, float], step: int) -> None:
-        for logger in self._trainer.loggers:
-            logger.log_metrics(values, step=step)
 
 
 def _check_optimizers(trainer: Any, module: Any) -> None:
@@ -306,6 +260,17 @@ def _total_steps(trainer: Any) -> int:
             "Trainer(max_steps=...) or max_epochs=, or AutoLR(total_steps=...)"
         )
     return int(steps)
+
+
+def _check_restored_length(trainer: Any, scheduler: OneCycleLR) -> None:
+    """A checkpoint brings the length of its run, past which torch has no rate."""
+    planned = _total_steps(trainer)
+    if planned > scheduler.total_steps:
+        raise ArgumentError(
+            f"the trainer is to make {planned} steps, but the restored schedule ends at step {scheduler.total_steps}; "
+            "resume with the max_epochs and max_steps that the run began with, or load only the weights and begin a "
+            "new run"
+        )
 
 
 def _rate(scheduler: OneCycleLR | Ensemble | None) -> float | Tensor:
