@@ -1,0 +1,281 @@
+"""Lightning: ``AutoLR``, a callback that finds the learning rate, or looks after hdet's scheduler."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hdet.engine.probe import ProbeBatch
+from hdet.errors import ArgumentError
+from hdet.faces.ensemble import Ensemble
+from hdet.faces.onecycle import OneCycleLR
+from hdet.integrations.lightning_probe import check_probe, loader_named, part_of_lightning, probe_of
+from hdet.integrations.lightning_story import Story
+from hdet.journal import Journals, open_journal
+
+__all__ = ["AutoLR"]
+
+
+def _callback_classes() -> tuple[type, ...]:
+    """``Callback`` of ``lightning`` and of ``pytorch_lightning``: of those in use, else of those installed.
+
+    Each package accepts only its own.
+    """
+    names = ("lightning.pytorch", "pytorch_lightning")
+    used = [name for name in names if name in sys.modules]
+    found = used or [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    return tuple(importlib.import_module(name).Callback for name in found)
+
+
+_CALLBACKS = _callback_classes()
+_Callback: Any = type("_Callback", _CALLBACKS, {}) if _CALLBACKS else object
+
+
+class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional package
+    """Finds the learning rate while a LightningModule trains.
+
+    .. code-block:: python
+
+        trainer = Trainer(max_epochs=10, callbacks=[AutoLR(probe="val")])
+
+    ``configure_optimizers`` returns just an optimizer, whose rate is a guess that may be wrong by any amount. AutoLR
+    adds :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is
+    restored: ``fit(ckpt_path=...)`` goes on with the search.
+
+    If ``configure_optimizers`` returns a scheduler of hdet, AutoLR looks after that one. It gives it the training loss,
+    logs its rate, and validates and saves the mean of the replicas where they train apart. ``probe``, ``journal`` and
+    the rest are that scheduler's own then.
+
+    The probe loss is ``probe_loss(batch)`` of the module if it has one, else its ``training_step``. Either is called on
+    a twin of the module, in eval mode (BatchNorm on batch statistics) and without gradients. The twin shares the
+    weights and has metrics, lists and counters of its own. Its ``log`` does nothing, and ``all_gather`` gives back what
+    it gets: other ranks may not be probing.
+
+    The loggers get each round's numbers and ``hdet/event``, 1 where something happened. What happened, and the rate
+    that was found, are told as Lightning tells things. ``hdet/lr`` is also in the progress bar.
+
+    Args:
+        probe: where the probe's batches are from: "train", a pass of its own over the training data; "val", the
+            validation data; an iterable of batches; a function ``batch_fn(round) -> batch``; or a ``hdet.ProbeBatch``.
+            Batches that are not trained on are better: prefer "val".
+        journal: as in :class:`hdet.OneCycleLR`.
+        onecycle: further arguments of :class:`hdet.OneCycleLR`. ``total_steps`` is the trainer's
+            ``estimated_stepping_batches`` if it is left out.
+    """
+
+    def __init__(
+        self,
+        probe: Literal["train", "val"] | Iterable[Any] | Callable[[int], Any] | ProbeBatch = "train",
+        journal: Journals = None,
+        **onecycle: Any,
+    ) -> None:
+        if not _CALLBACKS:
+            raise ModuleNotFoundError("AutoLR needs Lightning, which is not installed: pip install lightning")
+        super().__init__()
+        check_probe(probe)
+        open_journal(journal)
+        self.probe = probe
+        self.journal = journal
+        self.onecycle = onecycle
+        self.scheduler: OneCycleLR | Ensemble | None = None
+        """What steps the rate; there once ``fit`` has begun."""
+        self.story: Story | None = None
+        """What happened in the search; None where the scheduler is the user's own."""
+        self._together: ExitStack | None = None
+        """While the module holds the mean of the replicas: what puts each one's own weights back."""
+
+    # -- the scheduler ------------------------------------------------------------------------------------------------
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint without a scheduler: nobody would restore ours."""
+        if trainer.state.fn == "fit" and not checkpoint.get("lr_schedulers"):
+            raise ArgumentError(
+                "the checkpoint has no scheduler, but AutoLR adds one: it was saved without AutoLR, or with weights "
+                "only; load its weights into the module before fit(), or leave AutoLR out"
+            )
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Add a scheduler, or find the user's: optimizers are there, and nothing is restored yet."""
+        _check_optimizers(trainer, pl_module)
+        configs = trainer.strategy.lr_scheduler_configs
+        if configs:
+            self._check_nothing_given()
+            self.scheduler, self.story = _hdet_scheduler(configs), None
+        else:
+            self.story = Story(trainer)
+            self.scheduler = self._new_scheduler(trainer, pl_module, self.story)
+            config = part_of_lightning(trainer, "utilities.types").LRSchedulerConfig
+            trainer.strategy.lr_scheduler_configs = [config(self.scheduler, interval="step")]
+        self._save_together(trainer)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Have the probe's data there: Lightning may not load those of validation for epochs."""
+        if self.story is None:
+            return
+        if isinstance(self.scheduler, OneCycleLR) and self.onecycle.get("total_steps") is None:
+            _check_restored_length(trainer, self.scheduler)
+        if not isinstance(self.probe, str):
+            return
+        if self.probe == "val" and trainer.val_dataloaders is None and trainer.enable_validation:
+            trainer.validating = True
+            trainer.fit_loop.epoch_loop.val_loop.setup_data()
+            trainer.training = True
+        loader_named(trainer, self.probe)
+
+    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story) -> OneCycleLR:
+        arguments = {"total_steps": None, **self.onecycle}
+        if arguments["total_steps"] is None:
+            arguments["total_steps"] = _total_steps(trainer)
+        given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
+        probe = probe_of(trainer, pl_module, self.probe)
+        return OneCycleLR(
+            trainer.optimizers[0], "auto", probe=probe, model=pl_module, journal=[*given, story], **arguments
+        )
+
+    def _check_nothing_given(self) -> None:
+        given = {"probe": self.probe if self.probe != "train" else None, "journal": self.journal, **self.onecycle}
+        names = [name for name, value in given.items() if value is not None]
+        if names:
+            raise ArgumentError(
+                f"configure_optimizers returned a scheduler, so {', '.join(names)} of AutoLR would not be used; give "
+                "them to that scheduler, or return only the optimizer"
+            )
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Log the rate of the step to come."""
+        pl_module.log("hdet/lr", _rate(self.scheduler), prog_bar=True, on_step=True, on_epoch=False)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Give the scheduler the loss that ``training_step`` returned.
+
+        Lightning has divided it by the batches that are accumulated, and a GradScaler has multiplied it. Later hooks
+        come after the scheduler's step.
+        """
+        value = loss.detach() * trainer.accumulate_grad_batches
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            value = value / scaler.scale(torch.ones_like(value))
+        if self.scheduler is not None:
+            self.scheduler.observe(value)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Replicas that train apart are validated as one model."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and self.scheduler is not None:
+            self._together = ExitStack()
+            self._together.enter_context(self.scheduler.consensus())
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Each replica goes on with its own weights."""
+        self._apart()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave one model behind, also where training stopped inside a round."""
+        if self.scheduler is not None:
+            self.scheduler.converge()
+        if self.story is not None:
+            self.story.conclude(float(trainer.optimizers[0].param_groups[0]["max_lr"]))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Other ranks may have seen no exception: from here on nothing waits for them."""
+        self._leave(trainer)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the trainer as it was."""
+        self._leave(trainer)
+
+    def _save_together(self, trainer: Any) -> None:
+        """Let ``trainer.save_checkpoint``, which all callbacks use, save the mean of the replicas.
+
+        ``on_save_checkpoint`` would not do: it is left out where only weights are saved.
+        """
+        scheduler, save = self.scheduler, type(trainer).save_checkpoint
+
+        def save_checkpoint(*args: Any, **kwargs: Any) -> None:
+            with ExitStack() as stack:
+                if scheduler is not None and self._together is None:
+                    stack.enter_context(scheduler.consensus())
+                save(trainer, *args, **kwargs)
+
+        trainer.save_checkpoint = save_checkpoint
+
+    def _leave(self, trainer: Any) -> None:
+        self._apart()
+        vars(trainer).pop("save_checkpoint", None)
+
+    def _apart(self) -> None:
+        together, self._together = self._together, None
+        if together is not None:
+            together.close()
+
+
+def _check_optimizers(trainer: Any, module: Any) -> None:
+    if not module.automatic_optimization:
+        raise ArgumentError(
+            f"AutoLR needs automatic optimization, but {type(module).__name__} has automatic_optimization=False: it "
+            "does not see manual steps; leave AutoLR out, and call scheduler.step(loss) of hdet.OneCycleLR after "
+            "optimizer.step()"
+        )
+    optimizers = trainer.optimizers
+    if len(optimizers) != 1 or not optimizers[0].param_groups:
+        raise ArgumentError(
+            f"AutoLR searches the rate of one optimizer, but configure_optimizers returned {optimizers}; return one "
+            "optimizer with an lr, for instance torch.optim.AdamW(self.parameters())"
+        )
+
+
+def _hdet_scheduler(configs: list[Any]) -> OneCycleLR | Ensemble:
+    """The scheduler of the user's own."""
+    if len(configs) != 1 or not isinstance(configs[0].scheduler, (OneCycleLR, Ensemble)):
+        names = [type(config.scheduler).__name__ for config in configs]
+        raise ArgumentError(
+            f"AutoLR brings its own scheduler, but configure_optimizers returned {', '.join(names)}; return only the "
+            "optimizer, or one scheduler of hdet's: hdet.OneCycleLR, or hdet.Ensemble for a schedule of your own"
+        )
+    config = configs[0]
+    if config.interval != "step" or config.frequency != 1:
+        raise ArgumentError(
+            f"hdet counts optimizer steps, but Lightning steps the scheduler by interval={config.interval!r}, "
+            f'frequency={config.frequency}; return {{"optimizer": optimizer, "lr_scheduler": {{"scheduler": '
+            'scheduler, "interval": "step"}}'
+        )
+    found: OneCycleLR | Ensemble = config.scheduler
+    return found
+
+
+def _total_steps(trainer: Any) -> int:
+    steps = trainer.estimated_stepping_batches
+    if not (math.isfinite(steps) and steps >= 1):
+        raise ArgumentError(
+            f"the schedule needs the run's length, but the trainer's estimated_stepping_batches is {steps}; give "
+            "Trainer(max_steps=...) or max_epochs=, or AutoLR(total_steps=...)"
+        )
+    return int(steps)
+
+
+def _check_restored_length(trainer: Any, scheduler: OneCycleLR) -> None:
+    """A checkpoint brings the length of its run, past which torch has no rate."""
+    planned = _total_steps(trainer)
+    if planned > scheduler.total_steps:
+        raise ArgumentError(
+            f"the trainer is to make {planned} steps, but the restored schedule ends at step {scheduler.total_steps}; "
+            "resume with the max_epochs and max_steps that the run began with, or load only the weights and begin a "
+            "new run"
+        )
+
+
+def _rate(scheduler: OneCycleLR | Ensemble | None) -> float | Tensor:
+    """The base rate of the first parameter group."""
+    if isinstance(scheduler, OneCycleLR):
+        return scheduler.base_lrs_now[0]
+    rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"] if scheduler is not None else math.nan
+    return rate

@@ -1,0 +1,63 @@
+"""What a search in a Lightning trainer tells: numbers for the loggers, sentences for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hdet.integrations.lightning_probe import part_of_lightning
+from hdet.journal import open_journal
+
+__all__ = ["Story"]
+
+_KEPT = "kept to the guess"
+"""How the events begin that end a search without a result."""
+
+
+class Story:
+    """A sink: passes a search on to the trainer's loggers as numbers, and to people as sentences. On one rank."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._header: Mapping[str, Any] = {}
+        self._last: Mapping[str, Any] | None = None
+        self._kept: str | None = None
+        """Why the search was given up, if it was."""
+        self.verdict: str | None = None
+        """What the search came to."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Take a record of the journal."""
+        if record["kind"] == "header":
+            self._header = record
+        if record["kind"] != "round":
+            return
+        self._last = record
+        step, loggers = int(record["step"]), open_journal(list(self._trainer.loggers))
+        if loggers is not None:
+            loggers.write(self._header)
+            loggers.write(record)
+        self._log({"hdet/event": float(bool(record["event"]))}, step)
+        if record["event"]:
+            self._say(f"step {step}: {record['event']}; the rate is {record['base'][0]:.3g}")
+        if str(record["event"]).startswith(_KEPT):
+            self._kept = record["event"]
+
+    def conclude(self, guess: float) -> None:
+        """Say what rate was found. The guess is that of the first run: one that goes on may have been given another."""
+        if self._last is None:
+            return
+        factor = float(self._last["learned"][0])
+        found = f"found the rate {guess * factor:.3g}, from a guess of {guess:.3g}"
+        self.verdict = f"{self._kept} ({guess:.3g})" if self._kept else found
+        self._say(self.verdict)
+        if math.isfinite(guess * factor):
+            self._log({"hdet/found": guess * factor}, int(self._last["step"]))
+
+    def _say(self, words: str) -> None:
+        part_of_lightning(self._trainer, "utilities.rank_zero").rank_zero_info(f"hdet: {words}")
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        for logger in self._trainer.loggers:
+            logger.log_metrics(values, step=step)

@@ -1,0 +1,469 @@
+"""AutoLR in real Lightning trainers: on one process, and on two that share a gloo group."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hdet
+from tests.ranks import error_of, run_ranks
+from tests.setups.problems import Records, batch_of, final_loss, loss_of, network
+
+pytest.importorskip("lightning")
+
+import lightning
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy
+
+from hdet.integrations.lightning import AutoLR
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice about workers, intervals and modes
+
+GUESS = 1e-5
+
+
+class Module(lightning.LightningModule):
+    """The problem of the other tests, with all that a training_step may do beside computing a loss."""
+
+    def __init__(self, lr: float = GUESS, scheduler: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.net = network()
+        self.lr = lr
+        self.scheduler = scheduler
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+        self.seen: list[float] = []
+        self.validated: list[Tensor] = []
+        self.types: set[torch.dtype] = set()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        output = self.net(batch[0])
+        loss = nn.functional.mse_loss(output.float(), batch[1])
+        self.types.add(output.dtype)  # a set is copied for the twin, and nothing is added to this one
+        self.log("loss", loss)
+        self.losses.append(loss.item())
+        self.seen.append(float(batch[0][0, 0]))
+        self.rates.append(float(self.trainer.optimizers[0].param_groups[0]["lr"]))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validated.append(flat(self))
+        self.log("val_loss", loss_of(self.net, batch), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        if self.scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.scheduler(optimizer), "interval": "step"}}
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1).clone() for p in module.parameters()])
+
+
+def loader_of(first: int, batches: int, **options: Any) -> DataLoader[Any]:
+    xs, ys = zip(*(batch_of(first + k) for k in range(batches)), strict=True)
+    return DataLoader(TensorDataset(torch.cat(xs), torch.cat(ys)), batch_size=64, **options)
+
+
+def held_out(k: int) -> Any:
+    return batch_of(100_000 + k, 32)
+
+
+def trainer_of(*callbacks: Any, **options: Any) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    plain = {"accelerator": "cpu", "devices": 1, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    return lightning.Trainer(**{**quiet, **plain, **options}, callbacks=list(callbacks))
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+def test_one_line_finds_the_rate() -> None:
+    torch.manual_seed(0)
+    module, auto = Module(), AutoLR()
+    trainer_of(auto, max_epochs=4).fit(module, loader_of(0, 50, shuffle=True))
+    assert final_loss(module.net) < 0.1
+    assert len(module.rates) == 200  # the probe called a twin
+    assert auto.story is not None
+    assert "from a guess of 1e-05" in str(auto.story.verdict)
+
+
+def test_it_is_the_loop_that_one_would_write(tmp_path: Path) -> None:
+    module, path = Module(), tmp_path / "auto.jsonl"
+    trainer_of(AutoLR(probe=held_out, journal=path), max_epochs=1).fit(module, loader_of(0, 60))
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=GUESS)
+    probe = hdet.ProbeBatch(net, loss_of, held_out)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=60, probe=probe, journal=tmp_path / "own.jsonl")
+    for t in range(60):
+        optimizer.zero_grad()
+        loss = loss_of(net, batch_of(t))
+        loss.backward()
+        assert optimizer.param_groups[0]["lr"] == module.rates[t]
+        optimizer.step()
+        scheduler.step(loss)
+    torch.testing.assert_close(flat(net), flat(module), rtol=0, atol=0)
+    ours, theirs = (hdet.read_journal(tmp_path / name).rounds for name in ("auto.jsonl", "own.jsonl"))
+    assert [r["replicas"] for r in ours] == [r["replicas"] for r in theirs]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_the_journal_has_the_losses_of_training_step(tmp_path: Path, precision: Any) -> None:
+    """With accumulation, which divides them, and clipping."""
+    module, path = Module(), tmp_path / "run.jsonl"
+    types = set()
+
+    class Probed(Module):
+        def probe_loss(self, batch: Any) -> Tensor:
+            output = self.net(batch[0])
+            types.add(output.dtype)
+            return nn.functional.mse_loss(output.float(), batch[1])
+
+    module, options = Probed(), {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0}
+    trainer = trainer_of(AutoLR(held_out, path), max_epochs=2, precision=precision, **options)
+    trainer.fit(module, loader_of(0, 50))
+    assert trainer.lr_scheduler_configs[0].scheduler.total_steps == 34  # 17 an epoch, the last of them of 2 batches
+    rounds = hdet.read_journal(path).rounds
+    assert rounds[-1]["step"] == 34
+    assert rounds[0]["replicas"][0]["loss"] == pytest.approx(sum(module.losses[:3]) / 3, rel=1e-2)
+    assert module.types == types == {torch.float32 if precision == "32-true" else torch.bfloat16}
+
+
+def test_a_grad_scaler_does_not_scale_the_observed_loss(tmp_path: Path) -> None:
+    module, path = Module(), tmp_path / "run.jsonl"
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    options = {"plugins": [plugin], "accumulate_grad_batches": 2}
+    trainer_of(AutoLR(held_out, path), max_epochs=1, **options).fit(module, loader_of(0, 40))
+    first = hdet.read_journal(path).rounds[0]["replicas"][0]["loss"]
+    assert first == pytest.approx(sum(module.losses[:2]) / 2, rel=1e-2)
+
+
+def test_a_scheduler_of_the_users_own_is_looked_after() -> None:
+    """Here an Ensemble, on a schedule of the user's."""
+
+    class Own(Module):
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            scheduler.step()
+
+    def scheduler(optimizer: Any) -> hdet.Ensemble:
+        probe = hdet.ProbeBatch(module.net, loss_of, held_out)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+        return hdet.Ensemble(optimizer, cosine, fanout="probed", probe=probe, total_steps=60, journal=records)
+
+    records = Records()
+    module, auto = Own(scheduler=scheduler), AutoLR()
+    trainer_of(auto, max_epochs=1).fit(module, loader_of(0, 60))
+    assert isinstance(auto.scheduler, hdet.Ensemble)
+    assert auto.story is None
+    assert max(module.rates) > 100 * GUESS
+    assert all(record["replicas"][0]["loss"] > 0 for record in records.rounds)
+
+
+def test_a_probe_leaves_no_trace(tmp_path: Path) -> None:
+    """Training sees the same batches in the same order, metrics and loggers only what training gives them."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Measured(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.error = torchmetrics.MeanSquaredError()
+            self.counted = torch.zeros(())
+            self.inner = nn.Module()
+            self.inner.errors = torchmetrics.MetricCollection([torchmetrics.MeanAbsoluteError()])
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            self.error(self.net(batch[0]), batch[1])
+            self.inner.errors.update(self.net(batch[0]), batch[1])
+            self.counted += 1
+            self.logger.experiment.add(1)
+            self.trainer.should_stop = False
+            return super().training_step(batch, batch_idx)
+
+    class Experiment:
+        calls = 0
+
+        def add(self, more: int) -> None:
+            self.calls += more
+
+    class Logger(CSVLogger):
+        mine = Experiment()
+
+        @property
+        def experiment(self) -> Any:
+            return self.mine
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            names.update(metrics)
+
+        def save(self) -> None: ...
+
+    def fit(*callbacks: Any) -> tuple[Measured, Tensor]:
+        torch.manual_seed(3)
+        module = Measured()
+        loader = loader_of(0, 10, shuffle=True, generator=torch.Generator().manual_seed(1))
+        Logger.mine = Experiment()
+        trainer_of(*callbacks, max_epochs=3, logger=Logger(tmp_path), log_every_n_steps=1).fit(module, loader)
+        return module, torch.rand(())
+
+    names: set[str] = set()
+    plain, after = fit()
+    found, after_too = fit(AutoLR())
+    assert plain.seen == found.seen
+    assert after == after_too
+    assert found.counted == Logger.mine.calls == 30
+    assert found.error._update_count == found.inner.errors["MeanAbsoluteError"]._update_count == 30
+    assert names >= {"hdet/lr", "hdet/event", "hdet/found", "hdet/base/lr.0", "hdet/loss/mean", "loss"}
+
+
+def test_persistent_workers_keep_their_pass() -> None:
+    from hdet.integrations.lightning_probe import _own_pass
+
+    loader = loader_of(0, 2, num_workers=1, persistent_workers=True, timeout=5)
+    assert len(list(_own_pass(loader))) == 2  # without a worker
+    assert loader._iterator is None
+    assert loader.num_workers == 1
+
+
+def test_a_run_that_was_stopped_goes_on_with_its_search(tmp_path: Path) -> None:
+    def trainer(steps: int, *callbacks: Any) -> lightning.Trainer:
+        monitor = LearningRateMonitor("step")
+        logger = CSVLogger(tmp_path)
+        auto = AutoLR(held_out, tmp_path / f"{steps}.jsonl", total_steps=80)
+        return trainer_of(
+            auto,
+            monitor,
+            *callbacks,
+            max_steps=steps,
+            max_epochs=4,
+            logger=logger,
+            enable_checkpointing=bool(callbacks),
+        )
+
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=30, save_top_k=-1)
+    whole, first, second = Module(), Module(), Module(lr=1.0)
+    trainer(80).fit(whole, loader_of(0, 20))
+    trainer(40, saving).fit(first, loader_of(0, 20))
+    last = trainer(80, ModelCheckpoint(tmp_path))
+    last.fit(second, loader_of(0, 20), ckpt_path=tmp_path / "step=30.ckpt")
+    auto = next(callback for callback in last.callbacks if isinstance(callback, AutoLR))
+    assert first.rates == whole.rates[:40]
+    assert second.rates[0] == whole.rates[30]  # not that of the new guess
+    assert len(second.rates) == 50
+    assert final_loss(second.net) < 0.5
+    logged = next(tmp_path.glob("lightning_logs/*/metrics.csv")).read_text()
+    assert "lr-Adam" in logged  # the monitor's
+    assert "hdet/base/lr.0" in logged
+    assert auto.story is not None
+    assert "from a guess of 1e-05" in str(auto.story.verdict)
+    journal = hdet.read_journal(tmp_path / "80.jsonl")
+    assert [r["step"] for r in journal.resumes] == [30]
+    assert journal.rounds[-1]["step"] == 80
+
+
+def test_an_exception_leaves_trainer_and_scheduler_usable(tmp_path: Path) -> None:
+    class Falls(Module):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            raise RuntimeError("no more")
+
+    saving = ModelCheckpoint(tmp_path, "fallen", save_on_exception=True)
+    auto, module = AutoLR("val"), Falls()
+    trainer = trainer_of(auto, saving, max_epochs=2, enable_checkpointing=True)
+    with pytest.raises(RuntimeError, match="no more"):
+        trainer.fit(module, loader_of(0, 10), loader_of(50, 2))
+    assert "save_checkpoint" not in vars(trainer)
+    assert auto._together is None
+    again = Module()
+    trainer_of(auto, max_epochs=2).fit(again, loader_of(0, 10), loader_of(50, 2), ckpt_path=tmp_path / "fallen.ckpt")
+    assert len(again.rates) == 10
+
+
+def test_validation_data_are_loaded_before_lightning_needs_them(tmp_path: Path) -> None:
+    trainer = trainer_of(AutoLR("val"), max_epochs=2, check_val_every_n_epoch=2)
+    trainer.fit(Module(), loader_of(0, 10), loader_of(50, 2))
+    assert trainer.global_step == 20
+
+
+# -- two processes -----------------------------------------------------------------------------------------------------
+
+
+def in_ddp(rank: int, folder: str, scenario: str) -> Any:
+    """Lightning takes the group of the tests for one that torchrun has made."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    return {"probed": probed, "trained": trained}[scenario](rank, Path(folder))
+
+
+def ddp(*callbacks: Any, **options: Any) -> lightning.Trainer:
+    strategy = DDPStrategy(process_group_backend="gloo")
+    return trainer_of(*callbacks, devices=2, strategy=strategy, **options)
+
+
+def probed(rank: int, folder: Path) -> Any:
+    module, auto = Module(), AutoLR("train", folder / "run.jsonl")
+    trainer = ddp(auto, max_epochs=3, accumulate_grad_batches=2, enable_checkpointing=True, default_root_dir=folder)
+    trainer.fit(module, loader_of(0, 80, shuffle=True), loader_of(500, 4))
+    return flat(module), module.rates, final_loss(module.net)
+
+
+def trained(rank: int, folder: Path) -> Any:
+    def scheduler(optimizer: Any) -> Any:
+        return hdet.OneCycleLR(optimizer, 0.02, total_steps=60, sync_every=25, spread=0.5)
+
+    class Stops(EarlyStopping):
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            own.append(flat(pl_module))  # after AutoLR's: the replica's own again
+            trainer.should_stop = trainer.global_step >= 30
+
+    own: list[Tensor] = []
+    module = Module(0.02, scheduler)
+    saving = ModelCheckpoint(folder, "{step}", save_weights_only=True, save_top_k=-1)
+    trainer = ddp(AutoLR(), Stops("val_loss"), saving, max_epochs=6, enable_checkpointing=True)
+    trainer.fit(module, loader_of(0, 20), loader_of(500, 2))
+    saved = torch.load(folder / "step=10.ckpt", weights_only=False)["state_dict"]
+    return {
+        "steps": trainer.global_step,
+        "validated": module.validated[0],
+        "own": own[0],
+        "saved": torch.cat([value.reshape(-1) for value in saved.values()]),
+        "last": flat(module),
+    }
+
+
+def test_ddp_searches_the_rate_of_one_model(tmp_path: Path) -> None:
+    (weights, rates, loss), (weights_too, rates_too, _) = run_ranks(in_ddp, 2, str(tmp_path), "probed", timeout=90)
+    assert torch.equal(weights, weights_too)
+    assert rates == rates_too
+    assert loss < 0.3
+    journal = hdet.read_journal(tmp_path / "run.jsonl")
+    assert journal.rounds[-1]["step"] == 60
+    assert journal.rounds[-1]["replicas"][0]["loss"] > 0
+
+
+def test_replicas_that_train_apart_are_validated_and_saved_as_one(tmp_path: Path) -> None:
+    first, second = run_ranks(in_ddp, 2, str(tmp_path), "trained", timeout=90)
+    assert not torch.equal(first["own"], second["own"])
+    for name in ("validated", "saved", "last"):
+        assert torch.equal(first[name], second[name]), name
+    torch.testing.assert_close(first["validated"], (first["own"] + second["own"]) / 2)
+    assert torch.equal(first["validated"], first["saved"])
+    assert first["steps"] == 30  # stopped inside a round
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+class Manual(Module):
+    automatic_optimization = False
+
+
+class Nothing(Module):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+def plain(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+
+def ours(optimizer: Any) -> Any:
+    return hdet.OneCycleLR(optimizer, 0.1, total_steps=20)
+
+
+class ByEpoch(Module):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters())
+        return [optimizer], [ours(optimizer)]
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], list[str]]] = {
+    "manual": (Manual, AutoLR, {}, ["automatic_optimization=False", "scheduler.step(loss)"]),
+    "no optimizer": (Nothing, AutoLR, {}, ["one optimizer", "AdamW"]),
+    "another scheduler": (lambda: Module(scheduler=plain), AutoLR, {}, ["StepLR", "return only the optimizer"]),
+    "by epoch": (ByEpoch, AutoLR, {}, ["interval='epoch'", '"interval": "step"']),
+    "not used": (
+        lambda: Module(scheduler=ours),
+        lambda: AutoLR("val", pct_start=0.1),
+        {},
+        ["probe, pct_start", "give"],
+    ),
+    "endless": (Module, AutoLR, {"max_epochs": -1}, ["estimated_stepping_batches is inf", "max_steps"]),
+    "nothing to validate": (Module, lambda: AutoLR("val"), {}, ["needs a val dataloader", 'probe="train"']),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_refused_with_a_cure(name: str) -> None:
+    module, auto, options, words = MISTAKES[name]
+    trainer = trainer_of(auto(), **{"max_epochs": 2, **options})
+    error = error_of(lambda: trainer.fit(module(), loader_of(0, 10)))
+    assert isinstance(error, hdet.ArgumentError)
+    assert all(word in str(error) for word in words), error
+
+
+def test_wrong_arguments() -> None:
+    for wrong in ("test", 3, None):
+        assert 'probe="val"' in str(error_of(lambda: AutoLR(wrong)))  # type: ignore[arg-type]  # noqa: B023
+    assert "journal" in str(error_of(lambda: AutoLR(journal=3)))  # type: ignore[arg-type]
+
+
+def test_a_finished_run_cannot_be_made_longer(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "done")
+    trainer_of(AutoLR(), saving, max_epochs=1, enable_checkpointing=True).fit(Module(), loader_of(0, 20))
+    trainer = trainer_of(AutoLR(), max_epochs=2)
+    error = error_of(lambda: trainer.fit(Module(), loader_of(0, 20), ckpt_path=tmp_path / "done.ckpt"))
+    assert "make 40 steps, but the restored schedule ends at step 20; resume with" in str(error)
+
+
+def test_a_checkpoint_without_a_scheduler_is_refused(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "plain")
+    trainer_of(saving, max_epochs=1, enable_checkpointing=True).fit(Module(), loader_of(0, 4))
+    trainer = trainer_of(AutoLR(), max_epochs=2)
+    error = error_of(lambda: trainer.fit(Module(), loader_of(0, 4), ckpt_path=tmp_path / "plain.ckpt"))
+    assert "has no scheduler" in str(error)
+
+
+# -- packages ----------------------------------------------------------------------------------------------------------
+
+
+def test_hdet_does_not_import_lightning() -> None:
+    _python("import sys, hdet, hdet.integrations; assert not {'lightning', 'pytorch_lightning'} & set(sys.modules)")
+
+
+def test_the_package_pytorch_lightning() -> None:
+    pytest.importorskip("pytorch_lightning")
+    _python(
+        """
+import sys, warnings
+warnings.simplefilter("ignore")
+from hdet.integrations.lightning import AutoLR
+import pytorch_lightning as pl
+from pytorch_lightning.demos.boring_classes import BoringModel
+
+class Module(BoringModel):
+    def configure_optimizers(self):
+        return super().configure_optimizers()[0][0]
+
+trainer = pl.Trainer(max_steps=20, accelerator="cpu", logger=False, enable_checkpointing=False,
+                     enable_progress_bar=False, callbacks=[AutoLR()])
+trainer.fit(Module())
+assert trainer.global_step == 20
+"""
+    )
+
+
+def _python(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
