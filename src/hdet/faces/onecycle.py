@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.algorithm.controller import Controller
-from hdet.comm.group import Group
+from hdet.comm.group import Group, Seat
 from hdet.engine.probe import ProbeFn
 from hdet.engine.rates import as_type_of
 from hdet.engine.way import RoundEnd
@@ -191,6 +191,13 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def multipliers(self) -> list[float]:
         """rho of this replica for each parameter group in the current round."""
         return list(self._run.way.multipliers(self.last_epoch, self._run.seat))
+
+    @property
+    def replica_lrs(self) -> list[list[float]]:
+        """The rates of all replicas at ``last_epoch``, a row for each; the same on every rank, and no collective."""
+        base, size = [float(rate) for rate in self.base_lrs_now], self._run.seat.size
+        rows = [self._run.way.multipliers(self.last_epoch, Seat(replica, size)) for replica in range(size)]
+        return [[rate * rho for rate, rho in zip(base, row, strict=True)] for row in rows]
 
     # -- state ------------------------------------------------------------------------------------------------------
 
