@@ -85,6 +85,7 @@ def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
     assert trainer.lr_scheduler.last_epoch == 100
     assert trainer.evaluate()["eval_loss"] < plain.evaluate()["eval_loss"] - 0.5
     assert max(logged(trainer, "hdet/rate")) > 1e-4
+    assert logged(trainer, "hdet/rate") == logged(trainer, "learning_rate")
     assert logged(trainer, "hdet/event")[0].startswith("first step")
 
 

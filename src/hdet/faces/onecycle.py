@@ -192,12 +192,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """rho of this replica for each parameter group in the current round."""
         return list(self._run.way.multipliers(self.last_epoch, self._run.seat))
 
-    @property
-    def replica_lrs(self) -> list[list[float]]:
-        """The rates of all replicas at ``last_epoch``, a row for each; the same on every rank, and no collective."""
-        base, size = [float(rate) for rate in self.base_lrs_now], self._run.seat.size
-        rows = [self._run.way.multipliers(self.last_epoch, Seat(replica, size)) for replica in range(size)]
-        return [[rate * rho for rate, rho in zip(base, row, strict=True)] for row in rows]
+    def replica_multipliers(self, step: int | None = None) -> list[list[float]]:
+        """rho of all replicas, a row for each, at a step (None: now). The same on every rank, and no collective."""
+        t, size = self.last_epoch if step is None else step, self._run.seat.size
+        return [list(self._run.way.multipliers(t, Seat(replica, size))) for replica in range(size)]
 
     # -- state ------------------------------------------------------------------------------------------------------
 

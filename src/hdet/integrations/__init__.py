@@ -1,1 +1,1 @@
-"""Adapters for other libraries, one small file each. None of them imports the other library."""
+"""Adapters for other libraries, one small file each. hdet itself imports none of them."""

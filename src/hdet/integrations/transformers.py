@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from hdet.engine.probe import ProbeBatch
+from hdet.engine.rates import Rate
 from hdet.errors import ArgumentError
 from hdet.faces.onecycle import OneCycleLR
 
@@ -53,6 +54,8 @@ class Replicas(TrainerCallback):  # type: ignore[misc]  # an optional package
         self._trainer: Trainer = None
         self._loss: Tensor | float = 0.0
         """Of the micro-batches since the last optimizer step; the Trainer has divided each."""
+        self._last_step: tuple[int, Rate] = (0, 0.0)
+        """Step and base rate of the last optimizer step: the Trainer logs when the scheduler has gone on."""
         self._shown = False
         """Whether the weights are the replicas' mean at the moment."""
 
@@ -122,6 +125,7 @@ class Replicas(TrainerCallback):  # type: ignore[misc]  # an optional package
             if self._trainer.accelerator.sync_gradients:
                 self._scheduler.observe(self._loss)
                 self._loss = 0.0
+                self._last_step = self._scheduler.last_epoch, self._scheduler.base_lrs_now[0]
             return loss
 
         return observed
@@ -135,10 +139,10 @@ class Replicas(TrainerCallback):  # type: ignore[misc]  # an optional package
         return logged
 
     def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """What is added to the logs: the rate of the coming step."""
-        rates = {f"hdet/rate/{r}": row[0] for r, row in enumerate(self._scheduler.replica_lrs)}
-        base = float(self._scheduler.base_lrs_now[0])
-        return {"learning_rate": base, "hdet/rate": base, **rates}
+        """What is added to the logs."""
+        step, base = self._last_step[0], float(self._last_step[1])
+        rows = enumerate(self._scheduler.replica_multipliers(step))
+        return {"learning_rate": base, "hdet/rate": base, **{f"hdet/rate/{r}": base * row[0] for r, row in rows}}
 
 
 class AutoLR(Replicas):
@@ -258,8 +262,8 @@ class AutoLR(Replicas):
         return _Samples(prepared.dataset, size, prepared.collate_fn)
 
     def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        news = {"hdet/rate": float(self._scheduler.base_lrs_now[0])}
-        return {**news, **({"hdet/event": event} if (event := self._events.taken()) else {})}
+        event = self._events.taken()
+        return {"hdet/rate": logs["learning_rate"], **({"hdet/event": event} if event else {})}
 
 
 class _Events:
