@@ -116,7 +116,7 @@ def test_a_scheduler_made_with_the_prepared_optimizer_works(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_resume_goes_on_as_if_never_stopped(size: int, tmp_path: Path) -> None:
+def test_a_saved_state_holds_the_search(size: int, tmp_path: Path) -> None:
     rows = [_resumed(0, 1, tmp_path)] if size == 1 else run_ranks(_resumed, 2, 2, tmp_path)
     for before, after, saved, loaded in rows:
         assert saved == loaded
