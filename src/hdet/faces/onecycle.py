@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.algorithm.controller import Controller
-from hdet.comm.group import Group
+from hdet.comm.group import Group, Seat
 from hdet.engine.probe import ProbeFn
 from hdet.engine.rates import as_type_of
 from hdet.engine.way import RoundEnd
@@ -191,6 +191,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def multipliers(self) -> list[float]:
         """rho of this replica for each parameter group in the current round."""
         return list(self._run.way.multipliers(self.last_epoch, self._run.seat))
+
+    def replica_multipliers(self, step: int | None = None) -> list[list[float]]:
+        """rho of all replicas, a row for each, at a step (None: now). The same on every rank, and no collective."""
+        t, size = self.last_epoch if step is None else step, self._run.seat.size
+        return [list(self._run.way.multipliers(t, Seat(replica, size))) for replica in range(size)]
 
     # -- state ------------------------------------------------------------------------------------------------------
 

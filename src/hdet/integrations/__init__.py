@@ -1,1 +1,1 @@
-"""Adapters for other libraries, one small file each. None of them is imported by hdet itself."""
+"""Adapters for other libraries, one small file each. hdet itself imports none of them."""

@@ -1,0 +1,124 @@
+"""hdet's schedulers in a loop of Hugging Face Accelerate."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from numbers import Integral
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor
+
+from hdet.errors import ArgumentError
+from hdet.faces.ensemble import Ensemble
+from hdet.faces.onecycle import OneCycleLR
+
+__all__ = ["Accelerator", "PreparedScheduler", "prepare"]
+
+HdetScheduler: TypeAlias = OneCycleLR | Ensemble
+_ENGINES = ("DEEPSPEED", "MEGATRON_LM")
+"""They step the scheduler themselves, and hold the weights in partitions."""
+
+
+class Accelerator(Protocol):
+    """What is used of ``accelerate.Accelerator``."""
+
+    step_scheduler_with_optimizer: bool
+
+    @property
+    def sync_gradients(self) -> bool: ...
+    def prepare_scheduler(self, scheduler: Any) -> Any: ...
+
+
+def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedScheduler) -> PreparedScheduler:
+    """An hdet scheduler for a loop of Accelerate, in place of handing it to ``accelerator.prepare``.
+
+    .. code-block:: python
+
+        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=optimizer_steps, probe=probe)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        scheduler = prepare(accelerator, scheduler)
+
+    Accelerate's own wrapper makes as many scheduler steps per optimizer step as there are processes. This one makes
+    one: ``total_steps`` is the number of optimizer steps, whatever ``num_processes``, ``split_batches`` and
+    accumulation are. ``save_state`` and ``load_state`` hold its state.
+
+    Args:
+        accelerator: the ``accelerate.Accelerator`` of the loop.
+        scheduler: an ``hdet.OneCycleLR`` or ``hdet.Ensemble``, made with the optimizer as it was before or after
+            ``accelerator.prepare``.
+    """
+    if not (hasattr(accelerator, "sync_gradients") and callable(getattr(accelerator, "prepare_scheduler", None))):
+        raise ArgumentError(
+            f"accelerator must be an accelerate.Accelerator, but got {accelerator!r}; call "
+            "prepare(accelerator, scheduler)"
+        )
+    engine = getattr(getattr(accelerator, "distributed_type", None), "value", None)
+    if engine in _ENGINES:
+        raise ArgumentError(
+            f"hdet needs a loop that steps the scheduler and whole weights on every rank, but distributed_type is "
+            f"{engine}; use plain data parallelism (MULTI_GPU)"
+        )
+    if isinstance(getattr(scheduler, "scheduler", None), (OneCycleLR, Ensemble)) and not isinstance(
+        scheduler, PreparedScheduler
+    ):
+        raise ArgumentError(
+            f"scheduler must be hdet's own, but got {type(scheduler).__name__}, made by accelerator.prepare(...), "
+            "which steps it once per process; leave the scheduler out there"
+        )
+    if not isinstance(scheduler, (OneCycleLR, Ensemble, PreparedScheduler)):
+        raise ArgumentError(
+            f"scheduler must be an hdet.OneCycleLR or hdet.Ensemble, but got {scheduler!r}; give other schedulers to "
+            "accelerator.prepare(...)"
+        )
+    prepared = scheduler if isinstance(scheduler, PreparedScheduler) else PreparedScheduler(accelerator, scheduler)
+    accelerator.prepare_scheduler(prepared)  # for save_state and load_state
+    return prepared
+
+
+class PreparedScheduler:
+    """One scheduler step per optimizer step. What is not here is the scheduler's own: ``last_epoch``, ``converge``, ...
+
+    Args:
+        accelerator: says where the optimizer steps.
+        scheduler: what is stepped there.
+    """
+
+    _is_accelerate_prepared = True
+    """Accelerate's own mark: ``Accelerator.prepare`` keeps an object that has it for checkpoints, and wraps nothing."""
+
+    def __init__(self, accelerator: Accelerator, scheduler: HdetScheduler) -> None:
+        self.accelerator = accelerator
+        self.scheduler = scheduler
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """The scheduler's ``step`` where the optimizer has stepped; in between, only the loss is counted.
+
+        Also where a GradScaler skipped the optimizer's step: all ranks must count alike.
+        """
+        if self.accelerator.sync_gradients or not self.accelerator.step_scheduler_with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+            return
+        loss = kwargs.get("loss", args[0] if args else None)
+        if loss is not None and not isinstance(loss, Integral):  # a positional integer is torch's epoch
+            self.scheduler.observe(loss)
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this replica towards the round; ``step(loss)`` is observe and step."""
+        self.scheduler.observe(loss)
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """Averaged weights inside ``with``, for evaluating and saving in the trained fan-out. A collective."""
+        return self.scheduler.consensus()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's own."""
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The scheduler's own."""
+        self.scheduler.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("scheduler", "accelerator"):  # a copy in the making has neither yet
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)

@@ -1,0 +1,428 @@
+"""hdet.integrations.transformers: the stock Trainer with one line more, on 1 and 2 processes; TRL and PEFT."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hdet
+from hdet.integrations.transformers import AutoLR, Replicas
+from tests.ranks import run_ranks
+from tests.setups.problems import quiet
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+STEPS = 60
+WORDS = 16
+Samples = list[dict[str, Tensor]]
+
+
+def samples(n: int, first: int = 0) -> Samples:
+    """Sequences that count up from a random word: easy to learn."""
+    starts = [torch.randint(WORDS, (1,), generator=torch.Generator().manual_seed(first + i)) for i in range(n)]
+    rows = [(start + torch.arange(8)) % WORDS for start in starts]
+    return [{"input_ids": row, "labels": row.clone()} for row in rows]
+
+
+TRAIN, OTHER = samples(256), samples(64, 1000)
+
+
+def language_model(dropout: float = 0.0) -> Any:
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=WORDS, max_position_embeddings=16, attention_dropout=dropout, **size)
+    return transformers.LlamaForCausalLM(config)
+
+
+def arguments(folder: Path, **more: Any) -> Any:
+    common: dict[str, Any] = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-8,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 5,
+        "disable_tqdm": True,
+    }
+    return transformers.TrainingArguments(str(folder), **{**common, **more})
+
+
+def trainer_of(folder: Path, kind: Any = None, model: Any = None, **more: Any) -> Any:
+    given = {name: more.pop(name) for name in ("callbacks", "optimizers", "compute_loss_func") if name in more}
+    return (kind or transformers.Trainer)(
+        model or language_model(), arguments(folder, **more), train_dataset=TRAIN, eval_dataset=OTHER, **given
+    )
+
+
+def logged(trainer: Any, key: str) -> list[Any]:
+    return [row[key] for row in trainer.state.log_history if key in row]
+
+
+def test_importing_hdet_imports_neither() -> None:
+    code = "import sys, hdet; sys.exit(any(name in sys.modules for name in ('transformers', 'accelerate')))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+# -- finding the rate --------------------------------------------------------------------------------------------------
+
+
+def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
+    plain = trainer_of(tmp_path)
+    plain.train()
+    trainer = trainer_of(tmp_path, max_steps=100)
+    AutoLR(probe=OTHER, batch_size=16).attach(trainer)
+    trainer.train()
+    assert isinstance(trainer.lr_scheduler, hdet.OneCycleLR)
+    assert trainer.lr_scheduler.last_epoch == 100
+    assert trainer.evaluate()["eval_loss"] < plain.evaluate()["eval_loss"] - 0.5
+    assert max(logged(trainer, "hdet/rate")) > 1e-4
+    assert logged(trainer, "hdet/rate") == logged(trainer, "learning_rate")
+    assert logged(trainer, "hdet/event")[0].startswith("first step")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_it_may_be_in_the_list_of_callbacks_too(given: bool, tmp_path: Path) -> None:
+    auto = AutoLR()
+    trainer = trainer_of(tmp_path, callbacks=[auto] if given else None, max_steps=45)
+    assert auto.attach(trainer) is trainer
+    assert trainer.callback_handler.callbacks.count(auto) == 1
+    trainer.train()
+    assert logged(trainer, "hdet/rate")
+
+
+def test_accumulation_clipping_and_its_own_optimizer(tmp_path: Path) -> None:
+    model = language_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    journal = tmp_path / "journal.jsonl"
+    more = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.1, "optimizers": (optimizer, None)}
+    trainer = trainer_of(tmp_path, model=model, **more)
+    AutoLR(journal=journal).attach(trainer)
+    trainer.train()
+    rounds = hdet.read_journal(journal).rounds
+    assert rounds[-1]["step"] == STEPS == trainer.lr_scheduler.last_epoch
+    assert rounds[0]["replicas"][0]["loss"] == pytest.approx(2.8, abs=0.3)  # log 16: not a fourth of it
+    assert optimizer.defaults["momentum"] == optimizer.param_groups[0]["momentum"] == 0  # not cycled
+
+
+@pytest.mark.parametrize("probe", [None, OTHER, "eval"])
+def test_the_probe_is_the_trainers_loss_without_label_smoothing(probe: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, model=language_model(dropout=0.5), label_smoothing_factor=0.5)
+    auto = AutoLR(probe=probe, batch_size=4).attach(trainer)
+    trainer.create_optimizer_and_scheduler(STEPS)
+    probed = trainer.lr_scheduler._run.way.probe
+    smoother, accelerator = trainer.label_smoother, trainer.accelerator
+    batch = probed.loader(3)
+    assert batch["input_ids"].shape == (4, 8)
+    state = torch.get_rng_state()
+    loss = probed()
+    assert torch.equal(state, torch.get_rng_state())
+    assert (trainer.label_smoother, trainer.accelerator) == (smoother, accelerator)
+    assert trainer.model.training
+    with torch.no_grad():
+        trainer.model.eval()
+        assert float(loss) == pytest.approx(float(trainer.model(**probed.loader(0)).loss))
+    assert auto is trainer
+
+
+def test_the_samples_of_a_round_depend_on_its_number_alone(tmp_path: Path) -> None:
+    trainer = AutoLR(batch_size=4).attach(trainer_of(tmp_path))
+    trainer.create_optimizer_and_scheduler(STEPS)
+    batch_fn = trainer.lr_scheduler._run.way.probe.loader
+    first, again, other = batch_fn(1), batch_fn(1), batch_fn(2)
+    assert torch.equal(first["input_ids"], again["input_ids"])
+    assert not torch.equal(first["input_ids"], other["input_ids"])
+
+
+def test_data_without_a_length_and_several_of_them(tmp_path: Path) -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(OTHER)
+
+    for probe in (Stream(), "second"):
+        trainer = trainer_of(tmp_path, max_steps=45)
+        trainer.eval_dataset = {"first": OTHER, "second": OTHER}
+        AutoLR(probe=probe, batch_size=8).attach(trainer)
+        trainer.train()
+        assert max(logged(trainer, "hdet/rate")) > 1e-7
+
+
+def test_columns_that_the_model_does_not_take_are_left_out(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list([{**row, "text": "words"} for row in OTHER])
+    trainer = AutoLR(probe=table, batch_size=8).attach(trainer_of(tmp_path, max_steps=45))
+    trainer.train()
+    assert max(logged(trainer, "hdet/rate")) > 1e-7
+
+
+def test_a_loss_of_its_own_and_bf16(tmp_path: Path) -> None:
+    def loss_func(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        count = num_items_in_batch if num_items_in_batch is not None else labels[:, 1:].numel()
+        flat = outputs.logits[:, :-1].float().flatten(0, 1)
+        return nn.functional.cross_entropy(flat, labels[:, 1:].flatten(), reduction="sum") / count
+
+    seen: set[tuple[bool, torch.dtype]] = set()
+    trainer = trainer_of(tmp_path, compute_loss_func=loss_func, bf16=True)
+    AutoLR(probe=OTHER).attach(trainer)
+    trainer.model.lm_head.register_forward_hook(lambda head, _, logits: seen.add((head.training, logits.dtype)))
+    trainer.train()
+    assert seen == {(True, torch.bfloat16), (False, torch.bfloat16)}  # steps and probes
+    assert max(logged(trainer, "hdet/rate")) > 1e-6
+
+
+def test_evaluation_saving_and_the_best_model(tmp_path: Path) -> None:
+    regular = {"eval_strategy": "steps", "eval_steps": 20, "save_strategy": "steps", "save_steps": 20}
+    trainer = trainer_of(tmp_path, load_best_model_at_end=True, **regular)
+    AutoLR(probe="eval").attach(trainer)
+    trainer.train()
+    assert len(logged(trainer, "eval_loss")) == 3
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(logged(trainer, "eval_loss")), rel=1e-5)
+
+
+def test_resume_goes_on_with_the_search(tmp_path: Path) -> None:
+    regular = {"save_strategy": "steps", "save_steps": 30}
+    first = AutoLR(probe="eval").attach(trainer_of(tmp_path, **regular))
+    first.train()
+    again = AutoLR(probe="eval").attach(trainer_of(tmp_path, **regular))
+    loaded: list[Any] = []
+    again.add_callback(_AtBegin(lambda: loaded.append(again.lr_scheduler.state_dict())))
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
+    saved = torch.load(tmp_path / "checkpoint-30" / "scheduler.pt", weights_only=True)
+    assert loaded[0]["last_epoch"] == 30
+    assert loaded[0]["hdet"] == saved["hdet"]
+    assert again.lr_scheduler.last_epoch == STEPS
+    assert again.evaluate()["eval_loss"] < 2.7
+
+
+class _AtBegin(transformers.TrainerCallback):
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.call()
+
+
+def test_training_twice_and_model_init(tmp_path: Path) -> None:
+    trainer = AutoLR().attach(trainer_of(tmp_path, max_steps=45))
+    trainer.train()
+    first = trainer.lr_scheduler
+    trainer.train()
+    assert trainer.lr_scheduler is not first
+    assert trainer.lr_scheduler.last_epoch == 45
+    settings = arguments(tmp_path, max_steps=45)
+    made = transformers.Trainer(args=settings, train_dataset=TRAIN, model_init=lambda: language_model())
+    AutoLR().attach(made)
+    made.train()
+    assert made.lr_scheduler._run.way.probe.model is made.model
+    assert max(logged(made, "hdet/rate")) > 1e-7
+
+
+# -- two processes -----------------------------------------------------------------------------------------------------
+
+
+def joined(rank: int) -> None:
+    """Accelerate reads its place from the environment, and takes the process group that is there."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500")
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+def test_two_processes_find_one_rate(tmp_path: Path) -> None:
+    first, second = run_ranks(_probed, 2, tmp_path)
+    assert torch.equal(first[0], second[0])
+    assert first[1] == second[1] == STEPS
+    assert max(first[2]) > 1e-6
+    assert first[3]
+
+
+def _probed(rank: int, folder: Path) -> tuple[Tensor, int, list[float], list[str]]:
+    joined(rank)
+    with quiet():
+        regular = {"eval_strategy": "steps", "eval_steps": 25, "save_strategy": "steps", "save_steps": 25}
+        trainer = trainer_of(folder, _Gathering, ddp_backend="gloo", **regular)
+        AutoLR(probe="eval").attach(trainer)
+        trainer.train()
+        rates, events = logged(trainer, "hdet/rate"), logged(trainer, "hdet/event")
+        return weights_of(trainer.model), trainer.lr_scheduler.last_epoch, rates, events
+
+
+class _Gathering(transformers.Trainer):
+    """As TRL's trainers: a collective in ``compute_loss``, and metrics by mode."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._metrics: dict[str, list[float]] = {"train": [], "eval": []}
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode].append(float(self.accelerator.gather_for_metrics(loss.detach()).mean()))
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_a_probe_leaves_no_metrics_behind(tmp_path: Path) -> None:
+    trainer = AutoLR().attach(trainer_of(tmp_path, _Gathering))
+    trainer.train()
+    assert (len(trainer._metrics["train"]), len(trainer._metrics["eval"])) == (STEPS, 0)
+
+
+def test_replicas_that_train_are_evaluated_and_saved_as_their_mean(tmp_path: Path) -> None:
+    first, second = run_ranks(_trained, 2, tmp_path)
+    assert not torch.equal(first["inside"], second["inside"])  # inside a round each has its own
+    assert first["eval_loss"] == pytest.approx(first["loss_of_the_saved"], abs=1e-5)
+    assert torch.allclose(first["saved"], (first["inside"] + second["inside"]) / 2, atol=1e-7)
+    assert torch.equal(first["end"], second["end"])  # training stopped inside a round
+    assert first["observed"] == pytest.approx(2.8, abs=0.3)  # undivided
+    rates = first["log"]
+    mean = (rates["hdet/rate/0"] + rates["hdet/rate/1"]) / 2
+    assert rates["hdet/rate/0"] != rates["hdet/rate/1"]
+    assert rates["learning_rate"] == rates["hdet/rate"] == pytest.approx(mean)
+
+
+def _trained(rank: int, folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    joined(rank)
+    seen: dict[str, Any] = {}
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            if state.global_step == 3:
+                meter = trainer.lr_scheduler._run.meter
+                seen["observed"] = meter.mean()
+            if state.global_step == 7:
+                seen["inside"] = weights_of(trainer.model)
+                control.should_evaluate = control.should_save = control.should_log = True
+            control.should_training_stop = state.global_step == 8
+
+    with quiet():
+        model = language_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=STEPS, sync_every=5)
+        more = {"ddp_backend": "gloo", "gradient_accumulation_steps": 2, "callbacks": [Stop()]}
+        trainer = trainer_of(folder, model=model, optimizers=(optimizer, scheduler), **more)
+        trainer.eval_dataset = {"other": OTHER}  # evaluate() calls itself for each
+        Replicas().attach(trainer)
+        trainer.train()
+        torch.distributed.barrier()
+        saved = language_model()
+        saved.load_state_dict(load_file(folder / "checkpoint-7" / "model.safetensors"), strict=False)
+        row = next(row for row in trainer.state.log_history if "learning_rate" in row)
+        rows = {name: torch.stack([sample[name] for sample in OTHER]) for name in OTHER[0]}
+        seen["loss_of_the_saved"] = float(saved.eval()(**rows).loss.detach())
+        seen["eval_loss"] = logged(trainer, "eval_other_loss")[0]
+        return {**seen, "end": weights_of(trainer.model), "saved": weights_of(saved), "log": row}
+
+
+def test_replicas_that_train_resume(tmp_path: Path) -> None:
+    first, second = run_ranks(_resumed, 2, tmp_path)
+    assert first["steps"] == second["steps"] == 20
+    assert first["learned"] == second["learned"]
+    assert first["rates"] == second["rates"][::-1]
+    assert first["rates"][0] != first["rates"][1]
+    assert torch.equal(first["end"], second["end"])
+
+
+def _resumed(rank: int, folder: Path) -> dict[str, Any]:
+    joined(rank)
+
+    def once(**resume: Any) -> Any:
+        model = language_model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20, sync_every=5)
+        more = {"ddp_backend": "gloo", "max_steps": 20, "save_strategy": "steps", "save_steps": 7}
+        trainer = trainer_of(folder, model=model, optimizers=(optimizer, scheduler), **more)
+        Replicas().attach(trainer)
+        trainer.add_callback(_AtBegin(lambda: rates.append(scheduler.get_last_lr()[0])))
+        trainer.train(**resume)
+        return trainer
+
+    rates: list[float] = []
+    with quiet():
+        once()
+        trainer = once(resume_from_checkpoint=str(folder / "checkpoint-7"))
+    own = rates[1]
+    both: list[Any] = [None, None]
+    torch.distributed.all_gather_object(both, own)
+    learned = trainer.lr_scheduler.state_dict()["hdet"]["learned"]
+    seen = {"steps": trainer.lr_scheduler.last_epoch, "learned": learned, "end": weights_of(trainer.model)}
+    return {**seen, "rates": [own, both[1 - rank]]}
+
+
+# -- made from it ------------------------------------------------------------------------------------------------------
+
+
+def test_lora(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    regular = {"eval_strategy": "steps", "save_strategy": "steps", "save_steps": 30, "eval_steps": 30}
+    model = peft.get_peft_model(language_model(), config)
+    trainer = trainer_of(tmp_path, model=model, load_best_model_at_end=True, **regular)
+    AutoLR(probe=OTHER).attach(trainer)
+    trainer.train()
+    assert max(logged(trainer, "hdet/rate")) > 1e-6
+
+
+def test_sft_trainer(tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"<pad>": 0, "<eos>": 1, **{str(i): i + 2 for i in range(WORDS - 2)}}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+    table = datasets.Dataset.from_list([{"text": " ".join(str((i + k) % 14) for k in range(6))} for i in range(128)])
+    common = {"max_steps": STEPS, "per_device_train_batch_size": 8, "learning_rate": 1e-8, "use_cpu": True}
+    config = trl.SFTConfig(str(tmp_path), report_to=[], save_strategy="no", logging_steps=5, bf16=False, **common)
+    trainer = trl.SFTTrainer(
+        language_model(), config, train_dataset=table, eval_dataset=table, processing_class=tokenizer
+    )
+    AutoLR(probe="eval").attach(trainer)
+    trainer.train()
+    assert max(logged(trainer, "hdet/rate")) > 1e-6
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_attach_it_says_which_line_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(hdet.ArgumentError, match=r"\.attach\(trainer\) before"):
+        trainer_of(tmp_path, callbacks=[AutoLR()]).train()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda t: AutoLR(batch_size=0), "at least 1"),
+        (lambda t: AutoLR(batch_size=2.5), "an integer"),
+        (lambda t: AutoLR(max_lr=0.1), "fills in max_lr"),
+        (lambda t: AutoLR(probe="test").attach(t), "several in eval_dataset"),
+        (lambda t: AutoLR().attach("trainer"), "takes a transformers"),
+        (lambda t: Replicas().attach(t), "AutoLR"),
+        (lambda t: AutoLR().attach(AutoLR().attach(t)), "attached once"),
+    ],
+)
+def test_bad_input_is_refused(make: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(hdet.ArgumentError, match=words):
+        make(trainer_of(tmp_path))
+
+
+def test_a_trainer_with_a_scheduler_or_without_data_is_refused(tmp_path: Path) -> None:
+    model = language_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    with pytest.raises(hdet.ArgumentError, match="has one already"):
+        AutoLR().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler)))
+    with pytest.raises(hdet.ArgumentError, match="has none"):
+        AutoLR().attach(transformers.Trainer(model, arguments(tmp_path)))
