@@ -250,13 +250,12 @@ class AutoRuns:
         anew = []
         for place, row in zip(due, self._evaluate(t, due), strict=True):
             run, sums = self.runs[place], row[-4:]
-            tally = Tally(*sums) if all(map(math.isfinite, sums)) else Tally(0.0, 0.0, 0.0)
+            finite = all(map(math.isfinite, sums))
+            tally = Tally(*sums) if finite else Tally(0.0, 0.0, 0.0)
             moved = row[_POINTS] if math.isfinite(row[_POINTS]) else math.inf
             order = run.after_round(t, row[:_POINTS], moved, tally)
-            if tally.rates == 0:
-                self._reaches.reset(*_indices([place], self._stack.device))
             self._carry_out(place, order, t)
-            if order.anew:
+            if order.anew or not finite:
                 anew.append(place)
         return anew
 

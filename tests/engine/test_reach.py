@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hdet.algorithm.auto.reach import Tally, estimate, straightness
 from hdet.engine.probed.gradients import Gradients
 from hdet.engine.probed.origin import Origin
+from hdet.engine.probed.witness import Measured, Witness
 
 
 def reach_of(seen: Gradients, start: Origin, weights: list[Tensor]) -> Tally:
@@ -74,18 +75,30 @@ def test_parameters_without_a_gradient_and_sparse_ones_take_part_as_they_can() -
     assert straightness(tally) == pytest.approx(1.0)
 
 
-def test_a_gradient_that_is_not_finite_makes_it_begin_anew() -> None:
+def test_a_gradient_that_is_not_finite_makes_the_way_begin_anew() -> None:
+    """Also the origin: a way whose rates are not counted would look straighter than it was."""
     p = nn.Parameter(torch.ones(2))
-    seen, start = Gradients(), Origin([torch.ones(2)])
-    p.grad = torch.tensor([float("nan"), 1.0])
-    seen.add(start, [p], [p], 0.1)
-    assert estimate(reach_of(seen, start, [p])) == 0.0
-    for _ in range(3):
-        p.grad = torch.ones(2)
-        seen.add(start, [p], [p], 0.1)
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    witness = Witness({0: 0})
+
+    def stepped(gradient: list[float]) -> None:
+        p.grad = torch.tensor(gradient)
+        witness.before_step(optimizer, hears_gradients=True)
         with torch.no_grad():
             p.sub_(0.1)
-    assert estimate(reach_of(seen, start, [p])) == pytest.approx(0.1)
+
+    def measured() -> Measured:
+        return witness.measured([float(value) for value in witness.scalars(optimizer)])
+
+    stepped([1.0, 1.0])
+    stepped([float("nan"), 1.0])
+    assert measured()[1:] == (0.0, 0.0)
+    assert measured() == (0.0, 0.0, 0.0)
+    for _ in range(3):
+        stepped([1.0, 1.0])
+    found = measured()
+    assert (found.reach, found.straightness) == pytest.approx((0.1, 1.0))
+    assert found.displacement == pytest.approx(0.3 / 0.8)
 
 
 def test_a_rate_that_is_a_tensor_counts_as_the_number() -> None:

@@ -32,7 +32,7 @@ def probed_loss(probe: ProbeFn, *, inside: bool = False) -> Tensor:
     """The probe's loss at the weights of this moment, a scalar; ``inside``: of :func:`rng_put_back`."""
     loss = probe.loss_inside() if inside and isinstance(probe, ProbeBatch) else probe()
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
-        return loss.detach().reshape(())
+        return loss.detach().reshape(()).clone()  # the same memory may hold the next loss, as in a captured graph
     if isinstance(loss, Real):
         return torch.tensor(float(loss), dtype=torch.float64)
     raise ArgumentError(f"a probe must return one real number, but {probe!r} returned {loss!r}; reduce it first")

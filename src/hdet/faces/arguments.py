@@ -15,6 +15,7 @@ from hdet.algorithm.auto.pilot import Pilot
 from hdet.algorithm.knob import KnobSpec
 from hdet.comm.arms import Arms
 from hdet.comm.group import check_group
+from hdet.engine.probed.evaluated import parts_of
 from hdet.engine.probed.way import ProbedWay
 from hdet.engine.trained.signals import ProbeLoss
 from hdet.engine.weights import check_model
@@ -107,7 +108,7 @@ def probed_way(
     knob_of_group: Mapping[int, int] | None = None,
 ) -> ProbedWay:
     for kind, why in NOT_PROBED.items():
-        if isinstance(optimizer, kind):
+        if any(isinstance(part, kind) for part in parts_of(optimizer)):
             raise ArgumentError(
                 f"a probed fan-out cannot find the rate of {kind.__name__}: {why}. Use another optimizer, or torch's "
                 "own scheduler"

@@ -31,6 +31,9 @@ def auto(optimizers: Optimizer | Iterable[Optimizer], *, total_steps: int, probe
         adamw.step()
         scheduler.step()
 
+    All gradients are looked at when the first of them is stepped: with a GradScaler, call ``scaler.unscale_`` on every
+    optimizer before the first ``scaler.step``.
+
     Args:
         optimizers: one, or several with different parameters; the first is the one to be stepped first.
         total_steps: steps of the run.
@@ -45,13 +48,13 @@ def auto(optimizers: Optimizer | Iterable[Optimizer], *, total_steps: int, probe
             f"optimizers must be an optimizer of torch or some of them, but got {optimizers!r}; for instance "
             "hdet.auto([muon, adamw], ...)"
         )
+    if len(found) == 1:
+        return auto(found[0], total_steps=total_steps, probe=probe, **more)
     if more.get("cycle_momentum"):
         raise ArgumentError(
             "cycle_momentum must be False for several optimizers, which keep their momenta in different places, but "
             "got cycle_momentum=True; leave it out"
         )
-    if len(found) == 1:
-        return auto(found[0], total_steps=total_steps, probe=probe, **more)
     together = Together(found)
     return OneCycleLR(together, "auto", total_steps=total_steps, probe=probe, **{**more, "cycle_momentum": False})
 
@@ -64,14 +67,13 @@ class Together(Optimizer):
 
     def __init__(self, parts: list[Optimizer]) -> None:
         owners = [(id(p), part) for part in parts for group in part.param_groups for p in group["params"]]
-        if len({place for place, _ in owners}) < len(owners):
+        if len(dict(owners)) < len(owners):
             raise ArgumentError(
-                f"each parameter must be in one optimizer only, but {len(owners) - len({p for p, _ in owners})} are in "
-                "two; take them out of one of them"
+                f"each parameter must be in one optimizer only, and once, but {len(owners) - len(dict(owners))} stand "
+                "twice; take them out of one place"
             )
         self.parts = parts
         self.defaults = {}
-        self._optimizer_step_pre_hooks: dict[int, Any] = {}  # torch looks here; ours are the first part's
         self.state = _States(parts, dict(owners))  # type: ignore[assignment]  # a view of the parts' own
         self.register_step_pre_hook(_stepped)
 
@@ -87,6 +89,25 @@ class Together(Optimizer):
             return hook(self, args, kwargs)
 
         return self.parts[0].register_step_pre_hook(heard)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not to be called: groups belong to a part."""
+        raise ArgumentError("hdet.auto looks at several optimizers: add the parameter group to one of them")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Not to be called: each part has its own."""
+        raise ArgumentError("hdet.auto looks at several optimizers: save the state_dict() of each of them")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Not to be called: each part loads its own."""
+        raise ArgumentError("hdet.auto looks at several optimizers: call load_state_dict() of each of them")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: the parts, from which all the rest is made."""
+        return {"parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["parts"])  # type: ignore[misc]
 
     def step(self, closure: Any = None) -> Any:
         """Not to be called: step each optimizer, as you would without hdet."""
@@ -119,7 +140,13 @@ class _States(MutableMapping[Tensor, Any]):
         del self._of(p).state[p]
 
     def __contains__(self, p: object) -> bool:
-        return isinstance(p, Tensor) and p in self._of(p).state
+        owner = self._find(p) if isinstance(p, Tensor) else None
+        return owner is not None and p in owner.state
+
+    def get(self, p: Tensor, default: Any = None) -> Any:
+        """Unlike ``[p]``, which makes an empty memory as torch's does."""
+        owner = self._find(p)
+        return owner.state.get(p, default) if owner is not None else default
 
     def __iter__(self) -> Iterator[Tensor]:
         return (p for part in self._parts for p in part.state)
@@ -128,10 +155,13 @@ class _States(MutableMapping[Tensor, Any]):
         return sum(len(part.state) for part in self._parts)
 
     def _of(self, p: Tensor) -> Optimizer:
-        owner = self._owners.get(id(p))
-        if owner is None:  # a group was added since
-            owner = next(
-                part for part in self._parts for group in part.param_groups if any(q is p for q in group["params"])
-            )
-            self._owners[id(p)] = owner
+        owner = self._find(p)
+        if owner is None:
+            raise KeyError(p)
         return owner
+
+    def _find(self, p: Tensor) -> Optimizer | None:
+        if id(p) not in self._owners:  # perhaps a group was added since
+            every = [(part, q) for part in self._parts for group in part.param_groups for q in group["params"]]
+            self._owners |= {id(q): part for part, q in every}
+        return self._owners.get(id(p))

@@ -239,8 +239,8 @@ def _rounds_note(run: RunData) -> str:
         raised = sum((b or 0.0) > (a or 0.0) for a, b in itertools.pairwise(r.learned[0] for r in run.rounds))
         hot = sum((r.event or "").startswith("too hot") for r in run.rounds)
         halved = sum((r.event or "").startswith("no gain") for r in run.rounds)
-        told = [f"rate raised in {raised}", f"halved in {halved}" * bool(halved), f"too hot in {hot}" * bool(hot)]
-        return ", ".join(filter(None, told))
+        told = {"rate raised": raised, "halved": halved, "too hot": hot}
+        return ", ".join(f"{what} in {times}" for what, times in told.items() if times or what == "rate raised")
     knobs = run.rates or range(len(run.knobs))
     counts = Counter(slope.word for r in run.rounds for g in knobs if (slope := r.slopes[g]))
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])

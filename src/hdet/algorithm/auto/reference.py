@@ -130,8 +130,12 @@ def simulate(
             now = probe(run.x, k)
             before = probe(run.kept[-1].x, k) if run.kept else math.nan
             q = run.moved() if not run.fallen else 0.0
-            reach = _reach(run.path) if run.searching and not run.fallen else 0.0
-            history.event.append(run.end_round(t + 1, end - start, now, before, q, reach, _straight(run.path)))
+            looks = run.searching and not run.fallen
+            reach, straight = (_reach(run.path), _straight(run.path)) if looks else (0.0, 0.0)
+            lost = looks and not all(map(math.isfinite, _sums(run.path)))
+            history.event.append(run.end_round(t + 1, end - start, now, before, q, reach, straight))
+            if lost:  # some gradient was not finite: the way begins anew
+                run.path = []
             history.end.append(end)
             history.probe.append(now)
             history.before.append(before)
@@ -291,13 +295,18 @@ def _next_end(t: int, S: int) -> int:
     return S if t >= S - 1 else min(t + max(c.SHORT, int(c.GROWING * t)), S - 1)
 
 
-def _reach(path: list[Step]) -> float:
-    """eta^: at which rate one step would go as far as all steps since x0, together, ask for."""
+def _sums(path: list[Step]) -> tuple[float, float]:
+    """What gradients ask for along the way, and what they have gained by it."""
     x0, x = path[0].x, path[-1].after
     heard, w = [step for step in path if step.heard], _weights(path)
     asked = sum(wk * _inner(step.g, _less(x0, step.x)) for wk, step in zip(w, heard, strict=True))
     way = _less(x0, x)
-    gained = sum(wk * _inner(step.g, way) for wk, step in zip(w, heard, strict=True))
+    return asked, sum(wk * _inner(step.g, way) for wk, step in zip(w, heard, strict=True))
+
+
+def _reach(path: list[Step]) -> float:
+    """eta^: at which rate one step would go as far as all steps since x0, together, ask for."""
+    asked, gained = _sums(path)
     if not (math.isfinite(asked) and math.isfinite(gained)) or asked <= 0 or gained <= 0:
         return 0.0
     return asked / (gained / math.fsum(step.eta for step in path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -14,8 +13,6 @@ from hdet.engine.probed.pieces import Vectors
 from hdet.engine.rates import Rate
 
 __all__ = ["Gradients"]
-
-_NOTHING = Tally(0.0, 0.0, 0.0)
 
 
 class Gradients:
@@ -77,12 +74,9 @@ class Gradients:
 
     def tally(self, sums: Sequence[float]) -> Tally:
         """From the values of :meth:`sums`."""
-        if not sums:
-            return _NOTHING
+        if self._asked is None or not sums:
+            return Tally(0.0, 0.0, 0.0)
         asked, gained = sums
-        if not (math.isfinite(asked) and math.isfinite(gained)):  # some gradient was not finite
-            self.reset()
-            return _NOTHING
         return Tally(asked, gained, float(self._rates), float(self._ahead / self._weight))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from hdet.comm.group import ReplicaGroup, arriving
 from hdet.comm.host import to_host
-from hdet.engine.probe import ProbeFn, probed_loss, rng_put_back
+from hdet.engine.probe import ProbeBatch, ProbeFn, probed_loss, rng_put_back
 from hdet.engine.probed.evaluated import evaluated
 from hdet.errors import ArgumentError
 
@@ -27,8 +28,8 @@ def gathered(
 ) -> tuple[list[float], list[float]]:
     """The losses, of which each rank evaluates its own; and rank 0's ``measured``. Collective.
 
-    Host and device are synchronised once, and random generators stay where they were. Whatever the user's probe raises
-    on one rank, the others hear of it.
+    Host and device are synchronised once for each kind of number, and random generators stay where they were. Whatever
+    the user's probe raises on one rank, the others hear of it.
     """
     failure, mine, own = None, [math.nan] * len(losses), [math.nan] * len(measured)
     places = range(group.rank, len(losses), group.seat.size)
@@ -52,7 +53,11 @@ def gathered(
 
 
 @torch.no_grad()
-def loss_now(probe: ProbeFn, optimizer: Optimizer) -> Tensor:
-    """The probe's loss of the weights that the optimizer evaluates, inside :func:`rng_put_back`."""
-    with evaluated(optimizer):
+def loss_now(probe: ProbeFn, optimizer: Optimizer, device: torch.device) -> Tensor:
+    """The probe's loss of the weights that the optimizer evaluates, inside :func:`rng_put_back`.
+
+    A function of the user's own that draws its batch must draw the same one for every loss of a round.
+    """
+    again = nullcontext() if isinstance(probe, ProbeBatch) else rng_put_back(device)
+    with evaluated(optimizer), again:
         return probed_loss(probe, inside=True)

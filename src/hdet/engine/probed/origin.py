@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hdet.engine.probed.pieces import Pieces, Vectors
 
-__all__ = ["Origin"]
+__all__ = ["Origin", "relative"]
 
 
 class Origin:

@@ -52,7 +52,8 @@ class _Piece:
 class Pieces:
     """The layout of some tensors, and scratch vectors to gather them in.
 
-    Numbers are at least fp32, and complex ones count as two. Scratch memory: twice 16 MB in fp32.
+    Numbers are at least fp32, and complex ones count as two. Scratch memory, for each device and type: twice 16 MB in
+    fp32, or more for a long tensor that is not contiguous.
 
     Args:
         tensors: what is laid out; all further ones have their shapes, devices and kinds.
@@ -85,7 +86,7 @@ class Pieces:
         """Vectors back into tensors, in place."""
         for piece, vector in zip(self._pieces, vectors, strict=True):
             for part, view in zip(piece.parts, _views(piece, vector), strict=True):
-                _of(tensors[part.tensor], part).copy_(view)
+                _write_(_real(tensors[part.tensor]), part, view)
 
     @property
     def scratch(self) -> Vectors:
@@ -123,7 +124,7 @@ class Pieces:
 def _real(tensor: Tensor) -> Tensor:
     """The numbers themselves; a complex one is two."""
     plain = tensor.detach()
-    return torch.view_as_real(plain) if plain.is_complex() else plain
+    return torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
 
 
 def _cut(i: int, numbers: Tensor, real: bool) -> Iterator[_Part]:
@@ -162,7 +163,18 @@ def _views(piece: _Piece, vector: Tensor) -> list[Tensor]:
 def _of(tensor: Tensor, part: _Part) -> Tensor:
     """The part of a tensor."""
     real = _real(tensor)
-    return real if part.numbers is None else real.view(-1)[part.numbers]
+    return real if part.numbers is None else real.reshape(-1)[part.numbers]
+
+
+def _write_(real: Tensor, part: _Part, values: Tensor) -> None:
+    """Write a part of a tensor, in the order of its numbers, however they lie in memory now."""
+    if part.numbers is None:
+        real.copy_(values)
+        return
+    flat = real.contiguous().view(-1)  # itself, where it is contiguous
+    flat[part.numbers].copy_(values)
+    if not real.is_contiguous():
+        real.copy_(flat.view_as(real))
 
 
 @torch.no_grad()

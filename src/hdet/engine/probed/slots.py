@@ -63,7 +63,7 @@ class Slots:
         self._copies: dict[int, _Copy] = {}
         self._spare: _Copy | None = None
         """A copy that is no longer needed: the next one uses its memory."""
-        self._start: tuple[_Memory, dict[str, Tensor]] | None = None
+        self._start: tuple[list[int], _Memory, dict[str, Tensor]] | None = None
 
     def emptied(self) -> Slots:
         """New ones with the same limit."""
@@ -107,14 +107,16 @@ class Slots:
 
     def keep_start(self, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Before the first step: what the optimizer remembers, and the buffers. The weights are the origin."""
-        if self._start is None:
-            states = _states(optimizer, trained_parameters(optimizer))
+        parameters = trained_parameters(optimizer)
+        ids = [id(p) for p in parameters]
+        if self._start is None or self._start[0] != ids:
+            states = _states(optimizer, parameters)
             pairs: list[tuple[Tensor, Tensor]] = []
             stays = self._storage.has_room(leaves(states), ())
             own = self._storage.copied(states, None, stays, pairs)
             buffers = self._storage.copied(_buffers(model), None, stays, pairs)
             self._storage.fill_(pairs)
-            self._start = _Memory(own, _numbers(optimizer)), buffers
+            self._start = ids, _Memory(own, _numbers(optimizer)), buffers
 
     def forget_start(self) -> None:
         """The first step is behind."""
@@ -122,10 +124,11 @@ class Slots:
 
     def restart_(self, optimizer: Optimizer, model: nn.Module | None) -> None:
         """What the optimizer remembers, and the buffers, are as before the first step."""
-        if self._start is not None:
-            memory, buffers = self._start
+        parameters = trained_parameters(optimizer)
+        if self._start is not None and self._start[0] == [id(p) for p in parameters]:  # none was thawed since
+            _, memory, buffers = self._start
             write_(*_fitting(_buffers(model), buffers))
-            _restore_(optimizer, trained_parameters(optimizer), memory)
+            _restore_(optimizer, parameters, memory)
 
     @contextmanager
     def shown(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> Iterator[None]:
@@ -179,8 +182,9 @@ def _restore_(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _Memor
             continue
         now = optimizer.state[p]
         for name, value in state.items():
-            if isinstance(value, Tensor) and isinstance(now.get(name), Tensor):
-                pairs.append((now[name], value))
+            current = now.get(name)
+            if isinstance(value, Tensor) and isinstance(current, Tensor) and current.shape == value.shape:
+                pairs.append((current, value))
             else:
                 now[name] = _cloned(value, p.device)
         for name in set(now) - set(state):

@@ -61,7 +61,9 @@ class Storage:
             place.append((target, source))
         copy_all_(at_once)
         for device, own in aside.items():
-            stream = self._beside.setdefault(device, torch.cuda.Stream(device))
+            if device not in self._beside:
+                self._beside[device] = torch.cuda.Stream(device)
+            stream = self._beside[device]
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 copy_all_(own)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -129,6 +130,7 @@ class ProbedWay:
     def take_over(self) -> None:
         """What was measured and kept so far belongs to another run or another scheduler."""
         self._witness.begin_anew()
+        self._witness.length = None
         self._slots = self._slots.emptied()
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
@@ -164,6 +166,8 @@ class ProbedWay:
             self.take_over()
         elif self._looks:
             self._witness.after_step(optimizer, self._hears)
+            if not self._witness.knows_length:  # resumed inside a round
+                self._witness.length = self.rounds.next_end(t + 1) - t
             self._witness.expect_step(optimizer, self._hears)
 
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
@@ -217,10 +221,10 @@ class ProbedWay:
                 self.probe.prepare(k, group)
         looks = self._looks
         scalars = witness.scalars(optimizer) if looks else []
-        losses = [lambda: loss_now(self.probe, optimizer)]
-        if state.moments:
-            losses.append(lambda: self._loss_of(state.moments[-1].slot, optimizer))
         device, what = self.weights(optimizer).device, f"gathering the losses of round {k}"
+        losses = [lambda: loss_now(self.probe, optimizer, device)]
+        if state.moments:
+            losses.append(lambda: self._loss_of(state.moments[-1].slot, optimizer, device))
         found, common = gathered(group, device, what, losses, scalars)
         measured = witness.measured(common)
         if looks:
@@ -238,9 +242,9 @@ class ProbedWay:
             resolution=witness.resolution(optimizer),
         )
 
-    def _loss_of(self, slot: int, optimizer: Optimizer) -> Tensor:
+    def _loss_of(self, slot: int, optimizer: Optimizer, device: torch.device) -> Tensor:
         with self._slots.shown(slot, optimizer, self._model):
-            return loss_now(self.probe, optimizer)
+            return loss_now(self.probe, optimizer, device)
 
     def _shape(self, end: RoundEnd) -> float:
         """The schedule of the first knob, relative to its highest value so far; 1 until the climb ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import NamedTuple, TypeVar
@@ -65,8 +66,8 @@ class Witness:
     def __init__(self, knob_of_group: Mapping[int, int]) -> None:
         self.steps = 0
         """Steps of the optimizer in this round."""
-        self._length = 1
-        """Steps of the scheduler in this round, from its first to its last."""
+        self.length: int | None = None
+        """Steps of the scheduler in this round; None: not known yet, and every step is heard."""
         self._knob_of_group = dict(knob_of_group)
         self._start: _Start | None = None
         self._gradients = Gradients()
@@ -79,6 +80,10 @@ class Witness:
     def watch(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
         """Have ``before_step`` called before each step, if that has not begun. It calls :meth:`before_step`."""
         self._watch.begin(optimizer, owner, before_step)
+
+    @property
+    def knows_length(self) -> bool:
+        return self.length is not None
 
     @property
     def sees_steps(self) -> bool:
@@ -96,7 +101,7 @@ class Witness:
 
     def begin_round(self, length: int, *, anew: bool) -> None:
         """A round of so many steps begins; ``anew``: with an origin of its own."""
-        self.steps, self._length = 0, length
+        self.steps, self.length = 0, length
         if anew:
             self.begin_anew()
 
@@ -109,6 +114,8 @@ class Witness:
 
     def before_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """A step is about to be made; the first one sets the origin."""
+        if not hears_gradients and self._origin(trained_parameters(optimizer)) is None:
+            self.begin_anew()  # a layer has thawed before the first step whose length is known
         self._set_origin(optimizer)
         if hears_gradients:
             self._see_gradients(optimizer)
@@ -162,8 +169,12 @@ class Witness:
         if self._start is None or not values:
             return Measured(0.0, 0.0, 0.0)
         norms = self._start.searched.number_of_norms
-        tally = self._gradients.tally(values[norms:])
-        return Measured(relative(values[:norms]), estimate(tally), straightness(tally))
+        moved, sums = relative(values[:norms]), values[norms:]
+        if not all(map(math.isfinite, sums)):  # some gradient was not finite: the way begins anew
+            self._start = None
+            self._gradients.reset()
+        tally = self._gradients.tally(sums)
+        return Measured(moved, estimate(tally), straightness(tally))
 
     @staticmethod
     def resolution(optimizer: Optimizer) -> float:
@@ -188,7 +199,7 @@ class Witness:
     @property
     def _listens(self) -> bool:
         """Whether the next step's gradient is listened to."""
-        return heard(self.steps, self._length)
+        return self.length is None or heard(self.steps, self.length)
 
     def _see_gradients(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
         """Part of the reach. Parameters that were frozen or thawed since make it begin anew.
