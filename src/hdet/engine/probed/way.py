@@ -166,7 +166,7 @@ class ProbedWay:
             self.take_over()
         elif self._looks:
             self._witness.after_step(optimizer, self._hears)
-            if not self._witness.knows_length:  # resumed inside a round
+            if self._witness.length is None:  # resumed inside a round
                 self._witness.length = self.rounds.next_end(t + 1) - t
             self._witness.expect_step(optimizer, self._hears)
 

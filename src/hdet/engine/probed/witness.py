@@ -82,10 +82,6 @@ class Witness:
         self._watch.begin(optimizer, owner, before_step)
 
     @property
-    def knows_length(self) -> bool:
-        return self.length is not None
-
-    @property
     def sees_steps(self) -> bool:
         """Whether we are called before every step."""
         return self._watch.sees_steps
