@@ -393,6 +393,23 @@ def test_the_loss_may_be_any_one_number() -> None:
     assert scheduler.last_epoch == len(values) + 1
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_a_truth_value_is_no_loss(value: bool) -> None:
+    scheduler = OURS(optimizer_of(), 0.5, 20)
+    for call in (scheduler.step, scheduler.observe, lambda v: scheduler.step(loss=v)):
+        with pytest.raises(ValueError, match="a loss must be"):
+            call(value)
+    assert (scheduler.last_epoch, scheduler._run.meter.count) == (0, 0)
+
+
+def test_a_loss_that_no_float_can_hold_is_refused() -> None:
+    scheduler = OURS(optimizer_of(), 0.5, 20)
+    for call in (scheduler.observe, lambda v: scheduler.step(loss=v)):
+        with pytest.raises(ValueError, match="a loss must be"):
+            call(10**400)
+    assert (scheduler.last_epoch, scheduler._run.meter.count) == (0, 0)
+
+
 def test_a_loss_tensor_may_be_reused_at_once() -> None:
     scheduler = OURS(optimizer_of(), 0.5, 1000, sync_every=500)
     loss = torch.tensor(1.0, requires_grad=True)

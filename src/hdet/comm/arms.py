@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from hdet.comm.new_group import new_group
 from hdet.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ class Arms:
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self.index = next(a for a, ranks in enumerate(members) if rank in ranks)
         self.gradients: dist.ProcessGroup | None = None
-        if dist.is_available() and dist.is_initialized():
-            groups = [dist.new_group(ranks) for ranks in members]  # every rank takes part in making every group
+        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        if world is not None:
+            groups = [new_group(ranks, world) for ranks in members]  # every rank takes part in making every group
             self.gradients = groups[self.index]
 
     def __eq__(self, other: object) -> bool:

@@ -11,7 +11,6 @@ import atexit
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hdet.comm.arms import Arms
+from hdet.comm.new_group import backend_of_device, new_group
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 
 __all__ = [
@@ -115,7 +115,7 @@ class Distributed:
         self.members = members if members is not None else [[rank] for rank in range(ranks)]
         self.seat = Seat(next(r for r, own in enumerate(self.members) if self.rank in own), len(self.members))
         self._ranks = ranks
-        self._backends = _backend_of_device(process_group)
+        self._backends = backend_of_device(process_group)
         if "gloo" in self._backends.values():
             _leave_quietly()
 
@@ -193,7 +193,7 @@ def connect(group: Group) -> ReplicaGroup:
     assert parent is not None  # torch.distributed is initialised: find_seat saw more than one replica
     if parent not in _own_groups:
         ranks = dist.get_process_group_ranks(parent)
-        _own_groups[parent] = dist.new_group(ranks, timeout=_timeout_of(parent), backend=_backend_text(parent))
+        _own_groups[parent] = new_group(ranks, parent)
     return Distributed(_own_groups[parent], group.members if isinstance(group, Arms) else None)
 
 
@@ -203,7 +203,7 @@ def connect_within(ranks: int) -> ReplicaGroup:
     parent = dist.group.WORLD
     assert parent is not None  # the caller has met the other replicas: torch.distributed is initialised
     nodes = [list(range(first, min(first + ranks, world))) for first in range(0, world, ranks)]
-    groups = [dist.new_group(node, timeout=_timeout_of(parent), backend=_backend_text(parent)) for node in nodes]
+    groups = [new_group(node, parent) for node in nodes]
     return next(Distributed(group) for node, group in zip(nodes, groups, strict=True) if me in node)
 
 
@@ -235,24 +235,3 @@ def _leave_quietly() -> None:
     (pytorch/pytorch pull request 179291). DDP alone does the same; our collectives at the last step make it likelier.
     """
     atexit.register(lambda: time.sleep(_LAST_WORDS))
-
-
-def _backend_text(group: dist.ProcessGroup) -> str:
-    return str(dist.get_backend_config(group))
-
-
-def _backend_of_device(group: dist.ProcessGroup) -> dict[str, str]:
-    """For instance {"cpu": "gloo", "cuda": "nccl"}."""
-    pairs = (part.split(":", 1) for part in _backend_text(group).split(",") if ":" in part)
-    return {device.strip(): backend.strip() for device, backend in pairs}
-
-
-def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """The user's time-out, which a new group would not inherit. None (torch's default) where torch hides it."""
-    for device in _backend_of_device(group):
-        try:
-            options = group._get_backend(torch.device(device)).options
-            return timedelta(seconds=options._timeout.total_seconds())
-        except (AttributeError, RuntimeError):
-            continue
-    return None

@@ -41,8 +41,8 @@ class LossMeter:
                 self._on_host += loss.item()
             else:
                 self._add_on_device(loss)
-        elif isinstance(loss, Real):
-            self._on_host += float(loss)
+        elif isinstance(loss, Real) and not isinstance(loss, bool):
+            self._on_host += _number(loss)
         else:
             raise ArgumentError(
                 f"a loss must be a number or a tensor of one element, but got {loss!r}; "
@@ -64,3 +64,12 @@ class LossMeter:
             self._on_device[loss.device] = value.to(wide, copy=True)
         else:
             total.add_(value)
+
+
+def _number(loss: Real) -> float:
+    try:
+        return float(loss)
+    except OverflowError:
+        raise ArgumentError(
+            "a loss must be a number that a float can hold, but got a far larger integer; pass the loss itself"
+        ) from None

@@ -293,6 +293,9 @@ def _loss_and_epoch(
     value: float | Tensor | None, epoch: int | None, loss: float | Tensor | None
 ) -> tuple[float | Tensor | None, int | None]:
     """Sort out what ``step`` was given. Never TypeError: DeepSpeed takes one for a request to step by batch size."""
+    for given in (value, epoch, loss):
+        if isinstance(given, bool):
+            raise ArgumentError(f"a loss must be a number, but step() got {given!r}; call step() or step(loss)")
     if value is not None:
         if loss is not None:
             raise ArgumentError(f"step() got two losses, {value!r} and loss={loss!r}; give one of them")
