@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from converge import flat
+from gpt import GPT, Size, batches, loss_of
 from harness import parser, ratio, run_ranks, show
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
@@ -39,8 +40,6 @@ LENGTHS = (1000, 200, 50)
 """T."""
 NEVER = 10**7
 """Steps until a run and its first round end: further than any block goes."""
-BYTES = 256
-"""Symbols of the model's texts."""
 BACKENDS = {"cuda": ("nccl", "gloo"), "cpu": ("gloo",)}
 """The first is the one that DDP would use there."""
 TARGETS = {"percent_T_1000": "the paper reports 0.1"}
@@ -59,25 +58,11 @@ class Sizes(NamedTuple):
     steps: int
     """Steps of a scheduler in a turn; a tenth of them are training steps."""
 
-
-class Gpt(nn.Module):
-    """A causal transformer over bytes."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        width, heads = sizes.width, max(1, sizes.width // 64)
-        layer = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.symbols = nn.Embedding(BYTES, width)
-        self.places = nn.Parameter(torch.zeros(sizes.context, width))
-        self.blocks = nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False)
-        self.head = nn.Linear(width, BYTES)
-        self.register_buffer("future", torch.ones(sizes.context, sizes.context, dtype=torch.bool).triu(1))
-
-    def forward(self, text: Tensor) -> Tensor:
-        hidden = self.blocks(self.symbols(text) + self.places, mask=self.future, is_causal=True)
-        return self.head(hidden)  # type: ignore[no-any-return]
+    @property
+    def gpt(self) -> Size:
+        """The model, and what it sees in a step."""
+        heads, bf16 = max(1, self.width // 64), self.device == "cuda"
+        return Size(self.layers, self.width, heads, self.context, self.batch, bf16)
 
 
 class Training:
@@ -86,17 +71,16 @@ class Training:
     def __init__(self, sizes: Sizes) -> None:
         torch.manual_seed(0)
         self._device = torch.device(sizes.device)
-        self.model = Gpt(sizes).to(self._device)
+        self._size = sizes.gpt
+        self.model = GPT(self._size).to(self._device)
         self.parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3)
-        self._batch = torch.randint(BYTES, (sizes.batch, sizes.context + 1), device=self._device)
+        (self._batch,) = batches(self._size, 1, self._device)
         self.loss = self.step()
 
     def step(self) -> Tensor:
         """Forward, backward and update."""
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            scores = self.model(self._batch[:, :-1])
-        loss = nn.functional.cross_entropy(scores.float().flatten(0, 1), self._batch[:, 1:].flatten())
+        loss = loss_of(self._size, self.model, self._batch)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -218,7 +202,7 @@ def measure(sizes: Sizes, timeout: float) -> dict[str, Any]:
     backends = BACKENDS[sizes.device]
     walls, hosts = run_ranks(step_contest, 1, sizes, timeout=timeout, backend=backends[0])[0]
     ends = {b: run_ranks(end_contest, 1, sizes, timeout=timeout, backend=b)[0] for b in backends}
-    model = list(Gpt(sizes).parameters())
+    model = list(GPT(sizes.gpt).parameters())
     return {
         **percentages(walls, ends),
         "step_over_torch": ratio(walls.ours, walls.torchs),

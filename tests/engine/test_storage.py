@@ -9,19 +9,19 @@ from torch import Tensor, nn
 from hdet.engine.copies import copy_all_, put_back
 from hdet.engine.probed import storage
 from hdet.engine.probed.slots import Slots
-from hdet.engine.probed.storage import Storage, leaves
+from hdet.engine.probed.storage import Storage, copied, leaves
 
 
 def test_a_copy_has_the_structure_and_uses_old_memory_where_it_fits() -> None:
     store, pairs = Storage(), []
     value = {"step": 3, "a": torch.ones(2), "more": [torch.zeros(3), (torch.tensor(5), "word")]}
-    first = store.copied(value, None, True, pairs)
+    first = copied(value, None, True, pairs)
     store.fill_(pairs)
     assert (first["step"], first["more"][1][1]) == (3, "word")
     assert [t.tolist() for t in leaves(first)] == [[1, 1], [0, 0, 0], 5]
     value["a"].mul_(7)
     again: list[tuple[Tensor, Tensor]] = []
-    second = store.copied({**value, "more": [torch.zeros(4), (torch.tensor(6), "word")]}, first, True, again)
+    second = copied({**value, "more": [torch.zeros(4), (torch.tensor(6), "word")]}, first, True, again)
     store.fill_(again, beside=True)
     assert second["a"] is first["a"]
     assert second["a"].tolist() == [7, 7]

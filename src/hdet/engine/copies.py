@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["copy_all_", "put_back", "wide", "write_"]
+__all__ = ["copies_of", "copy_all_", "put_back", "wide", "write_"]
 
 
 @contextmanager
@@ -17,8 +17,7 @@ def put_back(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
     One copy, which is what ``with`` gives.
     """
-    own = [torch.empty_like(t.detach()) for t in tensors]
-    copy_all_(zip(own, (t.detach() for t in tensors), strict=True))
+    own = copies_of(tensors)
     try:
         yield own
     finally:
@@ -34,6 +33,14 @@ def write_(tensors: Sequence[Tensor], values: Iterable[Tensor]) -> None:
     """
     copy_all_(zip(tensors, values, strict=True))
     torch.clear_autocast_cache()
+
+
+def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A copy of each, on its own device, in few launches."""
+    plain = [tensor.detach() for tensor in tensors]
+    own = [torch.empty_like(tensor) for tensor in plain]
+    copy_all_(zip(own, plain, strict=True))
+    return own
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hdet.comm.group import ReplicaGroup, Solo
-from hdet.engine.copies import copy_all_
+from hdet.engine.copies import copies_of, copy_all_
 from hdet.errors import ArgumentError
 
 __all__ = ["LossFn", "ProbeBatch", "ProbeFn", "probed_loss", "rng_put_back"]
@@ -170,8 +170,7 @@ def probing(model: nn.Module, mode: str) -> Iterator[None]:
         for m in (model.modules() if mode == "probe" else ())
         for name, buffer in m.named_buffers(recurse=False)
     ]
-    values = [torch.empty_like(buffer) for *_, buffer in buffers]
-    copy_all_(zip(values, (buffer for *_, buffer in buffers), strict=True))
+    values = copies_of([buffer for *_, buffer in buffers])
     try:
         yield
     finally:

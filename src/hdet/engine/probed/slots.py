@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from hdet.engine.copies import copy_all_, put_back, write_
 from hdet.engine.probed.evaluated import evaluates_others
-from hdet.engine.probed.storage import Storage, leaves
+from hdet.engine.probed.storage import Storage, copied, leaves
 from hdet.engine.weights import trained_parameters
 
 __all__ = ["Slots"]
@@ -86,7 +86,7 @@ class Slots:
             old = _Copy(ids, [], {}, _Memory([], []), stays)
         at_once: list[tuple[Tensor, Tensor]] = []
         beside: list[tuple[Tensor, Tensor]] = []
-        copied, stays = self._storage.copied, old.on_device
+        stays = old.on_device
         weights = copied(parameters, old.weights, stays, at_once)
         own_buffers = copied(buffers, old.buffers, stays, at_once)
         memory = _Memory(copied(states, old.memory.states, stays, beside), _numbers(optimizer))
@@ -113,8 +113,8 @@ class Slots:
             states = _states(optimizer, parameters)
             pairs: list[tuple[Tensor, Tensor]] = []
             stays = self._storage.has_room(leaves(states), ())
-            own = self._storage.copied(states, None, stays, pairs)
-            buffers = self._storage.copied(_buffers(model), None, stays, pairs)
+            own = copied(states, None, stays, pairs)
+            buffers = copied(_buffers(model), None, stays, pairs)
             self._storage.fill_(pairs)
             self._start = ids, _Memory(own, _numbers(optimizer)), buffers
 
@@ -156,8 +156,9 @@ def _remembering(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _Me
     if not evaluates_others(optimizer):
         yield
         return
-    states = [{name: _cloned(value) for name, value in state.items()} for state in _states(optimizer, parameters)]
-    own = _Memory(states, _numbers(optimizer))
+    pairs: list[tuple[Tensor, Tensor]] = []
+    own = _Memory(copied(_states(optimizer, parameters), None, True, pairs), _numbers(optimizer))
+    copy_all_(pairs)
     _restore_(optimizer, parameters, memory)
     try:
         yield
@@ -208,10 +209,10 @@ def _fitting(now: dict[str, Tensor], kept: dict[str, Tensor]) -> tuple[list[Tens
     return [b for b, _ in pairs], [value for _, value in pairs]
 
 
-def _cloned(value: Any, device: torch.device | None = None) -> Any:
-    """A copy, its tensors on ``device`` if one is given; also of lists and dicts, as some optimizers keep them."""
+def _cloned(value: Any, device: torch.device) -> Any:
+    """A copy, its tensors on ``device``; also of lists and dicts, as some optimizers keep them."""
     if isinstance(value, Tensor):
-        return value.detach().to(device if device is not None else value.device, copy=True)
+        return value.detach().to(device, copy=True)
     if isinstance(value, dict):
         return {key: _cloned(item, device) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

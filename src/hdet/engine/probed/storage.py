@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hdet.engine.copies import copy_all_
 
-__all__ = ["Storage", "leaves"]
+__all__ = ["Storage", "copied", "leaves"]
 
 
 class Storage:
-    """Makes copies, and knows how much of a device they may take.
+    """Carries copies out, and knows how much of a device they may take.
 
     A copy to the host goes through pinned memory and makes nobody wait: weights on the stream that trains, what the
     optimizer remembers on a stream beside it. :meth:`wait` must be called before the optimizer changes the latter.
@@ -27,29 +27,6 @@ class Storage:
         self.limit = limit
         self._beside: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: dict[torch.device, torch.cuda.Event] = {}
-
-    def copied(self, value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tensor]]) -> Any:
-        """A copy's structure; what is still to be copied is added to ``pairs``, for :meth:`fill_`.
-
-        Args:
-            value: tensors in lists and dicts, as optimizers keep them.
-            old: an earlier copy, whose memory is used again where it fits.
-            on_device: whether tensors of a device stay there.
-            pairs: (copy, source).
-        """
-        if isinstance(value, Tensor):
-            target = old if _fits(old, value, on_device) else _memory_for(value, on_device)
-            pairs.append((target, value.detach()))
-            return target
-        if isinstance(value, dict):
-            before = old if isinstance(old, dict) else {}
-            return {key: self.copied(item, before.get(key), on_device, pairs) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            earlier = old if isinstance(old, (list, tuple)) and len(old) == len(value) else [None] * len(value)
-            return type(value)(
-                self.copied(item, one, on_device, pairs) for item, one in zip(value, earlier, strict=True)
-            )
-        return value
 
     def fill_(self, pairs: Sequence[tuple[Tensor, Tensor]], *, beside: bool = False) -> None:
         """Carry copies out; ``beside``: those from a GPU to the host on a stream beside training."""
@@ -84,6 +61,28 @@ class Storage:
             if size > (_free(device) // 2 if self.limit is None else self.limit - taken.get(device, 0)):
                 return False
         return True
+
+
+def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tensor]]) -> Any:
+    """A copy's structure; what is still to be copied is added to ``pairs``, for :meth:`Storage.fill_`.
+
+    Args:
+        value: tensors in lists and dicts, as optimizers keep them.
+        old: an earlier copy, whose memory is used again where it fits.
+        on_device: whether tensors of a device stay there.
+        pairs: (copy, source).
+    """
+    if isinstance(value, Tensor):
+        target = old if _fits(old, value, on_device) else _memory_for(value, on_device)
+        pairs.append((target, value.detach()))
+        return target
+    if isinstance(value, dict):
+        before = old if isinstance(old, dict) else {}
+        return {key: copied(item, before.get(key), on_device, pairs) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        earlier = old if isinstance(old, (list, tuple)) and len(old) == len(value) else [None] * len(value)
+        return type(value)(copied(item, one, on_device, pairs) for item, one in zip(value, earlier, strict=True))
+    return value
 
 
 def leaves(value: Any) -> list[Tensor]:
