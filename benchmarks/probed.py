@@ -4,7 +4,8 @@
     python benchmarks/probed.py --device cpu --ranks 1,2,4                      # two cores, two minutes
 
 A GPT trains with torch's OneCycleLR and with ``max_lr="auto"``, probe batches as large as training batches, AdamW. A
-row of the GPU has the ratio of the times of whole runs, warmed up; compiled models have compiled everything before.
+row of the GPU has the ratio of the times of whole runs, which go on in turns of some steps, warmed up; compiled models
+have compiled everything before. ``landed`` is the same ratio of the last steps, where there is nothing left to find.
 Parts, in ms: a training ``step``; a ``look``, which is what a step that is listened to adds; a ``forward`` of the
 probe; ``keep``, the copy of weights and optimizer state; ``swap``, earlier weights put in place and back; an ``end`` of
 a round as a whole. ``computed`` is the ratio that follows from them, for any length:
@@ -40,6 +41,10 @@ from hdet.engine.probed.slots import Slots
 GUESS, RATE = 1e-3, 1e-3
 BATCHES = 64
 REPEATED = 20
+BLOCK = 20
+"""Steps of one run before the other goes on."""
+FALLING = 3
+"""The last blocks of a run: the rate falls, and nothing is to be found any more."""
 LONG = 10_000
 """Steps of a run whose rounds are timed one by one."""
 
@@ -59,10 +64,10 @@ ROWS = (
     Row("gpt-0.8M", 200, False, 1.30, 3),
     Row("gpt-0.8M", 1000, False, 1.08, 3),
     Row("gpt-0.8M", 10_000, False, 1.01),
-    Row("gpt-10M", 1000, False, 1.06),
-    Row("gpt-86M", 200, False, 1.25),
-    Row("gpt-86M", 1000, False, 1.06),
-    Row("gpt-86M", 200, True, 1.30),
+    Row("gpt-10M", 1000, False, 1.06, 3),
+    Row("gpt-86M", 200, False, 1.25, 3),
+    Row("gpt-86M", 1000, False, 1.06, 2),
+    Row("gpt-86M", 200, True, 1.30, 3),
 )
 
 
@@ -111,24 +116,23 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def run(self, steps: int, auto: bool) -> Callable[[], None]:
+    def train(self, steps: int, auto: bool) -> None:
         """A whole run."""
         optimizer, scheduler = self.begin(steps, auto)
+        for t in range(steps):
+            self.step(t, optimizer)
+            scheduler.step()
 
-        def train() -> None:
-            for t in range(steps):
-                self.step(t, optimizer)
-                scheduler.step()
+    def seconds_of_blocks(self, steps: int) -> tuple[list[float], list[float]]:
+        """Two runs of the same model, without and with auto, in turns of ``BLOCK`` steps: a noise that lasts hits both.
 
-        return train
-
-    def ratio(self, steps: int, turns: int) -> float:
-        """Median over turns of the time of a run with auto over that of one without."""
-        found = []
-        for _ in range(turns):
-            plain = self.seconds(self.run(steps, auto=False))
-            found.append(self.seconds(self.run(steps, auto=True)) / plain)
-        return median(found)
+        What puts the weights of one in the place of the other's is not counted.
+        """
+        runs = [_Turns(self, steps, auto) for auto in (False, True)]
+        for block in range(-(-steps // BLOCK)):
+            for run in runs if block % 2 == 0 else runs[::-1]:
+                run.block()
+        return runs[0].seconds, runs[1].seconds
 
     def parts(self) -> dict[str, float]:
         """Median ms of each part."""
@@ -162,6 +166,32 @@ class Bench:
             work()
             found[name] = median(self.seconds(work) for _ in range(REPEATED))
         return {name: 1e3 * value for name, value in found.items()}
+
+
+class _Turns:
+    """A run that goes on block by block, between others of the same model."""
+
+    def __init__(self, bench: Bench, steps: int, auto: bool) -> None:
+        self.bench, self.steps = bench, steps
+        self.optimizer, self.scheduler = bench.begin(steps, auto)
+        self.weights = [p.detach().clone() for p in bench.plain.parameters()]
+        self.done = 0
+        self.seconds: list[float] = []
+
+    def block(self) -> None:
+        """The next steps, timed."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(self.bench.plain.parameters()), self.weights)
+        self.seconds.append(self.bench.seconds(self._steps))
+        with torch.no_grad():
+            torch._foreach_copy_(self.weights, list(self.bench.plain.parameters()))
+
+    def _steps(self) -> None:
+        until = min(self.done + BLOCK, self.steps)
+        for t in range(self.done, until):
+            self.bench.step(t, self.optimizer)
+            self.scheduler.step()
+        self.done = until
 
 
 def computed(parts_ms: dict[str, float], steps: int) -> float:
@@ -205,8 +235,8 @@ def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, An
     result = {"rows": found, "copy_gb_per_s": copy_speeds(device), "versions": versions}
     for name, compiled in dict.fromkeys((row.model, row.compiled) for row in rows):
         bench = Bench(SIZES[name], device, compiled)
-        bench.run(60, auto=True)()  # kernels are loaded, models compiled
-        bench.run(20, auto=False)()
+        bench.train(60, auto=True)  # kernels are loaded, models compiled
+        bench.train(20, auto=False)
         parts = bench.parts()
         for row in rows:
             if (row.model, row.compiled) != (name, compiled):
@@ -214,6 +244,8 @@ def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, An
             if time.time() > until:
                 print(f"no time left for {row}", flush=True)
                 continue
+            turns = [bench.seconds_of_blocks(row.steps) for _ in range(row.turns)]
+            ratios = [sum(auto) / sum(plain) for plain, auto in turns]
             made = {
                 "model": row.model,
                 "parameters": sum(p.numel() for p in bench.plain.parameters()),
@@ -221,7 +253,9 @@ def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, An
                 "tokens": bench.size.batch * bench.size.context,
                 "steps": row.steps,
                 "compiled": row.compiled,
-                "ratio": bench.ratio(row.steps, row.turns),
+                "ratio": median(ratios),
+                "ratios": ratios,
+                "landed": median(median(auto[-FALLING:]) / median(plain[-FALLING:]) for plain, auto in turns),
                 "target": row.target,
                 "computed": computed(parts, row.steps),
                 "parts_ms": parts,
@@ -231,7 +265,7 @@ def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, An
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(result, indent=1) + "\n")
-            print(json.dumps({key: made[key] for key in ("model", "steps", "compiled", "ratio", "target")}), flush=True)
+            print(json.dumps({key: made[key] for key in ("model", "steps", "compiled", "ratio", "ratios", "landed", "target")}), flush=True)
         del bench
         torch.cuda.empty_cache()
     return result
