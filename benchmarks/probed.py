@@ -5,7 +5,7 @@
 
 A GPT trains with torch's OneCycleLR and with ``max_lr="auto"``, probe batches as large as training batches, AdamW. A
 row of the GPU has the ratio of the times of whole runs, which go on in turns of some steps, warmed up; compiled models
-have compiled everything before. ``landed`` is the same ratio of the last steps, where there is nothing left to find.
+have compiled everything before.
 Parts, in ms: a training ``step``; a ``look``, which is what a step that is listened to adds; a ``forward`` of the
 probe; ``keep``, the copy of weights and optimizer state; ``swap``, earlier weights put in place and back; an ``end`` of
 a round as a whole. ``computed`` is the ratio that follows from them, for any length:
@@ -43,8 +43,6 @@ BATCHES = 64
 REPEATED = 20
 BLOCK = 20
 """Steps of one run before the other goes on."""
-FALLING = 3
-"""The last blocks of a run: the rate falls, and nothing is to be found any more."""
 LONG = 10_000
 """Steps of a run whose rounds are timed one by one."""
 
@@ -255,7 +253,6 @@ def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, An
                 "compiled": row.compiled,
                 "ratio": median(ratios),
                 "ratios": ratios,
-                "landed": median(median(auto[-FALLING:]) / median(plain[-FALLING:]) for plain, auto in turns),
                 "target": row.target,
                 "computed": computed(parts, row.steps),
                 "parts_ms": parts,
@@ -265,7 +262,10 @@ def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, An
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(result, indent=1) + "\n")
-            print(json.dumps({key: made[key] for key in ("model", "steps", "compiled", "ratio", "ratios", "landed", "target")}), flush=True)
+            print(
+                json.dumps({key: made[key] for key in ("model", "steps", "compiled", "ratio", "ratios", "target")}),
+                flush=True,
+            )
         del bench
         torch.cuda.empty_cache()
     return result

@@ -55,6 +55,8 @@ class Run:
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
         self._in_consensus = False
+        self._rest = range(0)
+        """Counters between which a step without a loss has nothing to do, so that it takes no time."""
         self._round_began = time.perf_counter()
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -81,6 +83,8 @@ class Run:
 
     def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
         """A step of training has been made, and the counter goes on. Whether a round ends there."""
+        if loss is None and before in self._rest and after in self._rest:
+            return False
         if self._in_consensus:
             raise ArgumentError(
                 f"step() was called inside consensus(), at step {before}: the weights are put back afterwards, so "
@@ -98,6 +102,7 @@ class Run:
         began = time.perf_counter()
         report = self.way.end_round(end, self.meeting)
         self.meter.reset()
+        self._rest = self.way.rest(end.after)
         if report.record is not None:
             report.record["seconds"] = {"train": began - self._round_began, **report.record["seconds"]}
             self.chronicle.write(report.record, len(report.record["replicas"]), [s.name for s in self.way.specs])
@@ -145,7 +150,7 @@ class Run:
             raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
         self.connect(optimizer, t)
         with put_back(self.way.weights(optimizer).tensors):
-            self._in_consensus = True
+            self._in_consensus, self._rest = True, range(0)
             try:
                 self.converge(optimizer, t, Occasion.CONSENSUS)
                 yield
@@ -207,6 +212,7 @@ class Run:
     def _resume(self, t: int) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.meter.reset()
+        self._rest = range(0)
         self._just_loaded = True
         rounds = self.way.rounds
         mid_round = t > 0 and not rounds.ends_at(t)
@@ -246,4 +252,4 @@ class Run:
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _watches_loading=False)
+        self.__dict__.update(state, _watches_loading=False, _rest=range(0))

@@ -111,6 +111,9 @@ class Way(Protocol):
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
         """A round ends. Collective."""
 
+    def rest(self, t: int) -> range:
+        """A round has ended at ``t``: counters from there on between which nothing is to be done."""
+
     def weights(self, optimizer: Optimizer) -> Weights:
         """What :meth:`converge` changes."""
 

@@ -141,7 +141,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch)``: a positional int is
         an epoch, a float or a tensor of one element is a loss. A round's end is a collective.
         """
-        if isinstance(value, Tensor) and epoch is None and loss is None:  # the usual call, without delay
+        if epoch is None and loss is None and (value is None or isinstance(value, Tensor)):  # as usual, without delay
             loss = value
         else:
             loss, epoch = _loss_and_epoch(value, epoch, loss)
@@ -177,7 +177,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
-        schedule = self._held() if self._run.way.holds_rise else _torch.get_lr(self)
+        rises = self._run.way.holds_rise and self.last_epoch < self._peak()
+        schedule = self._held() if rises else _torch.get_lr(self)
         if len(schedule) != len(self._run.way.specs):
             self._grow(len(schedule))
         return self._run.rates(schedule, self.last_epoch)
@@ -277,7 +278,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """torch's ``get_lr`` with the rising phase held at the peak, momenta too."""
         t = self.last_epoch
         try:
-            self.last_epoch = max(t, self._peak())  # type: ignore[assignment]  # torch computes with fractions
+            self.last_epoch = self._peak()  # type: ignore[assignment]  # torch computes with fractions
             return _torch.get_lr(self)
         finally:
             self.last_epoch = t

@@ -42,7 +42,8 @@ class Growing:
 
     def ends_at(self, t: int) -> bool:
         """Whether a round ends when the counter arrives at ``t``."""
-        return 0 < t <= self._last and self.next_end(t) == t
+        last = self._last
+        return 0 < t <= last and (t >= last - 1 or t in _end_set(1 << int(t).bit_length()))
 
     def index(self, t: int) -> int:
         """k, the number of rounds that have ended once the counter stands at ``t``."""
@@ -76,8 +77,14 @@ class Growing:
 
 
 @lru_cache(maxsize=32)
+def _end_set(beyond: int) -> frozenset[int]:
+    """Asked at every step."""
+    return frozenset(_growing_ends(beyond))
+
+
+@lru_cache(maxsize=32)
 def _growing_ends(beyond: int) -> tuple[int, ...]:
-    """Cached, because it is called at every step."""
+    """Cached, because looks and ends of rounds ask again and again."""
     ends = [1]
     while ends[-1] <= beyond:
         ends.append(ends[-1] + max(c.SHORT, int(c.GROWING * ends[-1])))

@@ -27,6 +27,8 @@ class Watch:
         """Whether the optimizer calls us. A framework's wrapper may not be able to."""
         self.captured = False
         """Whether a step was captured into a CUDA graph: from then on replays make steps that nobody hears of."""
+        self.asleep = False
+        """Whether steps are of no interest: the hook returns at once."""
         self._begun = False
 
     def was_captured(self) -> None:
@@ -36,7 +38,7 @@ class Watch:
     @property
     def sees_steps(self) -> bool:
         """Whether every step is heard of."""
-        return self.hooked and not self.captured
+        return self.hooked and not self.captured and not self.asleep
 
     def begin(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
         """Watch, if that has not begun. The hook holds the owner weakly, and goes when the owner does."""
@@ -55,6 +57,9 @@ class Watch:
                 before_step(found, opt)
 
         def hook(opt: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
+            mine = watch()
+            if mine is None or mine.asleep:
+                return None
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             if closure is None:
                 heard(opt)

@@ -131,6 +131,7 @@ class ProbedWay:
         """What was measured and kept so far belongs to another run or another scheduler."""
         self._witness.begin_anew()
         self._witness.length = None
+        self._witness.sleep(False)
         self._slots = self._slots.emptied()
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
@@ -169,6 +170,10 @@ class ProbedWay:
             if self._witness.length is None:  # resumed inside a round
                 self._witness.length = self.rounds.next_end(t + 1) - t
             self._witness.expect_step(optimizer, self._hears)
+
+    def rest(self, t: int) -> range:
+        """While nothing is listened to, steps until the end of the round ask nothing of us."""
+        return range(0) if self._looks else range(t, self.rounds.next_end(t + 1))
 
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
         """Probe, decide, go back if need be. Nothing is averaged.
@@ -258,8 +263,6 @@ class ProbedWay:
         optimizer, slot = end.optimizer, order.slot
         if order.action is Action.KEEP and slot is not None:
             self._slots.keep(slot, optimizer, self._model)
-            if not self._witness.sees_steps:  # nobody will call us before the next step
-                self._slots.wait()
         elif order.action is Action.GO_BACK and slot is not None:
             self._slots.restore_(slot, optimizer, self._model)
         elif order.action is Action.RESTART:
@@ -276,8 +279,11 @@ class ProbedWay:
             self._slots.forget_start()
         following = self.rounds.next_end(end.after + 1) - end.after
         self._witness.begin_round(following, anew=order.anew or not self._looks)
+        self._witness.sleep(not self._looks)
         if self._looks:
             self._witness.expect_step(optimizer, self._hears)
+        if not self._witness.sees_steps:  # nobody will call us before the next step
+            self._slots.wait()
 
     # -- state ----------------------------------------------------------------------------------------------------
 

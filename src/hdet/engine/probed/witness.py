@@ -81,6 +81,10 @@ class Witness:
         """Have ``before_step`` called before each step, if that has not begun. It calls :meth:`before_step`."""
         self._watch.begin(optimizer, owner, before_step)
 
+    def sleep(self, asleep: bool) -> None:
+        """Whether steps are of no interest: then they cost nothing."""
+        self._watch.asleep = asleep
+
     @property
     def sees_steps(self) -> bool:
         """Whether we are called before every step."""

@@ -156,6 +156,9 @@ class TrainedWay:
         if self.inner is not None and t % self.inner.every == 0 and not self.rounds.ends_at(t):
             self._average_within(self.inner, optimizer, t - 1, meeting)
 
+    def rest(self, t: int) -> range:
+        return range(0)
+
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
         """Gather, decide, average, move the base values. An error before the mean changes nothing.
 
