@@ -136,7 +136,7 @@ class Run:
     def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
         """The replicas' one model inside, this replica's own weights back afterwards. Collective.
 
-        One copy of the weights, where replicas drift apart at all.
+        One copy of what the replicas do not share, where they drift apart at all.
         """
         if self.seat.size == 1 or not self.way.drifts_apart:
             yield

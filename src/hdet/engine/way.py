@@ -73,7 +73,7 @@ class Way(Protocol):
 
     @property
     def drifts_apart(self) -> bool:
-        """Whether the replicas hold different weights inside a round."""
+        """Whether the replicas hold different weights or buffers inside a round."""
 
     def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """The shared base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""

@@ -16,6 +16,7 @@ from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot, PilotState
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import KnobSpec
+from hdet.comm.average import average_
 from hdet.comm.group import ReplicaGroup, Seat, arriving
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
@@ -28,7 +29,7 @@ from hdet.engine.probed.witness import Witness
 from hdet.engine.rates import Rate
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.way import RoundEnd, RoundReport, terms
-from hdet.engine.weights import NO_WEIGHTS, Body, Weights
+from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
 from hdet.errors import DisagreementError, DivergedError
 
 __all__ = ["ProbedWay"]
@@ -37,8 +38,9 @@ __all__ = ["ProbedWay"]
 class ProbedWay:
     """The search of one replica.
 
-    No weights are averaged: gradients are shared, so all ranks hold the same ones. At the end of a round the loss
-    of the weights as they are is compared with that of a round ago; two ranks or more evaluate one each.
+    No weights are averaged: gradients are shared, so all ranks hold the same ones. Buffers are: each rank's batch norms
+    have seen other batches. At the end of a round the loss of the weights as they are is compared with that of a round
+    ago; two ranks or more evaluate one each.
 
     Memory, while it searches: the origin and the sum of gradients in fp32. Two copies to go back to: :class:`Slots`.
 
@@ -47,12 +49,11 @@ class ProbedWay:
         specs: the knobs, all of them learning rates.
         knob_of_group: the knob that is each parameter group's rate.
         probe: gives a loss of the current model; a :class:`hdet.ProbeBatch` shares one batch among all ranks.
-        model: whose buffers are put back when training goes back; None: the probe's.
+        model: whose buffers are averaged, and put back when training goes back; None: the probe's.
         limit: bytes of a device that copies to go back to may take; None: half of what is free.
     """
 
     name: Literal["probed"] = "probed"
-    drifts_apart = False
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class ProbedWay:
         self.specs = list(specs)
         self.probe = probe
         self._model = model if model is not None else getattr(probe, "model", None)
-        self._body = Body(None)
+        self._body = Body(self._model)
         self._witness = Witness(knob_of_group)
         self._slots = Slots(limit)
         self._highest = 0.0
@@ -90,6 +91,10 @@ class ProbedWay:
     @property
     def holds_rise(self) -> bool:
         return self.pilot_state.phase is not Phase.KEPT
+
+    @property
+    def drifts_apart(self) -> bool:
+        return bool(self._body.buffers())
 
     def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """m times the schedule, less while it rises."""
@@ -134,7 +139,8 @@ class ProbedWay:
         self._slots = self._slots.emptied()
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
-        return self._body.first_weights(optimizer)
+        self._body.first_weights(optimizer)  # raises for what is sharded
+        return _what_trains(optimizer)._replace(buffers=self._body.buffers())
 
     def met(self, group: ReplicaGroup) -> None:
         """Nothing is shared beside the weights, which are equal."""
@@ -171,12 +177,15 @@ class ProbedWay:
             self._witness.expect_step(optimizer, self._hears)
 
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
-        """Probe, decide, go back if need be. Nothing is averaged.
+        """Average the buffers, probe, decide, go back if need be.
 
-        Cost: two forward passes of the probe batch, shared by the ranks, and one small gather.
+        Cost: two forward passes of the probe batch, shared by the ranks, and one small gather; with buffers two, and an
+        all-reduce of those.
         """
         clock = Clock()
         roll = self._meet(end, meeting)
+        if meeting.group.seat.size > 1 and self.drifts_apart:  # before the probes and the copies: all ranks' are equal
+            self.converge(end.optimizer, end.before, meeting, Occasion.BUFFERS)
         clock.lap("gather")
         before, then, k = self.pilot_state, end.schedule(end.before), self.rounds.index(end.before)
         state = self.pilot.remembering(before, self._slots.present(end.optimizer))
@@ -192,18 +201,23 @@ class ProbedWay:
         return RoundReport(record, warning_of(order, end.after))
 
     def weights(self, optimizer: Optimizer) -> Weights:
-        """What trains, and nothing else: buffers may differ between ranks until DDP's next forward pass."""
-        return NO_WEIGHTS._replace(parameters=self._body.weights(optimizer).parameters)
+        """Buffers, which may differ between ranks until DDP's next forward pass. What trains is equal."""
+        return NO_WEIGHTS._replace(buffers=self._body.buffers())
 
     def converge(self, optimizer: Optimizer, t: int, meeting: Meeting, occasion: Occasion) -> None:
-        """The ranks hold one model already."""
+        """Average the buffers, where they differ. A rank whose buffers are not finite gets the others' mean."""
+        group, weights = meeting.group, self.weights(optimizer)
+        with arriving(f"averaging the buffers at step {t}"):
+            roll = meeting.roll_call(occasion, t, self.terms(), weights, expect_equal=True)
+            if any(roll.finite) and not roll.moving_equal:
+                average_(weights.buffers, group, roll.finite)
 
     def _meet(self, end: RoundEnd, meeting: Meeting) -> RollCall:
         """Where there are others: check that all hold the same weights."""
         alone = meeting.group.seat.size == 1
         if alone and not meeting.keeps_journal:
             return RollCall.alone()
-        weights = NO_WEIGHTS if alone else self.weights(end.optimizer)
+        weights = NO_WEIGHTS if alone else _what_trains(end.optimizer)
         with arriving(f"the roll call at step {end.after}"):
             roll = meeting.roll_call(Occasion.ROUND_END, end.before, self.terms(), weights, expect_equal=True)
         if not roll.moving_equal and all(roll.finite):
@@ -221,7 +235,7 @@ class ProbedWay:
                 self.probe.prepare(k, group)
         looks = self._looks
         scalars = witness.scalars(optimizer) if looks else []
-        device, what = self.weights(optimizer).device, f"gathering the losses of round {k}"
+        device, what = _what_trains(optimizer).device, f"gathering the losses of round {k}"
         losses = [lambda: loss_now(self.probe, optimizer, device)]
         if state.moments:
             losses.append(lambda: self._loss_of(state.moments[-1].slot, optimizer, device))
@@ -265,7 +279,7 @@ class ProbedWay:
         elif order.action is Action.RESTART:
             self._witness.restart_(optimizer)
             self._slots.restart_(optimizer, self._model)
-        elif order.action is Action.GO_ON and not bool(self.weights(optimizer).all_finite()):
+        elif order.action is Action.GO_ON and not bool(_what_trains(optimizer).all_finite()):
             raise DivergedError(
                 f"the weights are not finite at step {end.after}, and none are remembered to go back to; load an "
                 "earlier checkpoint"
@@ -303,6 +317,10 @@ class ProbedWay:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what was measured and kept of them is left out."""
         return {**vars(self), "_witness": self._witness.fresh(), "_slots": self._slots.emptied()}
+
+
+def _what_trains(optimizer: Optimizer) -> Weights:
+    return NO_WEIGHTS._replace(parameters=trained_parameters(optimizer))
 
 
 def _level(rate: float, end: RoundEnd) -> float:
