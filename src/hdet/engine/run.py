@@ -26,6 +26,7 @@ from hdet.engine.losses import LossMeter
 from hdet.engine.meeting import Meeting
 from hdet.engine.rates import Rate
 from hdet.engine.rollcall import Occasion
+from hdet.engine.tally import Tally
 from hdet.engine.way import RoundEnd, Way
 from hdet.engine.weights import NO_WEIGHTS
 from hdet.errors import ArgumentError, ProbeWarning, ResumeWarning
@@ -50,7 +51,8 @@ class Run:
         self.way = way
         self.meter = LossMeter()
         self.chronicle = Chronicle(sink, arguments)
-        self.meeting = Meeting(group, self.meter, self.chronicle)
+        self._tally = Tally()
+        self.meeting = Meeting(group, self.meter, self._tally, self.chronicle)
         self._just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
@@ -75,6 +77,11 @@ class Run:
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
+    def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known: no step has been made yet."""
+        self.way.begin(optimizer)
+        self._tally.watch(optimizer)
+
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
         self.meter.add(loss)
@@ -89,6 +96,9 @@ class Run:
         if loss is not None:
             self.meter.add(loss)
         self._just_loaded = False
+        self._tally.watch(optimizer)  # a copy has no hook yet
+        if self._tally.step() and self.seat.size > 1:
+            self._tally.ask_why(optimizer)
         self.connect(optimizer, before)
         self.way.after_step(optimizer, after, self.meeting)
         return self.way.rounds.ends_at(after)
@@ -98,6 +108,7 @@ class Run:
         began = time.perf_counter()
         report = self.way.end_round(end, self.meeting)
         self.meter.reset()
+        self._tally.reset()
         if report.record is not None:
             report.record["seconds"] = {"train": began - self._round_began, **report.record["seconds"]}
             self.chronicle.write(report.record, len(report.record["replicas"]), [s.name for s in self.way.specs])
@@ -207,6 +218,7 @@ class Run:
     def _resume(self, t: int) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.meter.reset()
+        self._tally.reset()
         self._just_loaded = True
         rounds = self.way.rounds
         mid_round = t > 0 and not rounds.ends_at(t)

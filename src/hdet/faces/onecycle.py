@@ -130,7 +130,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if run is not None:  # torch calls step() in its constructor: the run must be there
             self._run = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
-        self._run.way.begin(optimizer)
+        self._run.begin(optimizer)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
