@@ -26,11 +26,20 @@ def check_equal(table: Mapping[str, Sequence[float]], cure: str, show: Callable[
         f"  rank {rank}: " + ", ".join(f"{name} = {show(name, table[name][rank])}" for name in unequal)
         for rank in range(len(table[unequal[0]]))
     ]
+    odd = _odd_ones(table, unequal)
     raise DisagreementError(
-        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them:\n"
+        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{odd}:\n"
         + "\n".join(lines)
         + f"\n{cure}"
     )
+
+
+def _odd_ones(table: Mapping[str, Sequence[float]], unequal: Sequence[str]) -> str:
+    """Which ranks are not as most of them are, in words; nothing where no value is that of most ranks."""
+    shown = [tuple(_comparable(table[name][rank]) for name in unequal) for rank in range(len(table[unequal[0]]))]
+    usual = max(shown, key=shown.count)
+    odd = [rank for rank, values in enumerate(shown) if values != usual]
+    return f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
 
 
 def check_shapes(shapes: Sequence[Sequence[str]]) -> None:

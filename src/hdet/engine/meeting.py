@@ -13,6 +13,7 @@ from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, connect, find_seat
 from hdet.engine.chronicle import Chronicle
 from hdet.engine.losses import LossMeter
 from hdet.engine.rollcall import Occasion, RollCall, call
+from hdet.engine.tally import Tally
 from hdet.engine.weights import NO_WEIGHTS, Weights
 
 __all__ = ["Meeting"]
@@ -27,11 +28,13 @@ class Meeting:
     Args:
         group: the user's process group or arms; None: the default group, once there is one.
         meter: this replica's losses, which it shows.
+        tally: the steps that this rank has made, which all must have made.
         chronicle: whether this replica keeps a journal, which it says.
     """
 
-    def __init__(self, group: Group, meter: LossMeter, chronicle: Chronicle) -> None:
+    def __init__(self, group: Group, meter: LossMeter, tally: Tally, chronicle: Chronicle) -> None:
         self.meter = meter
+        self._tally = tally
         self._chronicle = chronicle
         self._user_group = group
         self._group: ReplicaGroup | None = None
@@ -78,7 +81,7 @@ class Meeting:
         return call(
             group,
             occasion,
-            {} if alone else {"step": float(t), **terms},
+            {} if alone else {"step": float(t), **self._tally.counts(), **terms},
             NO_WEIGHTS if alone else weights,  # nobody to compare with: do not read them
             self.meter,
             signal=signal,

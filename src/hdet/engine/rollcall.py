@@ -40,6 +40,7 @@ class Occasion(IntEnum):
     CONSENSUS = 3
     INNER = 4
     METRICS = 5
+    BUFFERS = 6
 
 
 class RollCall(NamedTuple):
@@ -173,6 +174,7 @@ def _in_words(name: str, value: float) -> str:
             Occasion.CONSENSUS: "consensus()",
             Occasion.INNER: "step(), averaging inside a node",
             Occasion.METRICS: "step(metrics=...)",
+            Occasion.BUFFERS: "step(), averaging buffers",
         }[Occasion(int(value))]
     if name == _LOSS_GIVEN:
         return "given" if value else "missing"

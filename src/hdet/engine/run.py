@@ -28,6 +28,7 @@ from hdet.engine.meeting import Meeting
 from hdet.engine.rates import Rate
 from hdet.engine.resharding import resharded
 from hdet.engine.rollcall import Occasion
+from hdet.engine.tally import Tally
 from hdet.engine.way import RoundEnd, Way
 from hdet.engine.weights import NO_WEIGHTS
 from hdet.errors import ArgumentError, ProbeWarning, ResumeWarning
@@ -52,9 +53,10 @@ class Run:
         self.way = way
         self.meter = LossMeter()
         self.chronicle = Chronicle(sink, arguments)
+        self._tally = Tally()
         one_arm = isinstance(group, Arms) and len(group.members) == 1
-        everybody = one_arm and not way.drifts_apart  # of one model, whose ranks have things to tell each other
-        self.meeting = Meeting(None if everybody else group, self.meter, self.chronicle)
+        everybody = one_arm and way.name == "probed"  # of one model, whose ranks have things to tell each other
+        self.meeting = Meeting(None if everybody else group, self.meter, self._tally, self.chronicle)
         self._just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
@@ -81,22 +83,35 @@ class Run:
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
+    def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known: no step has been made yet."""
+        self.way.begin(optimizer)
+        self._count(optimizer)
+
+    def _count(self, optimizer: Optimizer) -> None:
+        """Have steps counted, where there is somebody to compare with."""
+        if self.seat.size > 1:
+            self._tally.watch(optimizer)
+
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
         self.meter.add(loss)
 
     def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
         """A step of training has been made, and the counter goes on. Whether a round ends there."""
-        if loss is None and before in self._rest and after in self._rest:
-            return False
         if self._in_consensus:
             raise ArgumentError(
                 f"step() was called inside consensus(), at step {before}: the weights are put back afterwards, so "
                 "training inside is lost; leave the `with` block first"
             )
+        if self._tally.step() and self.seat.size > 1:
+            self._tally.ask_why(optimizer)
+        if loss is None and before in self._rest and after in self._rest:
+            return False
         if loss is not None:
             self.meter.add(loss)
         self._just_loaded = False
+        self._count(optimizer)  # a copy has no hook yet
         self.connect(optimizer, before)
         self.way.after_step(optimizer, after, self.meeting)
         return self.way.rounds.ends_at(after)
@@ -107,6 +122,7 @@ class Run:
         report = self.way.end_round(end, self.meeting)
         self.meter.reset()
         self._rest = self.way.rest(end.after)
+        self._tally.reset()
         if report.record is not None:
             report.record["seconds"] = {"train": began - self._round_began, **report.record["seconds"]}
             self.chronicle.write(report.record, len(report.record["replicas"]), [s.name for s in self.way.specs])
@@ -145,7 +161,7 @@ class Run:
     def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
         """The replicas' one model inside, this replica's own weights back afterwards. Collective.
 
-        One copy of the weights, where replicas drift apart at all.
+        One copy of what the replicas do not share, where they drift apart at all.
         """
         if self.seat.size == 1 or not self.way.drifts_apart:
             yield
@@ -154,7 +170,7 @@ class Run:
             raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
         self.connect(optimizer, t)
         with resharded(self.way.model), put_back(self.way.weights(optimizer).tensors):
-            self._in_consensus, self._rest = True, range(0)
+            self._in_consensus = True
             try:
                 self.converge(optimizer, t, Occasion.CONSENSUS)
                 yield
@@ -217,6 +233,7 @@ class Run:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.meter.reset()
         self._rest = range(0)
+        self._tally.reset()
         self._just_loaded = True
         rounds = self.way.rounds
         mid_round = t > 0 and not rounds.ends_at(t)

@@ -73,7 +73,7 @@ class Way(Protocol):
 
     @property
     def drifts_apart(self) -> bool:
-        """Whether the replicas hold different weights inside a round."""
+        """Whether the replicas hold different weights or buffers inside a round."""
 
     @property
     def model(self) -> nn.Module | None:

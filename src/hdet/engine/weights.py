@@ -111,16 +111,33 @@ class Body:
         """
         reshard(self.model)
         parameters: dict[int, Tensor] = {}
-        buffers: dict[int, Tensor] = {}
         still: dict[int, Tensor] = {}
         for tensor in _trained(optimizer, self.model):
-            if tensor.is_floating_point() or tensor.is_complex():
+            if _is_averaged(tensor):
                 (parameters if tensor.requires_grad else still).setdefault(id(tensor), tensor)
-        for name, tensor in self.model.named_buffers() if self.model is not None else ():
-            if tensor.is_floating_point() or tensor.is_complex():
-                (still if name in self._set_aside else buffers).setdefault(id(tensor), tensor)
+        still |= {id(tensor): tensor for tensor in self.buffers(set_aside=True)}
         state = _state_of(optimizer, parameters.values()) if self.with_state else []
-        return Weights(list(parameters.values()), list(buffers.values()), list(still.values()), state)
+        return Weights(list(parameters.values()), self.buffers(), list(still.values()), state)
+
+    def buffers(self, *, set_aside: bool = False) -> list[Tensor]:
+        """The model's float buffers that belong into a checkpoint, each once; or those of them that are set aside.
+
+        Others are caches: a forward pass makes them anew, on each rank as long as its batch needs.
+        """
+        if self.model is None:
+            return []
+        caches = {
+            id(module._buffers.get(name))
+            for module in self.model.modules()
+            for name in module._non_persistent_buffers_set
+        }
+        return list(
+            {
+                id(tensor): tensor
+                for name, tensor in self.model.named_buffers()
+                if _is_averaged(tensor) and id(tensor) not in caches and (name in self._set_aside) == set_aside
+            }.values()
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has other tensors: what is known by their ids is forgotten."""
@@ -135,6 +152,10 @@ def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor
         for name, value in sorted(optimizer.state.get(p, {}).items())
         if name != "step" and isinstance(value, Tensor) and value.is_floating_point() and value.shape == p.shape
     ]
+
+
+def _is_averaged(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def check_model(model: object) -> None:

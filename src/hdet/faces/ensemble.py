@@ -128,7 +128,7 @@ class Ensemble:
         self._step = 0
         self._plain = [copy_rate(row["lr"]) for row in optimizer.param_groups]
         """The schedule's own rates: what the optimizer would hold without the ensemble."""
-        self._run.way.begin(optimizer)
+        self._run.begin(optimizer)
         self._write_values()
 
     # -- the loop ---------------------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         seed: for the reassignment of multipliers after every round.
         group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
             single replica where torch.distributed is not initialised. Looked up when it is first needed.
-        model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters.
+        model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters. Probed: averages
+            the buffers alone. None: those of the probe's model.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
         fanout: "trained": replicas train at their own rates, as published. "probed": one model, whose rate is searched.
@@ -129,7 +130,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if run is not None:  # torch calls step() in its constructor: the run must be there
             self._run = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
-        self._run.way.begin(optimizer)
+        self._run.begin(optimizer)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """Averaged weights inside, each replica's own back afterwards, also after an exception. A collective.
 
         For evaluating and saving inside a round. Holds one copy of the weights meanwhile. In a probed run all ranks
-        hold the same weights, and nothing is done.
+        hold the same weights, and only buffers are averaged.
         """
         with self._run.consensus(self.optimizer, self.last_epoch):
             yield

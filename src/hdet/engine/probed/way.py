@@ -16,6 +16,7 @@ from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot, PilotState
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import KnobSpec
+from hdet.comm.average import average_
 from hdet.comm.group import ReplicaGroup, Seat, Solo, arriving
 from hdet.comm.shards import hold_alike
 from hdet.engine.clock import Clock
@@ -29,7 +30,7 @@ from hdet.engine.probed.witness import Witness
 from hdet.engine.rates import Rate
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.way import RoundEnd, RoundReport, terms
-from hdet.engine.weights import NO_WEIGHTS, Body, Weights
+from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
 from hdet.errors import DisagreementError, DivergedError, ShardedParametersError
 
 __all__ = ["ProbedWay"]
@@ -38,8 +39,9 @@ __all__ = ["ProbedWay"]
 class ProbedWay:
     """The search of one replica.
 
-    No weights are averaged: gradients are shared, so all ranks hold the same ones. At the end of a round the loss
-    of the weights as they are is compared with that of a round ago; two ranks or more evaluate one each.
+    No weights are averaged: gradients are shared, so all ranks hold the same ones. Buffers are: each rank's batch norms
+    have seen other batches. At the end of a round the loss of the weights as they are is compared with that of a round
+    ago; two ranks or more evaluate one each.
 
     Memory, while it searches: the origin and the sum of gradients in fp32. Two copies to go back to: :class:`Slots`.
 
@@ -48,12 +50,11 @@ class ProbedWay:
         specs: the knobs, all of them learning rates.
         knob_of_group: the knob that is each parameter group's rate.
         probe: gives a loss of the current model; a :class:`hdet.ProbeBatch` shares one batch among all ranks.
-        model: whose buffers are put back when training goes back; None: the probe's.
+        model: whose buffers are averaged, and put back when training goes back; None: the probe's.
         limit: bytes of a device that copies to go back to may take; None: half of what is free.
     """
 
     name: Literal["probed"] = "probed"
-    drifts_apart = False
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class ProbedWay:
         self.specs = list(specs)
         self.probe = probe
         self.model = model if model is not None else getattr(probe, "model", None)
-        self._body = Body(None)
+        self._body = Body(self.model)
         self._witness = Witness(knob_of_group)
         self._slots = Slots(limit)
         self._highest = 0.0
@@ -92,6 +93,10 @@ class ProbedWay:
     @property
     def holds_rise(self) -> bool:
         return self.pilot_state.phase is not Phase.KEPT
+
+    @property
+    def drifts_apart(self) -> bool:
+        return bool(self._body.buffers())
 
     def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """m times the schedule, less while it rises."""
@@ -137,7 +142,8 @@ class ProbedWay:
         self._slots = self._slots.emptied()
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
-        return self._body.first_weights(optimizer, self.model)
+        self._body.first_weights(optimizer, self.model)  # raises for what cannot be trained so
+        return _what_trains(optimizer)._replace(buffers=self._body.buffers())
 
     def met(self, group: ReplicaGroup, roll: RollCall) -> None:
         """Who evaluates a loss together: a forward pass of a sharded model takes all ranks that share it."""
@@ -188,12 +194,15 @@ class ProbedWay:
         return range(0) if self._looks else range(t, self.rounds.next_end(t + 1))
 
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
-        """Probe, decide, go back if need be. Nothing is averaged.
+        """Average the buffers, probe, decide, go back if need be.
 
-        Cost: two forward passes of the probe batch, shared by the ranks, and one small gather.
+        Cost: two forward passes of the probe batch, shared by the ranks, and one small gather; with buffers two, and an
+        all-reduce of those.
         """
         clock = Clock()
         roll = self._meet(end, meeting)
+        if meeting.group.seat.size > 1 and self.drifts_apart:  # before the probes and the copies: all ranks' are equal
+            self.converge(end.optimizer, end.before, meeting, Occasion.BUFFERS)
         clock.lap("gather")
         before, then, k = self.pilot_state, end.schedule(end.before), self.rounds.index(end.before)
         state = self.pilot.remembering(before, self._slots.present(end.optimizer))
@@ -209,18 +218,23 @@ class ProbedWay:
         return RoundReport(record, warning_of(order, end.after))
 
     def weights(self, optimizer: Optimizer) -> Weights:
-        """What trains, and nothing else: buffers may differ between ranks until DDP's next forward pass."""
-        return NO_WEIGHTS._replace(parameters=self._body.weights(optimizer).parameters)
+        """Buffers, which may differ between ranks until DDP's next forward pass. What trains is equal."""
+        return NO_WEIGHTS._replace(buffers=self._body.buffers())
 
     def converge(self, optimizer: Optimizer, t: int, meeting: Meeting, occasion: Occasion) -> None:
-        """The ranks hold one model already."""
+        """Average the buffers, where they differ. A rank whose buffers are not finite gets the others' mean."""
+        group, weights = meeting.group, self.weights(optimizer)
+        with arriving(f"averaging the buffers at step {t}"):
+            roll = meeting.roll_call(occasion, t, self.terms(), weights, expect_equal=True)
+            if any(roll.finite) and not roll.moving_equal:
+                average_(weights.buffers, group, roll.finite)
 
     def _meet(self, end: RoundEnd, meeting: Meeting) -> RollCall:
         """Where there are others: check that all hold the same weights."""
         alone = meeting.group.seat.size == 1
         if alone and not meeting.keeps_journal:
             return RollCall.alone()
-        weights = NO_WEIGHTS if alone else self.weights(end.optimizer)
+        weights = NO_WEIGHTS if alone else _what_trains(end.optimizer)
         with arriving(f"the roll call at step {end.after}"):
             roll = meeting.roll_call(Occasion.ROUND_END, end.before, self.terms(), weights, expect_equal=True)
         if not roll.moving_equal and all(roll.finite):
@@ -239,7 +253,7 @@ class ProbedWay:
                 self.probe.prepare(k, group)
         looks = self._looks
         scalars = witness.scalars(optimizer) if looks else []
-        device, what = self.weights(optimizer).device, f"gathering the losses of round {k}"
+        device, what = _what_trains(optimizer).device, f"gathering the losses of round {k}"
         losses = [lambda: loss_now(self.probe, optimizer, self.model, device)]
         if state.moments:
             losses.append(lambda: self._loss_of(state.moments[-1].slot, optimizer, device))
@@ -300,7 +314,7 @@ class ProbedWay:
 
     def _finite(self, optimizer: Optimizer, roll: RollCall) -> bool:
         """Whether the weights are, all ranks' parts of them; one that is alone has not read them yet."""
-        return all(roll.finite) if len(roll.held) > 1 else bool(self.weights(optimizer).all_finite())
+        return all(roll.finite) if len(roll.held) > 1 else bool(_what_trains(optimizer).all_finite())
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -326,6 +340,10 @@ class ProbedWay:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what was measured and kept of them is left out."""
         return {**vars(self), "_witness": self._witness.fresh(), "_slots": self._slots.emptied()}
+
+
+def _what_trains(optimizer: Optimizer) -> Weights:
+    return NO_WEIGHTS._replace(parameters=trained_parameters(optimizer))
 
 
 def _level(rate: float, end: RoundEnd) -> float:
