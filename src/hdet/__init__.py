@@ -7,6 +7,7 @@ from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
 from hdet.comm.arms import arms
 from hdet.engine.probe import ProbeBatch
+from hdet.engine.train_probe import TrainProbe
 from hdet.engine.trained.signals import ProbeLoss, TrainLoss
 from hdet.errors import (
     ArgumentError,
@@ -49,6 +50,7 @@ __all__ = [
     "ResumeWarning",
     "ShardedParametersError",
     "TrainLoss",
+    "TrainProbe",
     "__version__",
     "arms",
     "auto",

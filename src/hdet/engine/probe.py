@@ -20,7 +20,7 @@ from hdet.engine.copies import copies_of, copy_all_
 from hdet.engine.resharding import resharded
 from hdet.errors import ArgumentError
 
-__all__ = ["LossFn", "ProbeBatch", "ProbeFn", "probed_loss", "rng_put_back"]
+__all__ = ["LossFn", "ProbeBatch", "ProbeFn", "copied", "probed_loss", "rng_put_back"]
 
 _END = object()
 LossFn = Callable[[Any, Any], Tensor]
@@ -215,6 +215,11 @@ class _Outline(NamedTuple):
 
     batch: Any
     tensors: list[Tensor]
+
+
+def copied(batch: Any) -> Any:
+    """The batch with copies of its tensors, where they lie: the user may write into the same memory again."""
+    return _mapped(batch, lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf)
 
 
 def _outlined(batch: Any, device: torch.device) -> _Outline:

@@ -93,8 +93,10 @@ class Run:
         if self.seat.size > 1:
             self._tally.watch(optimizer)
 
-    def observe(self, loss: float | Tensor) -> None:
-        """Count a loss towards the round."""
+    def observe(self, loss: float | Tensor, batch: Any = None) -> None:
+        """Count a loss towards the round; ``batch``: what it is the loss of, for a probe that sets batches aside."""
+        if batch is not None:
+            self.way.set_aside(batch)
         self.meter.add(loss)
 
     def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
@@ -235,17 +237,10 @@ class Run:
         self._rest = range(0)
         self._tally.reset()
         self._just_loaded = True
-        rounds = self.way.rounds
-        mid_round = t > 0 and not rounds.ends_at(t)
-        self.chronicle.resume(t, mid_round)
-        if self.seat.size > 1 and mid_round:
-            warnings.warn(
-                f"resumed inside round {rounds.index(t)}, at step {t}: its multipliers and its end at step "
-                f"{rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded "
-                "weights",
-                ResumeWarning,
-                stacklevel=4,  # _resume, load, load_state_dict, the user
-            )
+        self.chronicle.resume(t, mid_round=t > 0 and not self.way.rounds.ends_at(t))
+        lost = self.way.lost(t, self.seat)
+        if lost is not None:
+            warnings.warn(lost, ResumeWarning, stacklevel=4)  # _resume, load, load_state_dict, the user
 
     def watch_loading(self, optimizer: Optimizer, face: Face, rewrite: Callable[[Face], None]) -> None:
         """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the face.

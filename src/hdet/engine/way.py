@@ -20,7 +20,7 @@ from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.weights import Weights
 from hdet.errors import ArgumentError
 
-__all__ = ["RoundEnd", "RoundReport", "Way", "check_moves", "in_words", "terms"]
+__all__ = ["RoundEnd", "RoundReport", "Way", "check_moves", "in_words", "no_train_probe", "terms"]
 
 
 class RoundEnd(NamedTuple):
@@ -109,6 +109,9 @@ class Way(Protocol):
     def met(self, group: ReplicaGroup, roll: RollCall) -> None:
         """The replicas have met, and their roll was called. Collective."""
 
+    def set_aside(self, batch: Any) -> None:
+        """A batch of the training, for a probe that judges by such; raises where there is none."""
+
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         """A step of training has been made: the counter goes to ``t``."""
 
@@ -132,6 +135,9 @@ class Way(Protocol):
 
     def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
         """Go on from :meth:`state` and :meth:`tensors`. Checks everything before it changes anything."""
+
+    def lost(self, t: int, seat: Seat) -> str | None:
+        """What a run that goes on at step ``t`` has no more, in words for its user; None: nothing is lost."""
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
@@ -168,6 +174,14 @@ def terms(
         "auto_lr (0: off, 1: on)": float(controller is not None),
         **{name: float(getattr(controller, name, nothing)) for name in ("sigma", "meta_momentum", "meta_lr")},
     }
+
+
+def no_train_probe(probe: str) -> ArgumentError:
+    """For a batch that nobody wants; ``probe``: what judges here, in words."""
+    return ArgumentError(
+        f"batch= is for a run with probe=hdet.TrainProbe(model, loss_fn), but {probe}; leave batch out, or build the "
+        "scheduler with that probe"
+    )
 
 
 def in_words(part: object) -> str:

@@ -78,7 +78,8 @@ class Ensemble:
         allow_uninformative: explore loss knobs under shared gradients all the same.
         fanout: "trained": replicas train at their own values. "probed": everybody trains at the base value, and one
             factor on the learning rates is searched, from any guess: give a schedule without a warm-up of its own.
-        probe: for ``fanout="probed"``: a loss of the current model, ``hdet.ProbeBatch(model, loss_fn, loader)``.
+        probe: for ``fanout="probed"``: a loss of the current model, ``hdet.ProbeBatch(model, loss_fn, loader)``, or
+            ``hdet.TrainProbe(model, loss_fn)``.
         copies_on_device: as in ``hdet.OneCycleLR``.
     """
 
@@ -153,9 +154,12 @@ class Ensemble:
     def _end_round(self, t: int) -> None:
         self._run.end_round(RoundEnd(self._step, t, self.optimizer, self._schedule, self._floors, self._peak))
 
-    def observe(self, loss: float | Tensor) -> None:
-        """Count a loss of this replica towards the round; ``step(loss)`` is observe and step."""
-        self._run.observe(loss)
+    def observe(self, loss: float | Tensor, *, batch: Any = None) -> None:
+        """Count a loss of this replica towards the round; ``step(loss)`` is observe and step.
+
+        ``batch``: what it is the loss of, with ``probe=hdet.TrainProbe(...)``, which copies one a round.
+        """
+        self._run.observe(loss, batch)
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its values and losses go on."""

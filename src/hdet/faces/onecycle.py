@@ -72,7 +72,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
         fanout: "trained": replicas train at their own rates, as published. "probed": one model, whose rate is searched.
-        probe: a loss of the current model, for ``fanout="probed"``: ``hdet.ProbeBatch(model, loss_fn, loader)``.
+        probe: a loss of the current model, for ``fanout="probed"``: ``hdet.ProbeBatch(model, loss_fn, loader)``,
+            or ``hdet.TrainProbe(model, loss_fn)`` where there are no data beside those that are trained on.
         copies_on_device: bytes of each GPU that a probed run's two copies of weights and optimizer state may take; what
             does not fit lies in host memory. None: half of what is free.
     """
@@ -153,12 +154,13 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         else:
             _torch.step(self, epoch)
 
-    def observe(self, loss: float | Tensor) -> None:
+    def observe(self, loss: float | Tensor, *, batch: Any = None) -> None:
         """Count a loss of this replica towards the round, for frameworks that call ``step()`` without one.
 
         The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
+        ``batch``: what it is the loss of, with ``probe=hdet.TrainProbe(...)``, which copies one a round.
         """
-        self._run.observe(loss)
+        self._run.observe(loss, batch)
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""

@@ -29,7 +29,8 @@ from hdet.engine.probed.telling import record_of, warning_of
 from hdet.engine.probed.witness import Witness
 from hdet.engine.rates import Rate
 from hdet.engine.rollcall import Occasion, RollCall
-from hdet.engine.way import RoundEnd, RoundReport, terms
+from hdet.engine.train_probe import TrainProbe
+from hdet.engine.way import RoundEnd, RoundReport, no_train_probe, terms
 from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
 from hdet.errors import DisagreementError, DivergedError, ShardedParametersError
 
@@ -140,6 +141,13 @@ class ProbedWay:
         self._witness.length = None
         self._witness.sleep(False)
         self._slots = self._slots.emptied()
+        if isinstance(self.probe, TrainProbe):
+            self.probe.begin_anew()
+
+    def set_aside(self, batch: Any) -> None:
+        if not isinstance(self.probe, TrainProbe):
+            raise no_train_probe(f"here it is {self.probe!r}")
+        self.probe.set_aside(batch)
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
         self._body.first_weights(optimizer, self.model)  # raises for what cannot be trained so
@@ -319,7 +327,7 @@ class ProbedWay:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {**saved(self.pilot, self.pilot_state), "highest": self._highest}
+        return {**saved(self.pilot, self.pilot_state), "highest": self._highest, "falling": self._falling}
 
     def tensors(self) -> list[list[Tensor]]:
         return []
@@ -328,8 +336,22 @@ class ProbedWay:
         """The search goes on from an origin of its own, and there is nothing to go back to yet."""
         pilot, pilot_state = loaded(state, total_steps)
         self.pilot, self.pilot_state, self._highest = pilot, pilot_state, state["highest"]
-        self._falling = False  # the end of the round says
+        self._falling = bool(state.get("falling"))  # False where it is not said: the end of the round says
         self.take_over()
+
+    def lost(self, t: int, seat: Seat) -> str | None:
+        """A search that goes on: its copies, and what was seen of it."""
+        if self.pilot_state.phase is not Phase.SEARCHING or t >= (self.pilot.total_steps or math.inf):
+            return None
+        lost = ["the weights to go back to"]
+        if not self._falling:
+            lost.append("the way measured so far")
+        if isinstance(self.probe, TrainProbe):
+            lost.append("the batches that TrainProbe had set aside")
+        return (
+            f"resumed at step {t} with the rate found so far, but without {', '.join(lost)}: checkpoints do not hold "
+            f"them, and the rounds from here on, the first to step {self.rounds.next_end(t + 1)}, make them anew"
+        )
 
     def adopt(self, total_steps: int, t: int) -> None:
         """From the rate of torch's checkpoint, without a search."""

@@ -32,7 +32,7 @@ from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import Mean, OuterStep
 from hdet.engine.trained.settings import Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
-from hdet.engine.way import RoundEnd, RoundReport, check_moves, terms
+from hdet.engine.way import RoundEnd, RoundReport, check_moves, no_train_probe, terms
 from hdet.engine.weights import Body, Weights, warn_without_ensemble
 from hdet.errors import ArgumentError, ShardedParametersError
 
@@ -145,6 +145,9 @@ class TrainedWay:
 
     def take_over(self) -> None:
         """Rounds are counted by steps: there is nothing to forget."""
+
+    def set_aside(self, batch: Any) -> None:
+        raise no_train_probe("here replicas train apart")
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
@@ -352,6 +355,16 @@ class TrainedWay:
         decaying = Decaying(list(state["starts"]), list(state["bases"]))
         self.bases = Bases(list(state["learned"]), decaying, memory)
         self._mean.reset()
+
+    def lost(self, t: int, seat: Seat) -> str | None:
+        """Where there are several: what they have seen of a round that is not over."""
+        if seat.size == 1 or t <= 0 or self.rounds.ends_at(t):
+            return None
+        return (
+            f"resumed inside round {self.rounds.index(t)}, at step {t}: its multipliers and its end at step "
+            f"{self.rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded "
+            "weights"
+        )
 
     def adopt(self, total_steps: int, t: int) -> None:
         rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
