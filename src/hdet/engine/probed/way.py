@@ -19,6 +19,7 @@ from hdet.algorithm.knob import KnobSpec
 from hdet.comm.group import ReplicaGroup, Seat, arriving
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
+from hdet.engine.partitions import refuse_partitions
 from hdet.engine.probe import ProbeBatch, ProbeFn
 from hdet.engine.probed.losses import gathered, loss_now
 from hdet.engine.probed.saving import loaded, saved
@@ -32,6 +33,11 @@ from hdet.engine.weights import NO_WEIGHTS, Body, Weights
 from hdet.errors import DisagreementError, DivergedError
 
 __all__ = ["ProbedWay"]
+
+_NOT_PROBED = (
+    "a probe would not see what is written into them. Leave lr_scheduler out of deepspeed.initialize, and call "
+    "hdet.integrations.deepspeed.auto(engine, total_steps=..., probe=...) after it"
+)
 
 
 class ProbedWay:
@@ -124,6 +130,7 @@ class ProbedWay:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def begin(self, optimizer: Optimizer) -> None:
+        refuse_partitions(optimizer, _NOT_PROBED)
         self._body.remember(optimizer)
         self._witness.watch(optimizer, self, ProbedWay._before_step)
 
