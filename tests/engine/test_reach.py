@@ -88,7 +88,7 @@ def test_a_gradient_that_is_not_finite_makes_the_way_begin_anew() -> None:
             p.sub_(0.1)
 
     def measured() -> Measured:
-        return witness.measured([float(value) for value in witness.scalars(optimizer)])
+        return witness.measured([witness.shown([float(value) for value in witness.scalars(optimizer)])])
 
     stepped([1.0, 1.0])
     stepped([float("nan"), 1.0])

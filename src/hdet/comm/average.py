@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hdet.comm.group import ReplicaGroup
 from hdet.comm.host import to_host
+from hdet.comm.shards import local
 
 __all__ = ["EXTRA_BYTES", "Distance", "average_"]
 
@@ -30,10 +31,10 @@ class Distance(NamedTuple):
     to_mean: list[Tensor]
     of_mean: list[Tensor]
 
-    def relative(self) -> float:
-        """||theta - mean|| / ||mean||; 0 where nothing was averaged. Synchronises host and device."""
+    def lengths(self) -> tuple[float, float]:
+        """||theta - mean|| and ||mean||; 0 where nothing was averaged. Synchronises host and device."""
         to_mean, of_mean = (math.hypot(*to_host(norms)) for norms in self)
-        return to_mean / of_mean if of_mean else 0.0
+        return to_mean, of_mean
 
 
 class _Bucket(NamedTuple):
@@ -65,7 +66,7 @@ def average_(
     """Replace every tensor by its mean over the live replicas, in place, also on those that are not live.
 
     A replica that is not live adds zeros, so its NaN reaches nobody. Half precision is summed in fp32. A replica of
-    several ranks (an arm) counts once.
+    several ranks (an arm) counts once. Of a tensor that is shared out over ranks, this rank's part is replaced.
 
     Phases, per bucket: pack (one read, one write), sum over replicas, divide into the tensors (one read, one write).
     ``measure`` adds the distance of this replica from the mean: three more passes over the weights.
@@ -140,7 +141,7 @@ def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[_Bucket]:
         key = _sum_dtype(tensor.dtype), tensor.device
         bound = min(limit_bytes, _HOST_BUCKET) if tensor.device.type == "cpu" else limit_bytes
         limit = max(1, bound // key[0].itemsize)
-        for piece in _pieces(_as_real(tensor.detach()), limit):
+        for piece in _pieces(_as_real(local(tensor).detach()), limit):
             bucket, filled = filling.get(key, (_Bucket([], limit, *key), 0))
             if filled + piece.numel() > limit:
                 yield bucket

@@ -8,6 +8,8 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
+from hdet.comm.shards import local
+
 __all__ = ["bits", "halves", "words"]
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -28,13 +30,14 @@ def words(parts: Iterable[str]) -> float:
 
 
 def bits(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
-    """64 bits over every bit of the tensors and its position, an int64 scalar on ``device``.
+    """64 bits over every bit that this rank holds of the tensors, and its position: an int64 scalar on ``device``.
 
     Stays on the device: nothing is synchronised. Extra memory is a few times a chunk of a million elements.
     """
     total = torch.zeros((), dtype=torch.int64, device=device)
     for tensor in tensors:
-        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        own = local(tensor).detach()
+        real = torch.view_as_real(own) if own.is_complex() else own
         for chunk in real.reshape(-1).split(_CHUNK):
             total = total * _MIX + _weighted_sum(chunk).to(device)
     return total

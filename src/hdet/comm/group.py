@@ -32,6 +32,7 @@ __all__ = [
     "arriving",
     "check_group",
     "connect",
+    "connect_alike",
     "connect_within",
     "find_seat",
 ]
@@ -205,6 +206,22 @@ def connect_within(ranks: int) -> ReplicaGroup:
     nodes = [list(range(first, min(first + ranks, world))) for first in range(0, world, ranks)]
     groups = [new_group(node, parent) for node in nodes]
     return next(Distributed(group) for node, group in zip(nodes, groups, strict=True) if me in node)
+
+
+def connect_alike(group: ReplicaGroup, held: Sequence[float]) -> ReplicaGroup:
+    """The replica group of those ranks that hold the same parts of the weights as this one. A collective of all ranks.
+
+    ``held[rank]``: a number for the parts; each replica holds all of them.
+    """
+    parent = dist.group.WORLD
+    assert parent is not None  # the caller has met the other replicas: torch.distributed is initialised
+    groups = {}
+    for part in sorted(set(held)):
+        ranks = [rank for rank, own in enumerate(held) if own == part]
+        groups[part] = new_group(ranks, parent), ranks
+    process_group, ranks = groups[held[group.rank]]
+    members = [[ranks.index(rank) for rank in own if rank in ranks] for own in group.members]
+    return Distributed(process_group, members)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Copies of tensors, and writing them back in place."""
+"""Copies of tensors, and writing them back in place. Of a tensor that is shared out over ranks: of this rank's part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from hdet.comm.shards import local
 
 __all__ = ["copies_of", "copy_all_", "put_back", "wide", "write_"]
 
@@ -37,7 +39,7 @@ def write_(tensors: Sequence[Tensor], values: Iterable[Tensor]) -> None:
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """A copy of each, on its own device, in few launches."""
-    plain = [tensor.detach() for tensor in tensors]
+    plain = [local(tensor).detach() for tensor in tensors]
     own = [torch.empty_like(tensor) for tensor in plain]
     copy_all_(zip(own, plain, strict=True))
     return own
@@ -50,7 +52,7 @@ def copy_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     Between host and device nothing waits for the copies where host memory is pinned: read them on the device only.
     """
     alike: dict[tuple[torch.device, torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in pairs:
+    for target, source in ((local(one), local(other)) for one, other in pairs):
         targets, sources = alike.setdefault((target.device, source.device, target.dtype, source.dtype), ([], []))
         targets.append(target)
         sources.append(source)
@@ -65,4 +67,4 @@ def copy_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 def wide(p: Tensor) -> Tensor:
     """A zero like ``p``, at least fp32: a bf16 mean would destroy small displacements."""
     dtype = p.dtype if p.is_complex() else torch.promote_types(p.dtype, torch.float32)
-    return torch.zeros_like(p, dtype=dtype)
+    return torch.zeros_like(local(p).detach(), dtype=dtype)

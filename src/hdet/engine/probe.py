@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hdet.comm.group import ReplicaGroup, Solo
 from hdet.engine.copies import copies_of, copy_all_
+from hdet.engine.resharding import resharded
 from hdet.errors import ArgumentError
 
 __all__ = ["LossFn", "ProbeBatch", "ProbeFn", "probed_loss", "rng_put_back"]
@@ -112,7 +113,7 @@ class ProbeBatch:
         batch, device = self._batch, _device_of(inner)
         if self._round is None:  # called by hand: a batch of this process alone, which no round will use
             batch = _shared(_outlined(self._draw(0), device), Solo(), device)
-        with torch.no_grad(), probing(inner, self.mode), self._cast(device):
+        with torch.no_grad(), resharded(inner), probing(inner, self.mode), self._cast(device):
             _seed(self._round or 0, device)  # what is random is the same for all replicas
             return torch.as_tensor(self.loss_fn(inner, batch)).detach()
 

@@ -15,6 +15,7 @@ from hdet.comm import fingerprint
 from hdet.comm.agreement import check_equal, check_shapes
 from hdet.comm.group import ReplicaGroup
 from hdet.comm.host import to_host
+from hdet.comm.shards import place
 from hdet.engine.losses import LossMeter
 from hdet.engine.weights import Weights
 
@@ -53,16 +54,18 @@ class RollCall(NamedTuple):
     finite: list[bool]
     """Whether the replica's weights are finite."""
     moving_equal: bool
-    """Whether trained weights are known to be bitwise equal on all replicas."""
+    """Whether trained weights are known to be bitwise equal on all replicas, part by part."""
     still_equal: bool
     """Whether frozen weights are bitwise equal on all replicas."""
     writer: int | None
     """The rank (its place in the group) that writes the journal: the first that has one."""
+    held: list[float]
+    """For each rank, which parts of sharded weights it holds, as a number; equal where weights are whole."""
 
     @classmethod
     def alone(cls) -> RollCall:
         """A single replica without a journal: nothing is read, nothing is synchronised."""
-        return cls([float("nan")], [float("nan")], False, [True], True, True, None)
+        return cls([float("nan")], [float("nan")], False, [True], True, True, None, [0.0])
 
     @property
     def live(self) -> list[bool]:
@@ -109,7 +112,8 @@ def call(
         _LOSS_GIVEN: float(meter.count > 0) if occasion is Occasion.ROUND_END else 0.0,
         _METRICS: float(signal) if occasion is Occasion.METRICS and signal is not None else float("nan"),
     }
-    own = [*must_agree.values(), float(journal), *_measured(weights, meter, signal, expect_equal)]
+    held = fingerprint.words(sorted({place(tensor) for tensor in weights.tensors}))
+    own = [*must_agree.values(), float(journal), held, *_measured(weights, meter, signal, expect_equal)]
     rows = group.gather(own, weights.device)
     columns = [list(column) for column in zip(*rows, strict=True)]
     table = dict(zip(must_agree, columns, strict=False))
@@ -118,16 +122,17 @@ def call(
         check_shapes(group.gather_objects(weights.outline))
     check_equal(table, _CURE, _in_words)
 
-    has_journal, loss, probe, finite, *hashes = columns[len(must_agree) :]
+    has_journal, parts, loss, probe, finite, *hashes = columns[len(must_agree) :]
     moving, still = hashes[:2], hashes[2:]
     return RollCall(
         losses=_per_replica(loss, group.members, _mean),
         signals=_per_replica(probe, group.members, _mean),
         has_losses=table[_LOSS_GIVEN][0] > 0,
         finite=[flag > 0 for flag in _per_replica(finite, group.members, min)],
-        moving_equal=expect_equal and _all_equal(moving),
-        still_equal=_all_equal(still),
+        moving_equal=expect_equal and _all_equal(parts, moving),
+        still_equal=_all_equal(parts, still),
         writer=next((rank for rank, flag in enumerate(has_journal) if flag), None),
+        held=parts,
     )
 
 
@@ -154,8 +159,9 @@ def _mean(values: list[float]) -> float:
     return values[0] if len(values) == 1 else sum(values) / len(values)
 
 
-def _all_equal(columns: list[list[float]]) -> bool:
-    return all(len(set(column)) == 1 for column in columns)
+def _all_equal(parts: list[float], columns: list[list[float]]) -> bool:
+    """Whether ranks that hold the same parts of the weights hold the same numbers."""
+    return len(set(zip(parts, *columns, strict=True))) == len(set(parts))
 
 
 def _in_words(name: str, value: float) -> str:

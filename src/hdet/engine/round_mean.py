@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hdet.comm.shards import local
 from hdet.engine.copies import wide
 
 __all__ = ["RoundMean"]
@@ -40,7 +41,7 @@ class RoundMean:
         if self._count == 0:
             self._mean = [wide(p) for p in parameters]
         self._count += 1
-        now = [p.detach().to(mean.dtype) for mean, p in zip(self._mean, parameters, strict=True)]
+        now = [local(p).detach().to(mean.dtype) for mean, p in zip(self._mean, parameters, strict=True)]
         torch._foreach_lerp_(self._mean, now, 1.0 / self._count)
 
     def reset(self) -> None:

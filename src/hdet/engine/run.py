@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.comm.arms import Arms
 from hdet.comm.group import Group, Seat, Solo, arriving
 from hdet.engine.checkpoint import STATE_VERSION
 from hdet.engine.chronicle import Chronicle
@@ -25,6 +26,7 @@ from hdet.engine.copies import put_back
 from hdet.engine.losses import LossMeter
 from hdet.engine.meeting import Meeting
 from hdet.engine.rates import Rate
+from hdet.engine.resharding import resharded
 from hdet.engine.rollcall import Occasion
 from hdet.engine.way import RoundEnd, Way
 from hdet.engine.weights import NO_WEIGHTS
@@ -50,7 +52,9 @@ class Run:
         self.way = way
         self.meter = LossMeter()
         self.chronicle = Chronicle(sink, arguments)
-        self.meeting = Meeting(group, self.meter, self.chronicle)
+        one_arm = isinstance(group, Arms) and len(group.members) == 1
+        everybody = one_arm and not way.drifts_apart  # of one model, whose ranks have things to tell each other
+        self.meeting = Meeting(None if everybody else group, self.meter, self.chronicle)
         self._just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
@@ -122,8 +126,8 @@ class Run:
         with arriving("the first step, where the replicas meet"):
             group = meeting.gathered()
             terms = self.way.terms()
-            meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
-            self.way.met(group)
+            roll = meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
+            self.way.met(group, roll)
         meeting.begin(group)
 
     def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
@@ -144,7 +148,7 @@ class Run:
         if self._in_consensus:
             raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
         self.connect(optimizer, t)
-        with put_back(self.way.weights(optimizer).tensors):
+        with resharded(self.way.model), put_back(self.way.weights(optimizer).tensors):
             self._in_consensus = True
             try:
                 self.converge(optimizer, t, Occasion.CONSENSUS)

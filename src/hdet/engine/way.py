@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.algorithm.auto.rounds import Growing
@@ -16,7 +16,7 @@ from hdet.comm import fingerprint
 from hdet.comm.group import ReplicaGroup, Seat
 from hdet.engine.meeting import Meeting
 from hdet.engine.rates import Rate
-from hdet.engine.rollcall import Occasion
+from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.weights import Weights
 from hdet.errors import ArgumentError
 
@@ -75,6 +75,10 @@ class Way(Protocol):
     def drifts_apart(self) -> bool:
         """Whether the replicas hold different weights inside a round."""
 
+    @property
+    def model(self) -> nn.Module | None:
+        """Whose forward passes read the weights, if it is known."""
+
     def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """The shared base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
 
@@ -102,8 +106,8 @@ class Way(Protocol):
     def first_weights(self, optimizer: Optimizer) -> Weights:
         """The weights when the replicas first meet, checked."""
 
-    def met(self, group: ReplicaGroup) -> None:
-        """The replicas have met. Collective."""
+    def met(self, group: ReplicaGroup, roll: RollCall) -> None:
+        """The replicas have met, and their roll was called. Collective."""
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         """A step of training has been made: the counter goes to ``t``."""

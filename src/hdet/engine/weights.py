@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.comm.shards import is_distributed, local
+from hdet.engine.resharding import reshard
+from hdet.engine.sharding import check_sharded, refuse_flat
 from hdet.errors import ArgumentError, ShardedParametersError
 
 __all__ = [
@@ -19,7 +22,6 @@ __all__ = [
     "Weights",
     "check_model",
     "grouped_parameters",
-    "refuse_sharded",
     "trained_parameters",
     "warn_without_ensemble",
 ]
@@ -47,14 +49,14 @@ class Weights(NamedTuple):
 
     @property
     def outline(self) -> list[str]:
-        """Role, shape and dtype of each tensor, in words: must be equal on all replicas."""
+        """Role, shape, dtype and sharding of each tensor, in words: must be equal on all replicas."""
         roles = {
             "parameter": self.parameters,
             "buffer": self.buffers,
             "optimizer state": self.state,
             "still": self.still,
         }
-        return [f"{role} {tuple(t.shape)} {t.dtype}" for role, tensors in roles.items() for t in tensors]
+        return [f"{role} {_outline(t)}" for role, tensors in roles.items() for t in tensors]
 
     @property
     def device(self) -> torch.device:
@@ -63,11 +65,10 @@ class Weights(NamedTuple):
         return tensors[0].device if tensors else torch.device("cpu")
 
     def all_finite(self) -> Tensor:
-        """Whether what moves is finite: a scalar on :attr:`device`. Does not synchronise."""
+        """Whether what this rank holds of what moves is finite: a scalar on :attr:`device`. Does not synchronise."""
         device = self.device
-        extremes = [
-            part.isfinite().to(device) for tensor in self.moving if tensor.numel() for part in _extremes(tensor)
-        ]
+        held = [tensor for tensor in map(local, self.moving) if tensor.numel()]
+        extremes = [part.isfinite().to(device) for tensor in held for part in _extremes(tensor)]
         if not extremes:
             return torch.ones((), dtype=torch.bool, device=device)
         return torch.stack(extremes).all()
@@ -92,17 +93,23 @@ class Body:
 
     def remember(self, optimizer: Optimizer) -> None:
         """At construction: a sharded optimizer will replace its parameters by partitions."""
-        self._known = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        refuse_flat(parameters)
+        self._known = [id(p) for p in parameters]
 
-    def first_weights(self, optimizer: Optimizer) -> Weights:
-        """The weights when the replicas first meet: whole on every rank, or an error."""
+    def first_weights(self, optimizer: Optimizer, model: nn.Module | None) -> Weights:
+        """The weights when the replicas first meet: whole, or shards of a known ``model``, or an error."""
         refuse_replaced(self._known, optimizer)
-        refuse_sharded(self.weights(optimizer).tensors)
+        check_sharded(self.weights(optimizer).tensors, model)
         self._set_aside = infinite_buffers(self.model)
         return self.weights(optimizer)
 
     def weights(self, optimizer: Optimizer) -> Weights:
-        """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out."""
+        """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out.
+
+        A model that FSDP2 has gathered for a forward pass would show other parameters than the optimizer has.
+        """
+        reshard(self.model)
         parameters: dict[int, Tensor] = {}
         buffers: dict[int, Tensor] = {}
         still: dict[int, Tensor] = {}
@@ -169,18 +176,6 @@ def warn_without_ensemble(optimizer: Optimizer) -> None:
         )
 
 
-def refuse_sharded(tensors: Iterable[Tensor]) -> None:
-    """Raise if some parameter is only a shard: the mean over all ranks would mix different pieces of it."""
-    for number, tensor in enumerate(tensors):
-        kind = _sharding_of(tensor)
-        if kind is not None:
-            raise ShardedParametersError(
-                f"parameter number {number} of shape {tuple(tensor.shape)} is sharded ({kind}), and the replica group "
-                "spans the ranks that share it: averaging over them would corrupt the weights. Replicas must hold "
-                "whole parameters: use DistributedDataParallel, or torch's own OneCycleLR with sharded training"
-            )
-
-
 def grouped_parameters(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
     """The optimizer's parameters that train, each once, with the number of its group."""
     found: dict[int, tuple[Tensor, int]] = {}
@@ -215,9 +210,6 @@ def _extremes(tensor: Tensor) -> Iterator[Tensor]:
     yield from torch.aminmax(real)
 
 
-def _sharding_of(tensor: Tensor) -> str | None:
-    # By name: importing DTensor or FSDP takes a second that most users need not wait.
-    for kind in type(tensor).__mro__:
-        if kind.__name__ in ("DTensor", "FlatParameter", "ShardedTensor"):
-            return kind.__name__
-    return "FSDP" if getattr(tensor, "_fsdp_flattened", False) else None
+def _outline(tensor: Tensor) -> str:
+    placements = f" {getattr(tensor, 'placements', ())}" if is_distributed(tensor) else ""
+    return f"{tuple(tensor.shape)} {tensor.dtype}{placements}"

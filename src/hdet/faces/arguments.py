@@ -15,10 +15,11 @@ from hdet.algorithm.auto.pilot import Pilot
 from hdet.algorithm.knob import KnobSpec
 from hdet.comm.arms import Arms
 from hdet.comm.group import check_group
+from hdet.comm.shards import is_distributed
 from hdet.engine.probed.evaluated import parts_of
 from hdet.engine.probed.way import ProbedWay
 from hdet.engine.trained.signals import ProbeLoss
-from hdet.engine.weights import check_model
+from hdet.engine.weights import check_model, trained_parameters
 from hdet.errors import ArgumentError, ProbeWarning
 
 __all__ = ["PUBLISHED_SPREAD", "Ours", "check_common", "checked_length", "is_int", "is_real", "probed_way"]
@@ -45,7 +46,7 @@ class Ours(NamedTuple):
     copies_on_device: Any
 
 
-def check_common(ours: Ours) -> None:
+def check_common(ours: Ours, optimizer: Optimizer) -> None:
     """Raise for arguments that are of the wrong kind or do not go together."""
     if ours.fanout not in ("trained", "probed"):
         raise ArgumentError(f'fanout must be "trained" or "probed", but got fanout={ours.fanout!r}; leave it out')
@@ -81,10 +82,10 @@ def check_common(ours: Ours) -> None:
                 f"a probed fan-out has rounds of its own, and searches from the first step on: {name} is for "
                 f'fanout="trained", but got {name}={value!r}; leave it out'
             )
-    if isinstance(ours.group, Arms):
+    if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
             "a probed fan-out needs shared gradients, but group= is hdet.arms(n), whose weights come apart; "
-            "leave it out"
+            "leave it out (arms along a mesh go with a model that is sharded over it)"
         )
 
 

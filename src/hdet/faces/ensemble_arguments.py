@@ -50,7 +50,7 @@ def ensemble_run(
     """The run behind an ``hdet.Ensemble``."""
     probed = ours.fanout == "probed"
     _check_schedule(optimizer, schedule)
-    check_common(ours)
+    check_common(ours, optimizer)
     if probed:
         _refuse_trained_parts(signal=signal, outer=outer, inner=inner, optimizer_state=optimizer_state)
         _refuse_controller(controller)

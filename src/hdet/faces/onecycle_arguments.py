@@ -48,7 +48,7 @@ def onecycle_run(
     meta_momentum, meta_lr.
     """
     ours = ours._replace(fanout=_fanout(ours.fanout, schedule["max_lr"], decay))
-    check_common(ours)
+    check_common(ours, optimizer)
     probed = ours.fanout == "probed"
     if isinstance(schedule["max_lr"], str):
         schedule["max_lr"] = _guesses(optimizer)

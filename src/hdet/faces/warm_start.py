@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.comm.group import find_seat
-from hdet.engine.weights import refuse_sharded
+from hdet.engine.sharding import refuse_sharded
 from hdet.errors import ArgumentError
 
 __all__ = ["perturb_"]
@@ -46,7 +46,7 @@ def perturb_(
     if scope not in ("model", "tensor"):
         raise ArgumentError(f'scope must be "model" or "tensor", but got scope={scope!r}; leave it out for "model"')
     parameters = [p for p in model.parameters() if p.requires_grad and (p.is_floating_point() or p.is_complex())]
-    refuse_sharded(parameters)
+    refuse_sharded(parameters, "perturb_()")
     number = find_seat(None).replica if replica is None else replica
     generator = torch.Generator().manual_seed(_seed_of(seed, number))
     tensors = [torch.view_as_real(p) if p.is_complex() else p for p in parameters]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hdet.algorithm.auto.reach import Tally, forgetting
+from hdet.comm.shards import local_gradient
 from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.pieces import Vectors
 from hdet.engine.rates import Rate
@@ -27,7 +28,7 @@ class Gradients:
     def reset(self) -> None:
         """Begin anew."""
         self._pull: Vectors = []
-        self._asked: Tensor | None = None
+        self._asked: list[Tensor] = []
         self._rates: Rate = 0.0
         self._ahead: Rate = 0.0
         self._weight: Rate = 0.0
@@ -51,30 +52,32 @@ class Gradients:
             self._pull = origin.pieces.zeros()
         discount = _discount(self._rate, rate)
         gradients = [_gradient(p) for p in parameters]
-        asked = None
+        products = []
         heard = zip(self._pull, origin.way(weights), origin.pieces.gathered(gradients, 1), strict=True)
         for pull, way, gradient in heard:
-            asked = _sum(asked, torch.dot(gradient, way))
+            products.append(torch.dot(gradient, way))
             if isinstance(discount, Tensor):
                 pull.mul_(discount.to(pull.device)).add_(gradient)
             else:
                 torch.add(gradient, pull, alpha=discount, out=pull)
-        if asked is not None:
-            self._asked = asked if self._asked is None else self._asked * discount + asked
+        asked = _sums(origin, products)
+        if self._asked:
+            asked = [old * discount + new for old, new in zip(self._asked, asked, strict=True)]
+        self._asked = asked
         self._ahead, self._weight = self._ahead * discount + self._rates, self._weight * discount + 1.0
         self._rates, self._rate = self._rates + rate, rate
 
     @torch.no_grad()
     def sums(self, origin: Origin, weights: Sequence[Tensor]) -> list[Tensor]:
-        """What :meth:`tally` needs, on the device: what was asked, and what the way has gained."""
-        gained = None
-        for pull, way in zip(self._pull, origin.way(weights), strict=False):
-            gained = _sum(gained, torch.dot(pull, way))
-        return [self._asked, gained] if self._asked is not None and gained is not None else []
+        """What was asked, and what the way has gained, on the device: for each of the pieces' places."""
+        if not self._asked:
+            return []
+        products = [torch.dot(pull, way) for pull, way in zip(self._pull, origin.way(weights), strict=True)]
+        return [*self._asked, *_sums(origin, products)]
 
     def tally(self, sums: Sequence[float]) -> Tally:
-        """From the values of :meth:`sums`."""
-        if self._asked is None or not sums:
+        """From what was asked and gained: the values of :meth:`sums`, added up over all places."""
+        if not (self._asked and sums):
             return Tally(0.0, 0.0, 0.0)
         asked, gained = sums
         return Tally(asked, gained, float(self._rates), float(self._ahead / self._weight))
@@ -90,10 +93,18 @@ def _discount(before: Rate | None, now: Rate) -> Rate:
     return forgetting(before, now)
 
 
-def _sum(total: Tensor | None, more: Tensor) -> Tensor:
-    """A scalar on the first piece's device."""
-    return more if total is None else total + more.to(total.device)
+def _sums(origin: Origin, products: Sequence[Tensor]) -> list[Tensor]:
+    """Of one product for each piece: a scalar for each place, on its first piece's device."""
+    return [_sum(own) for own in origin.pieces.by_place(products)]
+
+
+def _sum(products: Sequence[Tensor]) -> Tensor:
+    total, *more = products
+    for product in more:
+        total = total + product.to(total.device)
+    return total
 
 
 def _gradient(p: Tensor) -> Tensor | None:
-    return p.grad.to_dense() if p.grad is not None and p.grad.is_sparse else p.grad
+    gradient = local_gradient(p)
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient

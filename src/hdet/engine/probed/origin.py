@@ -35,10 +35,6 @@ class Origin:
         for origin, now, way in zip(self._vectors, self.pieces.gathered(weights, 0), self.pieces.scratch, strict=True):
             yield torch.sub(origin, now, out=way)
 
-    @property
-    def number_of_norms(self) -> int:
-        return 2 * len(self._vectors)
-
     @torch.no_grad()
     def norms(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Of the way, piece by piece, and then of the origin. Does not synchronise."""
@@ -46,14 +42,23 @@ class Origin:
             self._norms = [torch.linalg.vector_norm(vector) for vector in self._vectors]
         return [*(torch.linalg.vector_norm(way) for way in self.way(weights)), *self._norms]
 
+    @property
+    def number_of_norms(self) -> int:
+        return 2 * len(self._vectors)
 
-def relative(norms: Sequence[float]) -> float:
-    """The length of the way over that of the origin, from :meth:`Origin.norms`; infinite where it is no number.
+    def lengths(self, norms: Sequence[float]) -> list[list[float]]:
+        """From the values of :meth:`norms`: those of the way and of the origin, for each of the pieces' places."""
+        half = len(self._vectors)
+        ways, origins = self.pieces.by_place(norms[:half]), self.pieces.by_place(norms[half:])
+        return [[math.hypot(*way), math.hypot(*origin)] for way, origin in zip(ways, origins, strict=True)]
 
-    >>> relative([3.0, 4.0, 6.0, 8.0])
+
+def relative(ways: Sequence[float], origins: Sequence[float]) -> float:
+    """The length of the way over that of the origin, from :meth:`Origin.lengths`; infinite where it is no number.
+
+    >>> relative([3.0, 4.0], [6.0, 8.0])
     0.5
     """
-    half = len(norms) // 2
-    moved, size = math.hypot(*norms[:half]), math.hypot(*norms[half:])
+    moved, size = math.hypot(*ways), math.hypot(*origins)
     ratio = moved / size if size > 0 else moved
     return ratio if math.isfinite(ratio) else math.inf

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+
+from hdet.comm.shards import local, place
 
 __all__ = ["Pieces", "Vectors"]
 
@@ -17,6 +19,7 @@ LARGE = 1 << 20
 
 Vectors: TypeAlias = list[Tensor]
 """One vector for each piece."""
+Value = TypeVar("Value")
 
 
 class _Part(NamedTuple):
@@ -33,17 +36,18 @@ class _Part(NamedTuple):
 
 
 class _Piece:
-    """Parts that lie on one device."""
+    """Parts that lie on one device. ``place``: which part of its tensors this rank holds, as all ranks name it."""
 
-    def __init__(self, parts: list[_Part], device: torch.device, dtype: torch.dtype) -> None:
-        self.parts, self.device, self.dtype = parts, device, dtype
+    def __init__(self, parts: list[_Part], device: torch.device, dtype: torch.dtype, place: str) -> None:
+        self.parts, self.device, self.dtype, self.place = parts, device, dtype, place
         self.length = sum(part.length for part in parts)
         self._whole = all(part.numbers is None and part.real for part in parts)
         """Whether it is made of uncut tensors of real numbers: they are copied as they are, which saves time."""
 
     def sources(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """What goes to each part's place."""
-        found = [tensors[part.tensor] for part in self.parts]
+        whole = (tensors[part.tensor] for part in self.parts)
+        found = [t if t is None else local(t) for t in whole]
         if self._whole:
             return found
         return [t if t is None else _of(t, part) for t, part in zip(found, self.parts, strict=True)]
@@ -51,6 +55,9 @@ class _Piece:
 
 class Pieces:
     """The layout of some tensors, and scratch vectors to gather them in.
+
+    Of a tensor that is shared out over ranks, what this rank holds is laid out. Sums over pieces are then this rank's,
+    and are kept apart by place, so that what several ranks hold can be counted once.
 
     Numbers are at least fp32, and complex ones count as two. Scratch memory, for each device and type: twice 16 MB in
     fp32, or more for a long tensor that is not contiguous.
@@ -60,12 +67,14 @@ class Pieces:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        places: dict[tuple[torch.device, torch.dtype], list[_Part]] = {}
+        places: dict[tuple[torch.device, torch.dtype, str], list[_Part]] = {}
         for i, tensor in enumerate(tensors):
             real = _real(tensor)
             dtype = torch.promote_types(real.dtype, torch.float32)
-            places.setdefault((real.device, dtype), []).extend(_cut(i, real, not tensor.is_complex()))
-        self._pieces = [_Piece(parts, *place) for place, whole in places.items() for parts in _packed(whole)]
+            places.setdefault((real.device, dtype, place(tensor)), []).extend(_cut(i, real, not tensor.is_complex()))
+        self._pieces = [_Piece(parts, *where) for where, whole in places.items() for parts in _packed(whole)]
+        self.places = list(dict.fromkeys(piece.place for piece in self._pieces))
+        """Which parts of tensors this rank holds; all ranks list them in one order."""
         self._scratch = [self._shared_scratch(), self._shared_scratch()]
         self._views = [[_views(p, v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self._scratch]
 
@@ -87,6 +96,11 @@ class Pieces:
         for piece, vector in zip(self._pieces, vectors, strict=True):
             for part, view in zip(piece.parts, _views(piece, vector), strict=True):
                 _write_(_real(tensors[part.tensor]), part, view)
+
+    def by_place(self, values: Iterable[Value]) -> list[list[Value]]:
+        """One value for each piece, as a list for each of :attr:`places`."""
+        pairs = list(zip(self._pieces, values, strict=True))
+        return [[value for piece, value in pairs if piece.place == where] for where in self.places]
 
     @property
     def scratch(self) -> Vectors:
@@ -115,15 +129,15 @@ class Pieces:
         """One memory for all pieces of a device and type, as long as the longest."""
         longest: dict[tuple[torch.device, torch.dtype], int] = {}
         for piece in self._pieces:
-            place = (piece.device, piece.dtype)
-            longest[place] = max(longest.get(place, 0), piece.length)
-        memory = {place: torch.zeros(n, device=place[0], dtype=place[1]) for place, n in longest.items()}
+            kind = (piece.device, piece.dtype)
+            longest[kind] = max(longest.get(kind, 0), piece.length)
+        memory = {kind: torch.zeros(n, device=kind[0], dtype=kind[1]) for kind, n in longest.items()}
         return [memory[piece.device, piece.dtype][: piece.length] for piece in self._pieces]
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """The numbers themselves; a complex one is two."""
-    plain = tensor.detach()
+    """The numbers themselves that this rank holds; a complex one is two."""
+    plain = local(tensor).detach()
     return torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.comm.shards import local, rewrapped
 from hdet.engine.copies import copy_all_, put_back, write_
 from hdet.engine.probed.evaluated import evaluates_others
 from hdet.engine.probed.storage import Storage, copied, leaves
@@ -184,10 +185,10 @@ def _restore_(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _Memor
         now = optimizer.state[p]
         for name, value in state.items():
             current = now.get(name)
-            if isinstance(value, Tensor) and isinstance(current, Tensor) and current.shape == value.shape:
+            if isinstance(value, Tensor) and isinstance(current, Tensor) and local(current).shape == value.shape:
                 pairs.append((current, value))
             else:
-                now[name] = _cloned(value, p.device)
+                now[name] = _cloned(value, p)
         for name in set(now) - set(state):
             del now[name]
     copy_all_(pairs)
@@ -205,16 +206,16 @@ def _buffers(model: nn.Module | None) -> dict[str, Tensor]:
 
 def _fitting(now: dict[str, Tensor], kept: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Buffers with their kept values. Caches that a forward pass has put there since, or made longer, stay."""
-    pairs = [(b, kept[name]) for name, b in now.items() if name in kept and kept[name].shape == b.shape]
+    pairs = [(b, kept[name]) for name, b in now.items() if name in kept and kept[name].shape == local(b).shape]
     return [b for b, _ in pairs], [value for _, value in pairs]
 
 
-def _cloned(value: Any, device: torch.device) -> Any:
-    """A copy, its tensors on ``device``; also of lists and dicts, as some optimizers keep them."""
+def _cloned(value: Any, p: Tensor) -> Any:
+    """A copy, its tensors where ``p`` is; also of lists and dicts, as some optimizers keep them."""
     if isinstance(value, Tensor):
-        return value.detach().to(device, copy=True)
+        return rewrapped(value.detach().to(p.device, copy=True), p)
     if isinstance(value, dict):
-        return {key: _cloned(item, device) for key, item in value.items()}
+        return {key: _cloned(item, p) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_cloned(item, device) for item in value)
+        return type(value)(_cloned(item, p) for item in value)
     return value

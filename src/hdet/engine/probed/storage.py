@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hdet.comm.shards import local
 from hdet.engine.copies import copy_all_
 
 __all__ = ["Storage", "copied", "leaves"]
@@ -66,6 +67,8 @@ class Storage:
 def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tensor]]) -> Any:
     """A copy's structure; what is still to be copied is added to ``pairs``, for :meth:`Storage.fill_`.
 
+    Of a tensor that is shared out over ranks, a copy holds this rank's part.
+
     Args:
         value: tensors in lists and dicts, as optimizers keep them.
         old: an earlier copy, whose memory is used again where it fits.
@@ -73,8 +76,9 @@ def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tens
         pairs: (copy, source).
     """
     if isinstance(value, Tensor):
-        target = old if _fits(old, value, on_device) else _memory_for(value, on_device)
-        pairs.append((target, value.detach()))
+        source = local(value).detach()
+        target = old if _fits(old, source, on_device) else _memory_for(source, on_device)
+        pairs.append((target, source))
         return target
     if isinstance(value, dict):
         before = old if isinstance(old, dict) else {}
@@ -86,9 +90,9 @@ def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tens
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """All tensors in lists and dicts."""
+    """All tensors in lists and dicts; what this rank holds of them."""
     if isinstance(value, Tensor):
-        return [value]
+        return [local(value)]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for item in items for tensor in leaves(item)]
 
@@ -102,8 +106,7 @@ def _fits(old: Any, source: Tensor, on_device: bool) -> bool:
     )
 
 
-def _memory_for(tensor: Tensor, on_device: bool) -> Tensor:
-    source = tensor.detach()
+def _memory_for(source: Tensor, on_device: bool) -> Tensor:
     if on_device or source.is_cpu:
         return torch.empty_like(source)
     try:

@@ -16,7 +16,8 @@ from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot, PilotState
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import KnobSpec
-from hdet.comm.group import ReplicaGroup, Seat, arriving
+from hdet.comm.group import ReplicaGroup, Seat, Solo, arriving
+from hdet.comm.shards import hold_alike
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
 from hdet.engine.partitions import refuse_partitions
@@ -30,7 +31,7 @@ from hdet.engine.rates import Rate
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.way import RoundEnd, RoundReport, terms
 from hdet.engine.weights import NO_WEIGHTS, Body, Weights
-from hdet.errors import DisagreementError, DivergedError
+from hdet.errors import DisagreementError, DivergedError, ShardedParametersError
 
 __all__ = ["ProbedWay"]
 
@@ -73,7 +74,7 @@ class ProbedWay:
         self.pilot_state = pilot.begin()
         self.specs = list(specs)
         self.probe = probe
-        self._model = model if model is not None else getattr(probe, "model", None)
+        self.model = model if model is not None else getattr(probe, "model", None)
         self._body = Body(None)
         self._witness = Witness(knob_of_group)
         self._slots = Slots(limit)
@@ -82,6 +83,7 @@ class ProbedWay:
         self._falling = False
         """Whether the schedule has fallen so far that nothing is raised any more."""
         self._finished = False
+        self._teams = Solo.members
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -141,10 +143,20 @@ class ProbedWay:
         self._slots = self._slots.emptied()
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
-        return self._body.first_weights(optimizer)
+        return self._body.first_weights(optimizer, self.model)
 
-    def met(self, group: ReplicaGroup) -> None:
-        """Nothing is shared beside the weights, which are equal."""
+    def met(self, group: ReplicaGroup, roll: RollCall) -> None:
+        """Who evaluates a loss together: a forward pass of a sharded model takes all ranks that share it."""
+        if hold_alike(group.members, roll.held):
+            self._teams = group.members
+        elif all(len(ranks) == 1 for ranks in group.members):
+            self._teams = [list(range(len(roll.held)))]
+        else:
+            raise ShardedParametersError(
+                f"the arms {group.members} given as group= do not hold one whole model each; use "
+                'group=hdet.arms(mesh, "replicate") with the dimension of the mesh along which the model is not '
+                "sharded, or leave group out"
+            )
 
     @property
     def _looks(self) -> bool:
@@ -162,7 +174,7 @@ class ProbedWay:
         if not self._looks:
             return
         if self.pilot_state.phase is Phase.FIRST:
-            self._slots.keep_start(optimizer, self._model)
+            self._slots.keep_start(optimizer, self.model)
         self._witness.before_step(optimizer, self._hears)
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
@@ -191,7 +203,7 @@ class ProbedWay:
         clock.lap("probe")
         order = self.pilot.after_round(state, evidence)
         self._falling = evidence.shape < c.FALLING
-        self._carry_out(order, end)
+        self._carry_out(order, end, roll)
         clock.lap("controller")
         record = None
         if roll.writer == meeting.group.rank:
@@ -216,12 +228,13 @@ class ProbedWay:
         if not roll.moving_equal and all(roll.finite):
             raise DisagreementError(
                 f"the ranks hold different weights at step {end.after}, but a probed fan-out searches the rate of one "
-                'model: wrap the model in DistributedDataParallel, or use fanout="trained"'
+                "model: wrap the model in DistributedDataParallel, shard it over a mesh of all ranks, or use "
+                'fanout="trained"'
             )
         return roll
 
     def _evidence(self, state: PilotState, k: int, end: RoundEnd, group: ReplicaGroup) -> Evidence:
-        """What the round has shown; on every rank the same: what is measured twice is rank 0's."""
+        """What the round has shown; on every rank the same."""
         optimizer, witness, span = end.optimizer, self._witness, self.rounds.span(end.after)
         if isinstance(self.probe, ProbeBatch):
             with arriving(f"sharing the probe batch of round {k}"):
@@ -229,11 +242,11 @@ class ProbedWay:
         looks = self._looks
         scalars = witness.scalars(optimizer) if looks else []
         device, what = self.weights(optimizer).device, f"gathering the losses of round {k}"
-        losses = [lambda: loss_now(self.probe, optimizer, device)]
+        losses = [lambda: loss_now(self.probe, optimizer, self.model, device)]
         if state.moments:
             losses.append(lambda: self._loss_of(state.moments[-1].slot, optimizer, device))
-        found, common = gathered(group, device, what, losses, scalars)
-        measured = witness.measured(common)
+        found, rows = gathered(group, self._teams, device, what, losses, scalars, witness.shown)
+        measured = witness.measured(rows)
         if looks:
             witness.notice_unseen_steps(measured.displacement, span[1] - span[0])
         return Evidence(
@@ -250,8 +263,8 @@ class ProbedWay:
         )
 
     def _loss_of(self, slot: int, optimizer: Optimizer, device: torch.device) -> Tensor:
-        with self._slots.shown(slot, optimizer, self._model):
-            return loss_now(self.probe, optimizer, device)
+        with self._slots.shown(slot, optimizer, self.model):
+            return loss_now(self.probe, optimizer, self.model, device)
 
     def _shape(self, end: RoundEnd) -> float:
         """The schedule of the first knob, relative to its highest value so far; 1 until the climb ends."""
@@ -260,19 +273,19 @@ class ProbedWay:
         climbs = end.after <= end.peak()  # also where the schedule of an Ensemble falls from its first step on
         return 1.0 if climbs or not self._highest else now / self._highest
 
-    def _carry_out(self, order: Order, end: RoundEnd) -> None:
+    def _carry_out(self, order: Order, end: RoundEnd, roll: RollCall) -> None:
         """Do what the pilot wants with the weights."""
         optimizer, slot = end.optimizer, order.slot
         if order.action is Action.KEEP and slot is not None:
-            self._slots.keep(slot, optimizer, self._model)
+            self._slots.keep(slot, optimizer, self.model)
             if not self._witness.sees_steps:  # nobody will call us before the next step
                 self._slots.wait()
         elif order.action is Action.GO_BACK and slot is not None:
-            self._slots.restore_(slot, optimizer, self._model)
+            self._slots.restore_(slot, optimizer, self.model)
         elif order.action is Action.RESTART:
             self._witness.restart_(optimizer)
-            self._slots.restart_(optimizer, self._model)
-        elif order.action is Action.GO_ON and not bool(self.weights(optimizer).all_finite()):
+            self._slots.restart_(optimizer, self.model)
+        elif order.action is Action.GO_ON and not self._finite(optimizer, roll):
             raise DivergedError(
                 f"the weights are not finite at step {end.after}, and none are remembered to go back to; load an "
                 "earlier checkpoint"
@@ -285,6 +298,10 @@ class ProbedWay:
         self._witness.begin_round(following, anew=order.anew or not self._looks)
         if self._looks:
             self._witness.expect_step(optimizer, self._hears)
+
+    def _finite(self, optimizer: Optimizer, roll: RollCall) -> bool:
+        """Whether the weights are, all ranks' parts of them; one that is alone has not read them yet."""
+        return all(roll.finite) if len(roll.held) > 1 else bool(self.weights(optimizer).all_finite())
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.auto.reach import estimate, straightness
 from hdet.algorithm.auto.rounds import heard
+from hdet.comm import fingerprint
+from hdet.comm.shards import counted_once, local
 from hdet.engine.probed.evaluated import evaluated
 from hdet.engine.probed.gradients import Gradients
 from hdet.engine.probed.origin import Origin, relative
@@ -131,7 +133,7 @@ class Witness:
             return
         self._set_origin(optimizer)
         needed = self._watch.captured and hears_gradients and self._listens
-        self._weights_before = [p.detach().clone() for p in trained_parameters(optimizer)] if needed else []
+        self._weights_before = [local(p).detach().clone() for p in trained_parameters(optimizer)] if needed else []
 
     def notice_unseen_steps(self, displacement: float, length: int) -> None:
         """Weights that moved without a step: a graph was captured before anybody watched."""
@@ -150,7 +152,7 @@ class Witness:
             torch.clear_autocast_cache()
 
     def scalars(self, optimizer: Optimizer) -> list[Tensor]:
-        """What the steps since the origin have come to, on the device: :meth:`measured` reads the values."""
+        """What the steps since the origin have come to, on the device: :meth:`shown` reads the values."""
         parameters = trained_parameters(optimizer)
         start = self._origin(parameters)
         if start is None:
@@ -160,12 +162,26 @@ class Witness:
             norms = start.searched.norms(weights)
         return [*norms, *self._gradients.sums(start.searched, weights)]
 
-    def measured(self, values: Sequence[float]) -> Measured:
-        """From the values of :meth:`scalars`."""
+    def shown(self, values: Sequence[float]) -> list[float]:
+        """What this rank shows the others, from the values of :meth:`scalars`: a block for each part of the weights.
+
+        In it: which part, the lengths of way and origin and, if gradients were heard, what they asked and gained.
+        """
         if self._start is None or not values:
+            return []
+        origin = self._start.searched
+        places, norms = origin.pieces.places, origin.number_of_norms
+        lengths, sums = origin.lengths(values[:norms]), values[norms:]
+        blocks = [[fingerprint.words([p]), *lengths[i], *sums[i :: len(places)]] for i, p in enumerate(places)]
+        return [number for block in blocks for number in block]
+
+    def measured(self, rows: Sequence[Sequence[float]]) -> Measured:
+        """From what all ranks have shown: what several of them hold counts once."""
+        if self._start is None or not rows[0]:
             return Measured(0.0, 0.0, 0.0)
-        norms = self._start.searched.number_of_norms
-        moved, sums = relative(values[:norms]), values[norms:]
+        width = len(rows[0]) // len(self._start.searched.pieces.places)
+        ways, origins, *heard = counted_once(rows, width)
+        moved, sums = relative(ways, origins), [sum(values) for values in heard]
         if not all(map(math.isfinite, sums)):  # some gradient was not finite: the way begins anew
             self._start = None
             self._gradients.reset()

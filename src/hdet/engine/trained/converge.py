@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from hdet.comm.average import Distance, average_
+from hdet.comm import fingerprint
+from hdet.comm.average import average_
 from hdet.comm.group import ReplicaGroup
+from hdet.comm.shards import counted_once, place
 from hdet.engine.rollcall import RollCall
 from hdet.engine.trained.outer import Mean, OuterStep
 from hdet.engine.weights import Weights
@@ -39,9 +42,17 @@ def refuse_diverged(roll: RollCall, what: str) -> None:
 
 
 def converge(
-    group: ReplicaGroup, weights: Weights, roll: RollCall, outer: OuterStep, *, measure: bool
+    group: ReplicaGroup, alike: ReplicaGroup, weights: Weights, roll: RollCall, outer: OuterStep, *, measure: bool
 ) -> list[float] | None:
-    """Merge what differs, in place. With ``measure`` also a second small gather:
+    """Merge what differs, in place. With ``measure`` also a second small gather.
+
+    Args:
+        group: all ranks of all replicas.
+        alike: those that hold the same parts of the weights as this one; all of them where weights are not sharded.
+        weights: this rank's.
+        roll: what the replicas know of each other.
+        outer: merges the parameters.
+        measure: whether to measure how far the replicas were from their mean.
 
     Returns:
         ``divergence[r]`` = ||theta_r - mean|| / ||mean|| over the parameters, or None.
@@ -49,14 +60,16 @@ def converge(
     equal = roll.moving_equal and all(roll.live)
     still = [] if roll.still_equal and all(roll.live) else weights.still
     rest = still if equal else [*weights.buffers, *weights.state, *still]
-    distance: list[Distance] = []
+    distances: list[float] = []
 
     def average(parameters: Sequence[Tensor]) -> None:
         if measure:  # by themselves: running statistics would drown the parameters' distance
-            distance.extend(d for d in [average_(parameters, group, roll.live, measure=True)] if d is not None)
-            average_(rest, group, roll.live)
+            for part, own in _by_place(parameters).items():
+                distance = average_(own, alike, roll.live, measure=True)
+                distances.extend([part, *(distance.lengths() if distance is not None else (0.0, 0.0))])
+            average_(rest, alike, roll.live)
         else:
-            average_([*parameters, *rest], group, roll.live)
+            average_([*parameters, *rest], alike, roll.live)
 
     if equal and isinstance(outer, Mean):
         average([])
@@ -64,5 +77,21 @@ def converge(
         outer.merge(weights.parameters, average, roll.live[group.seat.replica])
     if not measure:
         return None
-    rows = group.gather([distance[0].relative()], weights.device)
-    return [rows[ranks[0]][0] for ranks in group.members]
+    if not distances:
+        return [0.0] * group.seat.size
+    rows = group.gather(distances, weights.device)
+    return [_divergence([rows[rank] for rank in ranks]) for ranks in group.members]
+
+
+def _by_place(parameters: Sequence[Tensor]) -> dict[float, list[Tensor]]:
+    """Parameters by the part of them that this rank holds, as a number."""
+    found: dict[float, list[Tensor]] = {}
+    for p in parameters:
+        found.setdefault(fingerprint.words([place(p)]), []).append(p)
+    return found
+
+
+def _divergence(rows: list[list[float]]) -> float:
+    """Of one replica, from what its ranks have measured."""
+    to_mean, of_mean = (math.hypot(*lengths) for lengths in counted_once(rows, 3) or ([], []))
+    return to_mean / of_mean if of_mean else 0.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.algorithm.controller import Controller, Update
@@ -16,7 +16,8 @@ from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.rounds import Rounds
 from hdet.algorithm.signals import comparable
 from hdet.comm.average import average_
-from hdet.comm.group import ReplicaGroup, Seat, arriving, connect_within
+from hdet.comm.group import ReplicaGroup, Seat, arriving, connect_alike, connect_within
+from hdet.comm.shards import hold_alike, local
 from hdet.engine.checkpoint import controller_from, controller_saved
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
@@ -34,7 +35,7 @@ from hdet.engine.trained.settings import Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.way import RoundEnd, RoundReport, check_moves, terms
 from hdet.engine.weights import Body, Weights, warn_without_ensemble
-from hdet.errors import ArgumentError
+from hdet.errors import ArgumentError, ShardedParametersError
 
 __all__ = ["TrainedWay"]
 
@@ -86,8 +87,14 @@ class TrainedWay:
         self._fan_out = fan_out
         self._mean = RoundMean()
         self._node: ReplicaGroup | None = None
+        self._alike: ReplicaGroup | None = None
+        """Where weights are sharded: of each replica the ranks that hold the same parts as this one."""
 
     # -- values ---------------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module | None:
+        return self.body.model
 
     @property
     def specs(self) -> list[KnobSpec]:
@@ -148,11 +155,15 @@ class TrainedWay:
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
-        return self.body.first_weights(optimizer)
+        return self.body.first_weights(optimizer, self.model)
 
-    def met(self, group: ReplicaGroup) -> None:
-        """One starting point for the outer step."""
-        average_(self.outer.tensors(), group, [True] * group.seat.size)
+    def met(self, group: ReplicaGroup, roll: RollCall) -> None:
+        """One starting point for the outer step; for shards, the ranks that hold the same ones in other replicas."""
+        if len(set(roll.held)) == 1:
+            average_(self.outer.tensors(), group, [True] * group.seat.size)
+            return
+        self._refuse_shards(group, roll)
+        self._alike = connect_alike(group, roll.held)
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         """A snapshot for the round's mean, an average inside the node, where they are due."""
@@ -185,14 +196,16 @@ class TrainedWay:
         with arriving(what):
             if group.seat.size > 1:
                 measured = roll.writer is not None
-                divergence = converge(group, self.weights(end.optimizer), roll, self.outer, measure=measured)
+                weights = self.weights(end.optimizer)
+                divergence = converge(group, self._alike or group, weights, roll, self.outer, measure=measured)
         clock.lap("converge")
         record = None
         if roll.writer == group.rank:
             record = self._record(k, end, roll, update, bases, divergence, clock.seconds, meeting.seat)
         self.bases = bases
         self._mean.reset()
-        if self.reset_state or not (roll.live[group.seat.replica] or _is_finite(end.optimizer)):
+        keeps = roll.live[group.seat.replica] or (self._alike is None and _is_finite(end.optimizer))
+        if self.reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
             end.optimizer.state.clear()
         return RoundReport(record)
 
@@ -219,7 +232,7 @@ class TrainedWay:
             if occasion is Occasion.INNER and not any(roll.live):
                 return  # the whole node will be left out at the end of the round
             refuse_diverged(roll, what)
-            converge(group, weights, roll, Mean(), measure=False)
+            converge(group, self._alike or group, weights, roll, Mean(), measure=False)
 
     @property
     def _without_spread(self) -> bool:
@@ -236,6 +249,20 @@ class TrainedWay:
             signal=signal,
             expect_equal=self._without_spread,
         )
+
+    def _refuse_shards(self, group: ReplicaGroup, roll: RollCall) -> None:
+        """Raise unless each replica holds a whole model, and converge is the plain mean."""
+        if not hold_alike(group.members, roll.held):
+            raise ShardedParametersError(
+                f"the weights are sharded (DTensor) over ranks of different replicas {group.members}: the mean over "
+                "them would mix different parts. Replicas must hold a whole model each: use a mesh of two dimensions "
+                'and group=hdet.arms(mesh, "replicate"), or find the rate without replicas, by max_lr="auto"'
+            )
+        if not isinstance(self.outer, Mean) or self.inner is not None:
+            raise ShardedParametersError(
+                f"sharded replicas are merged by the plain mean, but got outer={self.outer!r}, inner={self.inner!r}; "
+                "leave both out"
+            )
 
     def _average_within(self, inner: Inner, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         if meeting.seat.size == 1:
@@ -336,11 +363,11 @@ class TrainedWay:
         self._fan_out.load([spec.spread for spec in self.specs], self.settings.seed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A process group cannot be copied: the nodes' groups are made anew."""
-        return {**vars(self), "_node": None}
+        """A process group cannot be copied: those of nodes and of shards are made anew."""
+        return {**vars(self), "_node": None, "_alike": None}
 
 
 def _is_finite(optimizer: Optimizer) -> bool:
     """A replica that was left out may keep its moments only if they are finite."""
     values = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
-    return all(bool(v.isfinite().all()) for v in values)
+    return all(bool(local(v).isfinite().all()) for v in values)
