@@ -265,12 +265,7 @@ def on_gpu(rows: Sequence[Row], until: float, path: Path | None) -> dict[str, An
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(result, indent=1) + "\n")
-            print(
-                json.dumps(
-                    {key: made[key] for key in ("model", "steps", "compiled", "ratio", "ratios", "landed", "target")}
-                ),
-                flush=True,
-            )
+            print(json.dumps({key: made[key] for key in ("model", "steps", "compiled", "ratio", "ratios", "landed", "target")}), flush=True)
         del bench
         torch.cuda.empty_cache()
     return result

@@ -15,7 +15,7 @@ import torch
 
 import hdet
 from tests.ranks import error_of, run_ranks
-from tests.setups.problems import batch_of, loss_of, network
+from tests.setups.problems import Records, batch_of, loss_of, network
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
@@ -110,3 +110,27 @@ def test_trained_replicas_run_on_stage_0() -> None:
     first, second = run_ranks(trains_apart, RANKS, timeout=120)
     assert first[:6] != second[:6]
     assert first[6:] == second[6:]
+
+
+# -- auto ---------------------------------------------------------------------------------------------------------------
+
+STEPS = 120
+GUESS = 1e-4  # a hundredth of what does well
+
+
+def searched(rank: int, stage: int, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    """A run with ``auto``: the rate of each step, the events and the final loss."""
+    deepspeed = deepspeed_on(rank)
+    from hdet.integrations.deepspeed import auto
+
+    records = Records()
+    engine = engine_of(deepspeed, stage, built=model_and_optimizer(GUESS), **config)
+    probe = hdet.ProbeBatch(engine, loss_of, lambda k: batch_of(100_000 + k, 32))
+    auto(engine, total_steps=STEPS, probe=probe, journal=records if rank == 0 else None)
+    rates = []
+    for k in range(STEPS):
+        rates.append(engine.get_lr()[0])
+        step(engine, k, rank)
+    with torch.no_grad():
+        loss = float(loss_of(engine, batch_of(999_999, 2000)))
+    return rates, [r["event"] for r in records.rounds], loss
