@@ -1,4 +1,4 @@
-"""Shards: tensors of which each rank holds a part (DTensor), which part that is, and sums over all parts."""
+"""Shards: tensors of which each rank holds a part (DTensor, or marked as one), which it is, and sums over all parts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["counted_once", "hold_alike", "is_distributed", "local", "local_gradient", "place", "rewrapped"]
+__all__ = [
+    "counted_once",
+    "hold_alike",
+    "is_distributed",
+    "local",
+    "local_gradient",
+    "mark_part",
+    "place",
+    "rewrapped",
+]
 
 _PLAIN = (Tensor, nn.Parameter)
+_MARK = "_hdet_part"
 
 
 def is_distributed(tensor: Tensor) -> bool:
@@ -57,7 +67,7 @@ def rewrapped(held: Tensor, like: Tensor) -> Tensor:
 def place(tensor: Tensor) -> str:
     """Which part this rank holds, in words: equal on all ranks that hold the same; empty where that is everything."""
     if not is_distributed(tensor):
-        return ""
+        return getattr(tensor, _MARK, "")
     whole: Any = tensor
     mesh = whole.device_mesh
     at = mesh.get_coordinate() or [-1] * mesh.ndim
@@ -68,6 +78,11 @@ def place(tensor: Tensor) -> str:
         for name, placement, coordinate, size in dimensions
         if not placement.is_replicate()
     )
+
+
+def mark_part(tensor: Tensor, words: str) -> None:
+    """A plain tensor is this rank's part of something, as only its maker knows: :func:`place` tells it by ``words``."""
+    setattr(tensor, _MARK, words)
 
 
 def hold_alike(members: Sequence[Sequence[int]], held: Sequence[float]) -> bool:

@@ -179,9 +179,10 @@ def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:
     if known is not None and not set(known) <= set(now):
         raise ShardedParametersError(
             f"{len(set(known) - set(now))} of the optimizer's {len(known)} parameters were replaced after the "
-            "scheduler was built, as sharded optimizers (ZeRO) do with a partition per rank: averaging partitions "
-            "would corrupt the weights. Use an optimizer that is not sharded (ZeRO stage 0), or build the scheduler "
-            "after the replacement if each rank holds whole parameters"
+            "scheduler was built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, "
+            "each rank its own, which must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the "
+            "rate found on the partitions: leave lr_scheduler out of deepspeed.initialize, and call "
+            "hdet.integrations.deepspeed.auto(engine, total_steps=..., probe=...) after it"
         )
 
 

@@ -39,19 +39,32 @@ class Gradients:
         self._rates = self._rates + rate
 
     @torch.no_grad()
-    def add(self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor], rate: Rate) -> None:
+    def add(self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor | None], rate: Rate) -> None:
         """One step at ``rate``. Does not synchronise, also where the rate is a tensor on a device.
 
         Args:
             origin: the weights from which the way is measured.
             weights: those at which the gradients were taken.
-            parameters: they hold the gradients.
+            parameters: they hold the gradients; None: it is no part of what steps now.
             rate: of the step that follows.
         """
+        discount = _discount(self._rate, rate)
+        self._hear(origin, weights, parameters, discount)
+        self._ahead, self._weight = self._ahead * discount + self._rates, self._weight * discount + 1.0
+        self._rates, self._rate = self._rates + rate, rate
+
+    @torch.no_grad()
+    def add_part(self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> None:
+        """A further part of the step that was added last, whose parameters stood as None there."""
+        self._hear(origin, weights, parameters, 1.0)
+
+    def _hear(
+        self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor | None], discount: Rate
+    ) -> None:
+        """Earlier sums times ``discount``, and the gradients of now."""
         if not self._pull:
             self._pull = origin.pieces.zeros()
-        discount = _discount(self._rate, rate)
-        gradients = [_gradient(p) for p in parameters]
+        gradients = [_gradient(p) if p is not None else None for p in parameters]
         products = []
         heard = zip(self._pull, origin.way(weights), origin.pieces.gathered(gradients, 1), strict=True)
         for pull, way, gradient in heard:
@@ -64,8 +77,6 @@ class Gradients:
         if self._asked:
             asked = [old * discount + new for old, new in zip(self._asked, asked, strict=True)]
         self._asked = asked
-        self._ahead, self._weight = self._ahead * discount + self._rates, self._weight * discount + 1.0
-        self._rates, self._rate = self._rates + rate, rate
 
     @torch.no_grad()
     def sums(self, origin: Origin, weights: Sequence[Tensor]) -> list[Tensor]:

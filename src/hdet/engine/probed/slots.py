@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hdet.comm.shards import local, rewrapped
 from hdet.engine.copies import copy_all_, put_back, write_
+from hdet.engine.partitions import refresh
 from hdet.engine.probed.evaluated import evaluates_others
 from hdet.engine.probed.storage import Storage, copied, leaves
 from hdet.engine.weights import trained_parameters
@@ -138,9 +139,13 @@ class Slots:
         copy, parameters = self._copies[slot], trained_parameters(optimizer)
         buffers, values = _fitting(_buffers(model), copy.buffers)
         tensors = [*parameters, *buffers]
-        with put_back(tensors), _remembering(optimizer, parameters, copy.memory):
-            write_(tensors, [*copy.weights, *values])
-            yield
+        try:
+            with put_back(tensors), _remembering(optimizer, parameters, copy.memory):
+                write_(tensors, [*copy.weights, *values])
+                refresh(optimizer)
+                yield
+        finally:
+            refresh(optimizer)
 
     def restore_(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Put a moment back, in place."""
@@ -149,6 +154,7 @@ class Slots:
         buffers, values = _fitting(_buffers(model), copy.buffers)
         write_([*parameters, *buffers], [*copy.weights, *values])
         _restore_(optimizer, parameters, copy.memory)
+        refresh(optimizer)
 
 
 @contextmanager

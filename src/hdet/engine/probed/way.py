@@ -21,6 +21,7 @@ from hdet.comm.group import ReplicaGroup, Seat, Solo, arriving
 from hdet.comm.shards import hold_alike
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
+from hdet.engine.partitions import refuse_partitions
 from hdet.engine.probe import ProbeBatch, ProbeFn
 from hdet.engine.probed.losses import gathered, loss_now
 from hdet.engine.probed.saving import loaded, saved
@@ -35,6 +36,11 @@ from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
 from hdet.errors import DisagreementError, DivergedError, ShardedParametersError
 
 __all__ = ["ProbedWay"]
+
+_NOT_PROBED = (
+    "a probe would not see what is written into them. Leave lr_scheduler out of deepspeed.initialize, and call "
+    "hdet.integrations.deepspeed.auto(engine, total_steps=..., probe=...) after it"
+)
 
 
 class ProbedWay:
@@ -132,6 +138,7 @@ class ProbedWay:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def begin(self, optimizer: Optimizer) -> None:
+        refuse_partitions(optimizer, _NOT_PROBED)
         self._body.remember(optimizer)
         self._witness.watch(optimizer, self, ProbedWay._before_step)
 

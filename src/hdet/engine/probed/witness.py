@@ -15,6 +15,7 @@ from hdet.algorithm.auto.reach import estimate, straightness
 from hdet.algorithm.auto.rounds import heard
 from hdet.comm import fingerprint
 from hdet.comm.shards import counted_once, local
+from hdet.engine.partitions import is_continued, refresh, stepping_now
 from hdet.engine.probed.evaluated import evaluated
 from hdet.engine.probed.gradients import Gradients
 from hdet.engine.probed.origin import Origin, relative
@@ -115,7 +116,11 @@ class Witness:
         self.steps, self._moved_before = 0, 0.0
 
     def before_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
-        """A step is about to be made; the first one sets the origin."""
+        """A step is about to be made, or a further part of one; the first step sets the origin."""
+        if is_continued(optimizer):
+            if hears_gradients:
+                self._see_part(optimizer)
+            return
         if not hears_gradients and self._origin(trained_parameters(optimizer)) is None:
             self.begin_anew()  # a layer has thawed before the first step whose length is known
         self._set_origin(optimizer)
@@ -154,6 +159,7 @@ class Witness:
             start.searched.write_(start.own(parameters))
             start.others.write_(start.rest(parameters))
             torch.clear_autocast_cache()
+            refresh(optimizer)
 
     def scalars(self, optimizer: Optimizer) -> list[Tensor]:
         """What the steps since the origin have come to, on the device: :meth:`shown` reads the values."""
@@ -215,7 +221,10 @@ class Witness:
     @property
     def _listens(self) -> bool:
         """Whether the next step's gradient is listened to."""
-        return self.length is None or heard(self.steps, self.length)
+        return self._hears_step(self.steps)
+
+    def _hears_step(self, step: int) -> bool:
+        return self.length is None or heard(step, self.length)
 
     def _see_gradients(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
         """Part of the reach. Parameters that were frozen or thawed since make it begin anew.
@@ -231,7 +240,16 @@ class Witness:
             self.begin_anew()
             return
         own = start.own(parameters)
-        self._gradients.add(start.searched, start.own(weights) if weights else own, own, self._rate(optimizer))
+        holding = own if weights else stepping_now(optimizer, own)
+        self._gradients.add(start.searched, start.own(weights) if weights else own, holding, self._rate(optimizer))
+
+    def _see_part(self, optimizer: Optimizer) -> None:
+        """The gradients of a further part of the step that was counted last: its weights have not moved yet."""
+        parameters = trained_parameters(optimizer)
+        start = self._origin(parameters)
+        if start is not None and self._hears_step(self.steps - 1):
+            own = start.own(parameters)
+            self._gradients.add_part(start.searched, own, stepping_now(optimizer, own))
 
     def _rate(self, optimizer: Optimizer) -> Rate:
         """The first knob's learning rate; a tensor stays on its device."""

@@ -21,6 +21,7 @@ from hdet.comm.shards import hold_alike, local
 from hdet.engine.checkpoint import controller_from, controller_saved
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
+from hdet.engine.partitions import refuse_partitions
 from hdet.engine.rates import Rate
 from hdet.engine.records import round_record
 from hdet.engine.rollcall import Occasion, RollCall
@@ -37,6 +38,11 @@ from hdet.engine.weights import Body, Weights, warn_without_ensemble
 from hdet.errors import ArgumentError, ShardedParametersError
 
 __all__ = ["TrainedWay"]
+
+_NOT_AVERAGED = (
+    "averaging them over the ranks would overwrite each rank's part of the model with a mean of unrelated parts. Train "
+    "replicas with ZeRO stage 0 in fp32, or have the rate found: hdet.integrations.deepspeed.auto(engine, ...)"
+)
 
 
 class TrainedWay:
@@ -140,6 +146,7 @@ class TrainedWay:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def begin(self, optimizer: Optimizer) -> None:
+        refuse_partitions(optimizer, _NOT_AVERAGED)
         self.body.remember(optimizer)
         self.outer.begin(self.weights(optimizer).parameters)
 
