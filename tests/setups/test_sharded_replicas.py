@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -54,24 +53,30 @@ def _loss(model: Net) -> float:
     return float(loss_of(model, batch_of(50_000)))
 
 
-def _both(rank: int, folder: Path, isolated: bool) -> tuple[_Trained, _Trained]:
-    return _trained(rank, folder, True, isolated), _trained(rank, folder, False, isolated)
+def _all(rank: int, folder: Path) -> list[tuple[_Trained, _Trained]]:
+    return [(_trained(rank, folder, True, own), _trained(rank, folder, False, own)) for own in (True, False)]
 
 
-@pytest.mark.parametrize("isolated", [True, False], ids=["one mesh each", "one mesh for all"])
-def test_sharded_replicas_train_as_whole_ones_do(tmp_path: Path, isolated: bool) -> None:
-    answers = run_ranks(_both, 4, tmp_path, isolated, timeout=60)
-    for ours, theirs in answers:
-        for now, then in zip(ours.weights, theirs.weights, strict=True):
-            torch.testing.assert_close(now, then, rtol=1e-9, atol=1e-12)
-        assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
-        assert ours.rates == pytest.approx(theirs.rates, rel=1e-9)
-        for now, then in zip(ours.rounds, theirs.rounds, strict=True):
-            assert now["base"] == pytest.approx(then["base"], rel=1e-9)
-            for one, other in zip(now["replicas"], then["replicas"], strict=True):
-                assert one == pytest.approx(other, rel=1e-9)
-    (first, _), (_, _), (third, _), _ = answers
-    assert first.rates != third.rates  # two replicas,
-    assert not torch.equal(first.weights[1][0], third.weights[1][0])  # which come apart inside a round,
-    torch.testing.assert_close(first.weights[0], third.weights[0], rtol=0, atol=0)  # have one consensus,
-    torch.testing.assert_close(first.weights[2], third.weights[2], rtol=0, atol=0)  # and end as one
+def _agree(ours: _Trained, theirs: _Trained) -> None:
+    for now, then in zip(ours.weights, theirs.weights, strict=True):
+        torch.testing.assert_close(now, then, rtol=1e-9, atol=1e-12)
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-9)
+    assert ours.rates == pytest.approx(theirs.rates, rel=1e-9)
+    for one, other in zip(ours.rounds, theirs.rounds, strict=True):
+        assert one["base"] == pytest.approx(other["base"], rel=1e-9)
+        for name in ("loss", "divergence"):
+            mine, others = ([replica[name] for replica in r["replicas"]] for r in (one, other))
+            assert mine == pytest.approx(others, rel=1e-9), name
+
+
+def test_sharded_replicas_train_as_whole_ones_do(tmp_path: Path) -> None:
+    """With gradients of their own, and with those of all ranks."""
+    answers = run_ranks(_all, 4, tmp_path, timeout=90)
+    for answer in answers:
+        for ours, theirs in answer:
+            _agree(ours, theirs)
+    for (first, _), (other, _) in zip(answers[0], answers[2], strict=True):  # ranks of two replicas,
+        assert first.rates != other.rates
+        assert not torch.equal(first.weights[1][0], other.weights[1][0])  # which come apart inside a round,
+        assert all(map(torch.equal, first.weights[0], other.weights[0]))  # have one consensus,
+        assert all(map(torch.equal, first.weights[2], other.weights[2]))  # and end as one
