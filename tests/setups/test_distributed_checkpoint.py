@@ -16,12 +16,13 @@ from tests.ranks import run_ranks
 from tests.setups.sharded import Net, mesh_of, probe_of, sharded, train, whole
 
 STEPS = 75
-STRETCHES = {4: range(25), 2: range(25, 50), 44: range(50, STEPS)}
+STRETCHES = [(4, range(25)), (2, range(25, 50)), (4, range(50, STEPS))]
+"""Ranks and steps."""
 
 
-def _built(model: Net) -> tuple[Any, Any]:
+def _built(model: Net, journal: Path | None = None) -> tuple[Any, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model))
+    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model), journal=journal)
 
 
 def _stretch(rank: int, folder: Path, world: int, steps: range) -> tuple[list[Tensor], list[float]]:
@@ -49,7 +50,7 @@ def _in_one_process() -> tuple[list[Tensor], list[float]]:
     """The same with torch's state_dict and without shards."""
     rates: list[float] = []
     states: list[Any] = []
-    for steps in STRETCHES.values():
+    for _, steps in STRETCHES:
         model = Net()
         optimizer, scheduler = _built(model)
         for part, state in zip((model, optimizer, scheduler), states, strict=False):
@@ -61,8 +62,7 @@ def _in_one_process() -> tuple[list[Tensor], list[float]]:
 
 def test_a_sharded_run_goes_on_in_worlds_of_other_sizes(tmp_path: Path) -> None:
     rates: list[float] = []
-    for number, steps in STRETCHES.items():
-        world = number % 10
+    for world, steps in STRETCHES:
         answers = run_ranks(_stretch, world, tmp_path, world, steps, timeout=60)
         rates += answers[0][1]
     weights, expected = _in_one_process()
@@ -99,3 +99,27 @@ def test_an_async_save_inside_a_round_stores_the_consensus(tmp_path: Path) -> No
     for consensus, own, stored in run_ranks(_saved_inside_a_round, 4, tmp_path, timeout=60):
         assert all(map(torch.equal, consensus, stored))
         assert not torch.equal(consensus[0], own[0])
+
+
+def test_a_step_that_torch_makes_before_it_loads_is_none(tmp_path: Path) -> None:
+    """To know the optimizer's state, ``get_state_dict`` makes a step at rate 0; the weights are loaded after it."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = Net()
+    optimizer, scheduler = _built(model)
+    train(model, optimizer, scheduler, range(25))
+    weights, memory = copy.deepcopy(get_state_dict(model, optimizer))
+    saved = scheduler.state_dict()
+    found = []
+    for first in (True, False):
+        model = Net()
+        optimizer, scheduler = _built(model, tmp_path / f"{first}.jsonl")
+        if first:
+            scheduler.load_state_dict(saved)
+        get_state_dict(model, optimizer)
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=memory)
+        if not first:
+            scheduler.load_state_dict(saved)
+        train(model, optimizer, scheduler, range(25, STEPS))
+        found.append([r["reach"] for r in hdet.read_journal(tmp_path / f"{first}.jsonl").rounds])
+    assert found[0] == found[1]
