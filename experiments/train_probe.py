@@ -38,7 +38,7 @@ from hdet.tasks import Batch, Task, task_named
 RESULT = Path(__file__).parent / "results" / "train_probe.json"
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"width": 8, "batch_size": 32},
-    "feed": {"users": 1000, "items": 1000, "history": 4, "width": 8, "depth": 1, "batch_size": 64},
+    "feed": {"users": 1008, "items": 1008, "history": 4, "width": 8, "depth": 1, "batch_size": 64},
     "text": {"width": 32, "depth": 1, "heads": 2, "context": 32, "batch_size": 8},
 }
 RATES = (3e-3, 1e-2, 3e-2, 1e-1)
