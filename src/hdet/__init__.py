@@ -10,6 +10,8 @@ from hdet.engine.probe import ProbeBatch
 from hdet.engine.trained.signals import ProbeLoss, TrainLoss
 from hdet.errors import (
     ArgumentError,
+    CheckpointError,
+    CheckpointWarning,
     DisagreementError,
     DivergedError,
     HdetError,
@@ -24,12 +26,15 @@ from hdet.faces.ensemble import Ensemble
 from hdet.faces.knobs import Knob
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.replay import schedule_from
+from hdet.faces.saving import load, save
 from hdet.faces.several import auto
 from hdet.faces.warm_start import perturb_
 from hdet.journal import Journal, JournalData, read_journal
 
 __all__ = [
     "ArgumentError",
+    "CheckpointError",
+    "CheckpointWarning",
     "Controller",
     "DisagreementError",
     "DivergedError",
@@ -54,7 +59,9 @@ __all__ = [
     "auto",
     "experimental",
     "knobs",
+    "load",
     "perturb_",
     "read_journal",
+    "save",
     "schedule_from",
 ]

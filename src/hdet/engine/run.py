@@ -54,7 +54,8 @@ class Run:
         self._just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
-        self._in_consensus = False
+        self.in_consensus = False
+        """Whether this replica holds the replicas' mean."""
         self._round_began = time.perf_counter()
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -81,14 +82,16 @@ class Run:
 
     def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
         """A step of training has been made, and the counter goes on. Whether a round ends there."""
-        if self._in_consensus:
+        if self.in_consensus:
             raise ArgumentError(
                 f"step() was called inside consensus(), at step {before}: the weights are put back afterwards, so "
                 "training inside is lost; leave the `with` block first"
             )
         if loss is not None:
             self.meter.add(loss)
-        self._just_loaded = False
+        if self._just_loaded:
+            self._just_loaded = False
+            self._tell_what_was_lost(before)
         self.connect(optimizer, before)
         self.way.after_step(optimizer, after, self.meeting)
         return self.way.rounds.ends_at(after)
@@ -141,16 +144,16 @@ class Run:
         if self.seat.size == 1 or not self.way.drifts_apart:
             yield
             return
-        if self._in_consensus:
+        if self.in_consensus:
             raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
         self.connect(optimizer, t)
         with put_back(self.way.weights(optimizer).tensors):
-            self._in_consensus = True
+            self.in_consensus = True
             try:
                 self.converge(optimizer, t, Occasion.CONSENSUS)
                 yield
             finally:
-                self._in_consensus = False
+                self.in_consensus = False
 
     def compare(self, metrics: float, t: int) -> None:
         """Raise unless all ranks give the same metrics. Collective."""
@@ -199,6 +202,36 @@ class Run:
         self.way.load(state, tensors, total_steps)
         self._resume(t)
 
+    def search(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
+        """What a search holds in tensors at step ``t``; nothing where nothing is searched."""
+        found = self.way.search(optimizer)
+        return {"version": STATE_VERSION, "step": t, **found} if found else {}
+
+    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Go on with :meth:`search`, after :meth:`load`. Checks everything before it changes anything."""
+        if not search:
+            return
+        try:
+            version, step = search["version"], search["step"]
+            if (version, step) != (STATE_VERSION, t):
+                raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
+            self.way.load_search(search, optimizer)
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
+                "scheduler's own state first, of the same checkpoint, or leave the search out"
+            ) from error
+
+    def _tell_what_was_lost(self, t: int) -> None:
+        lost = self.way.lost()
+        if lost is not None and self.seat.replica == 0:
+            warnings.warn(
+                f"resumed at step {t} from a checkpoint without the tensors of the search: {lost}; save with "
+                "hdet.save, or search_state_dict() beside state_dict()",
+                ResumeWarning,
+                stacklevel=5,  # this, after_step, two of the face, the user
+            )
+
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
         self.way.adopt(total_steps, t)
@@ -211,7 +244,7 @@ class Run:
         rounds = self.way.rounds
         mid_round = t > 0 and not rounds.ends_at(t)
         self.chronicle.resume(t, mid_round)
-        if self.seat.size > 1 and mid_round:
+        if self.seat.size > 1 and mid_round and self.way.name == "trained":  # a search tells what it lost when it steps
             warnings.warn(
                 f"resumed inside round {rounds.index(t)}, at step {t}: its multipliers and its end at step "
                 f"{rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded "

@@ -8,6 +8,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from hdet.engine.copies import wide
+
 __all__ = ["Pieces", "Vectors"]
 
 PIECE = 1 << 22
@@ -87,6 +89,12 @@ class Pieces:
         for piece, vector in zip(self._pieces, vectors, strict=True):
             for part, view in zip(piece.parts, _views(piece, vector), strict=True):
                 _write_(_real(tensors[part.tensor]), part, view)
+
+    def as_tensors(self, vectors: Vectors, like: Sequence[Tensor]) -> list[Tensor]:
+        """Vectors as tensors of their own, in the shapes of ``like`` and at least fp32."""
+        found = [wide(tensor) for tensor in like]
+        self.write_(found, vectors)
+        return found
 
     @property
     def scratch(self) -> Vectors:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.auto import constants as c
 from hdet.algorithm.auto.evidence import Evidence
-from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot, PilotState
+from hdet.algorithm.auto.pilot import Action, Moment, Order, Phase, Pilot, PilotState
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import KnobSpec
 from hdet.comm.group import ReplicaGroup, Seat, arriving
@@ -76,6 +76,8 @@ class ProbedWay:
         self._falling = False
         """Whether the schedule has fallen so far that nothing is raised any more."""
         self._finished = False
+        self._begins_anew = False
+        """Whether the search goes on from a checkpoint without what it held in tensors."""
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -282,17 +284,42 @@ class ProbedWay:
     # -- state ----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {**saved(self.pilot, self.pilot_state), "highest": self._highest}
+        return {**saved(self.pilot, self.pilot_state), "highest": self._highest, "falling": self._falling}
 
     def tensors(self) -> list[list[Tensor]]:
         return []
 
     def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
-        """The search goes on from an origin of its own, and there is nothing to go back to yet."""
+        """Without :meth:`load_search`: on from an origin of its own, and there is nothing to go back to yet."""
         pilot, pilot_state = loaded(state, total_steps)
-        self.pilot, self.pilot_state, self._highest = pilot, pilot_state, state["highest"]
-        self._falling = False  # the end of the round says
+        self.pilot, self.pilot_state = pilot, pilot_state
+        self._highest, self._falling = state["highest"], state["falling"]
         self.take_over()
+        self._begins_anew = pilot_state.phase is Phase.SEARCHING
+
+    def search(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {
+            "moments": [list(moment) for moment in self.pilot_state.moments],
+            "witness": self._witness.saved(optimizer),
+            "slots": self._slots.saved(optimizer),
+        }
+
+    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
+        moments = tuple(Moment(int(step), int(slot)) for step, slot in search["moments"])
+        slots = self._slots.loaded(search["slots"], optimizer)
+        self._witness.load(search["witness"], optimizer)
+        self._slots = slots
+        self.pilot_state = self.pilot_state._replace(moments=moments)
+        self._begins_anew = False
+
+    def lost(self) -> str | None:
+        begins_anew, self._begins_anew = self._begins_anew, False
+        return (
+            "the search for the learning rate begins anew, without the gradients so far and without weights to go back "
+            "to: the rate may be found later or lower"
+            if begins_anew
+            else None
+        )
 
     def adopt(self, total_steps: int, t: int) -> None:
         """From the rate of torch's checkpoint, without a search."""
