@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo: the first optimizer imports it, which takes seconds that every rank would spend anew
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "torch", "torch.distributed", "hdet", "tests.ranks"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "torch", "torch.distributed", "hdet", "tests.ranks"])
 
 
 class RankFailed(AssertionError):
@@ -36,10 +36,8 @@ def run_ranks(
         store = str(Path(folder) / "store")
         pipes, processes = [], []
         for rank in range(n):
-            ours, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(
-                target=_main, args=(theirs, fn, rank, n, store, group_timeout, args), daemon=True
-            )
+            ours, theirs = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(target=_main, args=(theirs, fn, rank, n, store, group_timeout, args), daemon=True)
             process.start()
             theirs.close()
             pipes.append(ours)

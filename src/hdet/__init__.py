@@ -11,6 +11,8 @@ from hdet.engine.train_probe import TrainProbe
 from hdet.engine.trained.signals import ProbeLoss, TrainLoss
 from hdet.errors import (
     ArgumentError,
+    CheckpointError,
+    CheckpointWarning,
     DisagreementError,
     DivergedError,
     HdetError,
@@ -25,12 +27,15 @@ from hdet.faces.ensemble import Ensemble
 from hdet.faces.knobs import Knob
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.replay import schedule_from
+from hdet.faces.saving import load, save
 from hdet.faces.several import auto
 from hdet.faces.warm_start import perturb_
 from hdet.journal import Journal, JournalData, read_journal
 
 __all__ = [
     "ArgumentError",
+    "CheckpointError",
+    "CheckpointWarning",
     "Controller",
     "DisagreementError",
     "DivergedError",
@@ -56,7 +61,9 @@ __all__ = [
     "auto",
     "experimental",
     "knobs",
+    "load",
     "perturb_",
     "read_journal",
+    "save",
     "schedule_from",
 ]

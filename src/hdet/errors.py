@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = [
     "ArgumentError",
+    "CheckpointError",
+    "CheckpointWarning",
     "DisagreementError",
     "DivergedError",
     "HdetError",
@@ -41,6 +43,14 @@ class LostReplicaError(HdetError, RuntimeError):
 
 class JournalError(HdetError, ValueError):
     """A file is no journal, or of a schema version that this hdet does not read."""
+
+
+class CheckpointError(HdetError, RuntimeError):
+    """A checkpoint could not be written or read. Raised on every rank; what was there before is still there."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged, and the one before it was loaded."""
 
 
 class ResumeWarning(UserWarning):

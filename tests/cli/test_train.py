@@ -22,7 +22,7 @@ def step_of(folder: Folder) -> int:
     """The step of the checkpoint that is there; -1 without one."""
     if not folder.checkpoint.exists():
         return -1
-    return int(torch.load(folder.checkpoint, weights_only=True)["at"]["step"])
+    return int(torch.load(folder.checkpoint, weights_only=True)["values"]["step"])
 
 
 def rounds_in(folder: Folder) -> int:
@@ -45,7 +45,7 @@ def test_killed_and_resumed_equals_not_killed(tmp_path: Path, capsys: pytest.Cap
     untouched = hdet_here(capsys, *TRAINED, "--steps", 150, "--out", whole.path, "--json")
     assert untouched.code == 0
     assert resumed.json["final"] == untouched.json["final"]
-    one, other = (torch.load(f.checkpoint, weights_only=True)["parts"]["model"] for f in (whole, killed))
+    one, other = (torch.load(f.checkpoint, weights_only=True)["states"]["model"] for f in (whole, killed))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -80,7 +80,7 @@ def test_two_replicas_stopped_resumed_and_one_killed(tmp_path: Path) -> None:
     journal = hdet.read_journal(folder.journal)
     assert [record["step"] for record in journal.resumes] == [reached]
     assert 0 <= journal.rounds[-1]["step"] - step_of(folder) <= 5
-    weights = torch.load(folder.checkpoint, weights_only=True)["parts"]["model"]
+    weights = torch.load(folder.checkpoint, weights_only=True)["states"]["model"]
     assert all(torch.isfinite(weight).all() for weight in weights.values())
 
 

@@ -44,4 +44,4 @@ def new_run(path: Path, **own: Any) -> Folder:
 
 def weights_in(folder: Folder) -> dict[str, torch.Tensor]:
     """The model's part of a checkpoint."""
-    return torch.load(folder.checkpoint, weights_only=True)["parts"]["model"]  # type: ignore[no-any-return]
+    return torch.load(folder.checkpoint, weights_only=True)["states"]["model"]  # type: ignore[no-any-return]

@@ -6,11 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-from torch import nn
 
 import hdet
 from hdet.runs import folder as module
-from hdet.runs.checkpoint import Checkpoint, load_weights, save_checkpoint
 from hdet.runs.curve import CurveFile
 from hdet.runs.folder import Folder
 from tests.runs.small import a_plan
@@ -75,19 +73,6 @@ def test_numbers_that_json_does_not_know(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.write({"final": {"loss": math.nan}})
     assert folder.read() == {"final": {"loss": None}}
-
-
-def test_checkpoints_of_something_else(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    with pytest.raises(hdet.ArgumentError, match="there is no such file"):
-        load_weights(path, nn.Linear(3, 1))
-    path.write_bytes(b"not a checkpoint")
-    with pytest.raises(hdet.ArgumentError, match="is no checkpoint of a run"):
-        load_weights(path, nn.Linear(3, 1))
-    save_checkpoint(path, Checkpoint(3, 1.0), {"model": nn.Linear(3, 1)})
-    with pytest.raises(hdet.ArgumentError, match="belong to another model"):
-        load_weights(path, nn.Linear(5, 1))
-    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]  # no drafts
 
 
 def test_curve_goes_on_from_a_step(tmp_path: Path) -> None:

@@ -58,22 +58,23 @@ def test_sgd_and_noise_and_a_warm_start(tmp_path: Path) -> None:
         assert 0 < gap < 0.2, name  # the noise, and hardly any step
 
 
-@pytest.mark.parametrize("fanout", ["trained", "none"])
+@pytest.mark.parametrize("fanout", ["trained", "none", "probed"])
 @pytest.mark.parametrize("at", [7, 8], ids=["inside a round", "at its end"])
 def test_stopped_and_resumed_equals_not_stopped(tmp_path: Path, fanout: str, at: int) -> None:
-    whole = new_run(tmp_path / "whole", fanout=fanout)
+    searched = {"lr": "auto", "steps": 48} if fanout == "probed" else {}
+    whole = new_run(tmp_path / "whole", fanout=fanout, **searched)
     run_here(whole)
-    parted = new_run(tmp_path / "parted", fanout=fanout)
+    parted = new_run(tmp_path / "parted", fanout=fanout, **searched)
     assert _stopped_at(parted, at) == "stopped"
     assert not parted.complete
-    assert torch.load(parted.checkpoint, weights_only=True)["at"]["step"] == at
+    assert torch.load(parted.checkpoint, weights_only=True)["values"]["step"] == at
     outcome, told = run_here(parted)
     assert outcome == "complete"
     assert told[0]["step"] == at
     for name, weight in weights_in(whole).items():
         assert torch.equal(weight, weights_in(parted)[name]), name
     assert _losses(parted) == _losses(whole)
-    if fanout == "trained":
+    if fanout != "none":
         bases = [[record["base"] for record in hdet.read_journal(one.journal).rounds] for one in (whole, parted)]
         assert bases[0] == bases[1]
 

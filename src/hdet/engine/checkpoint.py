@@ -13,7 +13,7 @@ from hdet.errors import ArgumentError
 
 __all__ = ["STATE_VERSION", "controller_from", "controller_saved", "in_pairs"]
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 
 _OURS: dict[str, type[Published] | type[Normalised]] = {
     "Published": Published,

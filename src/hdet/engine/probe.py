@@ -45,7 +45,7 @@ class ProbeBatch:
     One new batch per round, drawn on one rank (its RNG states are put back), moved to the model's device and broadcast
     as tensors, so that all replicas see the same data. No gradients. A DDP-wrapped model is unwrapped.
 
-    The loader's position is not saved: exact resume needs ``batch_fn(round)``.
+    The loader's position is not saved: exact resume needs a list of batches, or ``batch_fn(round)``.
 
     Args:
         model: the model that trains.
@@ -129,6 +129,8 @@ class ProbeBatch:
     def _draw(self, k: int) -> Any:
         if callable(self.loader) and not isinstance(self.loader, Iterable):
             return self.loader(k)
+        if isinstance(self.loader, (list, tuple)) and self.loader:
+            return self.loader[k % len(self.loader)]
         for _ in range(2):
             if self._batches is None:
                 self._batches = iter(self.loader)

@@ -60,7 +60,8 @@ class Run:
         self._just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
-        self._in_consensus = False
+        self.in_consensus = False
+        """Whether this replica holds the replicas' mean."""
         self._rest = range(0)
         """Counters between which a step without a loss has nothing to do, so that it takes no time."""
         self._round_began = time.perf_counter()
@@ -101,7 +102,7 @@ class Run:
 
     def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
         """A step of training has been made, and the counter goes on. Whether a round ends there."""
-        if self._in_consensus:
+        if self.in_consensus:
             raise ArgumentError(
                 f"step() was called inside consensus(), at step {before}: the weights are put back afterwards, so "
                 "training inside is lost; leave the `with` block first"
@@ -112,8 +113,10 @@ class Run:
             return False
         if loss is not None:
             self.meter.add(loss)
-        self._just_loaded = False
         self._count(optimizer)  # a copy has no hook yet
+        if self._just_loaded:
+            self._just_loaded = False
+            self._tell_what_was_lost(before)
         self.connect(optimizer, before)
         self.way.after_step(optimizer, after, self.meeting)
         return self.way.rounds.ends_at(after)
@@ -168,16 +171,16 @@ class Run:
         if self.seat.size == 1 or not self.way.drifts_apart:
             yield
             return
-        if self._in_consensus:
+        if self.in_consensus:
             raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
         self.connect(optimizer, t)
         with resharded(self.way.model), put_back(self.way.weights(optimizer).tensors):
-            self._in_consensus = True
+            self.in_consensus = True
             try:
                 self.converge(optimizer, t, Occasion.CONSENSUS)
                 yield
             finally:
-                self._in_consensus = False
+                self.in_consensus = False
 
     def compare(self, metrics: float, t: int) -> None:
         """Raise unless all ranks give the same metrics. Collective."""
@@ -226,6 +229,32 @@ class Run:
         self.way.load(state, tensors, total_steps)
         self._resume(t)
 
+    def search(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
+        """What a search holds in tensors at step ``t``; nothing where nothing is searched."""
+        found = self.way.search(optimizer)
+        return {"version": STATE_VERSION, "step": t, **found} if found else {}
+
+    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Go on with :meth:`search`, after :meth:`load`. Checks everything before it changes anything."""
+        if not search:
+            return
+        try:
+            version, step = search["version"], search["step"]
+            if (version, step) != (STATE_VERSION, t):
+                raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
+            self.way.load_search(search, optimizer)
+        except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
+                "scheduler's own state first, of the same checkpoint, or leave the search out"
+            ) from error
+
+    def _tell_what_was_lost(self, t: int) -> None:
+        """At the first step after a checkpoint: by then all of it is loaded."""
+        lost = self.way.lost(t, self.seat)
+        if lost is not None and self.seat.replica == 0:
+            warnings.warn(lost, ResumeWarning, stacklevel=5)  # this, after_step, two of the face, the user
+
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
         self.way.adopt(total_steps, t)
@@ -238,9 +267,6 @@ class Run:
         self._tally.reset()
         self._just_loaded = True
         self.chronicle.resume(t, mid_round=t > 0 and not self.way.rounds.ends_at(t))
-        lost = self.way.lost(t, self.seat)
-        if lost is not None:
-            warnings.warn(lost, ResumeWarning, stacklevel=4)  # _resume, load, load_state_dict, the user
 
     def watch_loading(self, optimizer: Optimizer, face: Face, rewrite: Callable[[Face], None]) -> None:
         """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the face.

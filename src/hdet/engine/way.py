@@ -136,8 +136,14 @@ class Way(Protocol):
     def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
         """Go on from :meth:`state` and :meth:`tensors`. Checks everything before it changes anything."""
 
+    def search(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What a search holds in tensors, for a checkpoint: the tensors themselves. Empty where nothing is searched."""
+
+    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
+        """Go on with :meth:`search`, after :meth:`load`. What does not fit raises before anything is changed."""
+
     def lost(self, t: int, seat: Seat) -> str | None:
-        """What a run that goes on at step ``t`` has no more, in words for its user; None: nothing is lost."""
+        """What a run that went on at step ``t`` has no more, in words for its user; None: nothing is lost."""
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""

@@ -273,6 +273,14 @@ class Ensemble:
         self._write_again()
         self._run.watch_loading(self.optimizer, self, Ensemble._write_again)
 
+    def search_state_dict(self) -> dict[str, Any]:
+        """As in :class:`hdet.OneCycleLR`."""
+        return self._run.search(self.optimizer, self._step)
+
+    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As in :class:`hdet.OneCycleLR`."""
+        self._run.load_search(state_dict, self.optimizer, self._step)
+
     def _write_again(self) -> None:
         self._written = None
         self._write_values()

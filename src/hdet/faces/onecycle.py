@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -237,6 +237,17 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._run.watch_loading(self.optimizer, self, lambda own: torch_private.write_rates(own, own.get_last_lr()))
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
+
+    def search_state_dict(self) -> dict[str, Any]:
+        """What a search for the rate holds in tensors: with it a resumed run is bit-equal, without it it begins anew.
+
+        The tensors themselves, not copies: save it at once. Up to twice the weights, gradients and optimizer state.
+        """
+        return self._run.search(self.optimizer, self.last_epoch)
+
+    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on with a search, after :meth:`load_state_dict` and after the optimizer was loaded."""
+        self._run.load_search(state_dict, self.optimizer, self.last_epoch)
 
     def _step_and_warn(self, epoch: int | None) -> None:
         """torch's step where it may warn: its warnings must point at the user's line, not at hdet's."""

@@ -54,7 +54,8 @@ class Folder:
             raise ArgumentError(
                 f"{self.path} has a run already; name another folder, go on with --resume, or replace it with --force"
             )
-        for file in (self.summary, self.journal, self.curve, self.checkpoint, self.log):
+        before = self.path.glob(f"{self.checkpoint.name}*")
+        for file in (self.summary, self.journal, self.curve, *before, self.log):
             file.unlink(missing_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
         head = {"task": plan.task, "name": plan.name or self.path.resolve().name, "seed": plan.seed}

@@ -71,15 +71,15 @@ class Ranks:
 
     def meet(self) -> None:
         """Wait for the others. A collective."""
-        self.agree(False, 0.0)
+        self.agree(False, False, 0.0)
 
-    def agree(self, stop: bool, loss: float) -> tuple[bool, float]:
-        """Whether anybody was asked to stop, and everybody's mean loss. A collective, of two numbers."""
+    def agree(self, stop: bool, save: bool, loss: float) -> tuple[bool, bool, float]:
+        """Whether anybody was asked to stop, and to save, and everybody's mean loss. A collective, of three numbers."""
         if self.control is None:
-            return stop, loss
-        both = torch.tensor([float(stop), loss], dtype=torch.float64)
-        dist.all_reduce(both, group=self.control)
-        return bool(both[0] > 0), float(both[1]) / self.size
+            return stop, save, loss
+        sums = torch.tensor([float(stop), float(save), loss], dtype=torch.float64)
+        dist.all_reduce(sums, group=self.control)
+        return bool(sums[0] > 0), bool(sums[1] > 0), float(sums[2]) / self.size
 
 
 @contextmanager

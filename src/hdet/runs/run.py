@@ -6,14 +6,14 @@ import math
 import time
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from hdet.errors import DivergedError
+from hdet.errors import ArgumentError, CheckpointError, DivergedError
+from hdet.faces.saving import load, save
 from hdet.faces.warm_start import perturb_
 from hdet.journal import open_journal
-from hdet.runs.checkpoint import Checkpoint, Stateful, load_checkpoint, load_weights, save_checkpoint
 from hdet.runs.curve import CurveFile
 from hdet.runs.folder import Folder
 from hdet.runs.plan import Plan
@@ -40,6 +40,15 @@ def has_crashed(first: float, last: float, steps: int) -> bool:
     return not math.isfinite(last) or (steps >= _ENOUGH_STEPS and last > (1 - _PROGRESS) * first)
 
 
+class At(NamedTuple):
+    """How far a run has come."""
+
+    step: int = 0
+    """Steps that were made."""
+    seconds: float = 0.0
+    """Time that they took."""
+
+
 class Run:
     """One run. Rank 0 writes its folder, and goes on from a checkpoint that it finds there."""
 
@@ -49,7 +58,7 @@ class Run:
         resumed = folder.checkpoint.exists()
         model = self.task.model(plan.seed)
         if plan.start and not resumed:
-            load_weights(Path(plan.start), model)
+            _load(Path(plan.start), model=model)
         self.model = model.to(ranks.device)
         self.trained = ranks.wrapped(self.model)
         if plan.noise and not resumed:  # after the wrap, which makes all ranks equal; only averaging allows several
@@ -57,12 +66,12 @@ class Run:
         self.optimizer = optimizer_of(plan, self.task.groups(self.model))
         journal = open_journal([folder.journal, teller]) if ranks.rank == 0 else None
         self.scheduler = scheduler_of(plan, self.task, self.model, self.optimizer, journal)
-        self.parts: dict[str, Stateful] = {
+        self.parts: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
         }
-        self.at = load_checkpoint(folder.checkpoint, self.parts, ranks.device) if resumed else Checkpoint(0, 0.0)
+        self.at = At(**_load(folder.checkpoint, **self.parts)) if resumed else At()
         self.curve = CurveFile(folder.curve, self.at.step) if ranks.rank == 0 else None
         self._began = time.perf_counter() - self.at.seconds
 
@@ -82,8 +91,7 @@ class Run:
         except DivergedError:
             outcome = "crashed"
         if outcome == "stopped":
-            with consensus(self.scheduler):
-                self._save()
+            self._save()
         else:
             self._finish(outcome)
         if self.curve is not None:
@@ -100,18 +108,19 @@ class Run:
             rate = fmean(base_rates(self.scheduler))
             loss = self._step(step)
             done, last = step + 1, step + 1 == plan.steps
-            self.at = Checkpoint(done, time.perf_counter() - self._began)
+            self.at = At(done, time.perf_counter() - self._began)
             note = done % noted == 0 or last
-            asked, mean = self.ranks.agree(stop.asked, float(loss.detach()) if note else 0.0)
+            due = self._is_time_to_save(done, last)
+            asked, due, mean = self.ranks.agree(stop.asked, due, float(loss.detach()) if note else 0.0)
             if note and self.curve is not None:
                 self.curve.add(done, train=mean, rate=rate)
                 self.teller.step(done, base_rates(self.scheduler), mean, last)
             if not math.isfinite(mean) and not self._can_recover:
                 return "crashed"
-            if self._is_time_to_save(done, last) and self.ranks.rank == 0:
-                self._save()
             if asked and not last:
                 return "stopped"
+            if due:
+                self._save()
             if done % plan.evaluates_every == 0 and not last:
                 self._evaluate()
         return "complete"
@@ -133,14 +142,14 @@ class Run:
         return self.plan.fanout == "probed" or (self.plan.fanout == "trained" and self.ranks.size > 1)
 
     def _is_time_to_save(self, done: int, last: bool) -> bool:
-        """Where a round has just ended: the replicas are equal there, and nothing is lost."""
+        """Where a round has just ended, as rank 0 knows: the replicas are equal there, and nothing is lost."""
         if self.plan.fanout == "none":
             return done % self.plan.round_length == 0 or last
         return self.teller.round_has_ended()
 
     def _save(self) -> None:
-        if self.ranks.rank == 0:
-            save_checkpoint(self.folder.checkpoint, self.at, self.parts)
+        """A collective."""
+        save(self.folder.checkpoint, **self.parts, **self.at._asdict())
 
     def _evaluate(self) -> dict[str, float]:
         """Loss and metrics of the consensus on the held-out batches, on rank 0. A collective."""
@@ -161,3 +170,11 @@ class Run:
         crashed = has_crashed(first, metrics["loss"], self.plan.steps)
         result = {"final": {**metrics, "train_loss": train}, "untrained": {"loss": first}, "crashed": crashed}
         self.folder.write(self.folder.read() | result | {"complete": True, "seconds": self.at.seconds})
+
+
+def _load(path: Path, **parts: Any) -> dict[str, Any]:
+    """From a checkpoint of a run. A collective."""
+    try:
+        return load(path, **parts)
+    except (CheckpointError, ArgumentError) as error:
+        raise ArgumentError(f"{error}; or start anew with --force") from error

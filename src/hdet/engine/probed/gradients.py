@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,6 +93,27 @@ class Gradients:
             return Tally(0.0, 0.0, 0.0)
         asked, gained = sums
         return Tally(asked, gained, float(self._rates), float(self._ahead / self._weight))
+
+    def saved(self, origin: Origin, weights: Sequence[Tensor]) -> dict[str, Any]:
+        """The sums, for a checkpoint."""
+        return {
+            "pull": origin.pieces.as_tensors(self._pull, weights) if self._pull else [],
+            "asked": self._asked,
+            "rates": self._rates,
+            "ahead": self._ahead,
+            "weight": self._weight,
+            "rate": self._rate,
+        }
+
+    @classmethod
+    def loaded(cls, saved: Mapping[str, Any], origin: Origin) -> Gradients:
+        """From :meth:`saved`."""
+        found = cls()
+        found._pull = origin.pieces.copied(saved["pull"]) if saved["pull"] else []
+        found._asked = [asked.to(found._pull[0].device, copy=True) for asked in saved["asked"]]
+        found._rates, found._ahead, found._weight = saved["rates"], saved["ahead"], saved["weight"]
+        found._rate = saved["rate"]
+        return found
 
 
 def _discount(before: Rate | None, now: Rate) -> Rate:

@@ -18,16 +18,21 @@ class Origin:
 
     Args:
         weights: where the search begins.
+        values: where it began, if not there: saved by :meth:`tensors`.
     """
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
+    def __init__(self, weights: Sequence[Tensor], values: Sequence[Tensor] | None = None) -> None:
         self.pieces = Pieces(weights)
-        self._vectors: Vectors = self.pieces.copied(weights)
+        self._vectors: Vectors = self.pieces.copied(weights if values is None else values)
         self._norms: list[Tensor] | None = None
 
     def write_(self, weights: Sequence[Tensor]) -> None:
         """Weights as at the origin, in place."""
         self.pieces.write_(weights, self._vectors)
+
+    def tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """The weights at the origin, in the shapes of ``weights`` and at least fp32."""
+        return self.pieces.as_tensors(self._vectors, weights)
 
     @torch.no_grad()
     def way(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hdet.comm.shards import local, place
+from hdet.engine.copies import wide
 
 __all__ = ["Pieces", "Vectors"]
 
@@ -101,6 +102,12 @@ class Pieces:
         """One value for each piece, as a list for each of :attr:`places`."""
         pairs = list(zip(self._pieces, values, strict=True))
         return [[value for piece, value in pairs if piece.place == where] for where in self.places]
+
+    def as_tensors(self, vectors: Vectors, like: Sequence[Tensor]) -> list[Tensor]:
+        """Vectors as tensors of their own, in the shapes of ``like`` and at least fp32."""
+        found = [wide(tensor) for tensor in like]
+        self.write_(found, vectors)
+        return found
 
     @property
     def scratch(self) -> Vectors:

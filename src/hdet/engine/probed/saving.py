@@ -1,4 +1,4 @@
-"""The state of a probed run in a checkpoint. Weights kept for going back are not in it."""
+"""The state of a probed run in a checkpoint: plain numbers. What lies in tensors is saved beside it, if at all."""
 
 from __future__ import annotations
 

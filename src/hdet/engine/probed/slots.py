@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from hdet.comm.shards import local, rewrapped
 from hdet.engine.copies import copy_all_, put_back, write_
 from hdet.engine.partitions import refresh
 from hdet.engine.probed.evaluated import evaluates_others
+from hdet.engine.probed.places import parameters_at, places_of, refuse_other_shapes
 from hdet.engine.probed.storage import Storage, copied, leaves
 from hdet.engine.weights import trained_parameters
 
@@ -54,8 +55,6 @@ class _Copy(NamedTuple):
 class Slots:
     """Numbered copies. Which to keep and where to go back to is the pilot's to say.
 
-    Not saved with a checkpoint: a resumed run begins to remember anew.
-
     Args:
         limit: bytes of a device that they may take; None: half of what is free. What does not fit lies on the host.
     """
@@ -70,6 +69,45 @@ class Slots:
     def emptied(self) -> Slots:
         """New ones with the same limit."""
         return Slots(self._storage.limit)
+
+    def saved(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All copies, for a checkpoint: the tensors themselves."""
+        self._storage.finish()
+        copies = [[slot, _saved(copy, optimizer)] for slot, copy in self._copies.items()]
+        start = None
+        if self._start is not None:
+            ids, memory, buffers = self._start
+            start = _saved(_Copy(ids, [], buffers, memory, True), optimizer)
+        return {"copies": [row for row in copies if row[1] is not None], "start": start}
+
+    def loaded(self, saved: Mapping[str, Any], optimizer: Optimizer) -> Slots:
+        """New ones with the same limit and the copies of :meth:`saved`. What does not fit raises."""
+        found = self.emptied()
+        for slot, row in saved["copies"]:
+            refuse_other_shapes(parameters_at(row["places"], optimizer), row["weights"])
+            found._copies[int(slot)] = found._placed(row, optimizer)
+        if saved["start"] is not None:
+            start = found._placed(saved["start"], optimizer)
+            found._start = start.parameters, start.memory, start.buffers
+        return found
+
+    def _placed(self, row: Mapping[str, Any], optimizer: Optimizer) -> _Copy:
+        """A saved copy, on the devices of the parameters if they have room."""
+        parameters = parameters_at(row["places"], optimizer)
+        held = [tensor for copy in self._copies.values() for tensor in copy.tensors]
+        stays = self._storage.has_room(leaves([parameters, _states(optimizer, parameters)]), held)
+        devices = [p.device if stays else torch.device("cpu") for p in parameters]
+        any_device = devices[0] if devices else torch.device("cpu")
+        return _Copy(
+            [id(p) for p in parameters],
+            [_cloned(value, device) for value, device in zip(row["weights"], devices, strict=False)],
+            _cloned(row["buffers"], any_device),
+            _Memory(
+                [_cloned(state, device) for state, device in zip(row["states"], devices, strict=True)],
+                [dict(numbers) for numbers in row["numbers"]],
+            ),
+            stays,
+        )
 
     def present(self, optimizer: Optimizer) -> frozenset[int]:
         """Slots that can be put back. Layers may have been frozen or thawed since a copy was made."""
@@ -157,6 +195,14 @@ class Slots:
         refresh(optimizer)
 
 
+def _saved(copy: _Copy, optimizer: Optimizer) -> dict[str, Any] | None:
+    """A copy, for a checkpoint; None if parameters of it are gone."""
+    places = places_of(copy.parameters, optimizer)
+    if places is None:
+        return None
+    return {"places": places, "weights": copy.weights, "buffers": copy.buffers, **copy.memory._asdict()}
+
+
 @contextmanager
 def _remembering(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _Memory) -> Iterator[None]:
     """Inside, the optimizer remembers something else, if it makes the evaluated weights from that: Schedule-Free."""
@@ -194,7 +240,7 @@ def _restore_(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _Memor
             if isinstance(value, Tensor) and isinstance(current, Tensor) and local(current).shape == value.shape:
                 pairs.append((current, value))
             else:
-                now[name] = _cloned(value, p)
+                now[name] = _cloned(value, p.device, p)
         for name in set(now) - set(state):
             del now[name]
     copy_all_(pairs)
@@ -216,12 +262,16 @@ def _fitting(now: dict[str, Tensor], kept: dict[str, Tensor]) -> tuple[list[Tens
     return [b for b, _ in pairs], [value for _, value in pairs]
 
 
-def _cloned(value: Any, p: Tensor) -> Any:
-    """A copy, its tensors where ``p`` is; also of lists and dicts, as some optimizers keep them."""
+def _cloned(value: Any, device: torch.device, like: Tensor | None = None) -> Any:
+    """A copy, its tensors on ``device``; also of lists and dicts, as some optimizers keep them.
+
+    ``like``: the parameter that they belong to, where copies are to be shared out over ranks as it is.
+    """
     if isinstance(value, Tensor):
-        return rewrapped(value.detach().to(p.device, copy=True), p)
+        own = value.detach().to(device, copy=True)
+        return own if like is None else rewrapped(own, like)
     if isinstance(value, dict):
-        return {key: _cloned(item, p) for key, item in value.items()}
+        return {key: _cloned(item, device, like) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_cloned(item, p) for item in value)
+        return type(value)(_cloned(item, device, like) for item in value)
     return value

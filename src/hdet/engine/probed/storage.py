@@ -55,6 +55,13 @@ class Storage:
             torch.cuda.current_stream(device).wait_event(event)
         self._under_way = {}
 
+    def finish(self) -> None:
+        """Wait until copies to the host are there, to be read."""
+        if torch.cuda.is_initialized():
+            for device in {torch.device("cuda", torch.cuda.current_device()), *self._beside}:
+                torch.cuda.synchronize(device)
+        self._under_way = {}
+
     def has_room(self, needed: Iterable[Tensor], held: Iterable[Tensor]) -> bool:
         """Whether new copies of some tensors fit on their devices beside the copies that are held."""
         taken = _bytes(held)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.auto import constants as c
 from hdet.algorithm.auto.evidence import Evidence
-from hdet.algorithm.auto.pilot import Action, Order, Phase, Pilot, PilotState
+from hdet.algorithm.auto.pilot import Action, Moment, Order, Phase, Pilot, PilotState
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import KnobSpec
 from hdet.comm.average import average_
@@ -86,6 +86,8 @@ class ProbedWay:
         """Whether the schedule has fallen so far that nothing is raised any more."""
         self._finished = False
         self._teams = Solo.members
+        self._begins_anew = False
+        """Whether the search goes on from a checkpoint without what it held in tensors."""
 
     # -- values ---------------------------------------------------------------------------------------------------
 
@@ -340,24 +342,44 @@ class ProbedWay:
         return []
 
     def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
-        """The search goes on from an origin of its own, and there is nothing to go back to yet."""
+        """Without :meth:`load_search`: on from an origin of its own, and there is nothing to go back to yet."""
         pilot, pilot_state = loaded(state, total_steps)
-        self.pilot, self.pilot_state, self._highest = pilot, pilot_state, state["highest"]
-        self._falling = bool(state.get("falling"))  # False where it is not said: the end of the round says
+        self.pilot, self.pilot_state = pilot, pilot_state
+        self._highest, self._falling = state["highest"], state["falling"]
         self.take_over()
+        self._begins_anew = pilot_state.phase is Phase.SEARCHING
+
+    def search(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {
+            "moments": [list(moment) for moment in self.pilot_state.moments],
+            "witness": self._witness.saved(optimizer),
+            "slots": self._slots.saved(optimizer),
+        }
+
+    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
+        moments = tuple(Moment(int(step), int(slot)) for step, slot in search["moments"])
+        slots = self._slots.loaded(search["slots"], optimizer)
+        self._witness.load(search["witness"], optimizer)
+        self._slots = slots
+        self.pilot_state = self.pilot_state._replace(moments=moments)
+        self._begins_anew = False
 
     def lost(self, t: int, seat: Seat) -> str | None:
-        """A search that goes on: its copies, and what was seen of it."""
+        """A search that goes on: its copies and what was seen of it, unless they were loaded too."""
+        begins_anew, self._begins_anew = self._begins_anew, False
         if self.pilot_state.phase is not Phase.SEARCHING or t >= (self.pilot.total_steps or math.inf):
             return None
-        lost = ["the weights to go back to"]
-        if not self._falling:
+        lost = ["the weights to go back to"] if begins_anew else []
+        if begins_anew and not self._falling:
             lost.append("the way measured so far")
         if isinstance(self.probe, TrainProbe):
             lost.append("the batches that TrainProbe had set aside")
+        if not lost:
+            return None
         return (
-            f"resumed at step {t} with the rate found so far, but without {', '.join(lost)}: checkpoints do not hold "
-            f"them, and the rounds from here on, the first to step {self.rounds.next_end(t + 1)}, make them anew"
+            f"resumed at step {t} with the rate found so far, but without {', '.join(lost)}: the rounds from here on, "
+            f"the first to step {self.rounds.next_end(t + 1)}, make them anew"
+            + ("; hdet.save keeps them, or search_state_dict() beside state_dict()" if begins_anew else "")
         )
 
     def adopt(self, total_steps: int, t: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from hdet.engine.partitions import is_continued, refresh, stepping_now
 from hdet.engine.probed.evaluated import evaluated
 from hdet.engine.probed.gradients import Gradients
 from hdet.engine.probed.origin import Origin, relative
+from hdet.engine.probed.places import parameters_at, places_of, refuse_other_shapes
 from hdet.engine.probed.watch import Watch
 from hdet.engine.rates import Rate, copy_rate
 from hdet.engine.weights import grouped_parameters, trained_parameters
@@ -49,6 +50,16 @@ class _Start(NamedTuple):
     searched: Origin
     others: Origin
 
+    @classmethod
+    def at(
+        cls, parameters: Sequence[Tensor], chosen: list[bool], searched: Sequence[Tensor], others: Sequence[Tensor]
+    ) -> _Start:
+        """Where the way began, from a checkpoint."""
+        own = list(compress(parameters, chosen))
+        rest = [p for p, ours in zip(parameters, chosen, strict=True) if not ours]
+        refuse_other_shapes([*own, *rest], [*searched, *others])
+        return cls([id(p) for p in parameters], list(chosen), Origin(own, searched), Origin(rest, others))
+
     def own(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Those whose rate is searched."""
         return list(compress(tensors, self.chosen))
@@ -60,7 +71,7 @@ class _Start(NamedTuple):
 class Witness:
     """The origin, the gradients since, and a count of steps.
 
-    Nothing of it is saved or copied: a search goes on with an origin of its own.
+    Nothing of it is copied: a copy goes on with an origin of its own.
 
     Args:
         knob_of_group: the knob that is each parameter group's rate.
@@ -202,6 +213,34 @@ class Witness:
     def resolution(optimizer: Optimizer) -> float:
         """The coarsest relative distance of neighbouring numbers among the types of the weights."""
         return max((torch.finfo(p.dtype.to_real()).eps for p in trained_parameters(optimizer)), default=0.0)
+
+    def saved(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Everything that was measured, for a checkpoint."""
+        start = self._start
+        places = places_of(start.parameters, optimizer) if start is not None else None
+        found = {"steps": self.steps, "length": self.length, "moved": self._moved_before, "origin": None}
+        if start is None or places is None:
+            return found
+        parameters = parameters_at(places, optimizer)
+        origin = {
+            "places": places,
+            "chosen": start.chosen,
+            "searched": start.searched.tensors(start.own(parameters)),
+            "others": start.others.tensors(start.rest(parameters)),
+            "gradients": self._gradients.saved(start.searched, start.own(parameters)),
+        }
+        return {**found, "origin": origin}
+
+    def load(self, saved: Mapping[str, Any], optimizer: Optimizer) -> None:
+        """From :meth:`saved`. What does not fit raises before anything is changed."""
+        steps, length, moved, origin = (saved[name] for name in ("steps", "length", "moved", "origin"))
+        start, gradients = None, Gradients()
+        if origin is not None:
+            parameters = parameters_at(origin["places"], optimizer)
+            start = _Start.at(parameters, origin["chosen"], origin["searched"], origin["others"])
+            gradients = Gradients.loaded(origin["gradients"], start.searched)
+        self.steps, self.length, self._moved_before = steps, length, moved
+        self._start, self._gradients, self._weights_before = start, gradients, []
 
     def _origin(self, parameters: Sequence[Tensor]) -> _Start | None:
         """The origin, if it is of these parameters."""

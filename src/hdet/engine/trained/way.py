@@ -233,7 +233,7 @@ class TrainedWay:
         with arriving(what):
             weights = self.weights(optimizer)
             roll = meeting.roll_call(
-                occasion, t, self.terms(), weights, expect_equal=self._without_spread, within=group
+                occasion, t, self.terms(), weights, expect_equal=self._may_be_equal(t), within=group
             )
             if occasion is Occasion.INNER and not any(roll.live):
                 return  # the whole node will be left out at the end of the round
@@ -243,6 +243,10 @@ class TrainedWay:
     @property
     def _without_spread(self) -> bool:
         return all(spec.spread == 0 for spec in self.specs)
+
+    def _may_be_equal(self, t: int) -> bool:
+        """Where a round has just ended replicas are equal: they are compared, since a mean of three would round."""
+        return self._without_spread or self.rounds.ends_at(t)
 
     def _roll_call(self, end: RoundEnd, meeting: Meeting, signal: Tensor | None) -> RollCall:
         if meeting.group.seat.size == 1 and not meeting.keeps_journal:
@@ -362,6 +366,12 @@ class TrainedWay:
         decaying = Decaying(list(state["starts"]), list(state["bases"]))
         self.bases = Bases(list(state["learned"]), decaying, memory)
         self._mean.reset()
+
+    def search(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {}
+
+    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
+        raise ValueError("replicas that train apart search nothing")
 
     def lost(self, t: int, seat: Seat) -> str | None:
         """Where there are several: what they have seen of a round that is not over."""

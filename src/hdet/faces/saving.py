@@ -1,0 +1,262 @@
+"""``hdet.save`` and ``hdet.load``: a checkpoint that survives a kill at any moment, written by one rank for all."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from hdet.comm.group import ReplicaGroup, arriving, connect
+from hdet.engine.sharding import refuse_sharded
+from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
+from hdet.faces.checkpoint_file import digest_of, newest_whole, read, write
+from hdet.faces.ensemble import Ensemble
+from hdet.faces.onecycle import OneCycleLR
+from hdet.faces.part_checks import check_fits
+
+__all__ = ["load", "save"]
+
+Result = TypeVar("Result")
+Scheduler = OneCycleLR | Ensemble
+_FORMAT = 1
+
+
+def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True, **parts: Any) -> None:
+    """Write a checkpoint. All ranks call it; one writes, and an error on one is raised on all.
+
+    .. code-block:: python
+
+        hdet.save("run.pt", model=model, optimizer=optimizer, scheduler=scheduler, epoch=epoch)
+        values = hdet.load("run.pt", model=model, optimizer=optimizer, scheduler=scheduler)
+        epoch = values["epoch"]
+
+    Where replicas train apart, what is saved is their consensus. A kill at any moment, and a full disk, leave the
+    checkpoint before. ``torch.load(path, weights_only=True)`` reads the file too: its keys are "states" and "values".
+
+    Args:
+        path: the file. Folders on the way are made.
+        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.1``, ...
+        search: whether to save, beside a scheduler's state, what a search for the rate holds in tensors, up to twice
+            the weights, gradients and optimizer state. Without it a search that is resumed begins anew.
+        parts: objects with ``state_dict()`` and ``load_state_dict()``: model, optimizer, scheduler, GradScaler; or
+            plain values: tensors, numbers, texts, None, and lists and dicts of them.
+    """
+    group = connect(None)
+    file = _together(group, f"hdet.save({str(path)!r})", lambda: _checked(path, keep, parts))
+    with ExitStack() as inside:
+        for scheduler in _schedulers(parts.values()):
+            if not scheduler._run.in_consensus:
+                inside.enter_context(scheduler.consensus())
+        _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, search), keep))
+
+
+def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
+    """Go on from a checkpoint of :func:`save`. All ranks call it, and may be more or fewer than those that saved.
+
+    The file's checksum is verified, and every part of torch's and hdet's is checked, before anything is changed. A file
+    that is damaged is left out with a :class:`hdet.CheckpointWarning`, and the one before it is loaded.
+
+    Args:
+        path: as it was given to :func:`save`; every rank must see the file.
+        parts: objects as they were given to :func:`save`, under the same names, all of them or some; and plain values,
+            which stand for those that the file does not have.
+
+    Returns:
+        The plain values.
+    """
+    group = connect(None)
+    what = f"hdet.load({str(path)!r})"
+    found = _together(group, what, lambda: None if group.rank else _Found.at(_resolved(path)))
+    with arriving(what):
+        found = group.broadcast_object(found)
+    assert found is not None  # rank 0's
+    if found.faults and group.rank == 0:
+        text = f"{'; '.join(found.faults)}: went back to {found.file}, which was saved before"
+        warnings.warn(text, CheckpointWarning, stacklevel=2)
+    stateful = _together(group, what, lambda: _stateful(parts))
+    content = _together(group, what, lambda: _checked_content(found, stateful))
+    _together(group, what, lambda: _put_back(content, stateful))
+    defaults = {name: value for name, value in parts.items() if name not in stateful}
+    return {**defaults, **copy.deepcopy(content["values"])}
+
+
+class _Found(NamedTuple):
+    """The file that all ranks load."""
+
+    file: Path
+    digest: str | None
+    faults: list[str]
+    """What is wrong with newer ones."""
+
+    @classmethod
+    def at(cls, path: Path) -> _Found:
+        """The newest that is whole."""
+        file, faults = newest_whole(path)
+        return cls(file, digest_of(file), faults)
+
+
+def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
+    """What ``action`` gives on this rank. If it fails on one, all raise. Collective."""
+    failure: Exception | None = None
+    result: Result | None = None
+    try:
+        result = action()
+    except HdetError as error:
+        failure = error
+    except Exception as error:
+        failure = CheckpointError(
+            f"{what} failed: {type(error).__name__}: {error}; what was there before is still there"
+        )
+        failure.__cause__ = error
+    with arriving(what):
+        reasons = group.gather_objects(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if any(reasons):
+        rank, reason = next((rank, text) for rank, text in enumerate(reasons) if text)
+        raise CheckpointError(f"rank {rank}: {reason}")
+    return result  # type: ignore[return-value]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _checked(path: str | os.PathLike[str], keep: object, parts: Mapping[str, Any]) -> Path:
+    """The file. Raises for what cannot be saved, as far as that is seen without a state."""
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        raise ArgumentError(f"keep must be an integer, at least 1, but got keep={keep!r}; 2 keeps the one before")
+    if not parts:
+        raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")
+    for name, part in _stateful(parts).items():
+        _refuse_shards(name, _tensors_in(part))
+    return _resolved(path)
+
+
+def _resolved(path: str | os.PathLike[str]) -> Path:
+    """Where a link points to, so that not the link is replaced."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f'path must be the path of a file, but got {path!r}; for instance "run.pt"')
+    found = Path(os.path.realpath(path))
+    if found.is_dir():
+        raise ArgumentError(f"path must be the path of a file, but {found} is a folder; name a file in it")
+    return found
+
+
+def _content(parts: Mapping[str, Any], search: bool) -> dict[str, Any]:
+    """What goes into the file. Sharded state is refused once more: some parts only show it now."""
+    stateful = _stateful(parts)
+    states = {name: part.state_dict() for name, part in stateful.items()}
+    values = {name: value for name, value in parts.items() if name not in stateful}
+    searches = {
+        name: part.search_state_dict() for name, part in stateful.items() if search and isinstance(part, Scheduler)
+    }
+    content = {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
+    for name, value in {**states, **values}.items():
+        _refuse_shards(name, _leaves(value))
+    return content
+
+
+def _refuse_shards(name: str, tensors: Iterable[Tensor]) -> None:
+    try:
+        refuse_sharded(tensors, "hdet.save")
+    except ShardedParametersError as error:
+        raise ShardedParametersError(
+            f"the part {name!r} is sharded over the ranks, and hdet.save writes what one rank holds; save it with "
+            "torch.distributed.checkpoint, to which a scheduler's state_dict() can be given too"
+        ) from error
+
+
+def _tensors_in(part: Any) -> Iterator[Tensor]:
+    """What a part trains, as far as torch's classes tell."""
+    if isinstance(part, nn.Module):
+        yield from part.parameters()
+    elif isinstance(part, Optimizer):
+        yield from (p for group in part.param_groups for p in group["params"])
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
+    """All tensors in lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(item)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _checked_content(found: _Found, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's content, once every part has seen that its own fits. Changes nothing."""
+    file = found.file
+    if not file.exists() or digest_of(file) != found.digest:
+        raise CheckpointError(
+            f"{file} is {'another file' if file.exists() else 'not there'} on this rank; all ranks must see rank 0's "
+            "file: use a folder that they share, or copy it to every host"
+        )
+    content = read(file)
+    if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
+        raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
+    for name, part in parts.items():
+        if name not in content["states"]:
+            has = f"the states {sorted(content['states'])} and the values {sorted(content['values'])}"
+            raise ArgumentError(
+                f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
+            )
+        check_fits(name, part, content["states"][name])
+    return content
+
+
+def _put_back(content: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    """First what could not be checked, and a scheduler after its optimizer."""
+    kinds: tuple[Any, ...] = (nn.Module, Optimizer, Scheduler)
+    known = {
+        name: next((i for i, kind in enumerate(kinds) if isinstance(part, kind)), -1) for name, part in parts.items()
+    }
+    for name in sorted(parts, key=known.__getitem__):
+        part = parts[name]
+        part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
+        if isinstance(part, Scheduler) and name in content["searches"]:
+            part.load_search_state_dict(content["searches"][name])
+
+
+def _turn(part: Any) -> int:
+    kinds: tuple[Any, ...] = (nn.Module, Optimizer, Scheduler)
+    return next((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), 0)
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _stateful(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that have a state; a model without DDP around it, since a checkpoint serves any number of ranks."""
+    found = {name: part for name, part in parts.items() if _is_stateful(name, part)}
+    return {name: part.module if isinstance(part, DistributedDataParallel) else part for name, part in found.items()}
+
+
+def _is_stateful(name: str, part: Any) -> bool:
+    """Whether a part has a state; otherwise it is a plain value."""
+    both = [callable(getattr(part, method, None)) for method in ("state_dict", "load_state_dict")]
+    if isinstance(part, type) or any(both) != all(both):
+        raise ArgumentError(
+            f"the part {name!r} must be an object with state_dict() and load_state_dict(), or a plain value, but got "
+            f"{part!r}; save its state_dict() under the name of a value"
+        )
+    return all(both)
+
+
+def _schedulers(parts: Iterable[Any]) -> Iterator[Scheduler]:
+    """hdet's, also those inside torch's SequentialLR."""
+    for part in parts:
+        if isinstance(part, Scheduler):
+            yield part
+        else:
+            yield from _schedulers(getattr(part, "_schedulers", ()))
