@@ -1,4 +1,4 @@
-"""One small model in float64, plain or sharded over a mesh, and its training on a common batch. Through the public API."""
+"""One small model in float64, plain or sharded over a mesh, and its training. Through the public API only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import hdet
 
-__all__ = ["Net", "Ran", "batch_of", "loss_of", "mesh_of", "part_of", "probe_of", "sharded", "train", "whole"]
+__all__ = ["Net", "Ran", "batch_of", "found", "loss_of", "mesh_of", "part_of", "probe_of", "sharded", "train", "whole"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -88,7 +88,7 @@ class Ran(NamedTuple):
 def train(
     model: nn.Module, optimizer: Any, scheduler: Any, steps: range, number: int = 0, parts: int = 1, shares: Any = None
 ) -> list[float]:
-    """Part ``number`` of every batch; the rate of each step. ``shares``: the group that has the gradient of ``scale``."""
+    """The rate of each step, on part ``number`` of every batch. ``shares``: the ranks that share gradients."""
     rates = []
     for t in steps:
         optimizer.zero_grad()
@@ -104,7 +104,9 @@ def train(
     return rates
 
 
-def found(model: nn.Module, guess: float, steps: int, journal: Path, number: int = 0, parts: int = 1, **more: Any) -> Ran:
+def found(
+    model: nn.Module, guess: float, steps: int, journal: Path, number: int = 0, parts: int = 1, **more: Any
+) -> Ran:
     """One probed run from its beginning to its end."""
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
     writes = not dist.is_initialized() or dist.get_rank() == 0
