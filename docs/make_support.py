@@ -31,7 +31,8 @@ TABLES = {"frameworks": "framework, fan-out", "setups": "set-up"}
 """Every table, and what its rows are."""
 COLUMNS = ("one process", "DDP", "FSDP2", "HSDP", "tensor parallel", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 """Their order; others follow by name."""
-OUTCOMES = {"passed": "{}", "failed": "{} (**fails**)", "skipped": "{} (not run)"}
+OTHERWISE = {"failed": "**fails**", "skipped": "not run"}
+"""What stands in the cell of a test that did not pass."""
 
 Row = dict[str, Any]
 
@@ -53,7 +54,11 @@ def _order(column: str) -> tuple[int, str]:
 
 
 def _cell(row: Row) -> str:
-    return OUTCOMES[row["outcome"]].format(row["cell"])
+    """What the test shows, if it has shown it."""
+    if row["outcome"] == "passed":
+        return str(row["cell"])
+    otherwise = OTHERWISE[row["outcome"]]
+    return otherwise if row["cell"] == "yes" else f"{row['cell']} ({otherwise})"
 
 
 def page(text: str, rows: list[Row]) -> str:
