@@ -7,10 +7,13 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from hypothesis import settings
+
+from tests.support import CLAIMS, Support, claims_of
 
 settings.register_profile("hdet", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("hdet")
@@ -30,12 +33,24 @@ def no_leaks() -> Iterator[None]:
 
 def _environment() -> dict[str, str]:
     """Without what pytest and torch's compiler set by themselves."""
-    theirs = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
+    theirs = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
     return {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="write the golden histories anew")
+    parser.addoption("--support", type=Path, help="write what the marks `covers` claim, and the outcomes, to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--support")
+    if path is not None:
+        config.pluginmanager.register(Support(path))
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m choose
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[CLAIMS] = [claim for item in items for claim in claims_of(item)]
 
 
 @pytest.fixture

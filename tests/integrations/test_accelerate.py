@@ -78,6 +78,7 @@ def test_one_process_steps_with_the_optimizer(accumulate: int) -> None:
         assert loop.train(12) == [n // accumulate for n in range(1, 13)]
 
 
+@pytest.mark.covers("frameworks", "Accelerate, probed", "DDP", "fp32")
 @pytest.mark.parametrize(("accumulate", "split_batches"), [(1, False), (1, True), (4, False)])
 def test_two_processes_step_once_per_optimizer_step(accumulate: int, split_batches: bool) -> None:
     rows = run_ranks(_two, 2, accumulate, split_batches)
@@ -98,6 +99,7 @@ def test_losses_of_all_batches_count() -> None:
     assert loop.scheduler.scheduler._run.meter.count == 3
 
 
+@pytest.mark.covers("frameworks", "Accelerate, probed", "one process", "fp32")
 def test_a_scheduler_made_with_the_prepared_optimizer_works(tmp_path: Path) -> None:
     accelerator = accelerator_of()
     model = network()
@@ -135,6 +137,7 @@ def _resumed(rank: int, size: int, folder: Path) -> tuple[int, int, Any, Any]:
         return before, again.scheduler.last_epoch, first.scheduler.state_dict()["hdet"], found["hdet"]
 
 
+@pytest.mark.covers("frameworks", "Accelerate, trained", "DDP", "fp32")
 def test_consensus_shows_the_mean_of_replicas_that_train() -> None:
     rows = run_ranks(_consensus, 2)
     (own, shown, rate), (other, shown_there, other_rate) = rows

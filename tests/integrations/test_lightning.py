@@ -90,6 +90,7 @@ def trainer_of(*callbacks: Any, **options: Any) -> lightning.Trainer:
 # -- one process -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("frameworks", "Lightning, probed", "one process", "fp32")
 def test_one_line_finds_the_rate() -> None:
     torch.manual_seed(0)
     module, auto = Module(), AutoLR()
@@ -119,7 +120,13 @@ def test_it_is_the_loop_that_one_would_write(tmp_path: Path) -> None:
     assert [r["replicas"] for r in ours] == [r["replicas"] for r in theirs]
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "32-true",
+        pytest.param("bf16-mixed", marks=pytest.mark.covers("frameworks", "Lightning, probed", "one process", "bf16")),
+    ],
+)
 def test_the_journal_has_the_losses_of_training_step(tmp_path: Path, precision: Any) -> None:
     """With accumulation, which divides them, and clipping."""
     module, path = Module(), tmp_path / "run.jsonl"
@@ -141,6 +148,7 @@ def test_the_journal_has_the_losses_of_training_step(tmp_path: Path, precision: 
     assert module.types == types == {torch.float32 if precision == "32-true" else torch.bfloat16}
 
 
+@pytest.mark.covers("frameworks", "Lightning, probed", "one process", "fp16")
 def test_a_grad_scaler_does_not_scale_the_observed_loss(tmp_path: Path) -> None:
     module, path = Module(), tmp_path / "run.jsonl"
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
@@ -342,6 +350,7 @@ def trained(rank: int, folder: Path) -> Any:
     }
 
 
+@pytest.mark.covers("frameworks", "Lightning, probed", "DDP", "fp32")
 def test_ddp_searches_the_rate_of_one_model(tmp_path: Path) -> None:
     (weights, rates, loss), (weights_too, rates_too, _) = run_ranks(in_ddp, 2, str(tmp_path), "probed", timeout=90)
     assert torch.equal(weights, weights_too)
@@ -352,6 +361,7 @@ def test_ddp_searches_the_rate_of_one_model(tmp_path: Path) -> None:
     assert journal.rounds[-1]["replicas"][0]["loss"] > 0
 
 
+@pytest.mark.covers("frameworks", "Lightning, trained", "DDP", "fp32")
 def test_replicas_that_train_apart_are_validated_and_saved_as_one(tmp_path: Path) -> None:
     first, second = run_ranks(in_ddp, 2, str(tmp_path), "trained", timeout=90)
     assert not torch.equal(first["own"], second["own"])

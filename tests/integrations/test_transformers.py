@@ -75,6 +75,7 @@ def test_importing_hdet_imports_neither() -> None:
 # -- finding the rate --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, probed", "one process", "fp32")
 def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
     plain = trainer_of(tmp_path)
     plain.train()
@@ -163,6 +164,7 @@ def test_columns_that_the_model_does_not_take_are_left_out(tmp_path: Path) -> No
     assert max(logged(trainer, "hdet/rate")) > 1e-7
 
 
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, probed", "one process", "bf16")
 def test_a_loss_of_its_own_and_bf16(tmp_path: Path) -> None:
     def loss_func(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         count = num_items_in_batch if num_items_in_batch is not None else labels[:, 1:].numel()
@@ -238,6 +240,7 @@ def weights_of(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
 
 
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, probed", "DDP", "fp32")
 def test_two_processes_find_one_rate(tmp_path: Path) -> None:
     first, second = run_ranks(_probed, 2, tmp_path)
     assert torch.equal(first[0], second[0])
@@ -277,6 +280,7 @@ def test_a_probe_leaves_no_metrics_behind(tmp_path: Path) -> None:
     assert (len(trainer._metrics["train"]), len(trainer._metrics["eval"])) == (STEPS, 0)
 
 
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, trained", "DDP", "fp32")
 def test_replicas_that_train_are_evaluated_and_saved_as_their_mean(tmp_path: Path) -> None:
     first, second = run_ranks(_trained, 2, tmp_path)
     assert not torch.equal(first["inside"], second["inside"])  # inside a round each has its own
@@ -363,6 +367,7 @@ def _resumed(rank: int, folder: Path) -> dict[str, Any]:
 # -- made from it ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covers("frameworks", "Hugging Face Trainer with PEFT, probed", "one process", "fp32")
 def test_lora(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -374,6 +379,7 @@ def test_lora(tmp_path: Path) -> None:
     assert max(logged(trainer, "hdet/rate")) > 1e-6
 
 
+@pytest.mark.covers("frameworks", "TRL"s SFTTrainer, probed", "one process", "fp32")
 def test_sft_trainer(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")

@@ -82,6 +82,7 @@ def _with_sync_batchnorm(rank: int) -> tuple[float, Tensor]:
     return float(loss.detach()), weights_of(model)
 
 
+@pytest.mark.covers("setups", "SyncBatchNorm", "on two ranks")
 def test_sync_batchnorm_with_a_loss_for_each_rank_does_not_hang() -> None:
     (loss, mine), (_, theirs) = run_ranks(_with_sync_batchnorm, 2, timeout=30, group_timeout=8)
     assert loss < 0.8 * float(loss_of(network(nn.BatchNorm1d(32)), batch_of(999_999, 2000)).detach())

@@ -158,6 +158,7 @@ def test_a_rate_on_the_device_is_not_read_by_the_optimizers_step() -> None:
 
 @pytest.mark.parametrize("guess", [1e-5, 10.0])
 @pytest.mark.parametrize("built", ["before-capture", "after-capture"])
+@pytest.mark.covers("setups", "`capturable=True`, a captured CUDA graph", "from a guess 100 times too low")
 def test_a_captured_step_finds_the_rate(built: str, guess: float) -> None:
     """Forward, backward and optimizer.step are one CUDA graph: hooks run at capture, never at a replay."""
     model = on_gpu()

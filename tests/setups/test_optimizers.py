@@ -54,6 +54,7 @@ def auto(optimizer: Optimizer, probe: hdet.ProbeBatch) -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe, cycle_momentum=cycles(optimizer))
 
 
+@pytest.mark.covers("frameworks", "plain loop, probed", "one process", "fp32")
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("name", GOOD)
 def test_it_learns_from_a_guess_that_is_far_off(name: str, off: float) -> None:

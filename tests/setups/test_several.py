@@ -34,6 +34,7 @@ def train(model: nn.Module, optimizers: list[torch.optim.Optimizer], scheduler: 
     return rates
 
 
+@pytest.mark.covers("frameworks", "plain loop with two optimizers, probed", "one process", "fp32")
 @pytest.mark.parametrize("wrong_by", [1e-4, 1e4])
 @pytest.mark.filterwarnings("error")
 def test_muon_and_adamw_find_one_factor(wrong_by: float) -> None:

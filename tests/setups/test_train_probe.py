@@ -51,6 +51,7 @@ def train(model: nn.Module, scheduler: Any, steps: range, first: int = 0) -> Non
         scheduler.step()
 
 
+@pytest.mark.covers("setups", "`hdet.TrainProbe`, no data beside", "from a guess 100 times too low")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("face", FACES)
 def test_two_lines_find_the_rate(face: str) -> None:
@@ -144,6 +145,7 @@ def _own_data(rank: int) -> tuple[list[float], list[Any], Tensor, list[float]]:
     return scheduler.get_last_lr(), events, weights_of(model), seen
 
 
+@pytest.mark.covers("setups", "`hdet.TrainProbe`, no data beside", "on two ranks")
 def test_two_ranks_with_their_own_data_decide_alike_by_rank_0s_batches() -> None:
     (rates, events, weights, seen), (others, _, other_weights, also_seen) = run_ranks(_own_data, 2)
     assert rates == others

@@ -49,6 +49,7 @@ def _run(rank: int, wrap: str) -> tuple[float, Tensor, bool]:
     return final_loss(model), weights_of(model), met_ddp
 
 
+@pytest.mark.covers("frameworks", "plain loop, probed", "DDP", "fp32")
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_a_probe_never_runs_ddp(wrap: str) -> None:
     answers = run_ranks(_run, 2, wrap, timeout=60, group_timeout=10)
