@@ -69,10 +69,7 @@ def main(args: argparse.Namespace) -> None:
     scheduler = hdet.OneCycleLR(optimizer, args.max_lr, args.steps, model=model, journal=args.journal)
 
     if args.resume:  # rank 0's file serves every rank: the scheduler puts each replica's own rate back
-        checkpoint = torch.load(args.resume, map_location=device, weights_only=True)
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
+        hdet.load(args.resume, model=model, optimizer=optimizer, scheduler=scheduler)
 
     end = min(scheduler.total_steps, args.stop_at or scheduler.total_steps)
     for step in range(scheduler.last_epoch, end):
@@ -89,10 +86,8 @@ def main(args: argparse.Namespace) -> None:
                 if rank == 0:
                     val_loss, accuracy = evaluate(model, val_images, val_labels)
                     print(f"step {step + 1}: validation loss {val_loss:.4f}, accuracy {accuracy:.2%}", flush=True)
-                    if args.save:
-                        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-                        args.save.parent.mkdir(parents=True, exist_ok=True)
-                        torch.save({name: part.state_dict() for name, part in parts.items()}, args.save)
+            if args.save:
+                hdet.save(args.save, model=model, optimizer=optimizer, scheduler=scheduler)
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -54,7 +54,7 @@ class CheckpointWarning(UserWarning):
 
 
 class ResumeWarning(UserWarning):
-    """A run was resumed inside a round: its loss sums start empty."""
+    """A run was resumed inside a round, whose loss sums start empty; or a search without what it held in tensors."""
 
 
 class ProbeWarning(UserWarning):
