@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.comm.group import Group, Seat, Solo, arriving
+from hdet.comm.presence import presence
 from hdet.engine.checkpoint import STATE_VERSION
 from hdet.engine.chronicle import Chronicle
 from hdet.engine.copies import put_back
@@ -106,7 +107,8 @@ class Run:
     def end_round(self, end: RoundEnd) -> None:
         """Let the way end the round, and write the journal. Collective."""
         began = time.perf_counter()
-        report = self.way.end_round(end, self.meeting)
+        with arriving(f"the end of a round, at step {end.after}"):
+            report = self.way.end_round(end, self.meeting)
         self.meter.reset()
         self._tally.reset()
         if report.record is not None:
@@ -131,6 +133,7 @@ class Run:
             return
         weights = self.way.first_weights(optimizer)
         with arriving("the first step, where the replicas meet"):
+            presence().arrive(f"the first step, {t}")
             group = meeting.gathered()
             terms = self.way.terms()
             meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
