@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.comm.group import Group, Seat, Solo, arriving
+from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving
 from hdet.comm.presence import presence
 from hdet.engine.checkpoint import STATE_VERSION
 from hdet.engine.chronicle import Chronicle
@@ -30,7 +30,7 @@ from hdet.engine.rollcall import Occasion
 from hdet.engine.tally import Tally
 from hdet.engine.way import RoundEnd, Way
 from hdet.engine.weights import NO_WEIGHTS
-from hdet.errors import ArgumentError, ProbeWarning, ResumeWarning
+from hdet.errors import ArgumentError, JournalError, ProbeWarning, ResumeWarning
 from hdet.journal import Sink
 
 __all__ = ["Run"]
@@ -58,6 +58,8 @@ class Run:
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
         self._in_consensus = False
+        self._has_claimed = False
+        """Whether the journal's files are known to be this run's alone."""
         self._round_began = time.perf_counter()
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -101,6 +103,8 @@ class Run:
         if self._tally.step() and self.seat.size > 1:
             self._tally.ask_why(optimizer)
         self.connect(optimizer, before)
+        if not self._has_claimed and self.seat.size == 1:
+            self._claim_journal(Solo(), writes=True)
         self.way.after_step(optimizer, after, self.meeting)
         return self.way.rounds.ends_at(after)
 
@@ -114,6 +118,8 @@ class Run:
         if report.record is not None:
             report.record["seconds"] = {"train": began - self._round_began, **report.record["seconds"]}
             self.chronicle.write(report.record, len(report.record["replicas"]), [s.name for s in self.way.specs])
+        if end.after == self.way.rounds.total_steps:
+            self.chronicle.close()
         if report.warning is not None and self.meeting.group.rank == 0:
             warnings.warn(report.warning, ProbeWarning, stacklevel=4)  # end_round, two of the face, the user
         self._round_began = time.perf_counter()
@@ -136,9 +142,21 @@ class Run:
             presence().arrive(f"the first step, {t}")
             group = meeting.gathered()
             terms = self.way.terms()
-            meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
+            roll = meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
             self.way.met(group)
+            if roll.writer is not None:
+                self._claim_journal(group, writes=roll.writer == group.rank)
         meeting.begin(group)
+
+    def _claim_journal(self, group: ReplicaGroup, *, writes: bool) -> None:
+        """Raise on every rank if another run writes to the journal. Collective."""
+        self._has_claimed = True
+        error = self.chronicle.claim() if writes else None
+        refused = [rank for rank, (row,) in enumerate(group.gather([float(error is not None)])) if row]
+        if error is not None:
+            raise error
+        if refused:
+            raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
 
     def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
         """Average now, nothing else: the round goes on. Collective."""
@@ -261,4 +279,4 @@ class Run:
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _watches_loading=False)
+        self.__dict__.update(state, _watches_loading=False, _has_claimed=False)
