@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -12,8 +13,11 @@ import pytest
 import torch
 
 import hdet
+import hdet.journal.file
 from hdet import ArgumentError, Journal, JournalError, read_journal
+from hdet.engine.chronicle import Chronicle
 from hdet.journal import SCHEMA, Several, open_journal, scalars
+from tests.ranks import error_of, run_ranks
 
 HEADER = {"kind": "header", "schema": SCHEMA}
 
@@ -83,9 +87,9 @@ def test_an_open_journal_is_pickled_as_its_path(tmp_path: Path) -> None:
     journal.write(HEADER)
     twin = pickle.loads(pickle.dumps(journal))
     assert twin == journal
+    journal.close()
     twin.write(a_round(0))
     assert len(read_journal(journal.path).rounds) == 1
-    journal.close()
     twin.close()
 
 
@@ -114,6 +118,148 @@ def test_a_file_that_is_not_text_says_so(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(b"PK\x03\x04\xff\xfe")
     with pytest.raises(JournalError, match="not text"):
         read_journal(tmp_path / "checkpoint.pt")
+
+
+# -- resumes, and two runs in one file ---------------------------------------------------------------------------------
+
+
+def steps_in(path: Path) -> list[int]:
+    return [record["step"] for record in read_journal(path).rounds]
+
+
+def test_a_resume_takes_back_the_rounds_after_its_step(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run.jsonl")
+    for record in (HEADER, *(a_round(k, step=10 * (k + 1)) for k in range(8)), {"kind": "resume", "step": 40}):
+        journal.write(record)
+    assert steps_in(journal.path) == [10, 20, 30, 40]
+    journal.write(a_round(4, step=45))
+    journal.write({"kind": "resume", "step": 47})  # inside a round: what ended before it stays
+    assert steps_in(journal.path) == [10, 20, 30, 40, 45]
+    journal.close()
+
+
+def resumable(path: Path) -> tuple[torch.optim.Optimizer, hdet.OneCycleLR]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    return optimizer, hdet.OneCycleLR(optimizer, 0.1, 100, sync_every=2, cycle_momentum=False, journal=path)
+
+
+def test_a_run_that_is_resumed_before_what_its_journal_has_reads_as_it_went(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    optimizer, scheduler = resumable(path)
+    for t in range(8):
+        optimizer.step()
+        scheduler.step(1.0)
+        if t == 3:
+            state = scheduler.state_dict()
+    del scheduler
+    optimizer, scheduler = resumable(path)
+    scheduler.load_state_dict(state)
+    for _ in range(2):
+        optimizer.step()
+        scheduler.step(2.0)
+    assert steps_in(path) == [2, 4, 6]
+    assert [r["replicas"][0]["loss"] for r in read_journal(path).rounds] == [1.0, 1.0, 2.0]
+    assert len({json.loads(line)["run"] for line in path.read_text().splitlines()}) == 1
+
+
+def test_lines_of_another_run_that_got_in_between_are_left_out(tmp_path: Path) -> None:
+    """Where a file system has no locks."""
+    journal = Journal(tmp_path / "run.jsonl")
+    for run, record in (
+        ("a", HEADER),
+        ("a", a_round(0, step=2)),
+        ("b", HEADER),
+        ("a", a_round(1, step=4)),
+        ("b", a_round(0, step=3)),
+    ):
+        journal.write({"run": run, **record})
+    assert steps_in(journal.path) == [3]
+    journal.close()
+
+
+def test_a_second_run_in_a_file_is_refused_until_the_first_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hdet.journal.file._PATIENCE", 0.2)
+    path = tmp_path / "run.jsonl"
+    one, first = resumable(path)
+    one.step()
+    first.step(1.0)
+    other, second = resumable(path)
+    other.step()
+    with pytest.raises(JournalError, match=r"another run is writing to the journal .*run\.jsonl.* a file of its own"):
+        second.step(1.0)
+    for _ in range(99):
+        one.step()
+        first.step(1.0)
+    other, third = resumable(path)  # the first is still there, but has made its last step
+    other.step()
+    third.step(1.0)
+
+
+def test_a_second_run_in_another_process_is_refused_on_every_rank(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    held = Journal(path)
+    held.claim()
+    told = run_ranks(_refused, 2, str(path))
+    assert told[0].startswith("JournalError: another run is writing")
+    assert told[1].startswith("JournalError: rank 0 may not write the journal")
+    held.close()
+
+
+def _refused(rank: int, path: str) -> str:
+    hdet.journal.file._PATIENCE = 0.2
+    optimizer, scheduler = resumable(Path(path))
+    optimizer.step()
+    error = error_of(lambda: scheduler.step(1.0))
+    return f"{type(error).__name__}: {error}"
+
+
+class Full:
+    """A disk that is full for some rounds."""
+
+    def __init__(self, full: range) -> None:
+        self.full, self.tried = full, 0
+        self.records: list[Mapping[str, Any]] = []
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if record["kind"] == "round":
+            self.tried += 1
+            if self.tried - 1 in self.full:
+                raise OSError("no space left")
+        self.records.append(record)
+
+
+def test_after_a_failed_write_the_next_round_tries_again_and_says_what_is_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = Full(range(2, 5))
+    run_with(disk, steps=16)
+    rounds = [record for record in disk.records if record["kind"] == "round"]
+    assert [record["round"] for record in rounds] == [0, 1, 5, 6, 7]
+    assert [record.get("lost") for record in rounds] == [None, None, 3, None, None]
+    assert "no space left. Rounds lost: 1; the next one tries again" in caplog.text
+    assert "is written again; rounds lost: 3" in caplog.text
+
+
+def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    journal = Journal(path)
+    journal.write(HEADER)
+    before = path.read_bytes()
+
+    class Short(io.FileIO):
+        def write(self, line: Any) -> int:
+            return super().write(line[:7])
+
+    journal.close()
+    journal._file = Short(path, "ab")
+    with pytest.raises(OSError, match="no room"):
+        journal.write(a_round(0))
+    assert path.read_bytes() == before
+    journal.write(a_round(1))
+    assert [r["round"] for r in read_journal(path).rounds] == [1]
+    journal.close()
 
 
 # -- trackers: fakes with the signatures of the real ones -------------------------------------------------------------
@@ -221,23 +367,21 @@ def test_several_journals_at_once_and_one_that_breaks_does_not_stop_the_others(t
     run_with((path, broken, writer, None))
     assert [r["round"] for r in read_journal(path).rounds] == [0, 1]
     assert {step for _, _, step in writer.seen} == {2, 4}
-    assert broken.calls == 1
+    assert broken.calls == 2  # tried again at the next round
 
 
 def test_a_resumed_run_goes_on_in_the_file_and_the_tracker_learns_the_names(tmp_path: Path) -> None:
     path, writer = tmp_path / "run.jsonl", FakeSummaryWriter()
-    header = {**HEADER, "knobs": ["lr[a]"]}
-    for records in (
-        (header, a_round(0, step=2)),
-        (header, {"kind": "resume", "step": 2}, a_round(1, step=4, base=[1.0])),
-    ):
-        sinks = open_journal([path, writer])
-        assert sinks is not None
-        for record in records:
-            sinks.write(record)
-    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
-    assert kinds == ["header", "round", "resume", "round"]
-    assert writer.seen == [("hdet/base/lr[a]", 1.0, 4)]
+    for step in (0, 2):
+        chronicle = Chronicle(open_journal([path, writer]), {})
+        if step:
+            chronicle.resume(step, False)
+        chronicle.write(a_round(step // 2, step=step + 2, base=[1.0]), 1, ["lr[a]"])
+        chronicle.close()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["kind"] for record in records] == ["header", "round", "resume", "round"]
+    assert len({record["run"] for record in records}) == 1
+    assert writer.seen == [("hdet/base/lr[a]", 1.0, 2), ("hdet/base/lr[a]", 1.0, 4)]
 
 
 def test_lists_of_journals_are_equal_by_what_they_hold_and_collapse(tmp_path: Path) -> None:

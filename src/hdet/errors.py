@@ -38,7 +38,7 @@ class DivergedError(HdetError, RuntimeError):
 
 
 class LostReplicaError(HdetError, RuntimeError):
-    """A collective failed or ran into the group's time-out: some replica did not arrive."""
+    """A collective failed or ran into the group's time-out: says who did not come, and when each was last seen."""
 
 
 class JournalError(HdetError, ValueError):

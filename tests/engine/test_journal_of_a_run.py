@@ -129,3 +129,26 @@ def test_a_controller_that_returns_nonsense_changes_nothing() -> None:
 
 def _broken_controller(rank: int) -> str:
     return str(error_of(lambda: run(rank, None, auto_lr=Broken())))
+
+
+def _with_nan(rank: int, path: str) -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(4, 2)
+    probe = hdet.ProbeBatch(model, lambda m, batch: m(batch).square().mean(), lambda k: x)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", 50, probe=probe, cycle_momentum=False, journal=path)
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        scheduler.step(math.nan if rank == 1 else 3.0)
+
+
+def test_a_loss_of_one_rank_that_is_no_number_is_recorded_while_the_rate_is_searched(tmp_path: Path) -> None:
+    run_ranks(_with_nan, 2, str(tmp_path / "run.jsonl"))
+    rounds = hdet.read_journal(tmp_path / "run.jsonl").rounds
+    assert rounds
+    for record in rounds:
+        assert record["not_finite"] == [1]
+        assert [row["loss"] for row in record["replicas"]] == [3.0]

@@ -130,12 +130,18 @@ def test_events_are_told_once(tmp_path: Path) -> None:
         {"event": "first step"},
         {"event": None},
         {"event": "restarted", "excluded": [1]},
-        {},
+        {"not_finite": [0, 2]},
     ]
     records = [{**a_round(k), **more} for k, more in enumerate(told)]
-    run = run_of(tmp_path, *records, {"kind": "resume", "step": 25})
+    run = run_of(tmp_path, *records[:2], {"kind": "resume", "step": 25}, *records[2:])
     found = [(event.step, event.text) for event in series.events(run)]
-    assert found == [(10, "first step"), (25, "resumed"), (40, "replica 1 left out"), (40, "restarted")]
+    assert found == [
+        (10, "first step"),
+        (25, "resumed"),
+        (40, "replica 1 left out"),
+        (40, "restarted"),
+        (50, "loss of rank 0, 2 not finite"),
+    ]
 
 
 def test_a_run_that_went_back_has_a_gap(tmp_path: Path) -> None:

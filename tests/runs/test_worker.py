@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+from typing import Any
 
 import pytest
 
+from hdet.runs.launch import _reason
 from hdet.runs.stop import Stop, on_signals
 from hdet.runs.teller import Teller
 from hdet.runs.worker import Pipe
@@ -28,6 +30,16 @@ def test_a_parent_that_is_gone_has_asked_to_stop(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "write", gone)
     Pipe(stop)({"kind": "step"})
     assert stop.asked
+
+
+def test_the_first_rank_that_failed_is_named_with_its_own_words() -> None:
+    own = [{"kind": "failed", "rank": rank, "error": f"ValueError: {rank}\nmore"} for rank in range(3)]
+    lost: dict[str, Any] = {"kind": "lost", "rank": 2, "signal": None}
+    assert _reason([*own, lost], 1) == "rank 2: ValueError: 2"
+    assert _reason([*own, lost | {"signal": "SIGKILL"}], 1) == "rank 2 was ended by SIGKILL"
+    assert _reason([own[1], own[0]], 1) == "rank 1: ValueError: 1"
+    assert _reason([lost], 3) == "rank 2 ended without a word, exit code 3"
+    assert _reason([], 3) == "exit code 3"
 
 
 def test_a_signal_asks_once_and_is_put_back() -> None:

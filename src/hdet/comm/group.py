@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hdet.comm.arms import Arms
 from hdet.comm.new_group import backend_of_device, new_group
+from hdet.comm.presence import presence
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 
 __all__ = [
@@ -124,25 +125,35 @@ class Distributed:
         # As bytes: not every device has float64.
         mine = torch.tensor(row, dtype=torch.float64).view(torch.uint8).to(self._gathering_device(device))
         rows = [torch.empty_like(mine) for _ in range(self._ranks)]
-        dist.all_gather(rows, mine, group=self._group)
+        with _communicating():
+            dist.all_gather(rows, mine, group=self._group)
         return torch.stack(rows).cpu().view(torch.float64).tolist()
 
     def gather_objects(self, value: Value) -> list[Value]:
         values: list[Any] = [None] * self._ranks
-        dist.all_gather_object(values, value, group=self._group)
+        with _communicating():
+            dist.all_gather_object(values, value, group=self._group)
         return values
 
     def broadcast_object(self, value: Value) -> Value:
         values = [value]
-        dist.broadcast_object_list(values, src=dist.get_global_rank(self._group, 0), group=self._group)
+        with _communicating():
+            dist.broadcast_object_list(values, src=dist.get_global_rank(self._group, 0), group=self._group)
         return values[0]
 
     def broadcast_(self, tensor: Tensor) -> None:
-        dist.broadcast(tensor, src=dist.get_global_rank(self._group, 0), group=self._group)
+        with _communicating():
+            dist.broadcast(tensor, src=dist.get_global_rank(self._group, 0), group=self._group)
 
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
-        return work.wait  # type: ignore[no-any-return]
+        with _communicating():
+            work = dist.all_reduce(flat, group=self._group, async_op=True)
+
+        def wait() -> None:
+            with _communicating():
+                work.wait()
+
+        return wait
 
     def _gathering_device(self, device: torch.device) -> torch.device:
         """Where a small row travels: gloo copies device memory to the host anyway, nccl takes nothing else."""
@@ -194,7 +205,8 @@ def connect(group: Group) -> ReplicaGroup:
     assert parent is not None  # torch.distributed is initialised: find_seat saw more than one replica
     if parent not in _own_groups:
         ranks = dist.get_process_group_ranks(parent)
-        _own_groups[parent] = new_group(ranks, parent)
+        with _communicating():
+            _own_groups[parent] = new_group(ranks, parent)
     return Distributed(_own_groups[parent], group.members if isinstance(group, Arms) else None)
 
 
@@ -204,7 +216,8 @@ def connect_within(ranks: int) -> ReplicaGroup:
     parent = dist.group.WORLD
     assert parent is not None  # the caller has met the other replicas: torch.distributed is initialised
     nodes = [list(range(first, min(first + ranks, world))) for first in range(0, world, ranks)]
-    groups = [new_group(node, parent) for node in nodes]
+    with _communicating():
+        groups = [new_group(node, parent) for node in nodes]
     return next(Distributed(group) for node, group in zip(nodes, groups, strict=True) if me in node)
 
 
@@ -226,17 +239,40 @@ def connect_alike(group: ReplicaGroup, held: Sequence[float]) -> ReplicaGroup:
 
 @contextmanager
 def arriving(what: str) -> Iterator[None]:
-    """Name what was going on when a collective failed: usually some replica never arrived."""
+    """Say what was going on when a collective failed, and who has not come to it.
+
+    An error of this rank's own stays what it is; the others, who will wait for this rank in vain, are left a note.
+    """
     try:
         yield
-    except HdetError:  # has its own words
+    except _CollectiveFailed as failure:
+        raise LostReplicaError(
+            f"a collective failed in {what}: {failure}\n{presence().report()}\n"
+            "A rank was lost, or did not come within the process group's time-out. Look for the first error of the "
+            "ranks above, or on any of them; every rank must call step(), converge() and consensus() equally often (an "
+            "uneven loader? a skipped step?). Then start again from the last checkpoint."
+        ) from failure.__cause__
+    except HdetError:  # has its own words, and all ranks have it
+        raise
+    except Exception as error:
+        if dist.is_available() and dist.is_initialized():
+            presence().leave(what, error)
+        raise
+
+
+class _CollectiveFailed(LostReplicaError):
+    """A collective failed: what :func:`arriving` turns into words."""
+
+
+@contextmanager
+def _communicating() -> Iterator[None]:
+    """Around a collective and nothing else: whatever it raises is a failure to communicate, but for want of memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise LostReplicaError(
-            f"a collective failed in {what}: {error}\nSome replica did not arrive within the process group's time-out, "
-            "or left. Every rank must call step(), converge() and consensus() equally often; look for the first error "
-            "on the other ranks, and for a rank that skips steps (an uneven loader, a skipped GradScaler step)."
-        ) from error
+        raise _CollectiveFailed(str(error)) from error
 
 
 _LAST_WORDS = 0.1

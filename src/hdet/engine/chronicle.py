@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from hdet.engine.records import header_record, resume_record
-from hdet.journal import Sink
+from hdet.errors import JournalError
+from hdet.journal import Journal, Several, Sink
 
 __all__ = ["Chronicle"]
 
@@ -25,32 +27,76 @@ class Chronicle:
     def __init__(self, sink: Sink | None, arguments: Mapping[str, Any]) -> None:
         self.sink = sink
         self.arguments = dict(arguments)
-        self._opened = False
+        self._pens = [_Pen(one) for one in (sink.sinks if isinstance(sink, Several) else [sink]) if one is not None]
         self._resumed: tuple[int, bool] | None = None
 
     def give_up(self) -> None:
         """Write nothing any more: somebody else does."""
-        self.sink = None
+        self.sink, self._pens = None, []
+
+    def claim(self) -> JournalError | None:
+        """Before the first round, on the rank that writes: open files for this run alone. The error if one is taken.
+
+        A file that cannot be opened for another reason is tried again at the end of every round.
+        """
+        for pen in self._pens:
+            try:
+                if isinstance(pen.sink, Journal):
+                    pen.sink.claim()
+            except JournalError as error:
+                return error
+            except OSError as error:
+                _log.warning("the journal %r cannot be opened: %s. Every round tries again", pen.sink, error)
+        return None
 
     def resume(self, step: int, mid_round: bool) -> None:
         """The run goes on from a checkpoint."""
-        self._opened, self._resumed = False, (step, mid_round)
+        self._resumed = step, mid_round
+        for pen in self._pens:
+            pen.opened = False
 
     def write(self, record: Mapping[str, Any], replicas: int, knobs: list[str]) -> None:
-        """Write a record. A journal that cannot be written is given up: one rank alone must not stop training."""
-        if self.sink is None:
-            return
-        try:
-            if not self._opened:
-                self._open(self.sink, replicas, knobs)
-            self.sink.write(record)
-        except Exception as error:  # a full disk, a sink of the user's own: never a reason to stop on one rank alone
-            _log.warning("the journal %r cannot be written and is given up: %s", self.sink, error)
-            self.give_up()
+        """Write a record, wherever that works: one rank alone must not stop training."""
+        for pen in self._pens:
+            goes_on = self._resumed is not None and getattr(pen.sink, "begun", False)
+            opening = [] if goes_on else [header_record(self.arguments, replicas, knobs)]
+            if self._resumed is not None:
+                opening.append(resume_record(self._resumed[0], replicas, self._resumed[1]))
+            pen.write(opening, record, goes_on=goes_on)
 
-    def _open(self, sink: Sink, replicas: int, knobs: list[str]) -> None:
-        if self._resumed is None or not getattr(sink, "begun", False):
-            sink.write(header_record(self.arguments, replicas, knobs))
-        if self._resumed is not None:
-            sink.write(resume_record(self._resumed[0], replicas, self._resumed[1]))
-        self._opened = True
+    def close(self) -> None:
+        """The run has ended: others may write to its files."""
+        for pen in self._pens:
+            if isinstance(pen.sink, Journal):
+                pen.sink.close()
+
+
+class _Pen:
+    """One sink, what it was told, and how much it has missed."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.opened = False
+        """Whether it knows which run this is."""
+        self._run = uuid.uuid4().hex[:12]
+        self._lost = 0
+
+    def write(self, opening: list[dict[str, Any]], record: Mapping[str, Any], *, goes_on: bool) -> None:
+        """Write a record, and before the first one ``opening``. One that cannot be written is lost, and counted."""
+        try:
+            if not self.opened:
+                self._run = getattr(self.sink, "run", None) or self._run if goes_on else self._run
+                for first in opening:
+                    self.sink.write({"run": self._run, **first})
+                self.opened = True
+            missing = {"lost": self._lost} if self._lost else {}
+            self.sink.write({"run": self._run, **record, **missing})
+        except Exception as error:  # a full disk, a sink of the user's own: never a reason to stop on one rank alone
+            self._lost += 1
+            if self._lost & (self._lost - 1) == 0:  # 1, 2, 4, 8, ...: a week-long run has many rounds
+                text = "the journal %r cannot be written: %s. Rounds lost: %d; the next one tries again"
+                _log.warning(text, self.sink, error, self._lost)
+        else:
+            if self._lost:
+                _log.warning("the journal %r is written again; rounds lost: %d", self.sink, self._lost)
+            self._lost = 0

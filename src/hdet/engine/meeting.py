@@ -10,9 +10,10 @@ from torch import Tensor
 
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, connect, find_seat
+from hdet.comm.presence import presence
 from hdet.engine.chronicle import Chronicle
 from hdet.engine.losses import LossMeter
-from hdet.engine.rollcall import Occasion, RollCall, call
+from hdet.engine.rollcall import Occasion, RollCall, call, in_words
 from hdet.engine.tally import Tally
 from hdet.engine.weights import NO_WEIGHTS, Weights
 
@@ -78,6 +79,8 @@ class Meeting:
         """Show and see, raise on disagreement, conclude. Collective. ``within``: other replicas than :attr:`group`."""
         group = within or self.group
         alone = group.seat.size == 1
+        if not alone:
+            presence().arrive(f"{in_words(occasion)}, step {t}")
         return call(
             group,
             occasion,

@@ -19,7 +19,7 @@ from hdet.comm.shards import place
 from hdet.engine.losses import LossMeter
 from hdet.engine.weights import Weights
 
-__all__ = ["Occasion", "RollCall", "call"]
+__all__ = ["Occasion", "RollCall", "call", "in_words"]
 
 _CURE = (
     "Give every rank the same arguments, and call step(), observe(), converge() and consensus() equally often "
@@ -41,6 +41,19 @@ class Occasion(IntEnum):
     INNER = 4
     METRICS = 5
     BUFFERS = 6
+
+
+def in_words(occasion: Occasion) -> str:
+    """The call that brought the replicas together."""
+    return {
+        Occasion.FIRST_STEP: "step(), the first",
+        Occasion.ROUND_END: "step(), at the end of a round",
+        Occasion.CONVERGE: "converge()",
+        Occasion.CONSENSUS: "consensus()",
+        Occasion.INNER: "step(), averaging inside a node",
+        Occasion.METRICS: "step(metrics=...)",
+        Occasion.BUFFERS: "step(), averaging buffers",
+    }[occasion]
 
 
 class RollCall(NamedTuple):
@@ -167,15 +180,7 @@ def _all_equal(parts: list[float], columns: list[list[float]]) -> bool:
 
 def _in_words(name: str, value: float) -> str:
     if name == _OCCASION:
-        return {
-            Occasion.FIRST_STEP: "step(), the first",
-            Occasion.ROUND_END: "step(), at the end of a round",
-            Occasion.CONVERGE: "converge()",
-            Occasion.CONSENSUS: "consensus()",
-            Occasion.INNER: "step(), averaging inside a node",
-            Occasion.METRICS: "step(metrics=...)",
-            Occasion.BUFFERS: "step(), averaging buffers",
-        }[Occasion(int(value))]
+        return in_words(Occasion(int(value)))
     if name == _LOSS_GIVEN:
         return "given" if value else "missing"
     if value != value:

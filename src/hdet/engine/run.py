@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.comm.arms import Arms
-from hdet.comm.group import Group, Seat, Solo, arriving
+from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving
+from hdet.comm.presence import presence
 from hdet.engine.checkpoint import STATE_VERSION
 from hdet.engine.chronicle import Chronicle
 from hdet.engine.copies import put_back
@@ -31,7 +32,7 @@ from hdet.engine.rollcall import Occasion
 from hdet.engine.tally import Tally
 from hdet.engine.way import RoundEnd, Way
 from hdet.engine.weights import NO_WEIGHTS
-from hdet.errors import ArgumentError, ProbeWarning, ResumeWarning
+from hdet.errors import ArgumentError, JournalError, ProbeWarning, ResumeWarning
 from hdet.journal import Sink
 
 __all__ = ["Run"]
@@ -62,6 +63,8 @@ class Run:
         self._watches_loading = False
         self.in_consensus = False
         """Whether this replica holds the replicas' mean."""
+        self._has_claimed = False
+        """Whether the journal's files are known to be this run's alone."""
         self._rest = range(0)
         """Counters between which a step without a loss has nothing to do, so that it takes no time."""
         self._round_began = time.perf_counter()
@@ -118,19 +121,24 @@ class Run:
             self._just_loaded = False
             self._tell_what_was_lost(before)
         self.connect(optimizer, before)
+        if not self._has_claimed and self.seat.size == 1:
+            self._claim_journal(Solo(), writes=True)
         self.way.after_step(optimizer, after, self.meeting)
         return self.way.rounds.ends_at(after)
 
     def end_round(self, end: RoundEnd) -> None:
         """Let the way end the round, and write the journal. Collective."""
         began = time.perf_counter()
-        report = self.way.end_round(end, self.meeting)
+        with arriving(f"the end of a round, at step {end.after}"):
+            report = self.way.end_round(end, self.meeting)
         self.meter.reset()
         self._rest = self.way.rest(end.after)
         self._tally.reset()
         if report.record is not None:
             report.record["seconds"] = {"train": began - self._round_began, **report.record["seconds"]}
             self.chronicle.write(report.record, len(report.record["replicas"]), [s.name for s in self.way.specs])
+        if end.after == self.way.rounds.total_steps:
+            self.chronicle.close()
         if report.warning is not None and self.meeting.group.rank == 0:
             warnings.warn(report.warning, ProbeWarning, stacklevel=4)  # end_round, two of the face, the user
         self._round_began = time.perf_counter()
@@ -150,11 +158,24 @@ class Run:
             return
         weights = self.way.first_weights(optimizer)
         with arriving("the first step, where the replicas meet"):
+            presence().arrive(f"the first step, {t}")
             group = meeting.gathered()
             terms = self.way.terms()
             roll = meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
             self.way.met(group, roll)
+            if roll.writer is not None:
+                self._claim_journal(group, writes=roll.writer == group.rank)
         meeting.begin(group)
+
+    def _claim_journal(self, group: ReplicaGroup, *, writes: bool) -> None:
+        """Raise on every rank if another run writes to the journal. Collective."""
+        self._has_claimed = True
+        error = self.chronicle.claim() if writes else None
+        refused = [rank for rank, (row,) in enumerate(group.gather([float(error is not None)])) if row]
+        if error is not None:
+            raise error
+        if refused:
+            raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
 
     def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
         """Average now, nothing else: the round goes on. Collective."""
@@ -296,4 +317,4 @@ class Run:
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _watches_loading=False, _rest=range(0))
+        self.__dict__.update(state, _watches_loading=False, _has_claimed=False, _rest=range(0))

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from hdet.errors import ArgumentError, JournalError
-from hdet.journal import JournalData, read_journal
+from hdet.journal import LastRun, last_run
 from hdet.report.folder import Curve, Summary, read_curve, read_summary
 from hdet.report.numbers import finite
 
@@ -75,6 +75,8 @@ class Round(NamedTuple):
     event: str | None
     alarm: str | None
     """In words: what makes the found rate worthless."""
+    not_finite: tuple[int, ...] = ()
+    """Of a probed run: ranks whose loss was NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -135,16 +137,16 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
         raise ArgumentError(f"a run must be a journal or a run's folder, but {path} does not exist; check the path")
     if not path.is_dir():
         name = path.resolve().parent.name if path.name == "journal.jsonl" else path.stem
-        return _run(name, path, read_journal(path), Summary(), Curve())
+        return _run(name, path, last_run(path), Summary(), Curve())
     journal, summary = path / "journal.jsonl", read_summary(path / "run.json")
     if not journal.exists() and summary is None:
         raise JournalError(f"{path} is no run's folder: it has neither journal.jsonl nor run.json; name another")
     summary = summary or Summary()
-    data = read_journal(journal) if journal.exists() else JournalData({})
+    data = last_run(journal) if journal.exists() else LastRun(journal, {}, [], {})
     return _run(summary.name or path.resolve().name, path, data, summary, read_curve(path / "curve.csv"))
 
 
-def _run(name: str, path: Path, data: JournalData, summary: Summary, curve: Curve) -> RunData:
+def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -> RunData:
     try:
         header, knobs = data.header, _knobs(data)
         arguments = header.get("arguments") or summary.arguments
@@ -156,7 +158,7 @@ def _run(name: str, path: Path, data: JournalData, summary: Summary, curve: Curv
             knobs=knobs,
             starts=starts,
             replicas=int(header.get("replicas") or 0),
-            rounds=tuple(_rounds(data.rounds, starts, decays)),
+            rounds=tuple(_rounds(data.rounds(), starts, decays)),
             resumes=tuple(int(record["step"]) for record in data.resumes),
             arguments=arguments,
             made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
@@ -169,10 +171,10 @@ def _run(name: str, path: Path, data: JournalData, summary: Summary, curve: Curv
         ) from error
 
 
-def _knobs(data: JournalData) -> tuple[str, ...]:
-    """The header's names; groups that were added later have none."""
+def _knobs(data: LastRun) -> tuple[str, ...]:
+    """The header's names; groups that were added later have none, and the last round has them all."""
     names = [str(name) for name in data.header.get("knobs") or ()]
-    most = max((len(record.get("base") or ()) for record in data.rounds), default=0)
+    most = len((data.last_round() or {}).get("base") or ())
     return (*names, *(f"lr[{g}]" for g in range(len(names), most)))
 
 
@@ -185,7 +187,7 @@ def _starts(arguments: Mapping[str, Any], knobs: Sequence[str]) -> Numbers:
     return tuple(own if own is not None else other for own, other in zip(first, default, strict=True))
 
 
-def _rounds(records: Sequence[Mapping[str, Any]], starts: Numbers, decays: bool) -> Iterator[Round]:
+def _rounds(records: Iterable[Mapping[str, Any]], starts: Numbers, decays: bool) -> Iterator[Round]:
     """In order: what was learned before a round stands in the round before it, unless the run went back between."""
     step, learned = 0, starts
     for record in records:
@@ -220,6 +222,7 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         seconds=seconds,
         event=str(record["event"]) if record.get("event") else None,
         alarm=str(record["alarm"]) if record.get("alarm") else None,
+        not_finite=tuple(int(rank) for rank in record.get("not_finite") or ()),
     )
 
 

@@ -15,6 +15,8 @@ def finite(value: object) -> float | None:
     >>> finite(3), finite(float("nan")), finite(None), finite("7"), finite(True)
     (3.0, None, None, None, None)
     """
+    if type(value) is float:  # nearly always
+        return value if -math.inf < value < math.inf else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

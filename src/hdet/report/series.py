@@ -217,7 +217,8 @@ def events(run: RunData) -> tuple[Event, ...]:
     last = None
     for r in run.rounds:
         out = f"replica {', '.join(map(str, r.excluded))} left out" if r.excluded else None
-        texts = [text for text in (r.event, out) if text]
+        lost = f"loss of rank {', '.join(map(str, r.not_finite))} not finite" if r.not_finite else None
+        texts = [text for text in (r.event, out, lost) if text]
         found += [Event(r.step, text) for text in texts if texts != last]
         last = texts
     return tuple(sorted(found))

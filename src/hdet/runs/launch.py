@@ -61,20 +61,20 @@ def _in_ranks(folders: Sequence[Folder], replicas: int, tell: Tell) -> Outcome:
 
     try:
         with on_signals(end):
-            last = _listen(process, tell)
+            last, failed = _listen(process, tell)
         code = process.wait()
     finally:
         _make_sure_it_ends(process)
-    if last["kind"] == "end" and (last["outcome"] == "stopped" or last["run"] == len(folders) - 1):
+    told = any(message["kind"] == "failed" for message in failed)
+    if not told and last["kind"] == "end" and (last["outcome"] == "stopped" or last["run"] == len(folders) - 1):
         return last["outcome"]  # type: ignore[no-any-return]
     if stop.asked:  # before they had begun
         return "stopped"
-    reason = last.get("error", f"exit code {code}").splitlines()[0]
-    raise RanksFailed(f"the replicas failed: {reason}; {log} has details")
+    raise RanksFailed(f"the replicas failed: {_reason(failed, code)}; {log} has details")
 
 
 def _launched(folders: Sequence[Folder], replicas: int, log: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={replicas}"]
+    command = [sys.executable, "-m", "hdet.runs.torchrun", "--standalone", f"--nproc-per-node={replicas}"]
     command += ["-m", "hdet.runs.worker", *(str(folder.path) for folder in folders)]
     with log.open("a") as errors:
         return subprocess.Popen(
@@ -88,19 +88,34 @@ def _launched(folders: Sequence[Folder], replicas: int, log: Path) -> subprocess
         )
 
 
-def _listen(process: subprocess.Popen[str], tell: Tell) -> Message:
-    """Pass messages on until the ranks have ended. The last end of a run, or the first failure."""
+def _listen(process: subprocess.Popen[str], tell: Tell) -> tuple[Message, list[Message]]:
+    """Pass messages on until the ranks have ended. The last end of a run, and what was told of failures."""
     assert process.stdout is not None
     last: Message = {"kind": "nothing"}
+    failed: list[Message] = []
     for line in process.stdout:
         if not line.startswith("{"):
             continue
         message: Message = json.loads(line)
-        if message["kind"] in ("end", "failed") and last["kind"] != "failed":
+        if message["kind"] in ("failed", "lost"):
+            failed.append(message)
+            continue
+        if message["kind"] == "end":
             last = message
-        if message["kind"] != "failed":
-            tell(message)
-    return last
+        tell(message)
+    return last, failed
+
+
+def _reason(failed: Sequence[Message], code: int) -> str:
+    """The first rank that failed, by its own words or by the signal that ended it. Others fail because of it."""
+    lost = next((message for message in failed if message["kind"] == "lost"), None)
+    if lost is not None and lost["signal"] is not None:
+        return f"rank {lost['rank']} was ended by {lost['signal']}"
+    told = [message for message in failed if message["kind"] == "failed"]
+    told.sort(key=lambda message: lost is None or message["rank"] != lost["rank"])  # the first to fail comes first
+    if not told:
+        return f"exit code {code}" if lost is None else f"rank {lost['rank']} ended without a word, exit code {code}"
+    return f"rank {told[0]['rank']}: {told[0]['error'].splitlines()[0]}"
 
 
 def _make_sure_it_ends(process: subprocess.Popen[str]) -> None:

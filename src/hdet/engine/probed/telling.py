@@ -30,13 +30,15 @@ def record_of(
     order: Order,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """The round as one record: the one model stands where replicas would.
+    """The round as one record: the one model stands where replicas would, with the ranks' mean loss.
 
     ``then`` is the schedule before the round's last step: once the guess is kept to, there is another one.
     """
     after, now, knobs = order.state, end.schedule(end.after), len(then)
     base = _base(before, then, end.before)
-    shown = roll._replace(losses=roll.losses[:1], signals=[evidence.now], finite=[True])
+    finite = [loss for loss in roll.losses if math.isfinite(loss)]
+    loss = math.fsum(finite) / len(finite) if finite else math.nan
+    shown = roll._replace(losses=[loss], signals=[evidence.now], finite=[True])
     record = round_record(
         k=k,
         step=end.after,
@@ -52,7 +54,8 @@ def record_of(
         seconds={**seconds, "converge": 0.0},
     )
     heard = {"loss_before": evidence.before, "reach": math.exp(evidence.reach) * then[0]}
-    story = {"event": order.event, "went_back_to": order.went_back_to, "alarm": order.alarm}
+    unheard = [rank for rank, own in enumerate(roll.losses) if roll.has_losses and not math.isfinite(own)]
+    story = {"not_finite": unheard, "event": order.event, "went_back_to": order.went_back_to, "alarm": order.alarm}
     return {**record, "shape": now, **heard, **story}
 
 

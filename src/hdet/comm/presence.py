@@ -1,0 +1,128 @@
+"""Presence: ranks note in the process group's store that they have come, so that an error can say who has not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+__all__ = ["Presence", "presence"]
+
+_GRACE = 0.5
+"""Seconds that others may be later than the rank that noticed, before they count as missing."""
+_PATIENCE = timedelta(seconds=10)
+"""How long a store may take to answer before its host counts as lost."""
+_STORE_ERRORS = RuntimeError, ValueError, OSError  # of sockets, time-outs, closed files
+
+
+class Presence:
+    """What the ranks of a process group know of each other without a collective.
+
+    A note costs one message to the store. Notes are for people: where one cannot be written, nothing happens.
+
+    Args:
+        store: of the default process group; None: torch does not tell it.
+        rank: this one.
+        size: how many there are.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._meetings = 0
+
+    def arrive(self, where: str) -> None:
+        """This rank comes to a meeting of all ranks."""
+        self._meetings += 1
+        self._note(where=where)
+
+    def leave(self, where: str, error: BaseException) -> None:
+        """This rank leaves a meeting, by an error of its own."""
+        first_line = (str(error).splitlines() or [""])[0]
+        self._note(where=where, error=f"{type(error).__name__}: {first_line}")
+
+    def report(self) -> str:
+        """In words: who has not come to the meeting where this rank is, and when each was last seen."""
+        if self._store is None:
+            return "Nobody knows who: torch does not tell where the ranks could have noted it."
+        time.sleep(_GRACE)
+        try:
+            with _impatient(self._store):
+                notes = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
+        except _STORE_ERRORS as error:
+            return (
+                f"The store of the process group does not answer ({_short(error)}): its host was lost, which is the "
+                "launcher's machine or rank 0."
+            )
+        absent = [
+            f"  rank {rank}: {_in_words(note)}"
+            for rank, note in notes.items()
+            if note is None or "error" in note or note["meeting"] < self._meetings
+        ]
+        if not absent:
+            return "Every rank has come: one was lost while they exchanged numbers, or the network between them was."
+        return "\n".join(["These ranks have not come:", *absent])
+
+    def _note(self, **words: str) -> None:
+        if self._store is None:
+            return
+        note = {"meeting": self._meetings, "time": time.time(), **words}
+        with suppress(*_STORE_ERRORS):  # the collective that follows fails too, and says so
+            self._store.set(_key(self._rank), json.dumps(note))
+
+    def _read(self, rank: int) -> dict[str, Any] | None:
+        if not self._store.check([_key(rank)]):  # get() would wait for it
+            return None
+        note: dict[str, Any] = json.loads(self._store.get(_key(rank)))
+        return note
+
+
+_known: WeakKeyDictionary[dist.ProcessGroup, Presence] = WeakKeyDictionary()
+
+
+def presence() -> Presence:
+    """That of the default process group, which must exist."""
+    world = dist.group.WORLD
+    assert world is not None
+    if world not in _known:
+        _known[world] = Presence(_default_store(), dist.get_rank(), dist.get_world_size())
+    return _known[world]
+
+
+def _default_store() -> Any:
+    try:
+        return dist.distributed_c10d._get_default_store()
+    except (AttributeError, ValueError):  # a private name of torch, and some backends have none
+        return None
+
+
+def _key(rank: int) -> str:
+    return f"hdet/presence/{rank}"
+
+
+@contextmanager
+def _impatient(store: Any) -> Iterator[None]:
+    """A store whose host is gone would be waited for as long as the ranks first waited for each other: minutes."""
+    before = store.timeout
+    store.set_timeout(_PATIENCE)
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
+
+
+def _in_words(note: dict[str, Any] | None) -> str:
+    if note is None:
+        return "never seen"
+    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(note["time"]))
+    ago = f"{moment}, {max(0.0, time.time() - note['time']):.0f} s ago, at {note['where']}"
+    return f"left with {note['error']} ({ago})" if "error" in note else f"last seen {ago}"
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

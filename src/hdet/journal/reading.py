@@ -1,0 +1,194 @@
+"""Reading a journal: the last run in a file, without what a resume has undone.
+
+The file is gone through twice: once for where the rounds stand, once for what is in them. So the report of a large
+journal needs one round at a time in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hdet.errors import ArgumentError, JournalError
+from hdet.journal.lines import SCHEMA, decoded
+
+__all__ = ["JournalData", "LastRun", "last_run", "read_journal"]
+
+_ROUND = re.compile(rb'\{(?:"run":"([^"\\]*)",)?"kind":"round","round":(\d{1,18}),"step":(\d{1,18})[,}]')
+"""How a line of a round begins: enough to know where it belongs."""
+
+
+@dataclass(frozen=True)
+class JournalData:
+    """One run, as read from a journal."""
+
+    header: dict[str, Any]
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    """In the order of their round numbers; the last line of a round wins."""
+    resumes: list[dict[str, Any]] = field(default_factory=list)
+
+
+class _Place(NamedTuple):
+    """Where a round stands."""
+
+    line: int
+    offset: int
+    step: int | None
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """The last run in a file: its rounds are read one after the other, when they are asked for."""
+
+    path: Path
+    header: dict[str, Any]
+    resumes: list[dict[str, Any]]
+    places: dict[int, _Place]
+    """By number of the round."""
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """In the order of their numbers."""
+        if not self.places:
+            return
+        with self.path.open("rb") as file:
+            for number in sorted(self.places):
+                place = self.places[number]
+                file.seek(place.offset)
+                yield _parsed(self.path, place.line, file.readline())
+
+    def last_round(self) -> dict[str, Any] | None:
+        """The one with the highest number."""
+        if not self.places:
+            return None
+        place = self.places[max(self.places)]
+        with self.path.open("rb") as file:
+            file.seek(place.offset)
+            return _parsed(self.path, place.line, file.readline())
+
+
+def read_journal(path: str | os.PathLike[str]) -> JournalData:
+    """The last run in a journal file. A last line that was cut off is left out.
+
+    Raises:
+        JournalError: the file was not written by hdet, or is damaged; names the line.
+    """
+    run = last_run(path)
+    return JournalData(run.header, list(run.rounds()), run.resumes)
+
+
+def last_run(path: str | os.PathLike[str]) -> LastRun:
+    """Where in a journal file its last run is.
+
+    A resume takes back the rounds that end after its step. Lines of another run, which got in between, are left out.
+    """
+    file = _file_at(path)
+    header: dict[str, Any] | None = None
+    resumes: list[dict[str, Any]] = []
+    places: dict[int, _Place] = {}
+    for line, offset, run, kind, record in _lines(file):
+        if kind == "header":
+            header, resumes, places = record, [], {}
+        elif header is None or run not in (None, header.get("run")):
+            continue
+        elif kind == "resume":
+            resumes.append(record)
+            places = {k: place for k, place in places.items() if place.step is None or place.step <= record["step"]}
+        elif kind == "round":
+            places[record["round"]] = _Place(line, offset, record.get("step"))
+    if header is None:
+        raise JournalError(f"{path} is no journal: it has no header line; give a file written by journal=")
+    if header.get("schema") != SCHEMA:
+        raise JournalError(
+            f"{path} has journal schema {header.get('schema')!r}, this hdet reads {SCHEMA}; use the hdet that wrote it"
+        )
+    return LastRun(file, header, resumes, places)
+
+
+class _Line(NamedTuple):
+    number: int
+    offset: int
+    run: str | None
+    kind: str
+    record: dict[str, Any]
+    """All of it; of a round perhaps only its number and step."""
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """Every line with a record. One that was cut off is left out: the last, or the one before a run went on.
+
+    A round whose beginning tells enough is not parsed, unless it may have been cut off: then it waits here for the
+    line that follows.
+    """
+    offset = 0
+    waiting: tuple[int, int, bytes] | None = None
+    with path.open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            if text.strip():
+                line = _glance(number, offset, text)
+                goes_on = line is not None and (line.kind in ("header", "resume") or b'"lost":' in text)
+                if waiting is not None:
+                    yield from _waited(path, *waiting, cut_off=goes_on)
+                waiting = None
+                if line is None or line.kind == "round":
+                    waiting = number, offset, text
+                else:
+                    yield line
+            offset += len(text)
+    if waiting is not None:
+        yield from _waited(path, *waiting, cut_off=True)
+
+
+def _waited(path: Path, number: int, offset: int, text: bytes, *, cut_off: bool) -> Iterator[_Line]:
+    """A line that may have been cut off; parsed only where it could be."""
+    line = _glance(number, offset, text)
+    if line is not None and not cut_off:
+        yield line
+        return
+    try:
+        record = _parsed(path, number, text)
+    except JournalError as error:
+        if not cut_off or isinstance(error.__cause__, UnicodeDecodeError):  # hdet writes ASCII
+            raise
+    else:
+        yield _Line(number, offset, record.get("run"), record["kind"], record)
+
+
+def _glance(number: int, offset: int, text: bytes) -> _Line | None:
+    """A line, of a round no more than its beginning; None for one that is no record."""
+    begins = _ROUND.match(text)
+    if begins is not None:
+        run = begins[1].decode(errors="replace") if begins[1] is not None else None
+        return _Line(number, offset, run, "round", {"round": int(begins[2]), "step": int(begins[3])})
+    try:
+        record = decoded(text)
+    except ValueError:
+        return None
+    return _Line(number, offset, record.get("run"), record["kind"], record)
+
+
+def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
+    try:
+        return decoded(text)
+    except UnicodeDecodeError as error:
+        raise JournalError(
+            f"{path}, line {number} is not text ({error}); remove that line, or give a file written by journal="
+        ) from error
+    except ValueError as error:
+        found = "is not JSON" if isinstance(error, json.JSONDecodeError) else "is no record"
+        raise JournalError(
+            f"{path}, line {number} {found} ({error}); remove that line, or give a file written by journal="
+        ) from error
+
+
+def _file_at(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or "\0" in os.fspath(path):
+        raise ArgumentError(f"path must be the path of a journal, but got path={path!r}; for instance run.jsonl")
+    file = Path(path)
+    if not file.is_file():
+        raise JournalError(f"path must be a journal's file, but there is none at {str(path)!r}; check the path")
+    return file

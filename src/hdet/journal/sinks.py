@@ -1,0 +1,152 @@
+"""Where a journal's records go: a file, an object of the user's own, or an experiment tracker."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
+
+from hdet.errors import ArgumentError
+from hdet.journal.file import Journal
+
+__all__ = ["Journals", "Several", "Sink", "open_journal", "scalars"]
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Anything that takes records: a :class:`Journal`, or an adapter to an experiment tracker."""
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Take one record: a dict with "kind" one of "header", "round", "resume"."""
+
+
+@runtime_checkable
+class ScalarWriter(Protocol):
+    """TensorBoard's SummaryWriter, or what looks like one."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object:
+        """Take one number."""
+
+
+@runtime_checkable
+class MetricsLogger(Protocol):
+    """The module ``mlflow``, or a logger of Lightning."""
+
+    def log_metrics(self, metrics: dict[str, float], /, *, step: int) -> object:
+        """Take a step's numbers."""
+
+
+@runtime_checkable
+class DictLogger(Protocol):
+    """A W&B run, or anything of your own."""
+
+    def log(self, data: dict[str, float], /, *, step: int) -> object:
+        """Take a step's numbers."""
+
+
+@dataclass
+class Tracked:
+    """A sink that passes each round's scalars on to an experiment tracker, which it neither opened nor closes."""
+
+    tracker: ScalarWriter | MetricsLogger | DictLogger
+    _knobs: Sequence[str] = field(default=(), init=False, repr=False, compare=False)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Pass on what a round says; of the other records only the knobs' names are kept."""
+        if record["kind"] == "header":
+            self._knobs = record.get("knobs", ())
+        if record["kind"] != "round":
+            return
+        values, step = scalars(record, self._knobs), int(record["step"])
+        if isinstance(self.tracker, ScalarWriter):
+            for tag, value in values.items():
+                self.tracker.add_scalar(tag, value, step)
+        elif isinstance(self.tracker, MetricsLogger):
+            self.tracker.log_metrics({_without_brackets(tag): value for tag, value in values.items()}, step=step)
+        else:
+            self.tracker.log(values, step=step)
+
+
+@dataclass
+class Several:
+    """Several sinks as one."""
+
+    sinks: list[Sink]
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Pass a record on to each."""
+        for sink in self.sinks:
+            sink.write(record)
+
+
+OneJournal: TypeAlias = Union[str, "os.PathLike[str]", Sink, ScalarWriter, MetricsLogger, DictLogger, None]
+Journals: TypeAlias = Union[OneJournal, "list[OneJournal]", "tuple[OneJournal, ...]"]
+"""What ``journal=`` may be."""
+
+
+def open_journal(journal: Journals) -> Sink | None:
+    """What the ``journal=`` argument means: a path, a sink, a tracker, or several of them in a list."""
+    if journal is None:
+        return None
+    if isinstance(journal, (str, os.PathLike)):
+        return Journal(journal)
+    if isinstance(journal, (list, tuple)):
+        sinks = [sink for sink in map(open_journal, journal) if sink is not None]
+        return Several(sinks) if len(sinks) > 1 else sinks[0] if sinks else None
+    if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and _takes(journal.write, {}):
+        return journal
+    if isinstance(journal, ScalarWriter) and _takes(journal.add_scalar, "", 0.0, 0):
+        return Tracked(journal)
+    if isinstance(journal, MetricsLogger) and _takes(journal.log_metrics, {}, step=0):
+        return Tracked(journal)
+    if isinstance(journal, DictLogger) and _takes(journal.log, {}, step=0):
+        return Tracked(journal)
+    raise ArgumentError(
+        "journal must be a path, an object with write(record), add_scalar(tag, value, step), log(dict, step=) or "
+        f'log_metrics(dict, step=), a list of these, or None, but got {journal!r}; for instance journal="run.jsonl"'
+    )
+
+
+def _takes(method: Any, *arguments: object, **keywords: object) -> bool:
+    """Whether a method can be called so. A logger's log() and a tensor's mean something else."""
+    try:
+        inspect.signature(method).bind(*arguments, **keywords)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, float]:
+    """A round's main numbers, by tag. What is missing or not finite has no entry.
+
+    >>> scalars({"base": [0.1], "delta": None, "replicas": [{"loss": 1.0}, {"loss": 3.0}]}, ["lr[0]"])
+    {'hdet/base/lr[0]': 0.1, 'hdet/loss/mean': 2.0, 'hdet/loss/min': 1.0, 'hdet/loss/max': 3.0}
+    """
+    names = [*knobs, *(f"knob[{g}]" for g in range(len(knobs), len(record.get("base") or ())))]
+    found = {f"hdet/base/{name}": value for name, value in zip(names, record.get("base") or (), strict=False)}
+    found |= {f"hdet/slope/{name}": value for name, value in zip(names, record.get("delta") or (), strict=False)}
+    found |= {"hdet/reach": record.get("reach") or None}
+    summaries: dict[str, Callable[[list[float]], float]] = {"mean": _mean, "min": min, "max": max}
+    for what in ("loss", "divergence"):
+        values = [row[what] for row in record.get("replicas", ()) if _is_finite(row.get(what))]
+        if values:
+            found |= {f"hdet/{what}/{name}": summary(values) for name, summary in summaries.items()}
+    return {tag: float(value) for tag, value in found.items() if _is_finite(value)}
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _without_brackets(tag: str) -> str:
+    """``lr.0`` for ``lr[0]``: MLflow refuses brackets, and whatever else is no letter, digit or one of ``_-. :/``."""
+    return re.sub(r"[^\w\-. :/]", "_", tag.replace("[", ".").replace("]", ""))
