@@ -513,6 +513,8 @@ def test_arms() -> None:
         assert "add up to the 4 ranks" in errors[1]
         assert "hdet.arms(n)" in errors[2]
         assert "cuts the arm with ranks [2, 3]" in errors[3]
+        assert "mesh of all 4 ranks" in errors[4]
+        assert "('replicate', 'shard')" in errors[5]
 
 
 def _arms(rank: int) -> tuple[int, list[list[int]], int, list[str]]:
@@ -522,12 +524,16 @@ def _arms(rank: int) -> tuple[int, list[list[int]], int, list[str]]:
     arms = hdet.arms(2)
     assert arms == hdet.arms([2, 2]) == hdet.arms(mesh, "replicate")
     assert hdet.arms(mesh, "shard").members == [[0, 2], [1, 3]]
+    assert hdet.arms(mesh, ("replicate", "shard")) == hdet.arms(4)
     assert hdet.arms([1, 3]).members == [[0], [1, 2, 3]]
     half = dist.new_group([0, 1]), dist.new_group([2, 3])
     optimizer = make_optimizer("sgd", groups_of(two_layer()))
     subgroup = error_of(lambda: hdet.Ensemble(optimizer, group=half[rank // 2]))
     cut = error_of(lambda: hdet.Ensemble(optimizer, group=arms, inner=hdet.experimental.Inner(every=2, ranks=3)))
+    part = error_of(lambda: hdet.arms(mesh["shard"], "shard"))
+    unknown = error_of(lambda: hdet.arms(mesh, ("replicate", "tp")))
     errors = [str(error_of(lambda: hdet.arms(3))), str(error_of(lambda: hdet.arms([1, 1]))), str(subgroup), str(cut)]
+    errors += [str(part), str(unknown)]
     return arms.index, arms.members, dist.get_world_size(arms.gradients), errors
 
 

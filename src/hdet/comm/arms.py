@@ -48,18 +48,19 @@ class Arms:
         return f"Arms({self.members})"
 
 
-def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | None = None) -> Arms:
+def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | Sequence[str | int] | None = None) -> Arms:
     """Split the ranks into gradient-isolated replicas. Every rank calls it, after the process group exists.
 
     ``n`` = world size means no gradient synchronisation at all (local SGD); ``n`` = 1 shares gradients among all.
 
     Args:
         n: how many arms of equal size, of consecutive ranks; or the size of each arm; or a DeviceMesh.
-        dim: with a mesh, the dimension along which replicas differ: ranks with the same coordinate there are one arm.
+        dim: with a mesh, the dimension along which replicas differ, or several: ranks with the same coordinates there
+            are one arm. A sharded model needs the dimensions along which it is not sharded.
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if hasattr(n, "mesh"):
-        return Arms(_along_mesh(n, dim))  # type: ignore[arg-type]
+        return Arms(_along_mesh(n, dim, world))  # type: ignore[arg-type]
     if isinstance(n, int) and not isinstance(n, bool):
         if n < 1 or world % n:
             raise ArgumentError(
@@ -80,12 +81,23 @@ def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | None = None) -> A
     return Arms([list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)])
 
 
-def _along_mesh(mesh: DeviceMesh, dim: str | int | None) -> list[list[int]]:
-    names = mesh.mesh_dim_names or ()
-    axis = names.index(dim) if isinstance(dim, str) and dim in names else dim
-    if not isinstance(axis, int) or not 0 <= axis < mesh.mesh.ndim:
+def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, world: int) -> list[list[int]]:
+    ranks = mesh.mesh
+    if ranks.numel() != world:
         raise ArgumentError(
-            f"arms(mesh, dim) needs a dimension of the mesh, but got dim={dim!r}; "
-            f"the mesh has {names or mesh.mesh.ndim}"
+            f"arms(mesh, dim) needs a mesh of all {world} ranks, but got one of {ranks.numel()}; give the whole mesh "
+            'and a name: arms(mesh, "replicate")'
         )
-    return [sorted(part.flatten().tolist()) for part in mesh.mesh.unbind(axis)]
+    wanted = list(dim) if isinstance(dim, Sequence) and not isinstance(dim, str) else [dim]
+    names = list(mesh.mesh_dim_names or ())
+    known: dict[str | int | None, int] = {axis: axis for axis in range(ranks.ndim)}
+    known.update((name, axis) for axis, name in enumerate(names))
+    axes = [known[one] for one in wanted if one in known]
+    if not axes or len(set(axes)) < len(wanted):
+        raise ArgumentError(
+            f"arms(mesh, dim) needs a dimension of the mesh, or several, but got dim={dim!r}; "
+            f"the mesh has {tuple(names) or ranks.ndim}"
+        )
+    rest = [axis for axis in range(ranks.ndim) if axis not in axes]
+    arms_of_ranks = ranks.permute(*axes, *rest).flatten(0, len(axes) - 1)
+    return [sorted(part.flatten().tolist()) for part in arms_of_ranks]

@@ -50,7 +50,10 @@ def local_gradient(p: Tensor) -> Tensor | None:
     if p.grad is None or not is_distributed(p):
         return p.grad
     sharded: Any = p
-    return local(sharded.grad.redistribute(sharded.device_mesh, sharded.placements))
+    gradient = sharded.grad
+    if gradient.placements != sharded.placements:
+        gradient = gradient.redistribute(sharded.device_mesh, sharded.placements)
+    return local(gradient)
 
 
 def rewrapped(held: Tensor, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.comm.shards import is_distributed, local
 from hdet.engine.resharding import reshard
-from hdet.engine.sharding import check_sharded, refuse_flat
+from hdet.engine.sharding import check_sharded
 from hdet.errors import ArgumentError, ShardedParametersError
 
 __all__ = [
@@ -93,9 +93,7 @@ class Body:
 
     def remember(self, optimizer: Optimizer) -> None:
         """At construction: a sharded optimizer will replace its parameters by partitions."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        refuse_flat(parameters)
-        self._known = [id(p) for p in parameters]
+        self._known = [id(p) for group in optimizer.param_groups for p in group["params"]]
 
     def first_weights(self, optimizer: Optimizer, model: nn.Module | None) -> Weights:
         """The weights when the replicas first meet: whole, or shards of a known ``model``, or an error."""

@@ -18,6 +18,7 @@ from hdet.comm.group import check_group
 from hdet.comm.shards import is_distributed
 from hdet.engine.probed.evaluated import parts_of
 from hdet.engine.probed.way import ProbedWay
+from hdet.engine.sharding import refuse_flat
 from hdet.engine.trained.signals import ProbeLoss
 from hdet.engine.weights import check_model, trained_parameters
 from hdet.errors import ArgumentError, ProbeWarning
@@ -52,6 +53,7 @@ def check_common(ours: Ours, optimizer: Optimizer) -> None:
         raise ArgumentError(f'fanout must be "trained" or "probed", but got fanout={ours.fanout!r}; leave it out')
     check_group(ours.group)
     check_model(ours.model)
+    refuse_flat(p for group in optimizer.param_groups for p in group["params"])
     if not is_int(ours.seed):
         raise ArgumentError(f"seed must be an integer, but got seed={ours.seed!r}; leave it out for 0")
     if isinstance(ours.probe, ProbeLoss):

@@ -1,0 +1,116 @@
+"""One small model in float64, plain or sharded over a mesh, and its training. Through the public API only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import hdet
+
+__all__ = ["Net", "Ran", "batch_of", "found", "loss_of", "mesh_of", "part_of", "probe_of", "sharded", "train", "whole"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Net(nn.Module):
+    """Two layers share one weight, one bias is frozen, and ``scale`` stays outside of what is sharded."""
+
+    def __init__(self, width: int = 9) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            layers = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()]
+            twin = nn.Linear(width, width)
+            self.body = nn.Sequential(*layers, twin, nn.Tanh(), nn.Linear(width, 1)).double()
+        self.body[4].weight = self.body[2].weight
+        self.body[2].bias.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.body(x)
+        return self.scale * made
+
+
+def batch_of(k: int, size: int = 32) -> Batch:
+    """Batch ``k`` of an endless stream."""
+    g = torch.Generator().manual_seed(1000 + k)
+    x = torch.randn(size, 6, generator=g, dtype=torch.float64)
+    return x, torch.sin(x[:, :1]) + 0.5 * x[:, 1:2] * x[:, 2:3]
+
+
+def part_of(batch: Batch, number: int, parts: int) -> Batch:
+    x, y = (tensor.chunk(parts)[number] for tensor in batch)
+    return x, y
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def probe_of(model: nn.Module) -> hdet.ProbeBatch:
+    """On batches that training never sees."""
+    return hdet.ProbeBatch(model, loss_of, lambda k: batch_of(100_000 + k))
+
+
+def mesh_of(*shape: int) -> DeviceMesh:
+    """Of one dimension, ``shard``, or with ``replicate`` before it."""
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+
+def sharded(model: Net, mesh: DeviceMesh, **policy: Any) -> Net:
+    """The body's weights in shards; ``scale`` is plain."""
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model.body, mesh=mesh, **policy)
+    return model
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    """All weights, put together again. Collective where they are sharded."""
+    values: list[Any] = [p.detach() for p in model.parameters()]
+    return [(value.full_tensor() if hasattr(value, "full_tensor") else value).clone() for value in values]
+
+
+class Ran(NamedTuple):
+    """What a run came to."""
+
+    weights: list[Tensor]
+    rates: list[float]
+    rounds: list[dict[str, Any]]
+    """Of the journal, on the rank that writes it."""
+
+
+def train(
+    model: nn.Module, optimizer: Any, scheduler: Any, steps: range, number: int = 0, parts: int = 1, shares: Any = None
+) -> list[float]:
+    """The rate of each step, on part ``number`` of every batch. ``shares``: the ranks that share gradients."""
+    rates = []
+    for t in steps:
+        optimizer.zero_grad()
+        loss = loss_of(model, part_of(batch_of(t), number, parts))
+        loss.backward()
+        alone = getattr(model, "scale", None)
+        if parts > 1 and alone is not None:
+            dist.all_reduce(alone.grad, group=shares)
+            alone.grad /= dist.get_world_size(shares)
+        optimizer.step()
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        scheduler.step(loss.detach())
+    return rates
+
+
+def found(
+    model: nn.Module, guess: float, steps: int, journal: Path, number: int = 0, parts: int = 1, **more: Any
+) -> Ran:
+    """One probed run from its beginning to its end."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=guess)
+    writes = not dist.is_initialized() or dist.get_rank() == 0
+    given = {"probe": probe_of(model), "journal": journal if writes else None, **more}
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, **given)
+    rates = train(model, optimizer, scheduler, range(steps), number, parts)
+    return Ran(whole(model), rates, hdet.read_journal(journal).rounds if writes else [])

@@ -1,0 +1,195 @@
+"""``auto`` on sharded models: the same run as on a whole one, in float64, on every mesh."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+import hdet
+from tests.ranks import error_of, run_ranks
+from tests.setups.sharded import Net, Ran, batch_of, found, loss_of, mesh_of, part_of, probe_of, sharded, train
+
+LOW, HIGH = 1e-7, 1e3
+DECIDED = ("step", "event", "went_back_to", "alarm")
+
+
+class Case(NamedTuple):
+    guess: float
+    steps: int
+    shape: tuple[int, ...]
+    by_arms: bool = False
+
+
+CASES = [Case(HIGH, 200, (4,)), Case(LOW, 200, (2, 2), by_arms=True), Case(LOW, 60, (4,)), Case(HIGH, 60, (2, 2))]
+
+
+def _all_meshes(rank: int, folder: Path) -> list[Ran]:
+    runs = []
+    for number, case in enumerate(CASES):
+        mesh = mesh_of(*case.shape)
+        group = {"group": hdet.arms(mesh, "replicate")} if case.by_arms else {}
+        journal = folder / f"{number}.jsonl"
+        runs.append(found(sharded(Net(), mesh), case.guess, case.steps, journal, rank, 4, **group))
+    return runs
+
+
+def _agree(ran: Ran, plain: Ran) -> None:
+    for ours, theirs in zip(ran.weights, plain.weights, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert ran.rates == pytest.approx(plain.rates, rel=1e-9)
+    for now, then in zip(ran.rounds, plain.rounds, strict=bool(ran.rounds)):  # on the rank that writes the journal
+        assert [now[name] for name in DECIDED] == [then[name] for name in DECIDED]
+        for name in ("learned", "reach", "loss_before", "base"):
+            assert now[name] == pytest.approx(then[name], rel=1e-9, nan_ok=True), name
+
+
+def test_a_sharded_run_is_the_run_of_one_process(tmp_path: Path) -> None:
+    plain = [found(Net(), case.guess, case.steps, tmp_path / f"plain {k}.jsonl") for k, case in enumerate(CASES)]
+    events = "; ".join(r["event"] or "" for r in plain[0].rounds)
+    assert "restarted" in events
+    assert "went back" in events
+    for runs in run_ranks(_all_meshes, 4, tmp_path, timeout=110):
+        for ran, whole_run in zip(runs, plain, strict=True):
+            _agree(ran, whole_run)
+
+
+def _tensor_parallel(rank: int, folder: Path) -> Ran:
+    """Two ways at once: layers are split over ``tp``, and what each rank has of them is sharded over ``dp``."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import parallel as tp
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = Block()
+    split = {
+        "enter": tp.PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0)),
+        "norm": tp.SequenceParallel(sequence_dim=0),
+        "up": tp.ColwiseParallel(input_layouts=Shard(0)),
+        "down": tp.RowwiseParallel(),
+    }
+    tp.parallelize_module(model, mesh["tp"], split)
+    fully_shard(model, mesh=mesh["dp"])
+    return found(model, HIGH, 40, folder / "tp.jsonl", mesh["dp"].get_local_rank(), 2)
+
+
+class Block(nn.Module):
+    """A norm whose weights are whole on every rank, though each rank sees a part of its gradients, and two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 1)
+        self.enter = nn.Identity()
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.down(torch.tanh(self.up(self.norm(self.enter(x)))))
+        return made * 1.0  # FSDP warns of views
+
+
+def test_tensor_parallel_weights(tmp_path: Path) -> None:
+    plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl")
+    for ran in run_ranks(_tensor_parallel, 4, tmp_path, timeout=60):
+        _agree(ran, plain)
+
+
+def _copies(rank: int, mesh_size: int) -> int:
+    """Bytes that the scheduler holds on this rank: what is freed with it."""
+    model = Net(width=160)
+    model = sharded(model, mesh_of(mesh_size)) if mesh_size > 1 else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model))
+    train(model, optimizer, scheduler, range(14), rank, mesh_size)
+    with_it = _living()
+    del scheduler
+    return with_it - _living()
+
+
+def _living() -> int:
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (Tensor, nn.Parameter)]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def _edges(rank: int) -> dict[str, Any]:
+    return {"bytes": _copies(rank, 4), "errors": _refused(), "bfloat16": _lowered(rank, param_dtype=torch.bfloat16)}
+
+
+def _refused() -> dict[str, str]:
+    """What is said where a set-up cannot work."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor, Partial
+
+    mesh = mesh_of(4)
+    model = sharded(Net(), mesh)
+
+    def step(parameters: Any, *args: Any, **more: Any) -> None:
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        scheduler = hdet.OneCycleLR(optimizer, *args, total_steps=100, **more)
+        optimizer.step()
+        scheduler.step()
+
+    def probed(parameters: Any, **more: Any) -> Callable[[], None]:
+        return lambda: step(parameters, "auto", **{"probe": probe_of(model), **more})
+
+    partial = nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Partial()]))
+    flat = FullyShardedDataParallel(Net().body, device_id=torch.device("cpu"), use_orig_params=True)
+    attempts: dict[str, Callable[[], object]] = {
+        "trained": lambda: step(model.parameters(), 0.1, model=model),
+        "unknown model": lambda: step(model.parameters(), 0.1),
+        "unknown model, probed": probed(model.parameters(), probe=lambda: 1.0),
+        "arms that cut": probed(model.parameters(), group=hdet.arms(2)),
+        "arms of whole models": probed(Net().parameters(), group=hdet.arms(2)),
+        "partial": probed([partial]),
+        "flat": probed(flat.parameters()),
+        "noise": lambda: hdet.perturb_(model),
+    }
+    return {name: str(error_of(attempt)) for name, attempt in attempts.items()}
+
+
+def _lowered(rank: int, **precision: Any) -> list[float]:
+    """The loss before and after a short run with a probe of the user's own: a part of the batch on each rank."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    model = sharded(Net(), mesh_of(4), mp_policy=MixedPrecisionPolicy(**precision, output_dtype=torch.float64))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    held_out = part_of(batch_of(100_000), rank, 4)
+
+    def probe() -> Tensor:
+        return loss_of(model, held_out)
+
+    with torch.no_grad():
+        before = float(probe())
+    given: Any = {"probe": probe, "model": model, "group": hdet.arms(1)}
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=60, **given)
+    train(model, optimizer, scheduler, range(60), rank, 4)
+    with torch.no_grad():
+        return [before, float(probe())]
+
+
+def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
+    whole_bytes = _copies(0, 1)
+    answers = run_ranks(_edges, 4, timeout=100)
+    for answer in answers:
+        assert 0.2 < answer["bytes"] / whole_bytes < 0.3
+        errors = answer["errors"]
+        assert 'hdet.arms(mesh, "replicate")' in errors["trained"]
+        assert 'max_lr="auto"' in errors["trained"]
+        assert "model=model" in errors["unknown model"]
+        assert "model=model" in errors["unknown model, probed"]
+        assert "[[0, 1], [2, 3]]" in errors["arms that cut"]
+        assert "shared gradients" in errors["arms of whole models"]
+        assert "Partial" in errors["partial"]
+        assert "FullyShardedDataParallel" in errors["flat"]
+        assert "fully_shard" in errors["flat"]
+        assert "perturb_()" in errors["noise"]
+    before, after = (sum(answer["bfloat16"][i] for answer in answers) for i in range(2))
+    assert after < 0.8 * before
