@@ -24,7 +24,7 @@ demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 test: lint ## lint, then all tests and doctests, in two processes
 	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-test-frameworks: $(FRAMES) ## against the real Lightning, transformers and accelerate: some minutes
+test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelerate, DeepSpeed, torchtitan: some minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
 
 quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one process, under a minute
@@ -78,6 +78,7 @@ $(DOCS): $(STAMP)
 $(FRAMES): export PIP_CONSTRAINT := constraints.txt
 $(FRAMES): $(STAMP)
 	$(PY) -m pip install -e '.[frameworks]'
+	$(PY) -m pip install --no-deps torchtitan
 	touch $@
 
 $(MUTANT): export PIP_CONSTRAINT := constraints.txt

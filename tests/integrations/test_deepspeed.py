@@ -1,4 +1,4 @@
-"""DeepSpeed's engine on two gloo ranks: `auto` on every stage, and replicas that train apart refused where they must be.
+"""DeepSpeed's engine on two gloo ranks: ``auto`` on every stage, and replicas that train apart where they can.
 
 DeepSpeed is imported in the ranks only: it changes the environment.
 """
@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import hdet
+from hdet.integrations.deepspeed import auto
 from tests.ranks import error_of, run_ranks
 from tests.setups.problems import Records, batch_of, loss_of, network
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
-    pytest.mark.timeout(300),
-]
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+pytestmark = pytest.mark.timeout(300)
 
 RANKS = 2
+STEPS = 120
+GUESS = 1e-4
+"""A hundredth of what does well."""
+BF16 = {"bf16": {"enabled": True}}
 Factory = Callable[[torch.optim.Optimizer], Any]
 
 
@@ -30,6 +36,7 @@ def deepspeed_on(rank: int) -> Any:
     """DeepSpeed on the process group that is there, on the CPU, with gloo alone: nothing is compiled."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "DS_ACCELERATOR": "cpu"}
     os.environ.update({name: str(value) for name, value in place.items()})
+    warnings.simplefilter("ignore")  # in this process: DeepSpeed's own calls of torch
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -43,6 +50,7 @@ def engine_of(deepspeed: Any, stage: int, scheduler: Factory | None = None, buil
     settings = {
         "train_micro_batch_size_per_gpu": 16,
         "zero_optimization": {"stage": stage},
+        "gradient_clipping": 1.0,
         "steps_per_print": 10**9,
         **config,
     }
@@ -64,73 +72,196 @@ def step(engine: Any, k: int, rank: int) -> torch.Tensor:
     return loss.detach()
 
 
-def trained(optimizer: torch.optim.Optimizer) -> hdet.OneCycleLR:
-    return hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=50)
+# -- auto ------------------------------------------------------------------------------------------------------------
 
 
-# -- replicas that train apart ------------------------------------------------------------------------------------------
+class Searched:
+    """A run with ``auto``: the engine, and the rate of each step."""
+
+    def __init__(self, rank: int, deepspeed: Any, stage: int, **config: Any) -> None:
+        self.rank, self.records, self.rates = rank, Records(), []
+        self.engine = engine_of(deepspeed, stage, built=model_and_optimizer(GUESS), **config)
+        probe = hdet.ProbeBatch(self.engine, loss_of, probe_batch)
+        auto(self.engine, total_steps=STEPS, probe=probe, journal=self.records)
+
+    def train(self, steps: range) -> None:
+        for k in steps:
+            self.rates.append(self.engine.get_lr()[0])
+            step(self.engine, k, self.rank)
+
+    @property
+    def events(self) -> list[Any]:
+        """In the journal of the first rank that has one."""
+        return [record["event"] for record in self.records.rounds]
+
+    @property
+    def loss(self) -> float:
+        with torch.no_grad():
+            return float(loss_of(self.engine, batch_of(999_999, 2000)))
 
 
-def refused(rank: int, stage: int) -> tuple[str, str, str]:
-    """What is said of a scheduler that DeepSpeed builds, that was built before, and of ``auto`` without the engine."""
+def probe_batch(k: int) -> Any:
+    return batch_of(100_000 + k, 32)
+
+
+def in_one_process() -> tuple[list[float], list[Any], float]:
+    """The same run without DeepSpeed, on the batches of all ranks."""
+    model, optimizer = model_and_optimizer(GUESS)
+    records, rates = Records(), []
+    probe = hdet.ProbeBatch(model, loss_of, probe_batch)
+    scheduler = hdet.auto(optimizer, total_steps=STEPS, probe=probe, journal=records)
+    for k in range(STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.zero_grad()
+        torch.stack([loss_of(model, batch_of(RANKS * k + rank, 16)) for rank in range(RANKS)]).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+    return (
+        rates,
+        [record["event"] for record in records.rounds],
+        float(loss_of(model, batch_of(999_999, 2000)).detach()),
+    )
+
+
+def searched(rank: int, cases: list[tuple[int, dict[str, Any]]]) -> list[Any]:
     deepspeed = deepspeed_on(rank)
-    by_callable = error_of(lambda: engine_of(deepspeed, stage, trained))
+    found = []
+    for stage, config in cases:
+        run = Searched(rank, deepspeed, stage, **config)
+        run.train(range(STEPS))
+        found.append((type(run.engine.optimizer).__name__, run.rates, run.events, run.loss))
+    return found
+
+
+@needs_deepspeed
+def test_every_stage_decides_as_one_process() -> None:
+    """Sums over partitions, weights of a round ago, going back: all of it happens in this run."""
+    rates, events, loss = in_one_process()
+    assert any(event and event.startswith("too hot") for event in events)
+    assert max(rates) > 100 * GUESS
+    mine, others = run_ranks(searched, RANKS, [(stage, {}) for stage in range(4)], timeout=240)
+    kinds = [kind for kind, *_ in mine]
+    assert kinds == ["AdamW", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"]
+    for (_, found, story, reached), (_, on_other, _, _) in zip(mine, others, strict=True):
+        assert found == on_other
+        assert found == pytest.approx(rates, rel=1e-5)
+        assert story == events
+        assert reached == pytest.approx(loss, rel=1e-3)
+
+
+@needs_deepspeed
+def test_half_precision_has_masters() -> None:
+    """The search is on fp32 masters, and the probe reads the model's own weights in half precision."""
+    accumulated = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}
+    scaled = {"fp16": {"enabled": True, "loss_scale": 128.0}}
+    cases = [(0, BF16), (1, accumulated), (2, scaled), (3, BF16)]
+    rates, events, loss = in_one_process()
+    mine, others = run_ranks(searched, RANKS, cases, timeout=240)
+    kinds = [kind for kind, *_ in mine]
+    assert kinds == [
+        "FP16_UnfusedOptimizer",
+        "BF16_Optimizer",
+        "DeepSpeedZeroOptimizer",
+        "DeepSpeedZeroOptimizer_Stage3",
+    ]
+    for (_, found, _, reached), (_, on_other, _, _) in zip(mine, others, strict=True):
+        assert found == on_other
+        assert reached < 1.5 * loss
+    for _, found, story, _ in mine[1:]:  # stage 0 adds up gradients in bf16, and may decide otherwise
+        assert story == events
+        assert found == pytest.approx(rates, rel=1e-2)
+
+
+def resumed(rank: int, folder: str) -> tuple[bool, list[Any]]:
+    """Half a run, saved and loaded, with accumulation."""
+    deepspeed = deepspeed_on(rank)
+    first, second = (Searched(rank, deepspeed, 2, gradient_accumulation_steps=2) for _ in range(2))
+    first.train(range(80))
+    first.engine.save_checkpoint(folder)
+    second.engine.load_checkpoint(folder)
+    schedulers = [run.engine.lr_scheduler for run in (first, second)]
+    alike = schedulers[0].state_dict() == schedulers[1].state_dict() and schedulers[1].last_epoch == 40
+    alike &= first.engine.get_lr() == second.engine.get_lr() and first.loss == second.loss
+    second.train(range(80, 2 * STEPS))
+    return alike, [schedulers[1].last_epoch, second.loss]
+
+
+@needs_deepspeed
+def test_checkpoints_hold_the_search(tmp_path: Path) -> None:
+    for alike, (last, loss) in run_ranks(resumed, RANKS, str(tmp_path), timeout=240):
+        assert alike
+        assert last == STEPS
+        assert loss < 0.25
+
+
+def test_what_is_no_engine_is_refused() -> None:
+    def step_() -> None: ...
+
+    def refused_with(words: str, **attributes: Any) -> None:
+        engine = SimpleNamespace(**{"optimizer": None, "lr_scheduler": None, "step": step_, **attributes})
+        with pytest.raises(hdet.errors.ArgumentError, match=words):
+            auto(engine, total_steps=100, probe=lambda: 0.0)
+
+    with pytest.raises(hdet.errors.ArgumentError, match=r"what deepspeed\.initialize returns first"):
+        auto(torch.nn.Linear(1, 1), total_steps=100, probe=lambda: 0.0)
+    refused_with("a scheduler already, object", lr_scheduler=object())
+    refused_with("pipeline parallelism", pipeline_parallelism=True)
+    refused_with("NVMe", optimizer=SimpleNamespace(swap_optimizer=True))
+    refused_with("how SimpleNamespace keeps", optimizer=SimpleNamespace(optimizer=None))
+
+
+# -- replicas that train apart ---------------------------------------------------------------------------------------
+
+
+def refused(rank: int) -> list[list[str]]:
+    """On each stage, what is said of a scheduler that DeepSpeed builds, one built before, and ``auto`` by itself."""
+    deepspeed = deepspeed_on(rank)
+    return [[f"{type(error).__name__}: {error}" for error in errors_on(deepspeed, stage, rank)] for stage in (1, 2, 3)]
+
+
+def errors_on(deepspeed: Any, stage: int, rank: int) -> list[Exception]:
     model, optimizer = model_and_optimizer()
     engine = engine_of(deepspeed, stage, trained(optimizer), (model, optimizer))
-    by_step = error_of(lambda: step(engine, 0, rank))
-    searching = error_of(
-        lambda: engine_of(deepspeed, stage, lambda opt: hdet.OneCycleLR(opt, "auto", total_steps=50, probe=lambda: 0.0))
-    )
-    return tuple(f"{type(error).__name__}: {error}" for error in (by_callable, by_step, searching))
+    return [
+        error_of(lambda: engine_of(deepspeed, stage, trained)),
+        error_of(lambda: step(engine, 0, rank)),
+        error_of(lambda: engine_of(deepspeed, stage, searching)),
+    ]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_trained_replicas_are_refused_on_partitions(stage: int) -> None:
-    for by_callable, by_step, searching in run_ranks(refused, RANKS, stage, timeout=120):
-        for message in (by_callable, by_step, searching):
-            assert message.startswith("ShardedParametersError")
-            assert "ZeRO" in message
-            assert "hdet.integrations.deepspeed.auto(engine" in message
-        assert "stage 0" in by_callable
-        assert "stage 0" in by_step
-        assert "averag" not in searching
+def trained(optimizer: torch.optim.Optimizer) -> hdet.OneCycleLR:
+    return hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=6, sync_every=3)
 
 
-def trains_apart(rank: int) -> list[float]:
-    deepspeed = deepspeed_on(rank)
-    engine = engine_of(deepspeed, 0, lambda opt: hdet.OneCycleLR(opt, max_lr=1e-2, total_steps=6, sync_every=3))
+def searching(optimizer: torch.optim.Optimizer) -> hdet.OneCycleLR:
+    return hdet.OneCycleLR(optimizer, "auto", total_steps=50, probe=lambda: 0.0)
+
+
+@needs_deepspeed
+def test_replicas_are_refused_on_partitions() -> None:
+    for rows in run_ranks(refused, RANKS, timeout=240):
+        for by_callable, by_step, by_auto in rows:
+            for message in (by_callable, by_step, by_auto):
+                assert message.startswith("ShardedParametersError")
+                assert "ZeRO stages 1, 2 and 3" in message
+                assert "hdet.integrations.deepspeed.auto(engine" in message
+            assert "stage 0" in by_callable
+            assert "stage 0" in by_step
+            assert "averag" not in by_auto
+
+
+def trains_apart(rank: int) -> tuple[list[float], list[float]]:
+    engine = engine_of(deepspeed_on(rank), 0, trained)
     rates = []
     for k in range(6):
-        rates.append(engine.optimizer.param_groups[0]["lr"])
-        step(engine, k, rank)
-    return [*rates, *(float(p.detach().sum()) for p in engine.module.parameters())]
-
-
-def test_trained_replicas_run_on_stage_0() -> None:
-    first, second = run_ranks(trains_apart, RANKS, timeout=120)
-    assert first[:6] != second[:6]
-    assert first[6:] == second[6:]
-
-
-# -- auto ---------------------------------------------------------------------------------------------------------------
-
-STEPS = 120
-GUESS = 1e-4  # a hundredth of what does well
-
-
-def searched(rank: int, stage: int, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
-    """A run with ``auto``: the rate of each step, the events and the final loss."""
-    deepspeed = deepspeed_on(rank)
-    from hdet.integrations.deepspeed import auto
-
-    records = Records()
-    engine = engine_of(deepspeed, stage, built=model_and_optimizer(GUESS), **config)
-    probe = hdet.ProbeBatch(engine, loss_of, lambda k: batch_of(100_000 + k, 32))
-    auto(engine, total_steps=STEPS, probe=probe, journal=records if rank == 0 else None)
-    rates = []
-    for k in range(STEPS):
         rates.append(engine.get_lr()[0])
         step(engine, k, rank)
-    with torch.no_grad():
-        loss = float(loss_of(engine, batch_of(999_999, 2000)))
-    return rates, [r["event"] for r in records.rounds], loss
+    return rates, [float(p.detach().sum()) for p in engine.module.parameters()]
+
+
+@needs_deepspeed
+def test_replicas_train_apart_on_stage_0() -> None:
+    (rates, weights), (other_rates, other_weights) = run_ranks(trains_apart, RANKS, timeout=120)
+    assert rates != other_rates
+    assert weights == other_weights

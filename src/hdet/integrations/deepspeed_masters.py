@@ -5,7 +5,7 @@ Written for DeepSpeed 0.19. Its wrappers are told apart by the attribute in whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,12 +32,14 @@ class Kept(NamedTuple):
     """Whether each rank has a part of its own."""
     refresh: Callable[[], None]
     """Writes them to the model's parameters, those of all ranks."""
+    padding: Sequence[tuple[Tensor, slice]] = ()
+    """Numbers in them that are nobody's, and may be anything: partitions are of equal length."""
 
 
 def masters_of(wrapper: Any) -> Kept:
     """The masters of what stands as ``engine.optimizer`` where that is not an optimizer of torch."""
     if hasattr(wrapper, "fp32_partitioned_groups_flat"):
-        return Kept(_by_group(wrapper), True, lambda: _refresh_stage_3(wrapper))
+        return Kept(_by_group(wrapper), True, lambda: _refresh_stage_3(wrapper), tuple(_padding(wrapper)))
     if hasattr(wrapper, "single_partition_of_fp32_groups"):  # stages 1 and 2
         return Kept([[p] for p in wrapper.single_partition_of_fp32_groups], True, wrapper.update_lp_params)
     if hasattr(wrapper, "fp32_groups_flat_partition"):  # stage 1 in bf16 with fp32 gradients
@@ -45,8 +47,8 @@ def masters_of(wrapper: Any) -> Kept:
     if hasattr(wrapper, "fp32_groups"):  # stage 0 in half precision
         return Kept(wrapper.fp32_groups, False, lambda: _refresh_whole(wrapper))
     raise ArgumentError(
-        f"hdet does not know how {type(wrapper).__name__} keeps its weights; use one of DeepSpeed's ZeRO stages with an "
-        "optimizer of torch"
+        f"hdet does not know how {type(wrapper).__name__} keeps its weights; use one of DeepSpeed's ZeRO stages with "
+        "an optimizer of torch"
     )
 
 
@@ -56,6 +58,18 @@ def _by_group(wrapper: Any) -> list[list[Tensor]]:
     for number, p in enumerate(wrapper.fp32_partitioned_groups_flat):
         groups[wrapper.sub_group_to_group_id[number]].append(p)
     return groups
+
+
+def _padding(wrapper: Any) -> Iterator[tuple[Tensor, slice]]:
+    """What is past the end of a parameter in the last ranks' partitions: stage 3 leaves memory there as it was."""
+    for number, p in enumerate(wrapper.fp32_partitioned_groups_flat):
+        rank, begin = wrapper._get_sub_group_partition_rank(number), 0
+        for param in wrapper.fp16_groups[number]:
+            length = param.partition_numel()
+            used = min(max(param.ds_numel - rank * length, 0), length)
+            if used < length:
+                yield p, slice(begin + used, begin + length)
+            begin += length
 
 
 @torch.no_grad()
@@ -122,7 +136,9 @@ class Masters(Partitioned):
         return self._inner.register_step_pre_hook(heard)
 
     def _part_begins(self, inner: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A parameter that has had its part begins a new step."""
+        """A parameter that has had its part begins a new step. Padding is no weight, and must not be measured."""
+        for p, numbers in self._kept.padding:
+            p.data[numbers] = 0.0
         self.stepping = frozenset(id(p) for group in inner.param_groups for p in group["params"])
         self.continues = bool(self._stepped) and not (self._stepped & self.stepping)
         self._stepped = self._stepped | self.stepping if self.continues else self.stepping
