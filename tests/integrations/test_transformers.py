@@ -379,7 +379,7 @@ def test_lora(tmp_path: Path) -> None:
     assert max(logged(trainer, "hdet/rate")) > 1e-6
 
 
-@pytest.mark.covers("frameworks", "TRL"s SFTTrainer, probed", "one process", "fp32")
+@pytest.mark.covers("frameworks", "TRL SFTTrainer, probed", "one process", "fp32")
 def test_sft_trainer(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
