@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeAlias, Union, runtime_checkable
 
 from hdet.errors import ArgumentError, JournalError
+from hdet.journal_fields import check_fields
 
 __all__ = ["SCHEMA", "Journal", "JournalData", "Journals", "Sink", "open_journal", "read_journal", "scalars"]
 
@@ -232,8 +233,9 @@ def _records(path: Path) -> list[dict[str, Any]]:
             if line.strip():
                 records.append(_record(line))
         except ValueError as error:
-            if not _was_cut_off(lines, number):
-                found = "is not JSON" if isinstance(error, json.JSONDecodeError) else "is no record"
+            no_json = isinstance(error, json.JSONDecodeError)
+            if not (no_json and _was_cut_off(lines, number)):
+                found = "is not JSON" if no_json else "is no record"
                 raise JournalError(
                     f"{path}, line {number} {found} ({error}); remove that line, or give a file written by journal="
                 ) from error
@@ -245,6 +247,7 @@ def _record(line: str) -> dict[str, Any]:
     record = _decode(json.loads(line))
     if not isinstance(record, dict) or "kind" not in record or (record["kind"] == "round" and "round" not in record):
         raise ValueError("it must be an object with a kind, and a round's with its number")
+    check_fields(record)
     return record
 
 
