@@ -9,11 +9,20 @@ from typing import Any
 from hdet.algorithm.controller import Controller
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
+from hdet.engine.state_rules import Rule, check_alike, maybe, pairs
 from hdet.errors import ArgumentError
 
-__all__ = ["STATE_VERSION", "controller_from", "controller_saved", "in_pairs"]
+__all__ = ["CONTROLLER", "STATE_VERSION", "STATE_WORDS", "controller_from", "controller_saved", "in_pairs"]
 
 STATE_VERSION = 5
+
+STATE_WORDS = "the checkpoint's hdet state"
+CONTROLLER = {
+    "controller": maybe(Rule("a controller's name", lambda value: isinstance(value, str))),
+    "controller_arguments": pairs,
+    "controller_state": pairs,
+}
+"""What :func:`controller_from` needs."""
 
 _OURS: dict[str, type[Published] | type[Normalised]] = {
     "Published": Published,
@@ -37,15 +46,23 @@ def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: in
     name = saved["controller"]
     if name is None:
         return None, None
-    controller = here
+    controller, what = here, f"{STATE_WORDS}, in what it says about the controller {name},"
     if name in _OURS:
-        controller = _OURS[name](**dict(saved["controller_arguments"]))
-    elif controller is None or type(controller).__name__ != name:
+        usual = dataclasses.asdict(_OURS[name]())
+        controller = _OURS[name](**check_alike(saved["controller_arguments"], usual, what))
+        begin = controller.init(knobs)
+        return controller, begin._replace(**check_alike(saved["controller_state"], begin._asdict(), what))
+    if controller is None or type(controller).__name__ != name:
         raise ArgumentError(
             f"the checkpoint was written with a controller {name}, but here it is {here!r}; "
             f"build it with auto_lr={name}(...) or controller={name}(...) before loading"
         )
-    return controller, controller.init(knobs)._replace(**dict(saved["controller_state"]))
+    try:
+        return controller, controller.init(knobs)._replace(**dict(saved["controller_state"]))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"{what} does not fit the one given here: {error}; give the one it was saved with"
+        ) from error
 
 
 def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:

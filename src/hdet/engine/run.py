@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving
 from hdet.comm.presence import presence
-from hdet.engine.checkpoint import STATE_VERSION
+from hdet.engine.checkpoint import STATE_VERSION, STATE_WORDS
 from hdet.engine.chronicle import Chronicle
 from hdet.engine.copies import put_back
 from hdet.engine.losses import LossMeter
@@ -29,6 +29,7 @@ from hdet.engine.meeting import Meeting
 from hdet.engine.rates import Rate
 from hdet.engine.resharding import resharded
 from hdet.engine.rollcall import Occasion
+from hdet.engine.state_rules import check_state, numbers, one_of, texts
 from hdet.engine.tally import Tally
 from hdet.engine.way import RoundEnd, Way
 from hdet.engine.weights import NO_WEIGHTS
@@ -230,12 +231,21 @@ class Run:
         t: int,
         tensors: Sequence[Sequence[Tensor]] = (),
     ) -> None:
-        """Go on from :meth:`state` at step ``t``. Checks everything before it changes anything."""
-        if state.get("version") != STATE_VERSION:
+        """Go on from :meth:`state` at step ``t``, which :meth:`check` has seen."""
+        self.way.load(state, tensors, total_steps)
+        self._resume(t)
+
+    def check(
+        self, state: Mapping[str, Any], total_steps: int | None, tensors: Sequence[Sequence[Tensor]] = ()
+    ) -> None:
+        """Raise unless :meth:`load` can go on from a state. Changes nothing."""
+        version = state.get("version")
+        if not isinstance(version, int) or version != STATE_VERSION:
             raise ArgumentError(
-                f"the checkpoint's hdet state has version {state.get('version')!r}, this hdet reads {STATE_VERSION}; "
+                f"{STATE_WORDS} has version {version!r}, this hdet reads {STATE_VERSION}; "
                 "load it with the hdet that wrote it"
             )
+        check_state(state, {"fanout": one_of("trained", "probed"), "knobs": texts}, STATE_WORDS)
         if state["fanout"] != self.way.name:
             raise ArgumentError(
                 f'the checkpoint was written with fanout="{state["fanout"]}", but here it is "{self.way.name}"; build '
@@ -247,8 +257,8 @@ class Run:
                 f"the checkpoint has the knobs {list(state['knobs'])}, but here they are {names}; "
                 "build the optimizer and the knobs as they were when it was saved"
             )
-        self.way.load(state, tensors, total_steps)
-        self._resume(t)
+        check_state(state, {"spreads": numbers(len(names))}, STATE_WORDS)
+        self.way.check(state, tensors, total_steps)
 
     def search(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
         """What a search holds in tensors at step ``t``; nothing where nothing is searched."""

@@ -133,8 +133,11 @@ class Way(Protocol):
     def tensors(self) -> list[list[Tensor]]:
         """Copies of tensors that belong into a checkpoint too; the same on every replica."""
 
+    def check(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
+        """Raise unless :meth:`load` can go on from this. Changes nothing."""
+
     def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
-        """Go on from :meth:`state` and :meth:`tensors`. Checks everything before it changes anything."""
+        """Go on from :meth:`state` and :meth:`tensors`, which :meth:`check` has seen."""
 
     def search(self, optimizer: Optimizer) -> dict[str, Any]:
         """What a search holds in tensors, for a checkpoint: the tensors themselves. Empty where nothing is searched."""

@@ -14,6 +14,7 @@ from hdet.algorithm.controller import Controller
 from hdet.comm.group import Group
 from hdet.engine.probe import ProbeFn
 from hdet.engine.rates import copy_rate, put_rate
+from hdet.engine.state_rules import check_state, count, fields, maybe, some_rates
 from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import OuterStep
 from hdet.engine.trained.signals import Signal
@@ -22,6 +23,7 @@ from hdet.errors import ArgumentError
 from hdet.faces import knobs as knob_factories
 from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
 from hdet.faces.ensemble_arguments import ensemble_run, flat_knobs
+from hdet.faces.foreign import check_schedule, refuse_foreign
 from hdet.faces.knobs import Knob
 from hdet.journal import Journals
 
@@ -255,8 +257,18 @@ class Ensemble:
             "hdet": self._run.state(),
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
+        needed = set(self.state_dict())
+        refuse_foreign(state_dict, needed, "hdet.Ensemble", "a state of hdet.Ensemble")
+        rules = {
+            "step": count(0),
+            "total_steps": maybe(count(1)),
+            "plain_lrs": some_rates,
+            "schedule": maybe(fields),
+            "hdet": fields,
+        }
+        check_state(state_dict, rules, "the checkpoint")
         has_schedule = state_dict["schedule"] is not None
         if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain):
             raise ArgumentError(
@@ -264,10 +276,17 @@ class Ensemble:
                 f"parameter groups, but here the schedule is {self.schedule!r} and there are {len(self._plain)}; "
                 "build the ensemble as it was when it was saved"
             )
+        if self.schedule is not None:
+            check_schedule(self.schedule, state_dict["schedule"])
+        self._run.check(state_dict["hdet"], state_dict["total_steps"], state_dict["tensors"])
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
+        self.check_state_dict(state_dict)
         t = int(state_dict["step"])
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], t, state_dict["tensors"])
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], t, state_dict["tensors"])
         self._plain = [copy_rate(lr) for lr in state_dict["plain_lrs"]]
         self._step = t
         self._write_again()

@@ -15,10 +15,12 @@ from hdet.algorithm.controller import Controller
 from hdet.comm.group import Group, Seat
 from hdet.engine.probe import ProbeFn
 from hdet.engine.rates import as_type_of
+from hdet.engine.state_rules import check_state, fields, flag
 from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import Ours
+from hdet.faces.foreign import refuse_foreign
 from hdet.faces.onecycle_arguments import onecycle_run, rate_knobs
 from hdet.journal import Journals
 
@@ -214,15 +216,27 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         state["hdet"] = {**self._run.state(), "owns_rates": torch_private.own_rates(self)}
         return state
 
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
+        expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
+        refuse_foreign(state_dict, torch_private.NEEDED, "hdet.OneCycleLR", expected)
+        torch_private.check_torch_state(state_dict, len(self.optimizer.param_groups))
+        if "hdet" in state_dict:
+            ours = state_dict["hdet"]
+            check_state(state_dict, {"hdet": fields}, "the checkpoint")
+            self._run.check(ours, state_dict["total_steps"])
+            check_state(ours, {"owns_rates": flag}, "the checkpoint's hdet state")
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
 
         Writes this replica's rates at once, and again if the optimizer is loaded afterwards. A checkpoint of torch's
         own OneCycleLR is taken as well: then the constructor's hdet arguments stand, and the next step fans out.
         """
-        torch_state = {key: value for key, value in state_dict.items() if key != "hdet"}
-        total_steps = torch_state.get("total_steps", self.total_steps)
-        t = torch_state.get("last_epoch", self.last_epoch)
+        self.check_state_dict(state_dict)
+        known = super().state_dict()
+        torch_state = {key: value for key, value in state_dict.items() if key in known}
+        total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours = state_dict.get("hdet")
         if ours is None:
             self._run.adopt(total_steps, t)

@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.engine.rates import put_rate
-from hdet.errors import ArgumentError
+from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
+from hdet.journal.fields import check_needed
 
 __all__ = ["Found", "found_schedules", "schedule_from", "value_at"]
 
@@ -25,7 +26,16 @@ def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, 
     data = journal if isinstance(journal, JournalData) else read_journal(journal)
     if not data.rounds:
         raise ArgumentError("the journal has no round yet; give one of a run that has ended at least one")
-    names = [str(name) for name in data.header["knobs"]]
+    names = [str(name) for name in data.header.get("knobs") or ()]
+    if not names:
+        raise JournalError("the journal's header names no knobs; give a file written by journal=")
+    for record in data.rounds:
+        try:
+            check_needed(record, ("base_before", "base"), len(names))
+        except ValueError as error:
+            raise JournalError(
+                f"round {record.get('round')} of the journal is damaged: {error}; remove its line, or give another file"
+            ) from error
     return {name: _points(data, g) for g, name in enumerate(names)}
 
 
@@ -58,7 +68,8 @@ def _points(data: JournalData, g: int) -> Found:
     start = _search_began(data)
     steps: list[int] = []
     values: list[float] = []
-    total = data.header["arguments"].get("total_steps")
+    total = (data.header.get("arguments") or {}).get("total_steps")
+    total = total if isinstance(total, int) else None
     for before, record in zip([None, *data.rounds[:-1]], data.rounds, strict=True):
         began = int(before["step"]) if before is not None else 0
         ended = int(record["step"]) - 1  # base_before is the value at the round's last step

@@ -8,8 +8,11 @@ from typing import Any
 from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.engine.rates import Rate, copy_rate, put_rate
+from hdet.engine.state_rules import Rule, check_state, count, flag, number, one_of, rates
 
 __all__ = [
+    "NEEDED",
+    "check_torch_state",
     "in_constructor",
     "own_rates",
     "peak_step",
@@ -18,6 +21,47 @@ __all__ = [
     "warm_up_end",
     "write_rates",
 ]
+
+
+NEEDED = {"total_steps", "last_epoch", "base_lrs", "_last_lr", "_step_count", "_schedule_phases"}
+"""Keys of a state of torch's OneCycleLR, in every version."""
+_LEVELS = {
+    **dict.fromkeys(("start_lr", "end_lr"), ("initial_lr", "max_lr", "min_lr")),
+    **dict.fromkeys(("start_momentum", "end_momentum"), ("base_momentum", "max_momentum")),
+}
+"""What a phase names, and what it may name."""
+
+
+def check_torch_state(state: Mapping[str, Any], groups: int) -> None:
+    """Raise unless torch can go on from a state, which it takes without looking."""
+    what = "the checkpoint's schedule"
+    check_state(state, {"total_steps": count(1)}, what)
+    check_state(
+        state,
+        {
+            "last_epoch": Rule("a step of the schedule", lambda t: number.fits(t) and -1 <= t <= state["total_steps"]),
+            "_step_count": count(0),
+            "base_lrs": rates(groups),
+            "_last_lr": rates(groups),
+            "_schedule_phases": Rule("the phases of a OneCycleLR", _are_phases),
+        },
+        what,
+    )
+    optional = {
+        "_anneal_func_type": one_of("cos", "linear"),
+        **dict.fromkeys(("cycle_momentum", "use_beta1", "_get_lr_called_within_step", "_is_initial"), flag),
+    }
+    check_state(state, {name: rule for name, rule in optional.items() if name in state}, what)
+
+
+def _are_phases(phases: Any) -> bool:
+    if not isinstance(phases, (list, tuple)) or not phases:
+        return False
+    if not all(isinstance(phase, Mapping) for phase in phases):
+        return False
+    ends = [phase.get("end_step") for phase in phases]
+    named = all(phase.get(name) in allowed for phase in phases for name, allowed in _LEVELS.items())
+    return named and all(map(number.fits, ends)) and ends == sorted(ends)
 
 
 def in_constructor(scheduler: OneCycleLR) -> bool:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hdet.journal.fields import check_fields
+
 __all__ = ["SCHEMA", "decoded", "encoded"]
 
 SCHEMA = 1
@@ -29,16 +31,11 @@ def decoded(line: bytes) -> dict[str, Any]:
         record = _decode(record)
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         raise ValueError("it must be an object with a kind")
-    if record["kind"] in ("round", "resume"):
-        needed = "round" if record["kind"] == "round" else "step"
-        for name in {needed, "step"}:
-            if (name in record or name == needed) and not _is_int(record.get(name)):
-                raise ValueError(f"its {name!r} must be an integer, but is {record.get(name)!r}")
+    needed = {"round": "round", "resume": "step"}.get(record["kind"])
+    if needed is not None and record.get(needed) is None:
+        raise ValueError(f"it has no {needed!r}")
+    check_fields(record)
     return record
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _encode(value: Any) -> Any:

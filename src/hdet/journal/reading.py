@@ -152,7 +152,7 @@ def _waited(path: Path, number: int, offset: int, text: bytes, *, cut_off: bool)
     try:
         record = _parsed(path, number, text)
     except JournalError as error:
-        if not cut_off or isinstance(error.__cause__, UnicodeDecodeError):  # hdet writes ASCII
+        if not (cut_off and isinstance(error.__cause__, json.JSONDecodeError)):
             raise
     else:
         yield _Line(number, offset, record.get("run"), record["kind"], record)

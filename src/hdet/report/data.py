@@ -165,9 +165,9 @@ def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -
             summary=summary,
             curve=curve,
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise JournalError(
-            f"{path} has lines that hdet does not write ({error!r}); give a file written by journal="
+            f"{path} has lines that hdet does not write ({error}); give a file written by journal="
         ) from error
 
 
@@ -209,7 +209,7 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
     seconds = {str(phase): finite(value) or 0.0 for phase, value in (record.get("seconds") or {}).items()}
     return Round(
         number=int(record["round"]),
-        step=int(record["step"]),
+        step=_step_of(record),
         replicas=replicas,
         excluded=excluded,
         base_before=_numbers(record.get("base_before"), knobs),
@@ -224,6 +224,12 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         alarm=str(record["alarm"]) if record.get("alarm") else None,
         not_finite=tuple(int(rank) for rank in record.get("not_finite") or ()),
     )
+
+
+def _step_of(record: Mapping[str, Any]) -> int:
+    if record.get("step") is None:
+        raise ValueError(f"round {record['round']} has no 'step'")
+    return int(record["step"])
 
 
 def _replica(row: Mapping[str, Any], knobs: int) -> Replica:

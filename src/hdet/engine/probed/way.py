@@ -19,17 +19,19 @@ from hdet.algorithm.knob import KnobSpec
 from hdet.comm.average import average_
 from hdet.comm.group import ReplicaGroup, Seat, Solo, arriving
 from hdet.comm.shards import hold_alike
+from hdet.engine.checkpoint import STATE_WORDS
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
 from hdet.engine.partitions import refuse_partitions
 from hdet.engine.probe import ProbeBatch, ProbeFn
 from hdet.engine.probed.losses import gathered, loss_now
-from hdet.engine.probed.saving import loaded, saved
+from hdet.engine.probed.saving import check_search, loaded, saved
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.telling import record_of, warning_of
 from hdet.engine.probed.witness import Witness
 from hdet.engine.rates import Rate
 from hdet.engine.rollcall import Occasion, RollCall
+from hdet.engine.state_rules import check_state, flag, number, pairs
 from hdet.engine.train_probe import TrainProbe
 from hdet.engine.way import RoundEnd, RoundReport, no_train_probe, terms
 from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
@@ -340,6 +342,10 @@ class ProbedWay:
 
     def tensors(self) -> list[list[Tensor]]:
         return []
+
+    def check(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
+        check_state(state, {"searches": flag, "search": pairs, "highest": number, "falling": flag}, STATE_WORDS)
+        check_search(state["search"])
 
     def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
         """Without :meth:`load_search`: on from an origin of its own, and there is nothing to go back to yet."""

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hdet.algorithm.rounds import Rounds
+from hdet.engine.state_rules import Rule, count, integer, maybe, one_of
 
-__all__ = ["DECAYS", "Decay", "Settings"]
+__all__ = ["DECAYS", "SETTINGS", "Decay", "Settings"]
 
 Decay = Literal["schedule", "exponential"]
 DECAYS: tuple[Decay, ...] = ("schedule", "exponential")
+SETTINGS: dict[str, Rule] = {
+    "sync_every": count(1),
+    "seed": integer,
+    "decay": one_of(*DECAYS),
+    "auto_lr_start": maybe(count(0)),
+}
+"""What :meth:`Settings.from_state` needs."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from hdet.algorithm.signals import comparable
 from hdet.comm.average import average_
 from hdet.comm.group import ReplicaGroup, Seat, arriving, connect_alike, connect_within
 from hdet.comm.shards import hold_alike, local
-from hdet.engine.checkpoint import controller_from, controller_saved
+from hdet.engine.checkpoint import CONTROLLER, STATE_WORDS, controller_from, controller_saved
 from hdet.engine.clock import Clock
 from hdet.engine.meeting import Meeting
 from hdet.engine.partitions import refuse_partitions
@@ -26,12 +26,13 @@ from hdet.engine.rates import Rate
 from hdet.engine.records import round_record
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.round_mean import RoundMean
+from hdet.engine.state_rules import check_state, numbers
 from hdet.engine.trained.bases import Bases
 from hdet.engine.trained.converge import converge, refuse_diverged
 from hdet.engine.trained.fanout import FanOut
 from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import Mean, OuterStep
-from hdet.engine.trained.settings import Settings
+from hdet.engine.trained.settings import SETTINGS, Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.way import RoundEnd, RoundReport, check_moves, no_train_probe, terms
 from hdet.engine.weights import Body, Weights, warn_without_ensemble
@@ -352,14 +353,19 @@ class TrainedWay:
     def tensors(self) -> list[list[Tensor]]:
         return self.outer.state()
 
-    def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
-        settings = Settings.from_state(state, total_steps)
-        controller, memory = controller_from(state, self.controller, len(self.specs))
-        if [[t.shape for t in part] for part in tensors] != [[t.shape for t in part] for part in self.tensors()]:
+    def check(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
+        each = numbers(len(self.specs))
+        check_state(state, {**SETTINGS, **CONTROLLER, "learned": each, "starts": each, "bases": each}, STATE_WORDS)
+        controller_from(state, self.controller, len(self.specs))
+        if _shapes(tensors) != _shapes(self.outer.state()):
             raise ArgumentError(
                 f"the checkpoint's outer state does not fit outer={self.outer!r}; build the ensemble with the outer "
                 "step and the parameters it was saved with"
             )
+
+    def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
+        settings = Settings.from_state(state, total_steps)
+        controller, memory = controller_from(state, self.controller, len(self.specs))
         self.outer.load(tensors)
         self._fan_out.load(state["spreads"], settings.seed)
         self.settings, self.controller = settings, controller
@@ -391,6 +397,13 @@ class TrainedWay:
     def __getstate__(self) -> dict[str, Any]:
         """A process group cannot be copied: those of nodes and of shards are made anew."""
         return {**vars(self), "_node": None, "_alike": None}
+
+
+def _shapes(tensors: Any) -> list[list[tuple[int, ...] | None]] | None:
+    """None where it is no list of lists; so is what is no tensor."""
+    if not isinstance(tensors, (list, tuple)) or not all(isinstance(part, (list, tuple)) for part in tensors):
+        return None
+    return [[tuple(t.shape) if isinstance(t, Tensor) else None for t in part] for part in tensors]
 
 
 def _is_finite(optimizer: Optimizer) -> bool:

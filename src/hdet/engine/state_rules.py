@@ -1,0 +1,146 @@
+"""Rules for what stands in a checkpoint, so that a damaged one is refused before anything is changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from hdet.errors import ArgumentError
+
+__all__ = [
+    "Rule",
+    "alike",
+    "check_alike",
+    "check_state",
+    "count",
+    "fields",
+    "flag",
+    "integer",
+    "maybe",
+    "number",
+    "numbers",
+    "one_of",
+    "pairs",
+    "rates",
+    "some_rates",
+    "texts",
+]
+
+_CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
+
+
+class Rule(NamedTuple):
+    """What a value must be."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def check_state(state: Mapping[str, Any], rules: Mapping[str, Rule], what: str) -> None:
+    """Raise with the first entry that is missing or breaks its rule; ``what`` is the state in words."""
+    for name, rule in rules.items():
+        if name not in state:
+            raise ArgumentError(f"{what} has no {name!r}, which must be {rule.words}; {_CURE}")
+        if not rule.fits(state[name]):
+            raise ArgumentError(f"{what} has {name}={_short(state[name])}, but it must be {rule.words}; {_CURE}")
+
+
+def _finite(value: Any) -> bool:
+    """Whether it is a number that a float can hold."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _is_whole(value: Any) -> bool:
+    """A float that is an integer counts too."""
+    return _finite(value) and (isinstance(value, Integral) or value == int(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_rate(value: Any) -> bool:
+    whole = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    return bool(value.isfinite()) if whole else _finite(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _is_pair(value: Any) -> bool:
+    return _is_list(value) and len(value) == 2 and isinstance(value[0], str)
+
+
+number = Rule("a finite number", _finite)
+flag = Rule("True or False", lambda value: isinstance(value, bool))
+integer = Rule("an integer", _is_whole)
+texts = Rule("a list of texts", lambda value: _is_list(value) and all(isinstance(one, str) for one in value))
+some_rates = Rule("a list of finite rates", lambda value: _is_list(value) and all(map(_is_rate, value)))
+pairs = Rule("a list of pairs of a name and a value", lambda value: _is_list(value) and all(map(_is_pair, value)))
+fields = Rule("a dict", lambda value: isinstance(value, Mapping))
+
+
+def count(least: int, most: float = math.inf) -> Rule:
+    """An integer within bounds."""
+    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most:g}"
+    return Rule(
+        f"an integer, {bounds}",
+        lambda value: _is_whole(value) and least <= value <= most,
+    )
+
+
+def numbers(length: int, of: str = "one per knob") -> Rule:
+    """So many finite numbers."""
+    return Rule(
+        f"{length} finite numbers, {of}",
+        lambda value: _is_list(value) and len(value) == length and all(map(_finite, value)),
+    )
+
+
+def rates(length: int) -> Rule:
+    """So many rates, floats or tensors."""
+    return Rule(
+        f"{length} finite rates, one per parameter group",
+        lambda value: _is_list(value) and len(value) == length and all(map(_is_rate, value)),
+    )
+
+
+def one_of(*choices: Any) -> Rule:
+    """One of a few values."""
+    return Rule(f"one of {list(choices)}", lambda value: isinstance(value, str) and value in choices)
+
+
+def maybe(rule: Rule) -> Rule:
+    """None, or what another rule asks for."""
+    return Rule(f"None or {rule.words}", lambda value: value is None or rule.fits(value))
+
+
+def alike(example: Any) -> Rule:
+    """A flag or numbers as in an example: one, or a list of as many."""
+    if isinstance(example, bool):
+        return flag
+    if _is_list(example):
+        return numbers(len(example), "as many as here")
+    return number if _finite(example) else Rule("a number", _is_number)
+
+
+def check_alike(saved: Any, example: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Pairs as a dict, if they have the names and numbers of an example."""
+    found: dict[str, Any] = dict(saved)
+    if found.keys() != example.keys():
+        raise ArgumentError(f"{what} has the entries {sorted(found)}, but must have {sorted(example)}; {_CURE}")
+    check_state(found, {name: alike(value) for name, value in example.items()}, what)
+    return found
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

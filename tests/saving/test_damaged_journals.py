@@ -1,0 +1,104 @@
+"""Damaged journals: whoever reads them says which line and which field, and never fails in another way."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hdet
+from hdet.report.data import load_run
+from hdet.report.verdict import verdict
+from tests.report.made_up import a_header, a_round
+
+RECORDS = [a_header(total_steps=40, fanout="trained"), *(a_round(k) for k in range(4))]
+STRANGE = st.sampled_from(
+    [None, True, 7, -1, 0.5, 1e308, 10**400, "", "NaN", "Infinity", [], [None], [1.0, "x"], [[1]], {}, {"a": []}]
+)
+
+
+def written(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records))
+    return path
+
+
+def read_by_everybody(path: Path) -> list[str]:
+    """What each says that refuses it."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    said = []
+    for reader in (
+        hdet.read_journal,
+        lambda file: hdet.schedule_from(file, optimizer),
+        lambda file: verdict(load_run(file)),
+    ):
+        try:
+            reader(path)
+        except hdet.HdetError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value", "words"),
+    [
+        (3, "base", "x", "line 3 is no record (its 'base' must be a list of numbers, but is 'x'"),
+        (3, "base", [None, "y"], "line 3 is no record (its 'base' must be a list of numbers"),
+        (4, "replicas", [{"loss": "low"}], "line 4 is no record (its 'replicas' must be a list of replicas"),
+        (2, "step", 1.5, "line 2 is no record (its 'step' must be an integer, but is 1.5"),
+        (2, "seconds", [], "line 2 is no record (its 'seconds' must be an object of numbers"),
+        (1, "knobs", 3, "line 1 is no record (its 'knobs' must be a list of texts, but is 3"),
+    ],
+)
+def test_line_and_field_are_named(tmp_path: Path, line: int, field: str, value: Any, words: str) -> None:
+    records = copy.deepcopy(RECORDS)
+    records[line - 1][field] = value
+    said = read_by_everybody(written(tmp_path / "run.jsonl", records))
+    assert len(said) == 3
+    assert all(words in text for text in said)
+
+
+@pytest.mark.parametrize("field", ["base", "base_before", "step"])
+def test_a_field_that_is_missing_is_named_with_its_round(tmp_path: Path, field: str) -> None:
+    records = copy.deepcopy(RECORDS)
+    del records[3][field]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.raises(
+        hdet.JournalError, match=rf"round 2 of the journal is damaged: it.*'{field}'.*; remove its line"
+    ):
+        hdet.schedule_from(written(tmp_path / "run.jsonl", records), optimizer)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_fields_changed_at_random(tmp_path: Path, data: st.DataObject) -> None:
+    records = copy.deepcopy(RECORDS)
+    target: Any = records[data.draw(st.integers(0, len(records) - 1))]
+    while True:
+        keys = list(target) if isinstance(target, dict) else list(range(len(target)))
+        key = data.draw(st.sampled_from(keys))
+        inside = target[key]
+        if not (isinstance(inside, (dict, list)) and inside and data.draw(st.booleans())):
+            break
+        target = inside
+    if data.draw(st.booleans()):
+        target[key] = data.draw(STRANGE)
+    else:
+        del target[key]
+    assert all(";" in text for text in read_by_everybody(written(tmp_path / "run.jsonl", records)))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_bits_flipped_at_random(tmp_path: Path, place: float, bit: int) -> None:
+    path = written(tmp_path / "run.jsonl", RECORDS)
+    content = bytearray(path.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+    assert all(";" in text for text in read_by_everybody(path))
