@@ -58,6 +58,7 @@ class Run:
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
         self._in_consensus = False
+        self._has_doubted = False
         self._has_claimed = False
         """Whether the journal's files are known to be this run's alone."""
         self._round_began = time.perf_counter()
@@ -88,6 +89,17 @@ class Run:
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
         self.meter.add(loss)
+
+    def doubt_epoch(self, epoch: int) -> None:
+        """Say once that an integer was taken for an epoch, if losses were given before: it may have been one."""
+        if self.meter.ever and not self._has_doubted:
+            self._has_doubted = True
+            warnings.warn(
+                f"step({epoch}) sets the epoch to {epoch}, as in torch, though step() was given losses before; if {epoch} "
+                f"is a loss, give step(float(loss)) or step(loss={epoch})",
+                UserWarning,
+                stacklevel=3,  # doubt_epoch, step, the user
+            )
 
     def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
         """A step of training has been made, and the counter goes on. Whether a round ends there."""
