@@ -235,6 +235,23 @@ def test_step_takes_what_torch_takes() -> None:
     assert ours.get_last_lr() == theirs.get_last_lr()
 
 
+def test_an_integer_after_losses_is_an_epoch_and_is_doubted_once() -> None:
+    scheduler = OURS(optimizer_of(), 0.5, 20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scheduler.optimizer.step()
+        scheduler.step(0.5)
+        for epoch in (3, 4):
+            scheduler.step(epoch)
+        scheduler.step(0.25, epoch=5)
+    assert scheduler.last_epoch == 5
+    doubts = [w for w in caught if "sets the epoch to 3" in str(w.message)]
+    assert len(doubts) == 1
+    assert "step(loss=3)" in str(doubts[0].message)
+    assert doubts[0].filename == __file__
+    assert not [w for w in caught if "sets the epoch to" in str(w.message) and w not in doubts]
+
+
 def test_fractions_of_an_epoch_and_groups_added_later_work_as_in_torch() -> None:
     rates = []
     for kind in (TORCH, OURS):

@@ -9,6 +9,7 @@ import pytest
 
 from hdet.errors import ArgumentError, JournalError
 from hdet.report.data import Slope, load_run
+from hdet.report.verdict import verdict
 from tests.report.made_up import a_header, a_round, probed_folder, write_folder, write_journal
 
 
@@ -152,3 +153,17 @@ def test_a_curve_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert run.curve.steps == (0.0, 1.0)
     assert run.curve.train == (4.0, None)
     assert run.curve.validation == (None, 3.0)
+
+
+def test_a_very_long_run_is_thinned_out_and_nothing_that_happened_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hdet.report.data._MOST", 10)
+    records = [{**a_round(k), "excluded": [1] if k in (3, 57) else []} for k in range(95)]
+    run = load_run(write_journal(tmp_path / "run.jsonl", a_header(), *records))
+    assert run.number_of_rounds == 95
+    assert 10 <= len(run.rounds) <= 13
+    assert {3, 57, 94} <= {r.number for r in run.rounds}
+    for phase, seconds in records[0]["seconds"].items():
+        assert math.fsum(r.seconds[phase] for r in run.rounds) == pytest.approx(95 * seconds)
+    assert "95 rounds" in verdict(run)

@@ -55,7 +55,7 @@ def _summary(run: RunData) -> dict[str, object]:
         "crashed": run.summary.crashed,
         "base_start": None if base is None else base.start,
         "base_end": None if base is None else base.end,
-        "rounds": len(run.rounds),
+        "rounds": run.number_of_rounds,
         "seconds": run.summary.seconds,
         "final": run.summary.final,
     }

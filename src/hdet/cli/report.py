@@ -34,4 +34,4 @@ def report(run: _Run, out: _Out = None, title: _Title = None, force: o.Force = F
     output.say(verdict(data))
     say_what_next(output, data)
     output.say(str(out))
-    output.result(out=out, verdict=verdict(data), rounds=len(data.rounds))
+    output.result(out=out, verdict=verdict(data), rounds=data.number_of_rounds)

@@ -21,10 +21,17 @@ class LossMeter:
     """
 
     def __init__(self) -> None:
+        self.count, self._ever = 0, False
         self.reset()
 
+    @property
+    def ever(self) -> bool:
+        """Whether a loss was added in any round."""
+        return self._ever or self.count > 0
+
     def reset(self) -> None:
-        """Forget everything: a new round begins."""
+        """Forget the losses: a new round begins."""
+        self._ever = self.ever
         self.count = 0
         self._on_host = 0.0
         self._on_device: dict[torch.device, Tensor] = {}

@@ -64,6 +64,7 @@ class Run:
         self._watches_loading = False
         self.in_consensus = False
         """Whether this replica holds the replicas' mean."""
+        self._has_doubted = False
         self._has_claimed = False
         """Whether the journal's files are known to be this run's alone."""
         self._rest = range(0)
@@ -103,6 +104,17 @@ class Run:
         if batch is not None:
             self.way.set_aside(batch)
         self.meter.add(loss)
+
+    def doubt_epoch(self, epoch: int) -> None:
+        """Say once that an integer was taken for an epoch, if losses were given before: it may have been one."""
+        if self.meter.ever and not self._has_doubted:
+            self._has_doubted = True
+            warnings.warn(
+                f"step({epoch}) sets the epoch to {epoch}, as in torch, though step() was given losses before; if it "
+                f"is a loss, give step(float(loss)) or step(loss={epoch})",
+                UserWarning,
+                stacklevel=3,  # doubt_epoch, step, the user
+            )
 
     def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
         """A step of training has been made, and the counter goes on. Whether a round ends there."""

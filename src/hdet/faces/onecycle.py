@@ -143,12 +143,15 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
 
         Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch)``: a positional int is
-        an epoch, a float or a tensor of one element is a loss. A round's end is a collective.
+        an epoch (with one warning if losses were given before), a float or a tensor of one element is a loss. A round's
+        end is a collective.
         """
         if epoch is None and loss is None and (value is None or isinstance(value, Tensor)):  # as usual, without delay
             loss = value
         else:
             loss, epoch = _loss_and_epoch(value, epoch, loss)
+            if epoch is not None and epoch is value:
+                self._run.doubt_epoch(epoch)
         if not torch_private.in_constructor(self):
             self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
         if self._step_count == 1 or epoch is not None:

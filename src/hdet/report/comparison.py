@@ -72,7 +72,7 @@ def _row(run: RunData) -> tuple[str, ...]:
     start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
     if not run.rounds:
         found = "fixed"
-    return (run.name, loss, start, found, str(len(run.rounds)), say.seconds(total))
+    return (run.name, loss, start, found, str(run.number_of_rounds), say.seconds(total))
 
 
 def _rank(run: RunData) -> tuple[bool, float]:

@@ -23,6 +23,8 @@ Numbers = tuple[float | None, ...]
 """One per knob, in the order of :attr:`RunData.knobs`."""
 Word = Literal["up", "down", "no signal"]
 WORDS: tuple[Word, ...] = get_args(Word)
+_MOST = 5000
+"""Rounds that are kept of a run: several times what a figure can show."""
 _CAUTION = 2.0
 """Standard errors that a slope must be away from 0."""
 
@@ -90,6 +92,10 @@ class RunData:
     """Per knob: what is learned before the first round, a factor on the schedule or a value."""
     replicas: int = 0
     rounds: tuple[Round, ...] = ()
+    """Of a very long run evenly spaced ones, and those in which something happened; each has the seconds of those that
+    were left out before it."""
+    number_of_rounds: int = 0
+    """In the journal."""
     resumes: tuple[int, ...] = ()
     """Steps at which the run went on from a checkpoint."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -158,7 +164,8 @@ def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -
             knobs=knobs,
             starts=starts,
             replicas=int(header.get("replicas") or 0),
-            rounds=tuple(_rounds(data.rounds(), starts, decays)),
+            rounds=tuple(_rounds(data.rounds(), len(data.places), starts, decays)),
+            number_of_rounds=len(data.places),
             resumes=tuple(int(record["step"]) for record in data.resumes),
             arguments=arguments,
             made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
@@ -187,15 +194,34 @@ def _starts(arguments: Mapping[str, Any], knobs: Sequence[str]) -> Numbers:
     return tuple(own if own is not None else other for own, other in zip(first, default, strict=True))
 
 
-def _rounds(records: Iterable[Mapping[str, Any]], starts: Numbers, decays: bool) -> Iterator[Round]:
+def _rounds(records: Iterable[Mapping[str, Any]], count: int, starts: Numbers, decays: bool) -> Iterator[Round]:
     """In order: what was learned before a round stands in the round before it, unless the run went back between."""
-    step, learned = 0, starts
-    for record in records:
+    step, learned, every = 0, starts, math.ceil(count / _MOST)
+    passed: dict[str, float] = {}
+    for number, record in enumerate(records, start=1):
+        if number % every and number < count and not _is_told(record):
+            passed = _added(passed, _seconds(record))
+            step, learned = int(record["step"]), _numbers(record.get("learned"), len(starts))
+            continue
         found = _round(record, len(starts), starts, decays)
         climbs = record.get("shape") is not None  # the base has a course of its own between the rounds
         follows = found.step > step and found.event is None and not decays and not climbs
-        yield found._replace(plain_before=_scaled(found.base_before, learned, starts)) if follows else found
-        step, learned = found.step, found.learned
+        before = _scaled(found.base_before, learned, starts) if follows else found.plain_before
+        yield found._replace(plain_before=before, seconds=_added(passed, found.seconds))
+        step, learned, passed = found.step, found.learned, {}
+
+
+def _is_told(record: Mapping[str, Any]) -> bool:
+    """Whether a report has words about this round."""
+    return any(record.get(name) for name in ("event", "alarm", "excluded", "not_finite"))
+
+
+def _seconds(record: Mapping[str, Any]) -> dict[str, float]:
+    return {str(phase): finite(value) or 0.0 for phase, value in (record.get("seconds") or {}).items()}
+
+
+def _added(some: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    return {phase: some.get(phase, 0.0) + more.get(phase, 0.0) for phase in {**some, **more}}
 
 
 def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool) -> Round:
@@ -206,7 +232,6 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
     plain = none if decays else _scaled(base, learned, starts)
     if record.get("shape") is not None:
         plain = _scaled(_numbers(record["shape"], knobs), (1.0,) * knobs, starts)
-    seconds = {str(phase): finite(value) or 0.0 for phase, value in (record.get("seconds") or {}).items()}
     return Round(
         number=int(record["round"]),
         step=_step_of(record),
@@ -219,7 +244,7 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         plain=plain,
         slopes=_slopes(record, knobs, [row.signal for r, row in enumerate(replicas) if r not in excluded]),
         reach=finite(record.get("reach")) or None,
-        seconds=seconds,
+        seconds=_seconds(record),
         event=str(record["event"]) if record.get("event") else None,
         alarm=str(record["alarm"]) if record.get("alarm") else None,
         not_finite=tuple(int(rank) for rank in record.get("not_finite") or ()),

@@ -139,15 +139,14 @@ def steps_of(run: RunData) -> tuple[float, float]:
 def losses(run: RunData) -> Losses:
     """Losses by replica and round, and the run's own curves."""
     by_round = [(r.step, [row.loss for row in r.replicas]) for r in run.rounds]
-    points = [(r.step, row.signal, _label(run, r, i)) for r in run.rounds for i, row in enumerate(r.replicas)]
-    known = [point for point in points if point[1] is not None]
+    known = [(r, i, row.signal) for r in run.rounds for i, row in enumerate(r.replicas) if row.signal is not None]
     known = known[:: math.ceil(len(known) / (2 * LIMIT)) or 1]
     curve = run.curve
     return Losses(
         mean=line((x, mean(values)) for x, values in by_round),
         band=_band(by_round),
-        points=Line(tuple(x for x, _, _ in known), tuple(y for _, y, _ in known)),
-        labels=tuple(label for _, _, label in known),
+        points=Line(tuple(r.step for r, _, _ in known), tuple(signal for _, _, signal in known)),
+        labels=tuple(_label(run, r, i) for r, i, _ in known),
         probed=run.probed or any(_differ(row.signal, row.loss) for r in run.rounds for row in r.replicas),
         train=line(zip(curve.steps, curve.train, strict=True)),
         validation=line((x, y) for x, y in zip(curve.steps, curve.validation, strict=True) if y is not None),

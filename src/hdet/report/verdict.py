@@ -144,7 +144,7 @@ def _crash(run: RunData) -> list[str]:
 
 
 def _rate_words(run: RunData) -> list[str]:
-    base, rounds = base_movement(run), f"{len(run.rounds)} round{'s' if len(run.rounds) != 1 else ''}"
+    base, rounds = base_movement(run), f"{run.number_of_rounds} round{'s' if run.number_of_rounds != 1 else ''}"
     if base is None:
         return []
     if not run.rounds:
@@ -217,7 +217,7 @@ def tiles(run: RunData) -> tuple[Tile, ...]:
     return (
         Tile("Base rate" if run.decays_by_itself else "Peak rate", *_rate_words_short(base)),
         Tile("Final loss", say.loss(end.loss), note if end.loss is not None else "no finite loss"),
-        Tile("Rounds", str(len(run.rounds)), _rounds_note(run)),
+        Tile("Rounds", str(run.number_of_rounds), _rounds_note(run)),
         Tile("Time", say.seconds(total or None), f"{say.percent(training)} training" if training is not None else ""),
     )
 
@@ -244,4 +244,5 @@ def _rounds_note(run: RunData) -> str:
     knobs = run.rates or range(len(run.knobs))
     counts = Counter(slope.word for r in run.rounds for g in knobs if (slope := r.slopes[g]))
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
+    words = f"of {len(run.rounds)}: {words}" if words and len(run.rounds) < run.number_of_rounds else words
     return f"{words}{f' in {len(run.rates)} groups' if len(run.rates) > 1 else ''}" if words else "nothing was said"

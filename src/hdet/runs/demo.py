@@ -101,5 +101,10 @@ def ensemble_table(run: RunData) -> Table:
     names = [name for name in final if name.startswith("auc_")]
     columns = ("replicas", "rounds", "validation loss", *(name.replace("auc_", "AUC, ") for name in names), "peak rate")
     moved = "{} → {}".format(*say.rates(base.start, base.end)) if base else say.NOTHING
-    cells = [str(run.replicas), str(len(run.rounds)), say.loss(ending(run).loss), *(say.loss(final[n]) for n in names)]
+    cells = [
+        str(run.replicas),
+        str(run.number_of_rounds),
+        say.loss(ending(run).loss),
+        *(say.loss(final[n]) for n in names),
+    ]
     return Table(columns, [[*cells, moved]], "The ensemble: the feed task")
