@@ -131,7 +131,7 @@ def _living() -> int:
 
 def _edges(rank: int) -> dict[str, Any]:
     lowered = _lowered(rank, param_dtype=torch.bfloat16)
-    return {"bytes": _copies(rank, 4), "errors": _refused(), "bfloat16": lowered, "put back": _put_back()}
+    return {"bytes": _copies(rank, 4), "errors": _refused(rank), "bfloat16": lowered, "put back": _put_back()}
 
 
 def _put_back() -> bool:
@@ -148,7 +148,7 @@ def _put_back() -> bool:
     return all(torch.equal(now.full_tensor(), then.full_tensor()) for now, then in zip(after, before, strict=True))
 
 
-def _refused() -> dict[str, str]:
+def _refused(rank: int) -> dict[str, str]:
     """What is said where a set-up cannot work."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import DTensor, Partial
@@ -165,6 +165,20 @@ def _refused() -> dict[str, str]:
     def probed(parameters: Any, **more: Any) -> Callable[[], None]:
         return lambda: step(parameters, "auto", **{"probe": probe_of(model), **more})
 
+    def apart() -> None:
+        """Two shard groups that share no gradients are two models."""
+        lonely = sharded(Net(), both["shard"])
+        optimizer = torch.optim.SGD(lonely.parameters(), lr=0.1)
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(lonely), cycle_momentum=False)
+        train(lonely, optimizer, scheduler, range(4), rank, 4)
+
+    def outer() -> None:
+        pair = sharded(Net(), both["shard"])
+        optimizer = torch.optim.SGD(pair.parameters(), lr=0.1)
+        given: Any = {"group": hdet.arms(both, "replicate"), "model": pair, "outer": hdet.experimental.Outer()}
+        hdet.Ensemble(optimizer, **given).step(1.0)
+
+    both = mesh_of(2, 2)
     partial = nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Partial()]))
     flat = FullyShardedDataParallel(Net().body, device_id=torch.device("cpu"), use_orig_params=True)
     attempts: dict[str, Callable[[], object]] = {
@@ -176,6 +190,8 @@ def _refused() -> dict[str, str]:
         "partial": probed([partial]),
         "flat": probed(flat.parameters()),
         "noise": lambda: hdet.perturb_(model),
+        "apart": apart,
+        "outer": outer,
     }
     return {name: str(error_of(attempt)) for name, attempt in attempts.items()}
 
@@ -217,5 +233,7 @@ def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
         assert "FullyShardedDataParallel" in errors["flat"]
         assert "fully_shard" in errors["flat"]
         assert "perturb_()" in errors["noise"]
+        assert "different weights" in errors["apart"]
+        assert "plain mean" in errors["outer"]
     before, after = (sum(answer["bfloat16"][i] for answer in answers) for i in range(2))
     assert after < 0.8 * before
