@@ -18,6 +18,7 @@ import torch
 
 import hdet
 from hdet.integrations.deepspeed import auto
+from tests.code_blocks import blocks
 from tests.ranks import error_of, run_ranks
 from tests.setups.problems import Records, batch_of, loss_of, network
 
@@ -193,6 +194,20 @@ def test_checkpoints_hold_the_search(tmp_path: Path) -> None:
         assert alike
         assert last == STEPS
         assert loss < 0.25
+
+
+def documented(rank: int, source: str) -> float:
+    deepspeed_on(rank)
+    names: dict[str, Any] = {}
+    exec(source, names)
+    assert names["engine"].lr_scheduler.last_epoch == 200
+    return float(names["loss"].detach())
+
+
+@needs_deepspeed
+def test_the_documented_script_runs() -> None:
+    (block,) = blocks(Path(__file__).parents[2] / "docs" / "frameworks.md", "py")
+    assert max(run_ranks(documented, RANKS, block.source, timeout=240)) < 2.0
 
 
 def test_what_is_no_engine_is_refused() -> None:
