@@ -15,8 +15,8 @@ import hdet
 from tests.ranks import run_ranks
 from tests.setups.sharded import Net, mesh_of, probe_of, sharded, train, whole
 
-STEPS = 75
-STRETCHES = [(4, range(25)), (2, range(25, 50)), (4, range(50, STEPS))]
+STEPS = 60
+STRETCHES = [(4, range(20)), (2, range(20, 40)), (4, range(40, STEPS))]
 """Ranks and steps."""
 
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import hdet
+from hdet.engine.probed.slots import Slots
 from tests.ranks import error_of, run_ranks
 from tests.setups.sharded import Net, Ran, batch_of, found, loss_of, mesh_of, part_of, probe_of, sharded, train
 
@@ -28,7 +29,7 @@ class Case(NamedTuple):
     by_arms: bool = False
 
 
-CASES = [Case(HIGH, 200, (4,)), Case(LOW, 200, (2, 2), by_arms=True), Case(LOW, 60, (4,)), Case(HIGH, 60, (2, 2))]
+CASES = [Case(HIGH, 200, (4,)), Case(LOW, 200, (2, 2), by_arms=True), Case(LOW, 40, (4,)), Case(HIGH, 40, (2, 2))]
 
 
 def _all_meshes(rank: int, folder: Path) -> list[Ran]:
@@ -61,22 +62,30 @@ def test_a_sharded_run_is_the_run_of_one_process(tmp_path: Path) -> None:
             _agree(ran, whole_run)
 
 
-def _tensor_parallel(rank: int, folder: Path) -> Ran:
-    """Two ways at once: layers are split over ``tp``, and what each rank has of them is sharded over ``dp``."""
+def _tensor_parallel(rank: int, folder: Path) -> list[Ran]:
+    """Layers split over all ranks; then split over two, and what each rank has of them sharded over ``dp``."""
     from torch.distributed.fsdp import fully_shard
+
+    alone = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = _split(Block(), both["tp"])
+    fully_shard(model, mesh=both["dp"])
+    return [
+        found(_split(Block(), alone), HIGH, 40, folder / "tp.jsonl"),
+        found(model, HIGH, 40, folder / "both.jsonl", both["dp"].get_local_rank(), 2),
+    ]
+
+
+def _split(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     from torch.distributed.tensor import parallel as tp
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = Block()
     split = {
         "enter": tp.PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0)),
         "norm": tp.SequenceParallel(sequence_dim=0),
         "up": tp.ColwiseParallel(input_layouts=Shard(0)),
         "down": tp.RowwiseParallel(),
     }
-    tp.parallelize_module(model, mesh["tp"], split)
-    fully_shard(model, mesh=mesh["dp"])
-    return found(model, HIGH, 40, folder / "tp.jsonl", mesh["dp"].get_local_rank(), 2)
+    return tp.parallelize_module(model, mesh, split)
 
 
 class Block(nn.Module):
@@ -97,8 +106,9 @@ class Block(nn.Module):
 
 def test_tensor_parallel_weights(tmp_path: Path) -> None:
     plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl")
-    for ran in run_ranks(_tensor_parallel, 4, tmp_path, timeout=60):
-        _agree(ran, plain)
+    for runs in run_ranks(_tensor_parallel, 4, tmp_path, timeout=100):
+        for ran in runs:
+            _agree(ran, plain)
 
 
 def _copies(rank: int, mesh_size: int) -> int:
@@ -120,10 +130,25 @@ def _living() -> int:
 
 
 def _edges(rank: int) -> dict[str, Any]:
-    return {"bytes": _copies(rank, 4), "errors": _refused(), "bfloat16": _lowered(rank, param_dtype=torch.bfloat16)}
+    lowered = _lowered(rank, param_dtype=torch.bfloat16)
+    return {"bytes": _copies(rank, 4), "errors": _refused(rank), "bfloat16": lowered, "put back": _put_back()}
 
 
-def _refused() -> dict[str, str]:
+def _put_back() -> bool:
+    """What the optimizer has forgotten meanwhile comes back in shards."""
+    model, slots = sharded(Net(), mesh_of(4)), Slots()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loss_of(model, batch_of(0)).backward()
+    optimizer.step()
+    slots.keep(0, optimizer, model)
+    before = [optimizer.state[p]["exp_avg"] for p in model.body.parameters() if p.requires_grad]
+    optimizer.state.clear()
+    slots.restore_(0, optimizer, model)
+    after = [optimizer.state[p]["exp_avg"] for p in model.body.parameters() if p.requires_grad]
+    return all(torch.equal(now.full_tensor(), then.full_tensor()) for now, then in zip(after, before, strict=True))
+
+
+def _refused(rank: int) -> dict[str, str]:
     """What is said where a set-up cannot work."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import DTensor, Partial
@@ -140,6 +165,20 @@ def _refused() -> dict[str, str]:
     def probed(parameters: Any, **more: Any) -> Callable[[], None]:
         return lambda: step(parameters, "auto", **{"probe": probe_of(model), **more})
 
+    def apart() -> None:
+        """Two shard groups that share no gradients are two models."""
+        lonely = sharded(Net(), both["shard"])
+        optimizer = torch.optim.SGD(lonely.parameters(), lr=0.1)
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(lonely), cycle_momentum=False)
+        train(lonely, optimizer, scheduler, range(4), rank, 4)
+
+    def outer() -> None:
+        pair = sharded(Net(), both["shard"])
+        optimizer = torch.optim.SGD(pair.parameters(), lr=0.1)
+        given: Any = {"group": hdet.arms(both, "replicate"), "model": pair, "outer": hdet.experimental.Outer()}
+        hdet.Ensemble(optimizer, **given).step(1.0)
+
+    both = mesh_of(2, 2)
     partial = nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Partial()]))
     flat = FullyShardedDataParallel(Net().body, device_id=torch.device("cpu"), use_orig_params=True)
     attempts: dict[str, Callable[[], object]] = {
@@ -151,6 +190,8 @@ def _refused() -> dict[str, str]:
         "partial": probed([partial]),
         "flat": probed(flat.parameters()),
         "noise": lambda: hdet.perturb_(model),
+        "apart": apart,
+        "outer": outer,
     }
     return {name: str(error_of(attempt)) for name, attempt in attempts.items()}
 
@@ -169,8 +210,8 @@ def _lowered(rank: int, **precision: Any) -> list[float]:
     with torch.no_grad():
         before = float(probe())
     given: Any = {"probe": probe, "model": model, "group": hdet.arms(1)}
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=60, **given)
-    train(model, optimizer, scheduler, range(60), rank, 4)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=40, **given)
+    train(model, optimizer, scheduler, range(40), rank, 4)
     with torch.no_grad():
         return [before, float(probe())]
 
@@ -180,6 +221,7 @@ def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
     answers = run_ranks(_edges, 4, timeout=100)
     for answer in answers:
         assert 0.2 < answer["bytes"] / whole_bytes < 0.3
+        assert answer["put back"]
         errors = answer["errors"]
         assert 'hdet.arms(mesh, "replicate")' in errors["trained"]
         assert 'max_lr="auto"' in errors["trained"]
@@ -191,5 +233,7 @@ def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
         assert "FullyShardedDataParallel" in errors["flat"]
         assert "fully_shard" in errors["flat"]
         assert "perturb_()" in errors["noise"]
+        assert "different weights" in errors["apart"]
+        assert "plain mean" in errors["outer"]
     before, after = (sum(answer["bfloat16"][i] for answer in answers) for i in range(2))
     assert after < 0.8 * before

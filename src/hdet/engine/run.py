@@ -227,8 +227,7 @@ class Run:
     def watch_loading(self, optimizer: Optimizer, face: Face, rewrite: Callable[[Face], None]) -> None:
         """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the face.
 
-        An optimizer's checkpoint brings rank 0's values. To read one, torch.distributed.checkpoint makes a step at rate
-        0 from weights that are not loaded yet: it is forgotten. The hook holds the face weakly: no reference cycle.
+        An optimizer's checkpoint brings rank 0's values. The hook holds the face weakly: no reference cycle.
         """
         if self._watches_loading:
             return
@@ -237,7 +236,6 @@ class Run:
         def after_load(_: Optimizer) -> None:
             found, mine = held(), run()
             if found is not None and mine is not None and mine._just_loaded:
-                mine.way.take_over()
                 rewrite(found)
 
         try:

@@ -53,7 +53,7 @@ def check_common(ours: Ours, optimizer: Optimizer) -> None:
         raise ArgumentError(f'fanout must be "trained" or "probed", but got fanout={ours.fanout!r}; leave it out')
     check_group(ours.group)
     check_model(ours.model)
-    refuse_flat(p for group in optimizer.param_groups for p in group["params"])
+    refuse_flat(p for group in getattr(optimizer, "param_groups", ()) for p in group["params"])  # torch checks its kind
     if not is_int(ours.seed):
         raise ArgumentError(f"seed must be an integer, but got seed={ours.seed!r}; leave it out for 0")
     if isinstance(ours.probe, ProbeLoss):

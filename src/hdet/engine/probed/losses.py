@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,12 @@ def loss_now(probe: ProbeFn, optimizer: Optimizer, model: nn.Module | None, devi
 
     A function of the user's own that draws its batch must draw the same one for every loss of a round.
     """
-    again = nullcontext() if isinstance(probe, ProbeBatch) else rng_put_back(device)
-    with evaluated(optimizer), again, resharded(model):
+    with evaluated(optimizer), nullcontext() if isinstance(probe, ProbeBatch) else _as_probe_batch(model, device):
         return probed_loss(probe, inside=True)
+
+
+@contextmanager
+def _as_probe_batch(model: nn.Module | None, device: torch.device) -> Iterator[None]:
+    """What a :class:`ProbeBatch` does by itself."""
+    with rng_put_back(device), resharded(model):
+        yield
