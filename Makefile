@@ -13,7 +13,7 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-frameworks quick lint bench bench-data docs faults mutants clean
+.PHONY: help demo test test-frameworks quick lint bench bench-data docs mutants clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -53,10 +53,6 @@ bench-data: $(STAMP) ## fetch the real data of experiments/real into .bench-data
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(DOCS) ## build the documentation into site/
 	$(PY) -m mkdocs build --strict
-
-faults: export OMP_NUM_THREADS := 1
-faults: $(STAMP) ## kill ranks at 216 moments and compare with runs that were not killed: half an hour
-	$(PY) -m tests.faults.matrix
 
 mutants: $(MUTANT) ## do the tests bite? 100 small faults in algorithm/, half an hour
 	$(PY) tools/mutants.py

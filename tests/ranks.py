@@ -32,17 +32,6 @@ def run_ranks(
     ``fn`` must be importable (a function at the top of a test module). A rank that raises fails the test with the
     tracebacks of all ranks; a rank that hangs is killed.
     """
-    answers = try_ranks(fn, n, *args, timeout=timeout, group_timeout=group_timeout)
-    failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
-    if failures:
-        raise RankFailed("\n".join(failures))
-    return [value for _, value in answers]
-
-
-def try_ranks(
-    fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60.0, group_timeout: float = 30.0
-) -> list[tuple[bool, Any]]:
-    """As :func:`run_ranks`, where ranks may die: whether each has returned, and what, or what is known of its end."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         pipes, processes = [], []
@@ -61,7 +50,10 @@ def try_ranks(
                 if process.is_alive():
                     process.kill()
                     process.join()
-    return answers
+    failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
+    if failures:
+        raise RankFailed("\n".join(failures))
+    return [value for _, value in answers]
 
 
 def error_of(fn: Callable[[], Any]) -> Exception:
