@@ -72,9 +72,15 @@ def wait_until(condition: Callable[[], bool], timeout: float = 40.0) -> None:
 
 
 def processes_with(path: Path) -> int:
+    """How many processes have ``path`` in their command line."""
+    return len(pids_with(path))
+
+
+def pids_with(path: Path) -> list[int]:
     """Processes that have ``path`` in their command line."""
-    found = 0
+    found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # has just ended
-            found += str(path).encode() in entry.read_bytes()
+            if str(path).encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
     return found

@@ -13,7 +13,7 @@ import torch
 import hdet
 from hdet.report.data import load_run
 from hdet.runs.folder import Folder
-from tests.cli.command import DIGITS, HDET, hdet_here, processes_with, run, said, started, wait_until
+from tests.cli.command import DIGITS, HDET, hdet_here, pids_with, processes_with, run, said, started, wait_until
 from tests.examples.launch import TORCHRUN
 
 TRAINED = ("train", *DIGITS, "--fanout", "trained", "--lr", "0.01", "--sync-every", "5")
@@ -52,13 +52,17 @@ def test_killed_and_resumed_equals_not_killed(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_two_replicas_stopped_resumed_and_one_killed(tmp_path: Path) -> None:
-    """Ctrl-C leaves a checkpoint at the very step, from which the run goes on; a rank that dies is one line."""
+    """SIGTERM to all processes leaves a checkpoint at a step, from which it goes on; a rank that dies is one line."""
     folder = Folder(tmp_path / "run")
     with started(*HDET, *TRAINED, "--replicas", 2, "--steps", 20_000, "--out", folder.path, "--json") as process:
         wait_until(lambda: rounds_in(folder) > 4)
-        process.send_signal(signal.SIGINT)
+        everybody = pids_with(folder.path)
+        assert len(everybody) == 4  # the command, the launcher, two ranks
+        for pid in everybody:
+            os.kill(pid, signal.SIGTERM)
         stopped = said(process)
-    assert stopped.code == 130, stopped.err
+    assert stopped.code == 143, stopped.err
+    assert f"stopped; go on with: hdet train --out {folder.path} --resume" in stopped.err
     assert stopped.json["outcome"] == "stopped"
     assert f"stopped at step {step_of(folder)}" in stopped.err
     assert "Traceback" not in stopped.err

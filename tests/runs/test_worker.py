@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hdet.runs.launch import _reason
-from hdet.runs.stop import Stop, on_signals
+from hdet.runs.stop import Stop, Terminated, on_signals, terminating
 from hdet.runs.teller import Teller
 from hdet.runs.worker import Pipe
 
@@ -40,6 +40,26 @@ def test_the_first_rank_that_failed_is_named_with_its_own_words() -> None:
     assert _reason([own[1], own[0]], 1) == "rank 1: ValueError: 1"
     assert _reason([lost], 3) == "rank 2 ended without a word, exit code 3"
     assert _reason([], 3) == "exit code 3"
+
+
+def test_a_rank_is_asked_only_once() -> None:
+    """The launcher passes on what the rank has got already."""
+    stop = Stop()
+    with on_signals(stop.ask, only_once=True):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+    assert stop.asked
+    assert stop.code == 128 + 15
+
+
+def test_sigterm_raises_where_a_command_says_so() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated):
+        with terminating(), on_signals(Stop().ask):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)  # the second one
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_signal_asks_once_and_is_put_back() -> None:

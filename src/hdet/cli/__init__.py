@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and leave with its exit code: 0, 1 (it failed), 2 (bad input) or 130 (stopped).
+    """Run a command and leave with its exit code: 0, 1 (it failed), 2 (bad input) or 128 + n (stopped).
 
     Args:
         arguments: without the program's name; None: those of the process.

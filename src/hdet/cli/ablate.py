@@ -13,6 +13,7 @@ import typer
 from hdet.cli import options as o
 from hdet.cli.display import Job, display_for
 from hdet.cli.output import Output, refuse_torchrun
+from hdet.cli.stopping import until_stopped
 from hdet.errors import ArgumentError
 from hdet.report.data import load_run
 from hdet.report.page import check_packages, write_report
@@ -20,6 +21,7 @@ from hdet.runs.ablation import RATES, PlannedRun, Study
 from hdet.runs.folder import plain_json, write_atomically
 from hdet.runs.launch import execute
 from hdet.runs.outcome import as_markdown, described, table_of
+from hdet.runs.stop import Stop
 
 __all__ = ["ablate"]
 
@@ -76,13 +78,15 @@ def ablate(
     study = _study(context.params)
     runs = study.runs(out)
     _begin(study, runs, out / "ablation.json", force)
-    pending = [run for run in runs if not run.folder.complete]
-    if pending and _train(pending, output) == "stopped":
-        output.say("stopped; the same command goes on")
-        output.result(outcome="stopped", out=out)
-        return 130
-    _conclude(study, runs, out, output)
-    return 0
+
+    def work(stop: Stop) -> int | None:
+        pending = [run for run in runs if not run.folder.complete]
+        if pending and _train(pending, output, stop) == "stopped":
+            return None
+        _conclude(study, runs, out, output)
+        return 0
+
+    return until_stopped(output, out, "the same command goes on (without --force)", work)
 
 
 def _study(options: Mapping[str, Any]) -> Study:
@@ -121,10 +125,10 @@ def _begin(study: Study, runs: list[PlannedRun], file: Path, force: bool) -> Non
     _write(file, described(study, runs))
 
 
-def _train(pending: list[PlannedRun], output: Output) -> str:
+def _train(pending: list[PlannedRun], output: Output, stop: Stop) -> str:
     jobs = [Job(run.plan.name, run.plan.steps) for run in pending]
     with display_for(output.console, jobs) as display:
-        return execute([run.folder for run in pending], pending[0].plan, display.show)
+        return execute([run.folder for run in pending], pending[0].plan, display.show, stop=stop)
 
 
 def _conclude(study: Study, runs: list[PlannedRun], out: Path, output: Output) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from hdet.cli.output import complain
 from hdet.cli.report import report
 from hdet.cli.train import train
 from hdet.errors import ArgumentError, HdetError, JournalError
+from hdet.runs.stop import Terminated, terminating
 
 __all__ = ["app", "run"]
 
@@ -63,7 +65,7 @@ def _root(
     ```
 
     Every command takes `--json`: one line, the last on stdout; messages go to stderr. Nothing is overwritten without
-    `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped.
+    `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 128 + n stopped by signal n: 130 by Ctrl-C, 143 by SIGTERM.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -73,7 +75,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command; the exit code."""
     as_json = "--json" in arguments
     try:
-        code = app(list(arguments), prog_name="hdet", standalone_mode=False)
+        with terminating():
+            code = app(list(arguments), prog_name="hdet", standalone_mode=False)
     except (ArgumentError, JournalError) as error:
         return complain(str(error), as_json, code=2)
     except HdetError as error:
@@ -81,7 +84,9 @@ def run(arguments: Sequence[str]) -> int:
     except _Usage as error:
         return complain(f"{_text_of(error)} See `{_command_of(error)} --help`.", as_json, code=2)
     except KeyboardInterrupt:
-        return complain("stopped", as_json, code=130)
+        return complain("stopped", as_json, code=128 + signal.SIGINT)
+    except Terminated:
+        return complain("stopped", as_json, code=128 + signal.SIGTERM)
     except OSError as error:
         return complain(f"{error}; check the path, the rights and the space left", as_json, code=1)
     except Exception as error:

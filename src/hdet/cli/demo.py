@@ -11,12 +11,14 @@ import typer
 from hdet.cli import options as o
 from hdet.cli.display import Job, display_for
 from hdet.cli.output import Output, refuse_torchrun
+from hdet.cli.stopping import until_stopped
 from hdet.errors import ArgumentError
 from hdet.report.data import load_run
 from hdet.report.page import Chapter, check_packages, write_chapters
 from hdet.report.verdict import base_movement
 from hdet.runs.demo import Scene, ensemble, ensemble_table, guess_table, guess_words, guesses
 from hdet.runs.launch import execute
+from hdet.runs.stop import Stop
 
 __all__ = ["demo"]
 
@@ -45,14 +47,22 @@ def demo(
     refuse_torchrun("demo")
     check_packages()
     output = Output(as_json)
-    out = _folder(out, force)
+    folder = _folder(out, force)
+    again = f"begin again with: hdet demo --out {folder} --force"
+    return until_stopped(
+        output, folder, again, lambda stop: _show(folder, steps, ensemble_steps, replicas, force, output, stop)
+    )
+
+
+def _show(
+    out: Path, steps: int, ensemble_steps: int, replicas: int, force: bool, output: Output, stop: Stop
+) -> int | None:
+    """Both scenes and the page; None where it was stopped."""
     one, two = guesses(out, steps), ensemble(out, ensemble_steps, replicas)
     chapters: list[Chapter] = []
     for scene in (one, two):
-        if _play(scene, output, force) == "stopped":
-            output.say("stopped")
-            output.result(outcome="stopped", out=out)
-            return 130
+        if _play(scene, output, force, stop) == "stopped":
+            return None
         seen = [load_run(folder.path) for folder in scene.folders]
         table = guess_table(seen) if scene is one else ensemble_table(seen[0])
         chapters.append(Chapter(seen, scene.title, scene.words, table))
@@ -76,7 +86,7 @@ def _folder(out: Path | None, force: bool) -> Path:
     return out
 
 
-def _play(scene: Scene, output: Output, force: bool) -> str:
+def _play(scene: Scene, output: Output, force: bool, stop: Stop) -> str:
     """Run a scene's plans, one after another."""
     output.say(f"\n{scene.title}", style="bold")
     output.say(scene.words)
@@ -87,4 +97,4 @@ def _play(scene: Scene, output: Output, force: bool) -> str:
 
     jobs = [Job(plan.name, plan.steps) for plan in scene.plans]
     with display_for(output.console, jobs) as display:
-        return execute(scene.folders, scene.plans[0], display.show, begin=begin)
+        return execute(scene.folders, scene.plans[0], display.show, begin, stop)

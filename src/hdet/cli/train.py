@@ -10,6 +10,7 @@ import typer
 from hdet.cli import options as o
 from hdet.cli.display import Job, display_for
 from hdet.cli.output import Output, say_what_next
+from hdet.cli.stopping import until_stopped
 from hdet.errors import ArgumentError
 from hdet.report.data import load_run
 from hdet.report.verdict import base_movement, verdict
@@ -17,6 +18,7 @@ from hdet.runs.folder import Folder
 from hdet.runs.launch import RanksFailed, execute
 from hdet.runs.plan import AUTO, Plan, usual_rate
 from hdet.runs.ranks import launched_ranks
+from hdet.runs.stop import Stop
 
 __all__ = ["train"]
 
@@ -48,7 +50,8 @@ def train(
     """Train one run, on as many replicas as you like.
 
     `--replicas N` starts N ranks; under `torchrun -m hdet train` they are those that it started.
-    Ctrl-C finishes the step and leaves a checkpoint. A run that was killed goes on from the end of its last round.
+    Ctrl-C and SIGTERM finish the step and leave a checkpoint; a second one ends at once. A run that was killed goes on
+    from the end of its last round.
 
     ```
     hdet train --task feed --replicas 4 --fanout trained --lr 5e-3 --out runs/feed
@@ -132,19 +135,21 @@ def _train(folder: Folder, plan: Plan, output: Output, *, resume: bool, force: b
     if resume and folder.complete:
         output.say(f"the run in {folder.path} is complete")
         return _conclude(folder, output)
-    name = plan.name or folder.path.resolve().name
-    try:
-        with display_for(output.console, [Job(name, plan.steps)]) as display:
-            outcome = execute(
-                [folder], plan, display.show, begin=lambda: None if resume else folder.begin(plan, force=force)
-            )
-    except RanksFailed as error:
-        raise RanksFailed(f"{error}; `hdet train --out {folder.path} --resume` goes on") from error
-    if outcome == "stopped":
-        output.say(f"stopped; go on with: hdet train --out {folder.path} --resume")
-        output.result(outcome="stopped", out=folder.path)
-        return 130
-    return _conclude(folder, output)
+    job = Job(plan.name or folder.path.resolve().name, plan.steps)
+
+    def begin() -> None:
+        if not resume:
+            folder.begin(plan, force=force)
+
+    def work(stop: Stop) -> int | None:
+        try:
+            with display_for(output.console, [job]) as display:
+                outcome = execute([folder], plan, display.show, begin, stop)
+        except RanksFailed as error:
+            raise RanksFailed(f"{error}; `hdet train --out {folder.path} --resume` goes on") from error
+        return None if outcome == "stopped" else _conclude(folder, output)
+
+    return until_stopped(output, folder.path, f"go on with: hdet train --out {folder.path} --resume", work)
 
 
 def _conclude(folder: Folder, output: Output) -> int:

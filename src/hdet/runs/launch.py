@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from hdet.runs.folder import Folder
 from hdet.runs.plan import Plan
 from hdet.runs.ranks import joined, launched_ranks, place_for
 from hdet.runs.run import Outcome
-from hdet.runs.stop import Stop, on_signals
+from hdet.runs.stop import Stop, Terminated, on_signals
 from hdet.runs.teller import Message, Tell, silent
 from hdet.runs.worker import run_all
 
@@ -28,41 +29,55 @@ class RanksFailed(HdetError, RuntimeError):
     """The ranks ended before their work was done."""
 
 
-def execute(folders: Sequence[Folder], plan: Plan, tell: Tell, begin: Callable[[], None] = lambda: None) -> Outcome:
+def execute(
+    folders: Sequence[Folder],
+    plan: Plan,
+    tell: Tell,
+    begin: Callable[[], None] = lambda: None,
+    stop: Stop | None = None,
+) -> Outcome:
     """Run the plans in the folders, one after another.
 
     One replica runs in this process. More are started by torch's launcher, unless this process is one of them already.
-    Ctrl-C and SIGTERM end the work in order. What comes back is how the last run ended.
+    Ctrl-C and SIGTERM end the work in order, a second one at once. What comes back is how the last run ended.
 
     Args:
         folders: with plans, once ``begin`` was called.
         plan: one of them; all have its number of replicas and its device.
         tell: gets the messages of :mod:`hdet.runs.teller`; in a process that torchrun started, only on rank 0.
         begin: prepares the folders; called once, by one process.
+        stop: gets to know of a signal.
     """
+    stop = stop or Stop()
     if plan.replicas > 1 and launched_ranks() is None:
         place_for(plan.device, plan.replicas)  # raises here rather than in every rank
         begin()
-        return _in_ranks(folders, plan.replicas, tell)
-    stop = Stop()
-    with on_signals(stop.ask), _threads_for(plan.task), joined(plan.device) as ranks:
+        return _in_ranks(folders, plan.replicas, tell, stop)
+    only_once = launched_ranks() is not None  # the launcher passes on what this rank got as well
+    with on_signals(stop.ask, only_once=only_once), _threads_for(plan.task), joined(plan.device) as ranks:
         ranks.first(begin)
         return run_all(folders, ranks, tell if ranks.rank == 0 else silent, stop)
 
 
-def _in_ranks(folders: Sequence[Folder], replicas: int, tell: Tell) -> Outcome:
+def _in_ranks(folders: Sequence[Folder], replicas: int, tell: Tell, stop: Stop) -> Outcome:
     """Start the ranks, pass on what they tell, and say how it ended."""
-    log, stop = folders[0].log, Stop()
+    log = folders[0].log
     process = _launched(folders, replicas, log)
+    pids: list[int] = []
 
-    def end() -> None:
-        stop.ask()
-        process.terminate()  # the launcher passes it on to its ranks
+    def end(number: int) -> None:
+        stop.ask(number)
+        if not _signalled(pids, signal.SIGTERM):  # none has begun
+            process.terminate()
 
     try:
         with on_signals(end):
-            last, failed = _listen(process, tell)
+            last, failed = _listen(process, tell, pids)
         code = process.wait()
+    except (KeyboardInterrupt, Terminated):  # asked for the second time
+        _signalled(pids, signal.SIGKILL)
+        process.kill()
+        raise
     finally:
         _make_sure_it_ends(process)
     told = any(message["kind"] == "failed" for message in failed)
@@ -88,8 +103,21 @@ def _launched(folders: Sequence[Folder], replicas: int, log: Path) -> subprocess
         )
 
 
-def _listen(process: subprocess.Popen[str], tell: Tell) -> tuple[Message, list[Message]]:
-    """Pass messages on until the ranks have ended. The last end of a run, and what was told of failures."""
+def _signalled(pids: Sequence[int], which: signal.Signals) -> bool:
+    """Send a signal to ranks; whether one of them is there. They agree on what follows."""
+    reached = False
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, which)
+            reached = True
+    return reached
+
+
+def _listen(process: subprocess.Popen[str], tell: Tell, pids: list[int]) -> tuple[Message, list[Message]]:
+    """Pass messages on until the ranks have ended. The last end of a run, and what was told of failures.
+
+    ``pids`` gets the ranks' processes.
+    """
     assert process.stdout is not None
     last: Message = {"kind": "nothing"}
     failed: list[Message] = []
@@ -97,6 +125,9 @@ def _listen(process: subprocess.Popen[str], tell: Tell) -> tuple[Message, list[M
         if not line.startswith("{"):
             continue
         message: Message = json.loads(line)
+        if message["kind"] == "rank":
+            pids.append(message["pid"])
+            continue
         if message["kind"] in ("failed", "lost"):
             failed.append(message)
             continue

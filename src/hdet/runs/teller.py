@@ -6,10 +6,11 @@
 | step | ``step``, ``base`` (rates, one per parameter group), ``loss`` (mean over replicas); a few times a second |
 | round | ``step``, ``base``, ``learned``, ``rows`` of ``values``, ``loss``, ``weight``: replicas, or the probe |
 | end | ``outcome``, ``step`` |
+| rank | ``pid``; by every rank, when it begins |
 | failed | ``error``, one line; in place of everything after it |
 
-All but the last have ``run``, the number of the run among those that were started together. Numbers that are not finite
-are None.
+All but the last two have ``run``, the number of the run among those that were started together. Numbers that are not
+finite are None.
 """
 
 from __future__ import annotations

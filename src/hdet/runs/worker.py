@@ -51,7 +51,8 @@ def main() -> None:
     folders = [Folder(path) for path in sys.argv[1:]]
     stop = Stop()
     pipe = Pipe(stop)
-    with on_signals(stop.ask):
+    pipe({"kind": "rank", "pid": os.getpid()})
+    with on_signals(stop.ask, only_once=True):
         try:
             with joined(folders[0].plan().device) as ranks:
                 run_all(folders, ranks, pipe if ranks.rank == 0 else silent, stop)
