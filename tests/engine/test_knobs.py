@@ -122,7 +122,7 @@ def test_optimizer_fields() -> None:
         (lambda o, m: knobs.optimizer(o, "betas", spread=0.1), "index="),
         (lambda o, m: knobs.optimizer(o, "betas", spread=0.1, index=-1), "index="),
         (lambda o, m: knobs.optimizer(o, "eps", spread=0.1, index=0), "index="),
-        (lambda o, m: knobs.optimizer(o, "foreach", spread=0.1), "attribute must name a number"),
+        (lambda o, m: knobs.optimizer(o, "foreach", spread=0.1), "field must be a number to explore"),
         (lambda o, m: knobs.scalar("s", None, spread=0.1), "a number, but got value="),
         (lambda o, m: knobs.scalar("s", 1.0, spread=0.1, bounds=None), "two numbers"),
         (lambda o, m: knobs.lr(o, groups=[]), "at least one"),

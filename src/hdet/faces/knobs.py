@@ -128,7 +128,7 @@ def optimizer(
                 "and only there"
             )
         if not _is_number(entries[index or 0]):
-            raise ArgumentError(f"{field} is {value!r}, which is no number to explore; choose a field with a float")
+            raise ArgumentError(f"field must be a number to explore, but {field} is {shown(value)}; choose another")
     if field == "lr":
         raise ArgumentError("the learning rate follows a schedule: use hdet.knobs.lr(optimizer) for it")
     read, write = _group_field(optimizer, indices, field, index)
