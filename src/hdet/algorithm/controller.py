@@ -12,12 +12,10 @@ replica at rho times the base has the offset rho - 1, and a move takes the base 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Controller", "Update", "is_finite"]
+__all__ = ["Controller", "Update"]
 
 
 class Update(NamedTuple):
@@ -42,8 +40,3 @@ class Controller(Protocol):
 
     def update(self, state: Any, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
         """One round. Must not change its arguments."""
-
-
-def is_finite(value: object) -> bool:
-    """Whether it is a finite real number."""
-    return isinstance(value, Real) and math.isfinite(value)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hdet.algorithm.scales import Scale
+from hdet.checks import is_finite
 from hdet.errors import ArgumentError
 
 __all__ = ["FACTOR_LIMITS", "KnobSpec", "bounded_factor"]
@@ -35,7 +36,7 @@ class KnobSpec:
     scheduled: bool = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.spread, (int, float)) and math.isfinite(self.spread) and self.spread >= 0):
+        if not (is_finite(self.spread) and self.spread >= 0):
             raise ArgumentError(
                 f"spread of knob {self.name!r} must be a finite number, at least 0, but got spread={self.spread!r}; "
                 "it is the distance of the outermost replicas from the base, in the knob's scale"

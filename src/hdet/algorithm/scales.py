@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from hdet.checks import is_one_of
 from hdet.errors import ArgumentError
 
 __all__ = ["SCALES", "Scale", "scale_named"]
@@ -89,7 +90,7 @@ SCALES = ("relative", "linear", "log", "logit")
 
 def scale_named(name: str) -> Scale:
     """The scale with that name."""
-    if name not in SCALES:
+    if not is_one_of(name, SCALES):
         raise ArgumentError(f"scale must be one of {SCALES}, but got scale={name!r}; learning rates use 'relative'")
     return Scale(name)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from hdet.checks import is_int, shown
 from hdet.comm.new_group import new_group
 from hdet.errors import ArgumentError
 
@@ -59,22 +60,26 @@ def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | Sequence[str | in
             are one arm. A sharded model needs the dimensions along which it is not sharded.
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if dim is not None and not hasattr(n, "mesh"):
+        raise ArgumentError(f"dim is a dimension of a DeviceMesh, but got dim={shown(dim)} without one; leave it out")
     if hasattr(n, "mesh"):
         return Arms(_along_mesh(n, dim, world))  # type: ignore[arg-type]
     if isinstance(n, int) and not isinstance(n, bool):
         if n < 1 or world % n:
             raise ArgumentError(
-                f"arms(n) needs n to divide the {world} ranks, but got n={n}; use a divisor, give the sizes as a list, "
-                "or call it after init_process_group"
+                f"arms(n) needs n to divide the {world} ranks, but got n={shown(n)}; use a divisor, give the sizes as "
+                "a list, or call it after init_process_group"
             )
         sizes = [world // n] * n
     elif isinstance(n, Sequence) and not isinstance(n, str):
         sizes = list(n)
     else:
-        raise ArgumentError(f"arms() takes a number of arms, their sizes, or a DeviceMesh, but got {n!r}")
-    if any(not isinstance(size, int) or size < 1 for size in sizes) or sum(sizes) != world:
         raise ArgumentError(
-            f"the sizes of arms must be integers above 0 that add up to the {world} ranks, but got {sizes}; "
+            f"n must be a number of arms, their sizes, or a DeviceMesh, but got n={shown(n)}; for instance arms(2)"
+        )
+    if not all(is_int(size) and size >= 1 for size in sizes) or sum(sizes) != world:
+        raise ArgumentError(
+            f"n must be sizes of arms, integers above 0 that add up to the {world} ranks, but got n={shown(sizes)}; "
             "every rank belongs to one arm"
         )
     starts = [sum(sizes[:a]) for a in range(len(sizes))]

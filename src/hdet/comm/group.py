@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hdet.checks import shown
 from hdet.comm.arms import Arms
 from hdet.comm.new_group import backend_of_device, new_group
 from hdet.comm.presence import presence
@@ -184,7 +185,7 @@ def check_group(group: object) -> None:
         return
     if not isinstance(group, dist.ProcessGroup):
         raise ArgumentError(
-            f"group must be a process group, hdet.arms(n) or None, but got group={group!r}; None means all ranks"
+            f"group must be a process group, hdet.arms(n) or None, but got group={shown(group)}; None means all ranks"
         )
     if dist.get_world_size(group) < dist.get_world_size():
         raise ArgumentError(

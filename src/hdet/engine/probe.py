@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hdet.checks import is_one_of, shown, takes
 from hdet.comm.group import ReplicaGroup, Solo
 from hdet.engine.copies import copies_of, copy_all_
 from hdet.engine.resharding import resharded
+from hdet.engine.weights import check_model
 from hdet.errors import ArgumentError
 
 __all__ = ["LossFn", "ProbeBatch", "ProbeFn", "copied", "probed_loss", "rng_put_back"]
@@ -65,11 +67,20 @@ class ProbeBatch:
         mode: Literal["probe", "eval"] = "probe",
         autocast: torch.dtype | Literal["inherit"] | None = "inherit",
     ) -> None:
-        if mode not in ("probe", "eval"):
+        check_model(model, needed=True)
+        if not takes(loss_fn, None, None):
+            raise ArgumentError(
+                f"loss_fn must be a function of model and batch, but got loss_fn={shown(loss_fn)}; for instance lambda "
+                "model, batch: criterion(model(batch[0]), batch[1])"
+            )
+        if not is_one_of(mode, ("probe", "eval")):
             raise ArgumentError(f'mode must be "probe" or "eval", but got mode={mode!r}; leave it out for "probe"')
-        if not (callable(loader) or isinstance(loader, Iterable)):
-            raise ArgumentError(f"loader must be an iterable of batches or batch_fn(round), but got {loader!r}")
-        if not (autocast in ("inherit", None) or isinstance(autocast, torch.dtype)):
+        if isinstance(loader, nn.Module) or not (takes(loader, 0) or _is_iterable(loader)):
+            raise ArgumentError(
+                f"loader must be an iterable of batches or batch_fn(round), but got loader={shown(loader)}; for "
+                "instance a DataLoader"
+            )
+        if not (is_one_of(autocast, ("inherit", None)) or isinstance(autocast, torch.dtype)):
             raise ArgumentError(
                 f'autocast must be "inherit", a type such as torch.bfloat16 or None, but got autocast={autocast!r}; '
                 "leave it out where loss_fn casts by itself"
@@ -278,6 +289,13 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_mapped(item, change) for item in value)
     return change(value)
+
+
+def _is_iterable(loader: object) -> bool:
+    """Of batches: a text is none, nor is a class, nor a number in a tensor."""
+    if isinstance(loader, (str, bytes, type)) or (isinstance(loader, Tensor) and loader.ndim == 0):
+        return False
+    return isinstance(loader, Iterable)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -110,8 +110,8 @@ class Run:
         if self.meter.ever and not self._has_doubted:
             self._has_doubted = True
             warnings.warn(
-                f"step({epoch}) sets the epoch to {epoch}, as in torch, though step() was given losses before; if it "
-                f"is a loss, give step(float(loss)) or step(loss={epoch})",
+                f"step({epoch}) sets the epoch to {epoch}, as in torch, though losses were given before; if it is "
+                f"a loss, give step(float(loss)) or step(loss={epoch})",
                 UserWarning,
                 stacklevel=3,  # doubt_epoch, step, the user
             )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.checks import shown
 from hdet.comm.shards import is_distributed, local
 from hdet.engine.resharding import reshard
 from hdet.engine.sharding import check_sharded
@@ -156,10 +157,11 @@ def _is_averaged(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def check_model(model: object) -> None:
+def check_model(model: object, *, needed: bool = False) -> None:
     """Raise for what cannot be ``model=``."""
-    if model is not None and not isinstance(model, nn.Module):
-        raise ArgumentError(f"model must be an nn.Module or None, but got model={model!r}; pass the model itself")
+    if not isinstance(model, nn.Module) and (needed or model is not None):
+        kinds = "an nn.Module" if needed else "an nn.Module or None"
+        raise ArgumentError(f"model must be {kinds}, but got model={shown(model)}; pass the model itself")
 
 
 def infinite_buffers(model: nn.Module | None) -> frozenset[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from torch import optim
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 from hdet.algorithm.auto import constants as auto
 from hdet.algorithm.auto.pilot import Pilot
 from hdet.algorithm.knob import KnobSpec
+from hdet.checks import is_int, is_one_of, shown, takes
 from hdet.comm.arms import Arms
 from hdet.comm.group import check_group
 from hdet.comm.shards import is_distributed
@@ -23,9 +23,11 @@ from hdet.engine.trained.signals import ProbeLoss
 from hdet.engine.weights import check_model, trained_parameters
 from hdet.errors import ArgumentError, ProbeWarning
 
-__all__ = ["PUBLISHED_SPREAD", "Ours", "check_common", "checked_length", "is_int", "is_real", "probed_way"]
+__all__ = ["LONGEST", "PUBLISHED_SPREAD", "Ours", "check_common", "checked_length", "probed_way"]
 
 PUBLISHED_SPREAD = 1 / 9
+LONGEST = 2**53
+"""Steps that a run may have: integers above are no floats, and the schedule computes with those."""
 NOT_PROBED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
@@ -49,13 +51,13 @@ class Ours(NamedTuple):
 
 def check_common(ours: Ours, optimizer: Optimizer) -> None:
     """Raise for arguments that are of the wrong kind or do not go together."""
-    if ours.fanout not in ("trained", "probed"):
-        raise ArgumentError(f'fanout must be "trained" or "probed", but got fanout={ours.fanout!r}; leave it out')
+    if not is_one_of(ours.fanout, ("trained", "probed")):
+        raise ArgumentError(f'fanout must be "trained" or "probed", but got fanout={shown(ours.fanout)}; leave it out')
     check_group(ours.group)
     check_model(ours.model)
     refuse_flat(p for group in getattr(optimizer, "param_groups", ()) for p in group["params"])  # torch checks its kind
     if not is_int(ours.seed):
-        raise ArgumentError(f"seed must be an integer, but got seed={ours.seed!r}; leave it out for 0")
+        raise ArgumentError(f"seed must be an integer, but got seed={shown(ours.seed)}; leave it out for 0")
     if isinstance(ours.probe, ProbeLoss):
         raise ArgumentError(
             "probe= takes the function itself, but got hdet.ProbeLoss(fn), which is a signal of replicas that train; "
@@ -65,24 +67,25 @@ def check_common(ours: Ours, optimizer: Optimizer) -> None:
         for name, value in (("probe", ours.probe), ("copies_on_device", ours.copies_on_device)):
             if value is not None:
                 raise ArgumentError(
-                    f'{name}= is for fanout="probed", but got fanout={ours.fanout!r}; give that, or leave {name} out'
+                    f'{name}= is for fanout="probed", as max_lr="auto" has it, but got fanout={ours.fanout!r}; give '
+                    f"that, or leave {name} out"
                 )
         return
     if ours.copies_on_device is not None and not (is_int(ours.copies_on_device) and ours.copies_on_device >= 0):
         raise ArgumentError(
-            f"copies_on_device must be a number of bytes, 0 or more, but got {ours.copies_on_device!r}; leave it out "
-            "for half of the free memory"
+            "copies_on_device must be a number of bytes, 0 or more, but got "
+            f"copies_on_device={shown(ours.copies_on_device)}; leave it out for half of the free memory"
         )
-    if not callable(ours.probe):
+    if not takes(ours.probe):
         raise ArgumentError(
-            f"a probed fan-out needs probe=, a loss of the current model, but got probe={ours.probe!r}; for instance "
-            "probe=hdet.ProbeBatch(model, loss_fn, probe_loader)"
+            'a probed fan-out (max_lr="auto") needs probe=, a function that gives a loss of the current model, but got '
+            f"probe={shown(ours.probe)}; for instance probe=hdet.ProbeBatch(model, loss_fn, probe_loader)"
         )
     for name, value in (("sync_every", ours.sync_every), ("auto_lr_start", ours.start)):
-        if value not in (None, 0):
+        if value is not None and not (is_int(value) and value == 0):
             raise ArgumentError(
                 f"a probed fan-out has rounds of its own, and searches from the first step on: {name} is for "
-                f'fanout="trained", but got {name}={value!r}; leave it out'
+                f'fanout="trained", but got {name}={shown(value)}; leave it out'
             )
     if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
@@ -95,9 +98,10 @@ def checked_length(sync_every: Any, default: int) -> int:
     """T of replicas that train."""
     if sync_every is None:
         return default
-    if not (is_int(sync_every) and sync_every >= 1):
+    if not (is_int(sync_every) and 1 <= sync_every <= LONGEST):
         raise ArgumentError(
-            f"sync_every must be an integer, at least 1, but got sync_every={sync_every!r}; leave it out for {default}"
+            f"sync_every must be an integer, at least 1 and at most {LONGEST}, but got sync_every={shown(sync_every)}; "
+            f"leave it out for {default}"
         )
     return int(sync_every)
 
@@ -126,11 +130,3 @@ def probed_way(
         )
     groups = knob_of_group if knob_of_group is not None else {g: g for g in range(len(specs))}
     return ProbedWay(pilot, specs, groups, ours.probe, ours.model, ours.copies_on_device)
-
-
-def is_int(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.algorithm.controller import Controller
@@ -12,6 +13,7 @@ from hdet.algorithm.design import Balanced
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds
+from hdet.checks import is_int, is_one_of, shown
 from hdet.comm.arms import Arms
 from hdet.engine.probed.way import ProbedWay
 from hdet.engine.rates import shared_rates
@@ -23,8 +25,8 @@ from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.trained.way import TrainedWay
 from hdet.engine.weights import Body
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import Ours, check_common, checked_length, is_int, probed_way
-from hdet.faces.knobs import Knob
+from hdet.faces.arguments import LONGEST, Ours, check_common, checked_length, probed_way
+from hdet.faces.knobs import Knob, check_optimizer
 from hdet.journal import open_journal
 
 __all__ = ["ensemble_run", "flat_knobs"]
@@ -58,6 +60,11 @@ def ensemble_run(
     signal = TrainLoss() if signal is None else signal
     _check_parts(signal, outer, inner, ours.group, optimizer_state)
     _check_knobs(knobs, signal, schedule)
+    if not isinstance(allow_uninformative, bool):
+        raise ArgumentError(
+            f"allow_uninformative must be True or False, but got allow_uninformative={shown(allow_uninformative)}; "
+            "leave it out for False"
+        )
     if not (allow_uninformative or probed):
         _refuse_uninformative(knobs, ours.group)
     length = checked_length(ours.sync_every, ENSEMBLE_ROUND)
@@ -97,9 +104,10 @@ def flat_knobs(knobs: object) -> list[Knob]:
     """The knobs of a list that may hold lists; anything else is refused."""
     if isinstance(knobs, Knob):
         raise ArgumentError(f"knobs must be a list, but got the knob {knobs.spec.name!r} itself; give knobs=[knob]")
-    if not isinstance(knobs, Iterable):
+    if not isinstance(knobs, Iterable) or isinstance(knobs, (str, Tensor)):
         raise ArgumentError(
-            f"knobs must be a list of knobs, but got knobs={knobs!r}; for instance knobs=[hdet.knobs.lr(optimizer)]"
+            f"knobs must be a list of knobs, but got knobs={shown(knobs)}; for instance "
+            "knobs=[hdet.knobs.lr(optimizer)]"
         )
     flat: list[Any] = []
     for item in knobs:
@@ -113,10 +121,7 @@ def flat_knobs(knobs: object) -> list[Knob]:
 
 
 def _check_schedule(optimizer: object, schedule: object) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(
-            f"optimizer must be a torch optimizer, but got {optimizer!r}; for instance torch.optim.Adam"
-        )
+    check_optimizer(optimizer)
     if schedule is None:
         return
     if not callable(getattr(schedule, "step", None)):
@@ -149,9 +154,10 @@ def _check_parts(signal: object, outer: object, inner: object, group: object, op
         )
     if isinstance(inner, Inner) and isinstance(group, Arms):
         _refuse_cut_arms(group, inner.ranks)
-    if optimizer_state not in (None, "average", "keep", "reset"):
+    if not is_one_of(optimizer_state, (None, "average", "keep", "reset")):
         raise ArgumentError(
-            f'optimizer_state must be "average", "keep" or "reset", but got {optimizer_state!r}; leave it out'
+            f'optimizer_state must be "average", "keep" or "reset", but got optimizer_state={shown(optimizer_state)}; '
+            "leave it out"
         )
 
 
@@ -228,10 +234,10 @@ def _refuse_other_knobs(knobs: list[Knob]) -> None:
 def _check_lengths(start: object, seed: object, total_steps: object) -> None:
     if not (is_int(start) and start >= 0):  # type: ignore[operator]  # an integer
         raise ArgumentError(f"start must be an integer, at least 0, but got start={start!r}; leave it out for 0")
-    if total_steps is not None and not (is_int(total_steps) and total_steps >= 1):  # type: ignore[operator]
+    if total_steps is not None and not (is_int(total_steps) and 1 <= total_steps <= LONGEST):  # type: ignore[operator]
         raise ArgumentError(
-            f"total_steps must be a positive integer or None, but got total_steps={total_steps!r}; leave it out if "
-            "nobody knows"
+            f"total_steps must be an integer from 1 to {LONGEST}, or None, but got total_steps={shown(total_steps)}; "
+            "leave it out if nobody knows"
         )
 
 

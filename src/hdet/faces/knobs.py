@@ -9,7 +9,6 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -17,9 +16,11 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.scales import scale_named
+from hdet.checks import is_int, is_one_of, is_real, shown, takes
+from hdet.engine.weights import check_model
 from hdet.errors import ArgumentError
 
-__all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
+__all__ = ["Knob", "check_optimizer", "custom", "lr", "module", "optimizer", "scalar"]
 
 ScaleName = Literal["relative", "linear", "log", "logit"]
 Bounds = tuple[float, float]
@@ -47,6 +48,20 @@ class Knob:
     regularises: bool = False
     group: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.spec, KnobSpec):
+            raise ArgumentError(f"spec must be a KnobSpec, but got spec={shown(self.spec)}; use hdet.knobs.custom(...)")
+        _check_functions(self.read, self.write)
+        _check_acts(self.acts)
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise for what cannot be ``optimizer=``."""
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(
+            f"optimizer must be a torch optimizer, but got optimizer={shown(optimizer)}; for instance torch.optim.Adam"
+        )
+
 
 def lr(
     optimizer: Optimizer,
@@ -63,8 +78,10 @@ def lr(
         scale: "relative" is the published rule.
         groups: which groups, by index or by their "name"; None: all.
     """
-    if scale not in ("relative", "log"):
-        raise ArgumentError(f'scale of a learning rate must be "relative" or "log", but got scale={scale!r}')
+    if not is_one_of(scale, ("relative", "log")):
+        raise ArgumentError(
+            f'scale of a learning rate must be "relative" or "log", but got scale={shown(scale)}; leave it out'
+        )
     knobs = []
     for index in _group_indices(optimizer, groups):
         name = f"lr[{_group_name(optimizer, index)}]"
@@ -95,10 +112,14 @@ def optimizer(
         index: which entry, where the field is a tuple such as ``betas``.
     """
     indices = _group_indices(optimizer, groups)
+    if not isinstance(field, str):
+        raise ArgumentError(f'field must be a key of the groups, but got field={shown(field)}; for instance "momentum"')
+    if index is not None and not is_int(index):
+        raise ArgumentError(f"index must be an integer or None, but got index={shown(index)}; 0 is the first entry")
     for i in indices:
         if field not in optimizer.param_groups[i]:
             fields = sorted(set(optimizer.param_groups[i]) - {"params"})
-            raise ArgumentError(f"parameter group {i} has no field {field!r}; it has {fields}")
+            raise ArgumentError(f"field must be one of {fields}, which parameter group {i} has, but got {shown(field)}")
         value = optimizer.param_groups[i][field]
         entries = value if isinstance(value, (list, tuple)) else [value]
         if isinstance(value, (list, tuple)) != (index is not None) or not (index is None or 0 <= index < len(entries)):
@@ -107,7 +128,7 @@ def optimizer(
                 "and only there"
             )
         if not _is_number(entries[index or 0]):
-            raise ArgumentError(f"{field} is {value!r}, which is no number to explore; choose a field with a float")
+            raise ArgumentError(f"field must be a number to explore, but {field} is {shown(value)}; choose another")
     if field == "lr":
         raise ArgumentError("the learning rate follows a schedule: use hdet.knobs.lr(optimizer) for it")
     read, write = _group_field(optimizer, indices, field, index)
@@ -141,12 +162,15 @@ def module(
         spread, scale, bounds: as for :func:`optimizer`.
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and its kin.
     """
+    check_model(model, needed=True)
+    if not isinstance(attribute, str):
+        raise ArgumentError(f'attribute must be a name, but got attribute={shown(attribute)}; for instance "p"')
     modules = _choose_modules(model, which)
     for m in modules:
         if not _is_number(getattr(m, attribute, None)) or isinstance(getattr(m, attribute), Tensor):
             raise ArgumentError(
-                f"{type(m).__name__} has no number {attribute!r} to explore, but {getattr(m, attribute, 'nothing')!r}; "
-                "give the name of a float attribute"
+                f"attribute must name a number to explore, but {shown(attribute)} of {type(m).__name__} is "
+                f"{shown(getattr(m, attribute, None))}; give the name of a float attribute, or other modules as which"
             )
     values = {float(getattr(m, attribute)) for m in modules}
     if len(values) > 1:
@@ -185,8 +209,11 @@ def scalar(
         acts: "loss" unless your code uses it inside the optimizer step.
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and label smoothing.
     """
+    _check_name(name)
     if not _is_number(value):
-        raise ArgumentError(f"the base value of knob {name!r} must be a number, but got {value!r}")
+        raise ArgumentError(
+            f"value must be the base of knob {name!r}, a number, but got value={shown(value)}; for instance 0.1"
+        )
     cell = [float(value)]
 
     def write(new: float) -> None:
@@ -208,6 +235,10 @@ def custom(
     regularises: bool = False,
 ) -> Knob:
     """Any value behind a getter and a setter."""
+    _check_name(name)
+    _check_functions(read, write)
+    if not _is_number(read()):
+        raise ArgumentError(f"read must return a number, but gave {shown(read())}; it is called without arguments")
     return _knob(name, spread, scale, bounds, _reader(read), write, acts, regularises)
 
 
@@ -221,18 +252,43 @@ def _knob(
     acts: Literal["update", "loss"],
     regularises: bool = False,
 ) -> Knob:
-    if acts not in ("update", "loss"):
-        raise ArgumentError(f'acts must be "update" or "loss", but got acts={acts!r} for knob {name!r}')
+    _check_acts(acts)
+    if not isinstance(regularises, bool):
+        raise ArgumentError(
+            f"regularises must be True or False, but got regularises={shown(regularises)}; leave it out"
+        )
     if not (isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(_is_number(bound) for bound in bounds)):
-        raise ArgumentError(f"bounds of knob {name!r} must be two numbers, but got bounds={bounds!r}; (low, high)")
+        raise ArgumentError(f"bounds of knob {name!r} must be two numbers, but got bounds={shown(bounds)}; (low, high)")
     low, high = bounds
     spec = KnobSpec(name, scale_named(scale), spread, (float(low), float(high)))
     spec.start(read())  # a base that the scale cannot hold is refused here
     return Knob(spec, read, write, acts, regularises)
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(f'name must be a text, but got name={shown(name)}; for instance "label_smoothing"')
+
+
+def _check_acts(acts: object) -> None:
+    if not is_one_of(acts, ("update", "loss")):
+        raise ArgumentError(f'acts must be "update" or "loss", but got acts={shown(acts)}; "loss" is the usual one')
+
+
+def _check_functions(read: object, write: object) -> None:
+    if not takes(read):
+        raise ArgumentError(
+            f"read must be a function without arguments, but got read={shown(read)}; it gives the value"
+        )
+    if not takes(write, 0.0):
+        raise ArgumentError(f"write must be a function of one number, but got write={shown(write)}; it sets the value")
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, (Real, Tensor)) and not isinstance(value, bool)
+    """A float, or what becomes one."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex() and not value.is_meta
+    return is_real(value)
 
 
 def _reader(read: Callable[[], Any]) -> Callable[[], float]:
@@ -262,7 +318,12 @@ def _group_field(
 
 
 def _group_indices(optimizer: Optimizer, groups: Sequence[int | str] | None) -> list[int]:
+    check_optimizer(optimizer)
     everything = optimizer.param_groups
+    if groups is not None and (isinstance(groups, (str, bytes)) or not isinstance(groups, Sequence)):
+        raise ArgumentError(
+            f"groups must be a list of indices or names, but got groups={shown(groups)}; leave it out for all groups"
+        )
     if groups is None:
         return list(range(len(everything)))
     names = [group.get("name") for group in everything]
@@ -274,8 +335,8 @@ def _group_indices(optimizer: Optimizer, groups: Sequence[int | str] | None) -> 
             indices.append(wanted)
         else:
             raise ArgumentError(
-                f"there is no parameter group {wanted!r}: there are {len(everything)}, named {names}; give an index, "
-                'or put a "name" into the param group'
+                f"groups must name parameter groups, but there is none {shown(wanted)}: there are {len(everything)}, "
+                f'named {names}; give an index, or put a "name" into the param group'
             )
     if not indices:
         raise ArgumentError("groups must name at least one parameter group, but got an empty list; None means all")
@@ -287,15 +348,20 @@ def _group_name(optimizer: Optimizer, index: int) -> str:
 
 
 def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn.Module]) -> list[nn.Module]:
+    if not isinstance(which, (str, type, Iterable)) or isinstance(which, Tensor):
+        raise ArgumentError(
+            f"which must be a module type, a pattern of names or modules, but got which={shown(which)}; for instance "
+            "nn.Dropout"
+        )
     if isinstance(which, str):
         found = [m for name, m in model.named_modules() if fnmatch.fnmatchcase(name.removeprefix("module."), which)]
     elif isinstance(which, type):
         found = [m for m in model.modules() if isinstance(m, which)]
     else:
         found = list(which)
-    if not found:
+    if not found or not all(isinstance(m, nn.Module) for m in found):
         raise ArgumentError(
-            f"no module of the model matches {which!r}; its modules are "
+            f"which must match modules, but no module of the model matches {shown(which)}; its modules are "
             f"{sorted({type(m).__name__ for m in model.modules()})}"
         )
     return found

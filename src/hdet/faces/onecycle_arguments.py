@@ -16,6 +16,7 @@ from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds, default_length
 from hdet.algorithm.scales import scale_named
+from hdet.checks import is_finite, is_int, is_one_of, is_real, shown
 from hdet.comm.arms import Arms
 from hdet.engine.probed.way import ProbedWay
 from hdet.engine.rates import shared_rates
@@ -26,7 +27,7 @@ from hdet.engine.trained.way import TrainedWay
 from hdet.engine.weights import Body
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, is_int, is_real, probed_way
+from hdet.faces.arguments import LONGEST, PUBLISHED_SPREAD, Ours, check_common, checked_length, probed_way
 from hdet.journal import open_journal
 
 __all__ = ["onecycle_run", "rate_knobs"]
@@ -47,6 +48,9 @@ def onecycle_run(
     ``schedule`` has torch's arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates. ``published``: sigma,
     meta_momentum, meta_lr.
     """
+    _refuse_arrays(schedule)
+    if not is_one_of(decay, DECAYS):
+        raise ArgumentError(f"decay must be one of {DECAYS}, but got decay={shown(decay)}; leave it out for 'schedule'")
     ours = ours._replace(fanout=_fanout(ours.fanout, schedule["max_lr"], decay))
     check_common(ours, optimizer)
     probed = ours.fanout == "probed"
@@ -55,15 +59,20 @@ def onecycle_run(
     if probed:
         _refuse_impossible(schedule["max_lr"])
     _refuse_nan(schedule)
-    if decay not in DECAYS:
-        raise ArgumentError(f"decay must be one of {DECAYS}, but got decay={decay!r}; leave it out for 'schedule'")
+    _refuse_endless(schedule["max_lr"])
     if decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
     spread = _checked_spread(spread, probed)
     controller = _onecycle_controller(auto_lr, published, probed)
     sink = open_journal(ours.journal)
     steps, pct_start = torch_private.total_steps_of(schedule), schedule["pct_start"]
-    if steps is None or not isinstance(pct_start, float) or not isinstance(optimizer, Optimizer):
+    if steps is not None and steps > LONGEST:
+        raise ArgumentError(
+            f"total_steps, or epochs times steps_per_epoch, must be at most {LONGEST}, but got {shown(steps)}; count "
+            "optimizer steps"
+        )
+    fraction = isinstance(pct_start, float) and 0 <= pct_start <= 1
+    if steps is None or not fraction or not isinstance(optimizer, Optimizer):
         return None
     specs = rate_knobs(0, len(optimizer.param_groups), spread)
     way: TrainedWay | ProbedWay
@@ -91,16 +100,17 @@ def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
 
 def _fanout(fanout: object, max_lr: object, decay: object) -> object:
     """Which fan-out is meant."""
-    if isinstance(max_lr, str) and max_lr != "auto":
+    auto = is_one_of(max_lr, ("auto",))
+    if isinstance(max_lr, str) and not auto:
         raise ArgumentError(
-            f'max_lr must be a number, a list of numbers or "auto", but got max_lr={max_lr!r}; with "auto" the '
+            f'max_lr must be a number, a list of numbers or "auto", but got max_lr={shown(max_lr)}; with "auto" the '
             "optimizer's lr is the guess"
         )
     if fanout is None:
-        fanout = "probed" if max_lr == "auto" else "trained"
-    if fanout == "trained" and max_lr == "auto":
+        fanout = "probed" if auto else "trained"
+    if is_one_of(fanout, ("trained",)) and auto:
         raise ArgumentError('max_lr="auto" needs a probed fan-out; leave fanout="trained" out, or give a rate')
-    if fanout == "probed" and decay != "schedule":
+    if is_one_of(fanout, ("probed",)) and decay != "schedule":
         raise ArgumentError(
             f'a probed fan-out keeps the schedule: decay must be "schedule", but got decay={decay!r}; leave it out'
         )
@@ -122,6 +132,25 @@ def _refuse_impossible(max_lr: Any) -> None:
             f'a probed fan-out begins from max_lr, or the optimizer\'s lr with "auto", which must be a finite number '
             f"above 0, but got {guesses}; any guess will do, for instance 1e-3"
         )
+
+
+def _refuse_arrays(schedule: Mapping[str, object]) -> None:
+    """Raise for arrays where torch wants numbers: it would fail far from here, in words about truth values."""
+    for name, value in schedule.items():
+        several = hasattr(value, "__array__") and not isinstance(value, (Tensor, Real))
+        if several or (isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex() or value.is_meta)):
+            raise ArgumentError(
+                f"{name} must be a number, as in torch, or a list of numbers where groups differ, but got "
+                f"{name}={shown(value)}; for instance {name}=x.tolist()"
+            )
+
+
+def _refuse_endless(max_lr: object) -> None:
+    """Raise for rates that are infinite or below 0, which torch would take. What is no number torch refuses itself."""
+    rates = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr]
+    numbers = [rate for rate in rates if isinstance(rate, (Real, Tensor))]
+    if any(not is_finite(float(rate) if isinstance(rate, Tensor) else rate) or rate < 0 for rate in numbers):
+        raise ArgumentError(f"max_lr must be finite and not below 0, but got max_lr={shown(max_lr)}; for instance 0.1")
 
 
 def _refuse_nan(schedule: Mapping[str, object]) -> None:
@@ -163,7 +192,7 @@ def _onecycle_controller(auto_lr: object, published: tuple[Any, Any, Any], probe
         else "True is the published controller"
     )
     kinds = "True or False" if probed else "True, False or a controller with init() and update()"
-    raise ArgumentError(f"auto_lr must be {kinds}, but got auto_lr={auto_lr!r}; {cure}")
+    raise ArgumentError(f"auto_lr must be {kinds}, but got auto_lr={shown(auto_lr)}; {cure}")
 
 
 def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:

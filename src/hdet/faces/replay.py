@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.engine.rates import put_rate
 from hdet.errors import ArgumentError, JournalError
+from hdet.faces.knobs import check_optimizer
 from hdet.journal import JournalData, read_journal
 from hdet.journal.fields import check_needed
 
@@ -50,6 +51,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
         journal: a file written by ``journal=``, or its data.
         optimizer: its rates are replaced.
     """
+    check_optimizer(optimizer)
     rates = [found for name, found in found_schedules(journal).items() if name.startswith("lr")]
     groups = optimizer.param_groups
     if len(rates) not in (1, len(groups)):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from hdet.checks import shown
 from hdet.engine.probe import ProbeFn
 from hdet.errors import ArgumentError
 from hdet.faces.onecycle import OneCycleLR
@@ -42,11 +43,12 @@ def auto(optimizers: Optimizer | Iterable[Optimizer], *, total_steps: int, probe
     """
     if isinstance(optimizers, Optimizer):
         return OneCycleLR(optimizers, "auto", total_steps=total_steps, probe=probe, **{"cycle_momentum": False, **more})
-    found = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+    is_one = not isinstance(optimizers, Iterable) or isinstance(optimizers, Tensor)
+    found: list[Any] = [optimizers] if is_one else list(optimizers)
     if not found or not all(isinstance(one, Optimizer) for one in found):
         raise ArgumentError(
-            f"optimizers must be an optimizer of torch or some of them, but got {optimizers!r}; for instance "
-            "hdet.auto([muon, adamw], ...)"
+            f"optimizers must be an optimizer of torch or some of them, but got optimizers={shown(optimizers)}; for "
+            "instance hdet.auto([muon, adamw], ...)"
         )
     if len(found) == 1:
         return auto(found[0], total_steps=total_steps, probe=probe, **more)

@@ -10,8 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from hdet.checks import is_finite, is_int, is_one_of, shown
 from hdet.comm.group import find_seat
 from hdet.engine.sharding import refuse_sharded
+from hdet.engine.weights import check_model
 from hdet.errors import ArgumentError
 
 __all__ = ["perturb_"]
@@ -41,9 +43,13 @@ def perturb_(
         scope: "model": one noise level, from the norm and the number d of all trainable parameters, as published;
             "tensor": each tensor by its own norm and size, so that small tensors are not drowned.
     """
-    if not (isinstance(nu, (int, float)) and math.isfinite(nu) and nu >= 0):
+    check_model(model, needed=True)
+    if not (is_finite(nu) and nu >= 0):
         raise ArgumentError(f"nu must be a finite number, at least 0, but got nu={nu!r}; the published value is 0.01")
-    if scope not in ("model", "tensor"):
+    for name, value in (("seed", seed), ("replica", 0 if replica is None else replica)):
+        if not is_int(value):
+            raise ArgumentError(f"{name} must be an integer, but got {name}={shown(value)}; leave it out")
+    if not is_one_of(scope, ("model", "tensor")):
         raise ArgumentError(f'scope must be "model" or "tensor", but got scope={scope!r}; leave it out for "model"')
     parameters = [p for p in model.parameters() if p.requires_grad and (p.is_floating_point() or p.is_complex())]
     refuse_sharded(parameters, "perturb_()")

@@ -12,8 +12,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from hdet.checks import shown
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal.lines import encoded
+from hdet.journal.paths import path_of
 
 try:
     import fcntl
@@ -35,11 +37,9 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or "\0" in os.fspath(path):
-            raise ArgumentError(f"path must be the path of a file, but got path={path!r}; for instance run.jsonl")
-        self.path = Path(path)
+        self.path = path_of(path, "journal, its path,")
         if self.path.name == "" or self.path.is_dir():
-            raise ArgumentError(f"journal must be the path of a file, but {str(path)!r} is a folder; name a file in it")
+            raise ArgumentError(f"journal must be the path of a file, but {shown(path)} is a folder; name a file in it")
         self._file: FileIO | None = None
 
     def __eq__(self, other: object) -> bool:

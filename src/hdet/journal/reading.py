@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hdet.errors import ArgumentError, JournalError
+from hdet.checks import shown
+from hdet.errors import JournalError
 from hdet.journal.lines import SCHEMA, decoded
+from hdet.journal.paths import path_of
 
 __all__ = ["JournalData", "LastRun", "last_run", "read_journal"]
 
@@ -186,9 +188,7 @@ def _parsed(path: Path, number: int, text: bytes) -> dict[str, Any]:
 
 
 def _file_at(path: object) -> Path:
-    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or "\0" in os.fspath(path):
-        raise ArgumentError(f"path must be the path of a journal, but got path={path!r}; for instance run.jsonl")
-    file = Path(path)
+    file = path_of(path, "path of a journal")
     if not file.is_file():
-        raise JournalError(f"path must be a journal's file, but there is none at {str(path)!r}; check the path")
+        raise JournalError(f"path must be a journal's file, but there is none at {shown(str(path))}; check the path")
     return file

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
+from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.journal.file import Journal
 
@@ -108,7 +109,8 @@ def open_journal(journal: Journals) -> Sink | None:
         return Tracked(journal)
     raise ArgumentError(
         "journal must be a path, an object with write(record), add_scalar(tag, value, step), log(dict, step=) or "
-        f'log_metrics(dict, step=), a list of these, or None, but got {journal!r}; for instance journal="run.jsonl"'
+        f"log_metrics(dict, step=), a list of these, or None, but got journal={shown(journal)}; for instance "
+        'journal="run.jsonl"'
     )
 
 

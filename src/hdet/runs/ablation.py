@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hdet.errors import ArgumentError
 from hdet.runs.folder import Folder
-from hdet.runs.plan import AUTO, Plan
+from hdet.runs.plan import AUTO, Plan, check_count
 
 __all__ = ["CONFIGURATIONS", "CRASH", "RATES", "Configuration", "PlannedRun", "Study"]
 
@@ -93,10 +94,9 @@ class Study:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "replicas", "steps", "warm_steps"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} must be at least 1, but got {name}={getattr(self, name)}")
-        if not 0 < self.low < self.high:
+        for name in ("seeds", "replicas", "steps", "warm_steps", "batch_size"):
+            check_count(name, getattr(self, name))
+        if not 0 < self.low < self.high < math.inf:
             raise ArgumentError(
                 f"low must be above 0 and below high, but got low={self.low} and high={self.high}; "
                 "high is a rate at which plain training fails"

@@ -9,15 +9,21 @@ from inspect import signature
 from typing import Any
 
 from hdet.algorithm.rounds import default_length
+from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.tasks import FeedTask, Task, task_named
 
-__all__ = ["AUTO", "FANOUTS", "OPTIMIZERS", "SIGNALS", "Plan", "usual_rate"]
+__all__ = ["AUTO", "FANOUTS", "OPTIMIZERS", "SIGNALS", "Plan", "check_count", "usual_rate"]
 
 AUTO = "auto"
 FANOUTS = ("probed", "trained", "none")
 OPTIMIZERS = ("adam", "sgd")
 SIGNALS = ("loss", "none", "shuffled")
+_MOST = {
+    **dict.fromkeys(("steps", "warm_steps", "eval_every", "sync_every"), 10**9),
+    **{"replicas": 1024, "seeds": 1000, "batch_size": 100_000},
+}
+"""Far more than the bundled tasks are good for: what is above is a slip."""
 _USUAL = {"feed": 5e-3, "text": 3e-3, "digits": 1e-2}
 
 
@@ -77,7 +83,9 @@ class Plan:
         _one_of("signal", self.signal, SIGNALS)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
         for name in ("steps", "replicas", "batch_size", "eval_every", "sync_every"):
-            _count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
+        if not (isinstance(self.seed, int) and abs(self.seed) < 2**63):
+            raise ArgumentError(f"seed must be an integer of 64 bits, but got seed={shown(self.seed)}; for instance 0")
         if not 0 <= self.spread <= 1:
             raise ArgumentError(
                 f"spread must be at least 0 and at most 1, but got spread={self.spread}; published: 1/9"
@@ -131,9 +139,14 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ArgumentError(f"{name} must be one of {', '.join(known)}, but got {name}={value}")
 
 
-def _count(name: str, value: int | None) -> None:
+def check_count(name: str, value: int | None) -> None:
+    """Raise for a number of things that no machine has or that no run ends with; None stands for a default."""
     if value is not None and (not isinstance(value, int) or value < 1):
-        raise ArgumentError(f"{name} must be an integer, at least 1, but got {name}={value}")
+        raise ArgumentError(f"{name} must be an integer, at least 1, but got {name}={shown(value)}")
+    if value is not None and value > _MOST[name]:
+        raise ArgumentError(
+            f"{name} must be at most {_MOST[name]}, but got {name}={shown(value)}; use a smaller number"
+        )
 
 
 def _rate(name: str, value: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hdet.checks import is_int
 from hdet.errors import ArgumentError
 
 __all__ = ["Inner"]
@@ -23,7 +24,7 @@ class Inner:
 
     def __post_init__(self) -> None:
         for name, value in (("every", self.every), ("ranks", self.ranks)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not (is_int(value) and value >= 1):
                 raise ArgumentError(
                     f"{name} must be an integer, at least 1, but got {name}={value!r}; for instance {name}=8"
                 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
 
 __all__ = ["Average", "Elastic", "Mean", "Outer", "OuterStep"]
@@ -73,12 +73,14 @@ class Outer:
     """
 
     def __init__(self, lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True) -> None:
-        if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
+        if not (is_finite(lr) and lr > 0):
             raise ArgumentError(f"outer lr must be a finite number above 0, but got lr={lr!r}; DiLoCo uses 0.7")
-        if not (isinstance(momentum, (int, float)) and 0 <= momentum < 1):
+        if not (is_finite(momentum) and 0 <= momentum < 1):
             raise ArgumentError(
                 f"outer momentum must be at least 0 and below 1, but got momentum={momentum!r}; DiLoCo uses 0.9"
             )
+        if not isinstance(nesterov, bool):
+            raise ArgumentError(f"nesterov must be True or False, but got nesterov={shown(nesterov)}; leave it out")
         self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
         self._last: list[Tensor] = []
         self._velocity: list[Tensor] = []
@@ -122,7 +124,7 @@ class Elastic:
     """
 
     def __init__(self, pull: float) -> None:
-        if not (isinstance(pull, (int, float)) and 0 < pull <= 1):
+        if not (is_finite(pull) and 0 < pull <= 1):
             raise ArgumentError(f"pull must be above 0 and at most 1, but got pull={pull!r}; EASGD uses about 0.9 / N")
         self.pull = pull
         self._centre: list[Tensor] = []

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from hdet.checks import is_one_of, shown, takes
 from hdet.comm.group import ReplicaGroup, arriving
 from hdet.engine.copies import put_back, write_
 from hdet.engine.probe import ProbeBatch, ProbeFn, probed_loss
@@ -43,14 +44,17 @@ class ProbeLoss:
     """
 
     def __init__(self, fn: ProbeFn, at: Literal["replica", "round_mean"] = "replica") -> None:
-        if not callable(fn):
-            raise ArgumentError(f"fn must be a function that returns a loss, but got {fn!r}; for instance a ProbeBatch")
+        if not takes(fn):
+            raise ArgumentError(
+                f"fn must be a function without arguments that returns a loss, but got fn={shown(fn)}; for instance a "
+                "ProbeBatch"
+            )
         if isinstance(fn, TrainProbe):
             raise ArgumentError(
                 "replicas that train apart need a batch that none of them was trained on, but got fn=hdet.TrainProbe"
                 "(...), whose batches are rank 0's own; give hdet.ProbeBatch(model, loss_fn, loader)"
             )
-        if at not in ("replica", "round_mean"):
+        if not is_one_of(at, ("replica", "round_mean")):
             raise ArgumentError(f'at must be "replica" or "round_mean", but got at={at!r}; leave it out for "replica"')
         self.fn = fn
         self.at = at

@@ -1,0 +1,23 @@
+"""Paths that users give."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hdet.checks import shown
+from hdet.errors import ArgumentError
+
+__all__ = ["path_of"]
+
+
+def path_of(path: object, name: str) -> Path:
+    """The path, if a file system could have it; ``name``: of the argument."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(text, str) or "\0" in text:
+        raise ArgumentError(f"{name} must be a path, but got {shown(path)}; for instance run.jsonl")
+    try:
+        Path(text).exists()
+    except OSError as error:  # too long a name
+        raise ArgumentError(f"{name} must be a path, but got {shown(text)} ({error.strerror}); shorten it") from error
+    return Path(text)

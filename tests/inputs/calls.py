@@ -1,0 +1,203 @@
+"""Every public callable with arguments that are right, so that a test can spoil one of them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import hdet
+from hdet import experimental
+from hdet.algorithm.knob import KnobSpec
+from hdet.algorithm.scales import scale_named
+from hdet.integrations.timm import TimmSchedule
+
+__all__ = ["CALLS", "NOT_CALLED", "Call"]
+
+NOT_CALLED = {"Controller", "JournalData", "TrainLoss", "__version__", "experimental", "knobs"}
+"""Public names that check nothing: a protocol, what a reader fills in, and modules."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One callable.
+
+    Attributes:
+        name: as users write it.
+        function: what is called.
+        right: makes arguments that are accepted, anew for every call; gets a folder.
+        torchs: arguments that torch itself checks.
+        use: what users do with the result: it must not fail either.
+        words: other names under which messages speak of an argument.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    right: Callable[[Path], dict[str, Any]]
+    torchs: frozenset[str] = frozenset()
+    use: Callable[[Any, dict[str, Any]], object] = lambda result, given: None
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> list[str]:
+        """Their names."""
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return [name for name, one in inspect.signature(self.function).parameters.items() if one.kind not in kinds]
+
+    def __call__(self, given: dict[str, Any]) -> Any:
+        """Call it; arguments that have no name for callers stand in their place."""
+        parameters = inspect.signature(self.function).parameters.values()
+        in_place = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in given]
+        named = {name: value for name, value in given.items() if name not in in_place}
+        return self.function(*(given[name] for name in in_place), **named)
+
+
+def model_of() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1), nn.Linear(3, 1))
+
+
+def optimizer_of(model: nn.Module | None = None) -> torch.optim.Optimizer:
+    return torch.optim.SGD((model or model_of()).parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def loss_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(torch.ones(2, 2)).square().mean()  # whatever the batch is
+    return loss
+
+
+def batches(_: int) -> torch.Tensor:
+    return torch.ones(2, 2)
+
+
+def _onecycle(_: Path) -> dict[str, Any]:
+    return {"optimizer": optimizer_of(), "max_lr": 0.1, "total_steps": 50, "cycle_momentum": False}
+
+
+def _auto(_: Path) -> dict[str, Any]:
+    model = model_of()
+    probe = hdet.ProbeBatch(model, loss_fn, batches)
+    given = {"optimizer": optimizer_of(model), "max_lr": "auto", "total_steps": 50, "probe": probe}
+    return {**given, "cycle_momentum": False}
+
+
+def _several(_: Path) -> dict[str, Any]:
+    model = model_of()
+    return {
+        "optimizers": optimizer_of(model),
+        "total_steps": 50,
+        "probe": hdet.ProbeBatch(model, loss_fn, batches),
+    }
+
+
+def _ensemble(_: Path) -> dict[str, Any]:
+    return {"optimizer": optimizer_of()}
+
+
+def _probe(_: Path) -> dict[str, Any]:
+    return {"model": model_of(), "loss_fn": loss_fn, "loader": batches}
+
+
+def _knob(_: Path) -> dict[str, Any]:
+    spec = KnobSpec("a", scale_named("linear"), 0.1)
+    return {"spec": spec, "read": lambda: 0.5, "write": lambda value: None, "acts": "loss"}
+
+
+def _journal(folder: Path) -> Path:
+    path = folder / "run.jsonl"
+    replica = {"loss": 1.0, "signal": 1.0, "values": [0.1], "multipliers": [1.0], "divergence": 0.0}
+    record = {"kind": "round", "round": 0, "step": 5, "replicas": [replica], "base_before": [0.1], "base": [0.1]}
+    records = ({"kind": "header", "schema": 1, "knobs": ["lr[0]"], "arguments": {}}, record)
+    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    return path
+
+
+def _scalar(_: Path) -> dict[str, Any]:
+    return {"name": "smoothing", "value": 0.1, "spread": 0.05}
+
+
+def _custom(_: Path) -> dict[str, Any]:
+    return {"name": "mine", "read": lambda: 0.1, "write": lambda value: None, "spread": 0.05}
+
+
+class _Timms:
+    """A scheduler of timm, as far as it is called."""
+
+    def __init__(self) -> None:
+        self.optimizer = optimizer_of()
+
+    def step_update(self, num_updates: int) -> None: ...
+    def step(self, epoch: int) -> None: ...
+
+
+def _train(scheduler: Any, given: dict[str, Any]) -> None:
+    """Two steps; where there is no gradient, the optimizer moves nothing."""
+    for _ in range(2):
+        for row in scheduler.optimizer.param_groups:
+            for p in row["params"]:
+                p.grad = torch.ones_like(p)
+        scheduler.optimizer.step()
+        scheduler.step(0.5)
+
+
+def _evaluate(probe: Any, given: dict[str, Any]) -> None:
+    """What a scheduler does with a probe at the end of a round."""
+    from hdet.comm.group import Solo
+
+    probe.prepare(0, Solo())
+    probe()
+
+
+SCHEDULE = frozenset(
+    (
+        *("optimizer", "max_lr", "total_steps", "epochs", "steps_per_epoch", "pct_start", "anneal_strategy"),
+        *("cycle_momentum", "base_momentum", "max_momentum", "div_factor", "final_div_factor", "three_phase"),
+        "last_epoch",
+    )
+)
+"""Of torch's OneCycleLR, which checks them."""
+
+CALLS = [
+    Call("OneCycleLR", hdet.OneCycleLR, _onecycle, SCHEDULE, _train, {"fanout": ("fan-out",)}),
+    Call('OneCycleLR("auto")', hdet.OneCycleLR, _auto, SCHEDULE, _train, {"fanout": ("fan-out",)}),
+    Call("auto", hdet.auto, _several, frozenset({"total_steps"}), _train),
+    Call("Ensemble", hdet.Ensemble, _ensemble, frozenset(), _train, {"fanout": ("fan-out",)}),
+    Call("ProbeBatch", hdet.ProbeBatch, _probe, frozenset(), _evaluate),
+    Call("ProbeLoss", hdet.ProbeLoss, lambda _: {"fn": lambda: 1.0}),
+    Call("Published", hdet.Published, lambda _: {}),
+    Call("Normalised", hdet.Normalised, lambda _: {}),
+    Call("Journal", hdet.Journal, lambda folder: {"path": folder / "new.jsonl"}),
+    Call("Knob", hdet.Knob, _knob),
+    Call("arms", hdet.arms, lambda _: {"n": 1}),
+    Call("perturb_", hdet.perturb_, lambda _: {"model": model_of()}),
+    Call("read_journal", hdet.read_journal, lambda folder: {"path": _journal(folder)}),
+    Call(
+        "schedule_from",
+        hdet.schedule_from,
+        lambda folder: {"journal": _journal(folder), "optimizer": optimizer_of()},
+        words={"journal": ("path",)},
+    ),
+    Call("knobs.lr", hdet.knobs.lr, lambda _: {"optimizer": optimizer_of()}),
+    Call(
+        "knobs.optimizer",
+        hdet.knobs.optimizer,
+        lambda _: {"optimizer": optimizer_of(), "field": "weight_decay", "spread": 0.1},
+        words={"optimizer": ("weight_decay",)},  # another one may have no such field to explore
+    ),
+    Call(
+        "knobs.module",
+        hdet.knobs.module,
+        lambda _: {"model": model_of(), "which": nn.Dropout, "attribute": "p", "spread": 0.05},
+    ),
+    Call("knobs.scalar", hdet.knobs.scalar, _scalar),
+    Call("knobs.custom", hdet.knobs.custom, _custom),
+    Call("experimental.Outer", experimental.Outer, lambda _: {}),
+    Call("experimental.Elastic", experimental.Elastic, lambda _: {"pull": 0.5}),
+    Call("experimental.Inner", experimental.Inner, lambda _: {"every": 2, "ranks": 2}),
+    Call("TimmSchedule", TimmSchedule, lambda _: {"scheduler": _Timms()}),
+]

@@ -1,0 +1,92 @@
+"""Odd values: what people and scripts pass by mistake."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+__all__ = ["ODD"]
+
+ODD: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "True": lambda: True,
+    "False": lambda: False,
+    "0": lambda: 0,
+    "-1": lambda: -1,
+    "1": lambda: 1,
+    "3": lambda: 3,
+    "10**21": lambda: 10**21,
+    "10**400": lambda: 10**400,
+    "-10**400": lambda: -(10**400),
+    "0.0": lambda: 0.0,
+    "-0.5": lambda: -0.5,
+    "0.5": lambda: 0.5,
+    "2.5": lambda: 2.5,
+    "1e308": lambda: 1e308,
+    "1e-320": lambda: 1e-320,
+    "nan": lambda: math.nan,
+    "inf": lambda: math.inf,
+    "-inf": lambda: -math.inf,
+    "1+2j": lambda: 1 + 2j,
+    "Fraction": lambda: Fraction(1, 3),
+    "Decimal": lambda: Decimal("0.1"),
+    "Decimal nan": lambda: Decimal("nan"),
+    '""': lambda: "",
+    '"auto"': lambda: "auto",
+    '"keep"': lambda: "keep",
+    '"0.1"': lambda: "0.1",
+    "null byte": lambda: "a\0b",
+    "long text": lambda: "x" * 5000,
+    "bytes": lambda: b"run.jsonl",
+    "path": lambda: Path("no") / "such" / "file",
+    "()": tuple,
+    "[]": list,
+    "[0.1]": lambda: [0.1],
+    "[1, 2, 3]": lambda: [1, 2, 3],
+    "[nan]": lambda: [math.nan],
+    "(0, 1)": lambda: (0, 1),
+    "(1, 0)": lambda: (1, 0),
+    "(nan, 1)": lambda: (math.nan, 1),
+    '["a"]': lambda: ["a"],
+    "[None]": lambda: [None],
+    "[[]]": lambda: [[]],
+    "{}": dict,
+    '{"a": 1}': lambda: {"a": 1},
+    "set": lambda: {1, 2},
+    "range": lambda: range(3),
+    "generator": lambda: (i for i in range(2)),
+    "object": object,
+    "function": lambda: abs,
+    "lambda": lambda: lambda: None,
+    "class": lambda: int,
+    "module": lambda: math,
+    "error": lambda: ValueError("no"),
+    "numpy float": lambda: numpy.float32(0.5),
+    "numpy int": lambda: numpy.int64(3),
+    "numpy bool": lambda: numpy.bool_(True),
+    "numpy array": lambda: numpy.array([1.0, 2.0]),
+    "numpy empty": lambda: numpy.array([]),
+    "scalar tensor": lambda: torch.tensor(0.1),
+    "integer tensor": lambda: torch.tensor(3),
+    "nan tensor": lambda: torch.tensor(math.nan),
+    "complex tensor": lambda: torch.tensor(1j),
+    "tensor": lambda: torch.ones(3),
+    "empty tensor": lambda: torch.ones(0),
+    "meta tensor": lambda: torch.ones((), device="meta"),
+    "parameter": lambda: nn.Parameter(torch.ones(2)),
+    "layer": lambda: nn.Linear(2, 1),
+    "layer class": lambda: nn.Linear,
+    "empty model": nn.Module,
+    "dtype": lambda: torch.float32,
+    "device": lambda: torch.device("cpu"),
+    "optimizer": lambda: torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1),
+    "scheduler": lambda: torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)),
+}

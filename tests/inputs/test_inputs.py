@@ -1,0 +1,134 @@
+"""Bad input, generated: whatever is passed where, hdet accepts it or says which argument is wrong.
+
+``HDET_INPUTS=10000 pytest tests/inputs`` tries as many; without it there are a few hundred.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hdet
+from hdet import ArgumentError
+from tests.inputs.calls import CALLS, NOT_CALLED, Call, model_of, optimizer_of
+from tests.inputs.judge import complaint
+from tests.inputs.odd import ODD
+from tests.threads import one_thread  # noqa: F401  # active where it is imported
+
+EXAMPLES = int(os.environ.get("HDET_INPUTS", "300"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Texts that are passed as paths are files in here."""
+    before, here = Path.cwd(), tmp_path_factory.mktemp("inputs")
+    os.chdir(here)
+    yield here
+    os.chdir(before)
+
+
+def plain_values() -> st.SearchStrategy[Any]:
+    numbers = st.floats() | st.integers() | st.integers(-3, 60) | st.fractions() | st.complex_numbers()
+    texts = st.text(max_size=8) | st.binary(max_size=4)
+    leaves = st.none() | st.booleans() | numbers | texts
+    return (
+        leaves | st.lists(leaves, max_size=3) | st.tuples(leaves, leaves) | st.dictionaries(texts, leaves, max_size=2)
+    )
+
+
+def values() -> st.SearchStrategy[tuple[str, Any]]:
+    """A value and how to speak of it. Odd ones are made anew, since some can be used once."""
+    odd = st.sampled_from(sorted(ODD)).map(lambda name: (name, ODD[name]()))
+    return odd | plain_values().map(lambda value: (repr(value), value))
+
+
+@st.composite
+def spoilt_calls(draw: st.DrawFn) -> tuple[Call, dict[str, tuple[str, Any]]]:
+    """A callable, and one or two of its arguments with values that it did not ask for."""
+    call = draw(st.sampled_from(CALLS))
+    names = draw(st.lists(st.sampled_from(call.arguments), min_size=1, max_size=2, unique=True))
+    return call, {name: draw(values()) for name in names}
+
+
+@pytest.mark.timeout(3600)
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
+@given(spoilt_calls())
+def test_whatever_is_passed_is_accepted_or_refused_by_name(
+    folder: Path, spoilt: tuple[Call, dict[str, tuple[str, Any]]]
+) -> None:
+    call, named = spoilt
+    wrong = complaint(call, {name: value for name, (_, value) in named.items()}, folder)
+    text = ", ".join(f"{name}={words}" for name, (words, _) in named.items())
+    assert wrong is None, f"{call.name}({text}): {wrong}"
+
+
+def test_what_is_right_is_accepted(folder: Path) -> None:
+    for call in CALLS:
+        assert complaint(call, {}, folder) is None, call.name
+
+
+def test_every_public_callable_is_tried() -> None:
+    public = {name for name in hdet.__all__ if not _is_error(getattr(hdet, name))} - NOT_CALLED
+    tried = {call.name.split("(")[0] for call in CALLS}
+    assert public <= tried, f"add to tests/inputs/calls.py: {public - tried}"
+    knobs = {f"knobs.{name}" for name in hdet.knobs.__all__ if inspect.isfunction(getattr(hdet.knobs, name))}
+    assert knobs - {"knobs.check_optimizer"} <= tried
+
+
+def _is_error(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, BaseException)
+
+
+def onecycle(**more: Any) -> hdet.OneCycleLR:
+    return hdet.OneCycleLR(optimizer_of(), **{"max_lr": 0.1, "total_steps": 50, "cycle_momentum": False, **more})
+
+
+def auto(**more: Any) -> hdet.OneCycleLR:
+    model = model_of()
+    probe = hdet.ProbeBatch(model, lambda m, batch: m(batch).mean(), lambda k: torch.ones(1, 2))
+    return hdet.OneCycleLR(optimizer_of(model), "auto", 50, cycle_momentum=False, **{"probe": probe, **more})
+
+
+def ensemble(**more: Any) -> hdet.Ensemble:
+    return hdet.Ensemble(optimizer_of(), **more)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "value"),
+    [
+        (onecycle, "max_lr", math.inf),
+        (onecycle, "max_lr", -0.1),
+        (onecycle, "max_lr", [-0.1]),
+        (onecycle, "max_lr", torch.tensor(math.inf)),
+        (onecycle, "total_steps", 10**21),
+        (onecycle, "sync_every", 10**21),
+        (onecycle, "auto_lr_start", ""),
+        (auto, "auto_lr_start", ""),
+        (auto, "auto_lr_start", False),
+        (auto, "sync_every", ""),
+        (onecycle, "seed", 0.5),
+        (onecycle, "seed", True),
+        (onecycle, "journal", torch.ones(())),
+        (onecycle, "journal", hdet.Journal),
+        (onecycle, "journal", ""),
+        (auto, "probe", torch.nn.Linear(2, 1)),
+        (auto, "copies_on_device", 0.5),
+        (ensemble, "optimizer_state", False),
+        (ensemble, "optimizer_state", ""),
+        (ensemble, "allow_uninformative", 1),
+        (ensemble, "total_steps", 10**21),
+        (ensemble, "knobs", "lr"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(make: Callable[..., object], argument: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=rf"\b{argument}\b"):
+        make(**{argument: value})
