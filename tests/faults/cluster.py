@@ -34,10 +34,10 @@ class Outcome:
     noticed_at: dict[int, float] = field(default_factory=dict)
     """When each of the ranks that raised did so."""
 
-    @property
-    def seconds(self) -> list[float]:
+    def seconds_without(self, trapped: int) -> list[float]:
         """From the fault until each of the others noticed."""
-        return [] if self.sprung_at is None else [moment - self.sprung_at for moment in self.noticed_at.values()]
+        assert self.sprung_at is not None
+        return [moment - self.sprung_at for rank, moment in self.noticed_at.items() if rank != trapped]
 
 
 def start(plan: Plan, folder: Path, trap: Trap | None = None, *, group_timeout: float = 20.0) -> Outcome:

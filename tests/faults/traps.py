@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hdet.comm.group import Distributed
@@ -30,11 +28,10 @@ class Trap:
     step: int
     """From this step on: it happens at the first occasion."""
     fault: str = "killed"
-    """ "killed", "silent" (stopped by SIGSTOP) or "late" (sleeps)."""
+    """ "killed", "silent" (stopped by SIGSTOP) or "late" (sleeps ``seconds``)."""
     share: float = 0.5
     """Of a file's bytes that are written by then; 1: all of them, and the file is about to get its name."""
     seconds: float = 0.0
-    """How long a rank that is late sleeps."""
 
     def set(self, step: int, tell: Callable[[float], None]) -> None:
         """Called by the rank before every step. ``tell`` hears the time when the trap springs."""
