@@ -6,6 +6,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
+from tests.faults.disks import SPOILS, possible
 from tests.faults.training import ROUND, STEPS, WAYS, Plan
 from tests.faults.traps import POINTS, Trap
 
@@ -41,7 +42,7 @@ def kills(count: int = 200, seed: int = 0) -> list[Case]:
 
 
 def a_few() -> list[Case]:
-    """Twelve for daily tests: every way, point and victim, on few different plans, since each needs a run to compare with."""
+    """Twelve for daily tests: every way, point and victim, on few plans, since each needs a run to compare with."""
     chosen = [
         ("trained", 3, "converge", 0),
         ("trained", 3, "checkpoint", 0),
@@ -63,15 +64,17 @@ def a_few() -> list[Case]:
 
 
 def others() -> list[Case]:
-    """Ranks that are silent, and ranks that are late by more than the process group waits."""
-    faults = itertools.product(("silent", "late"), WAYS, (2, 3), ("converge", "between rounds"))
-    return [
-        Case(
-            Plan(way, ranks, 3 if way == "probed" else ROUND),
-            Trap(ranks - 1, point, 20, fault, seconds=2 * GROUP_TIMEOUT),
-        )
-        for fault, way, ranks, point in faults
+    """Ranks that are silent, ranks that are late by more than the process group waits, and disks."""
+    faults = itertools.product(("silent", "late"), WAYS, ("converge", "between rounds"))
+    of_ranks = [
+        Case(Plan(way, 3, 3 if way == "probed" else ROUND), Trap(2, point, 20, fault, seconds=2 * GROUP_TIMEOUT))
+        for fault, way, point in faults
     ]
+    spoils = itertools.product(filter(possible, SPOILS), WAYS, ("checkpoint", "journal"))
+    of_disks = [
+        Case(Plan(way, 2, 3 if way == "probed" else ROUND), Trap(0, point, 20, fault)) for fault, way, point in spoils
+    ]
+    return of_ranks + of_disks
 
 
 def _case(dice: random.Random, way: str, point: str, ranks: int, victim: str) -> Case:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -34,6 +33,11 @@ class Outcome:
     noticed_at: dict[int, float] = field(default_factory=dict)
     """When each of the ranks that raised did so."""
 
+    @property
+    def in_order(self) -> list[End]:
+        """By rank."""
+        return [self.ends[rank] for rank in sorted(self.ends)]
+
     def seconds_without(self, trapped: int) -> list[float]:
         """From the fault until each of the others noticed."""
         assert self.sprung_at is not None
@@ -54,7 +58,8 @@ def start(plan: Plan, folder: Path, trap: Trap | None = None, *, group_timeout: 
         pipes.append(ours)
         processes.append(process)
     try:
-        return _heard(dict(zip(pipes, range(plan.ranks), strict=True)), trap.rank if trap else None, group_timeout + 20.0)
+        by_pipe = dict(zip(pipes, range(plan.ranks), strict=True))
+        return _heard(by_pipe, trap.rank if trap else None, group_timeout + 20.0)
     finally:
         for process in processes:
             process.kill()
@@ -93,6 +98,7 @@ def _rank(
         if trap is not None and trap.rank == rank:
             trap.set(step, lambda moment: pipe.send(("sprung", moment)))
 
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch's warnings: what matters goes through the pipe
     with suppress(BrokenPipeError):
         try:
             wait = timedelta(seconds=group_timeout)

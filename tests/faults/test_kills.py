@@ -13,6 +13,7 @@ def test_a_killed_run_comes_back_bit_by_bit(case: Case) -> None:
     result = try_it(case)
     assert result.came_back, result.told
     assert result.bit_equal
+    assert result.buffers_equal or result.way == "probed"  # which is saved inside rounds, where ranks have their own
     assert not result.lost
     assert result.seconds is not None
     assert result.seconds < 10

@@ -44,7 +44,9 @@ class End:
     """What a rank has at the end."""
 
     digest: str
-    """Of weights, buffers, the optimizer's memory and the scheduler's state, bit by bit."""
+    """Of weights, the optimizer's memory and the scheduler's state, bit by bit."""
+    buffers: str
+    """Of running statistics, bit by bit: inside a round they are each rank's own, and a checkpoint has their mean."""
     loss: float
     """On data that nobody trained on."""
 
@@ -53,8 +55,8 @@ def train(plan: Plan, folder: Path, *, journal: bool, before_step: Callable[[int
     """Train to the end. ``journal``: whether this rank writes it."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", hdet.ResumeWarning)  # inside a round: expected
-    model, replica, optimizer, scheduler = _built(plan, folder / "run.jsonl" if journal else None)
-    file = folder / "saved" / "run.pt"
+    model, replica, optimizer, scheduler = _built(plan, folder / "journal" / "run.jsonl" if journal else None)
+    file = folder / "checkpoint" / "run.pt"
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if file.exists():
         hdet.load(file, **parts)
@@ -70,7 +72,8 @@ def train(plan: Plan, folder: Path, *, journal: bool, before_step: Callable[[int
     with torch.no_grad():
         validation = _loss(model.eval(), _batch(0, STEPS, 0, size=1000)).item()
     memory = [value for state in optimizer.state.values() for value in state.values()]
-    return End(_digest([*model.state_dict().values(), *memory], repr(scheduler.state_dict())), validation)
+    digest = _digest([*model.parameters(), *memory], repr(scheduler.state_dict()))
+    return End(digest, _digest(list(model.buffers())), validation)
 
 
 def _built(plan: Plan, journal: Path | None) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
@@ -87,9 +90,11 @@ def _built(plan: Plan, journal: Path | None) -> tuple[nn.Module, nn.Module, torc
 
 
 def _shared(model: nn.Module, ranks: dist.ProcessGroup | None) -> nn.Module:
-    """With gradients in the same order in every step. DDP else puts them in another order after its first step, and from
-    three ranks on the order decides how sums are rounded: a run of torch's own would not be bit-equal either."""
-    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+    """With gradients in the same order in every step.
+
+    Without ``find_unused_parameters`` DDP puts them in another order after its first step. From three ranks on the
+    order decides how sums are rounded, so that a run that is resumed would not be bit-equal, with hdet or without.
+    """
     return DistributedDataParallel(model, process_group=ranks, find_unused_parameters=True)
 
 
@@ -107,7 +112,7 @@ def _loss(model: nn.Module, x: Tensor) -> Tensor:
     return (model(x) - x.sin().sum(1, keepdim=True)).square().mean()
 
 
-def _digest(tensors: list[Tensor], text: str) -> str:
+def _digest(tensors: list[Tensor], text: str = "") -> str:
     found = sha256(text.encode())
     for tensor in tensors:
         found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -7,16 +7,18 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hdet.comm.group import Distributed
 from hdet.faces import checkpoint_file, saving
 from hdet.journal import Journal
+from tests.faults.disks import SPOILS, spoil
 
 __all__ = ["POINTS", "Trap"]
 
 POINTS = ("converge", "checkpoint", "journal", "take-off", "between rounds")
-"""In the exchange of weights; in a checkpoint's write; in a journal's write; in the first rounds of a search; in a step."""
+"""While weights are exchanged, a checkpoint or a journal is written, in the first rounds of a search, in any step."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,11 @@ class Trap:
     step: int
     """From this step on: it happens at the first occasion."""
     fault: str = "killed"
-    """ "killed", "silent" (stopped by SIGSTOP) or "late" (sleeps ``seconds``)."""
+    """ "killed", "silent" (stopped by SIGSTOP), "late" (sleeps ``seconds``), or one of the disk under ``folder``."""
     share: float = 0.5
     """Of a file's bytes that are written by then; 1: all of them, and the file is about to get its name."""
     seconds: float = 0.0
+    folder: str = ""
 
     def set(self, step: int, tell: Callable[[float], None]) -> None:
         """Called by the rank before every step. ``tell`` hears the time when the trap springs."""
@@ -42,10 +45,15 @@ class Trap:
             tell(time.time())
             if self.fault == "late":
                 time.sleep(self.seconds)
+            elif self.fault in SPOILS:
+                spoil(self.fault, Path(self.folder))
             else:
                 os.kill(os.getpid(), signal.SIGKILL if self.fault == "killed" else signal.SIGSTOP)
 
-        _SETTERS[self.point](self, spring)
+        if self.fault in SPOILS:
+            spring()
+        else:
+            _SETTERS[self.point](self, spring)
 
 
 Spring = Callable[[], None]
