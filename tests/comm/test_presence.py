@@ -127,12 +127,18 @@ def test_without_a_store_nothing_is_noted_and_nobody_is_blamed() -> None:
     assert "Nobody knows who" in nobody.report()
 
 
-def test_when_every_rank_has_come_the_report_says_so() -> None:
+def test_when_every_rank_has_come_those_are_named_that_do_not_notice() -> None:
     store = dist.HashStore()
-    both = [Presence(store, rank, 2) for rank in range(2)]
-    for one in both:
+    all_three = [Presence(store, rank, 3) for rank in range(3)]
+    for one in all_three:
         one.arrive("step 9")
-    assert "Every rank has come" in both[0].report()
-    both[0].arrive("step 19")
-    assert "rank 1: last seen" in both[0].report()
-    assert "never seen" in Presence(store, 0, 3).report()
+    told = all_three[0].report()
+    assert "Every rank has come, but these have not noticed" in told
+    assert "  rank 1: last seen" in told
+    told = all_three[2].report()
+    assert "rank 1: last seen" in told
+    assert "rank 0" not in told
+    assert "the network between them" in all_three[1].report()
+    all_three[0].arrive("step 19")
+    assert "rank 1: last seen" in all_three[0].report()
+    assert "never seen" in Presence(store, 0, 4).report()

@@ -47,13 +47,19 @@ class Presence:
         self._note(where=where, error=f"{type(error).__name__}: {first_line}")
 
     def report(self) -> str:
-        """In words: who has not come to the meeting where this rank is, and when each was last seen."""
+        """In words: who has not come to the meeting where this rank is, and when each was last seen.
+
+        Where all have come, those are meant that do not notice that the meeting has failed, as this rank does.
+        """
         if self._store is None:
             return "Nobody knows who: torch does not tell where the ranks could have noted it."
+        self._set(_noticed(self._rank), "")
         time.sleep(_GRACE)
+        others = [rank for rank in range(self._size) if rank != self._rank]
         try:
             with _impatient(self._store):
-                notes = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
+                notes = {rank: self._read(rank) for rank in others}
+                silent = [rank for rank in others if not self._store.check([_noticed(rank)])]
         except _STORE_ERRORS as error:
             return (
                 f"The store of the process group does not answer ({_short(error)}): its host was lost, which is the "
@@ -64,16 +70,22 @@ class Presence:
             for rank, note in notes.items()
             if note is None or "error" in note or note["meeting"] < self._meetings
         ]
-        if not absent:
-            return "Every rank has come: one was lost while they exchanged numbers, or the network between them was."
-        return "\n".join(["These ranks have not come:", *absent])
+        if absent:
+            return "\n".join(["These ranks have not come:", *absent])
+        if not silent:
+            return "Every rank has come and has noticed: the network between them was lost."
+        lost = [f"  rank {rank}: {_in_words(notes[rank])}" for rank in silent]
+        return "\n".join(["Every rank has come, but these have not noticed: lost since, or still waiting.", *lost])
 
     def _note(self, **words: str) -> None:
+        note = {"meeting": self._meetings, "time": time.time(), **words}
+        self._set(_key(self._rank), json.dumps(note))
+
+    def _set(self, key: str, text: str) -> None:
         if self._store is None:
             return
-        note = {"meeting": self._meetings, "time": time.time(), **words}
-        with suppress(*_STORE_ERRORS):  # the collective that follows fails too, and says so
-            self._store.set(_key(self._rank), json.dumps(note))
+        with suppress(*_STORE_ERRORS):  # the collective fails too, and says so
+            self._store.set(key, text)
 
     def _read(self, rank: int) -> dict[str, Any] | None:
         if not self._store.check([_key(rank)]):  # get() would wait for it
@@ -103,6 +115,10 @@ def _default_store() -> Any:
 
 def _key(rank: int) -> str:
     return f"hdet/presence/{rank}"
+
+
+def _noticed(rank: int) -> str:
+    return f"hdet/noticed/{rank}"
 
 
 @contextmanager

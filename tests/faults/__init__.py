@@ -1,0 +1,1 @@
+"""Faults: ranks that are killed, silent or late, and disks that are full; what survives them."""

@@ -1,0 +1,63 @@
+"""Disks that fill up or become read-only while a run writes to them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["SPOILS", "disk", "possible", "repair", "spoil"]
+
+SPOILS = ("full disk", "read-only folder")
+_BALLAST = "ballast"
+
+
+@contextmanager
+def disk(folder: Path) -> Iterator[None]:
+    """A file system of 1 MB at ``folder``, where this user may make one; else the folder as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mounted = _mount("-t", "tmpfs", "-o", "size=1m", "none", folder)
+    try:
+        yield
+    finally:
+        repair(folder)
+        if mounted:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def possible(fault: str) -> bool:
+    """Whether this user can have it. A superuser who may not mount cannot have a folder that is read-only."""
+    with tempfile.TemporaryDirectory() as name, disk(Path(name) / "disk"):
+        return fault == "full disk" or os.path.ismount(Path(name) / "disk") or os.geteuid() != 0
+
+
+def spoil(fault: str, folder: Path) -> None:
+    """Called by the rank that writes, since a limit is a process's own."""
+    if fault == "read-only folder":
+        if not _mount("-o", "remount,ro", folder):
+            folder.chmod(0o555)
+    elif os.path.ismount(folder):
+        with suppress(OSError), (folder / _BALLAST).open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def repair(folder: Path) -> None:
+    """As it was before."""
+    if not _mount("-o", "remount,rw", folder):
+        folder.chmod(0o755)
+    (folder / _BALLAST).unlink(missing_ok=True)
+
+
+def _mount(*arguments: object) -> bool:
+    command = ["mount", *map(str, arguments)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False

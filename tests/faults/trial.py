@@ -1,0 +1,120 @@
+"""One case: a run in which something goes wrong, a new start from its checkpoint, and the run where nothing did."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import hdet
+from tests.faults.cases import GROUP_TIMEOUT, Case
+from tests.faults.cluster import Outcome, start
+from tests.faults.disks import SPOILS, disk, repair
+from tests.faults.training import Plan
+
+__all__ = ["Result", "try_it", "undisturbed"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a case."""
+
+    way: str
+    ranks: int
+    point: str
+    fault: str
+    inside_rounds: bool
+    """Whether checkpoints were written inside rounds of replicas that train apart."""
+
+    came_back: bool
+    """Whether the new start came to the end on every rank, with a journal of every round."""
+    bit_equal: bool
+    buffers_equal: bool
+    """Whether running statistics are bit-equal too."""
+    close: bool
+    """Whether the final loss is at most 1 %, or two standard deviations over seeds, above the undisturbed run's."""
+    seconds: float | None
+    """Until the last of the others noticed; None: one of them did not, or had no need to."""
+    named: bool
+    """Whether an error of theirs names the rank."""
+    by_torch: bool
+    """Whether all their errors are torch's own, of the exchange of gradients, which name nobody."""
+    told: str
+    """Why it did not come back."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether work was lost."""
+        return not (self.came_back and self.close)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self)
+
+
+def try_it(case: Case) -> Result:
+    """Go through with a case."""
+    plan, trap = case.plan, case.trap
+    with tempfile.TemporaryDirectory() as name, ExitStack() as inside:
+        folder = Path(name)
+        if trap.fault in SPOILS:
+            trap = replace(trap, folder=str(folder / trap.point))  # the checkpoint's folder or the journal's
+            inside.enter_context(disk(folder / trap.point))
+        broken = start(plan, folder, trap, group_timeout=20.0 if trap.fault == "killed" else GROUP_TIMEOUT)
+        if trap.fault in SPOILS:
+            repair(folder / trap.point)
+        goes_on = len(broken.ends) == plan.ranks  # a journal that cannot be written is no reason to stop
+        resumed = broken if goes_on else start(plan, folder)
+        journal = _steps(folder)
+    whole, steps = undisturbed(plan)
+    came_back = len(resumed.ends) == plan.ranks and (journal == steps or (goes_on and set(journal) < set(steps)))
+    errors = [text for rank, text in broken.errors.items() if rank != trap.rank]
+    by_hdet = [text for text in errors if "hdet.errors." in text]
+    noticed = broken.sprung_at is not None and len(errors) == plan.ranks - 1
+    return Result(
+        **{"way": plan.way, "ranks": plan.ranks, "point": trap.point, "fault": trap.fault},
+        inside_rounds=plan.saves_inside_rounds,
+        came_back=came_back,
+        bit_equal=came_back and [end.digest for end in resumed.in_order] == [end.digest for end in whole.in_order],
+        buffers_equal=came_back
+        and [end.buffers for end in resumed.in_order] == [end.buffers for end in whole.in_order],
+        close=came_back and _is_close(plan, whole, resumed),
+        seconds=max(broken.seconds_without(trap.rank)) if noticed else None,
+        named=any(f" rank {trap.rank}: " in text for text in by_hdet),
+        by_torch=bool(errors) and not by_hdet,
+        told="" if came_back else f"{case}: journal {journal}; {[text[-400:] for text in resumed.errors.values()]}",
+    )
+
+
+@cache
+def undisturbed(plan: Plan) -> tuple[Outcome, list[int]]:
+    """The run where nothing goes wrong, and the rounds in its journal."""
+    with tempfile.TemporaryDirectory() as name:
+        outcome = start(plan, Path(name))
+        if len(outcome.ends) < plan.ranks:
+            raise RuntimeError(f"{plan} does not even run undisturbed: {outcome.errors}")
+        return outcome, _steps(Path(name))
+
+
+def _steps(folder: Path) -> list[int]:
+    """Where the rounds of a journal end; none where it cannot be read."""
+    try:
+        return [record["step"] for record in hdet.read_journal(folder / "journal" / "run.jsonl").rounds]
+    except (hdet.HdetError, OSError):
+        return []
+
+
+def _is_close(plan: Plan, whole: Outcome, resumed: Outcome) -> bool:
+    excess, bound = resumed.ends[0].loss - whole.ends[0].loss, 0.01 * whole.ends[0].loss
+    return excess <= bound or excess <= 2 * _deviation(plan)
+
+
+@cache
+def _deviation(plan: Plan) -> float:
+    """Of the final loss over four seeds."""
+    losses = [undisturbed(replace(plan, seed=seed))[0].ends[0].loss for seed in range(4)]
+    return stdev(losses)
