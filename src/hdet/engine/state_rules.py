@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
 
 __all__ = [
@@ -46,20 +47,12 @@ def check_state(state: Mapping[str, Any], rules: Mapping[str, Rule], what: str) 
         if name not in state:
             raise ArgumentError(f"{what} has no {name!r}, which must be {rule.words}; {_CURE}")
         if not rule.fits(state[name]):
-            raise ArgumentError(f"{what} has {name}={_short(state[name])}, but it must be {rule.words}; {_CURE}")
-
-
-def _finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold."""
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
+            raise ArgumentError(f"{what} has {name}={shown(state[name])}, but it must be {rule.words}; {_CURE}")
 
 
 def _is_whole(value: Any) -> bool:
     """A float that is an integer counts too."""
-    return _finite(value) and (isinstance(value, Integral) or value == int(value))
+    return is_finite(value) and (isinstance(value, Integral) or value == int(value))
 
 
 def _is_number(value: Any) -> bool:
@@ -68,7 +61,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_rate(value: Any) -> bool:
     whole = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-    return bool(value.isfinite()) if whole else _finite(value)
+    return bool(value.isfinite()) if whole else is_finite(value)
 
 
 def _is_list(value: Any) -> bool:
@@ -79,7 +72,7 @@ def _is_pair(value: Any) -> bool:
     return _is_list(value) and len(value) == 2 and isinstance(value[0], str)
 
 
-number = Rule("a finite number", _finite)
+number = Rule("a finite number", is_finite)
 flag = Rule("True or False", lambda value: isinstance(value, bool))
 integer = Rule("an integer", _is_whole)
 texts = Rule("a list of texts", lambda value: _is_list(value) and all(isinstance(one, str) for one in value))
@@ -101,7 +94,7 @@ def numbers(length: int, of: str = "one per knob") -> Rule:
     """So many finite numbers."""
     return Rule(
         f"{length} finite numbers, {of}",
-        lambda value: _is_list(value) and len(value) == length and all(map(_finite, value)),
+        lambda value: _is_list(value) and len(value) == length and all(map(is_finite, value)),
     )
 
 
@@ -129,7 +122,7 @@ def alike(example: Any) -> Rule:
         return flag
     if _is_list(example):
         return numbers(len(example), "as many as here")
-    return number if _finite(example) else Rule("a number", _is_number)
+    return number if is_finite(example) else Rule("a number", _is_number)
 
 
 def check_alike(saved: Any, example: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -139,8 +132,3 @@ def check_alike(saved: Any, example: Mapping[str, Any], what: str) -> dict[str, 
         raise ArgumentError(f"{what} has the entries {sorted(found)}, but must have {sorted(example)}; {_CURE}")
     check_state(found, {name: alike(value) for name, value in example.items()}, what)
     return found
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
