@@ -26,7 +26,7 @@ class ArgumentError(HdetError, ValueError):
 
 
 class ShardedParametersError(ArgumentError):
-    """Parameters are sharded over the ranks that should be replicas: averaging shards would corrupt them."""
+    """Parameters are sharded in a way that cannot be handled, or over ranks that should be different replicas."""
 
 
 class DisagreementError(HdetError, RuntimeError):
