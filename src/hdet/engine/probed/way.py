@@ -27,7 +27,7 @@ from hdet.engine.probed.saving import loaded, saved
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.telling import record_of, warning_of
 from hdet.engine.probed.witness import Witness
-from hdet.engine.rates import Rate
+from hdet.engine.rates import Rate, stands_still
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.way import RoundEnd, RoundReport, terms
 from hdet.engine.weights import NO_WEIGHTS, Body, Weights
@@ -171,7 +171,7 @@ class ProbedWay:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self._slots.wait()
-        if not self._looks or _stands_still(optimizer):
+        if not self._looks or stands_still(optimizer):
             return
         if self.pilot_state.phase is Phase.FIRST:
             self._slots.keep_start(optimizer, self.model)
@@ -327,15 +327,6 @@ class ProbedWay:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what was measured and kept of them is left out."""
         return {**vars(self), "_witness": self._witness.fresh(), "_slots": self._slots.emptied()}
-
-
-def _stands_still(optimizer: Optimizer) -> bool:
-    """Whether all rates are 0, which is no step. Those on a device are not read.
-
-    To know an optimizer's state, torch.distributed.checkpoint makes such a step before it loads the weights.
-    """
-    rates = [group["lr"] for group in optimizer.param_groups]
-    return all((not isinstance(rate, Tensor) or rate.is_cpu) and rate == 0 for rate in rates)
 
 
 def _level(rate: float, end: RoundEnd) -> float:
