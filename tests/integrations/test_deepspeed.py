@@ -30,6 +30,10 @@ STEPS = 120
 GUESS = 1e-4
 """A hundredth of what does well."""
 BF16 = {"bf16": {"enabled": True}}
+OFFLOADED = {
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "zero_force_ds_cpu_optimizer": False,
+}
 Factory = Callable[[torch.optim.Optimizer], Any]
 
 
@@ -148,9 +152,10 @@ def test_every_stage_decides_as_one_process() -> None:
     alone = in_one_process()
     assert any(event and event.startswith("too hot") for event in alone.events)
     assert max(alone.rates) > 100 * GUESS
-    mine, others = run_ranks(searched, RANKS, [(stage, {}) for stage in range(4)], timeout=240)
-    kinds = [kind for kind, *_ in mine]
-    assert kinds == ["AdamW", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"]
+    cases = [*((stage, {}) for stage in range(4)), (2, OFFLOADED)]
+    mine, others = run_ranks(searched, RANKS, cases, timeout=240)
+    partitions = "DeepSpeedZeroOptimizer"
+    assert [kind for kind, _ in mine] == ["AdamW", partitions, partitions, f"{partitions}_Stage3", partitions]
     for (_, found), (_, on_other) in zip(mine, others, strict=True):
         assert found.rates == on_other.rates
         assert found.rates == pytest.approx(alone.rates, rel=1e-5)

@@ -101,10 +101,11 @@ def test_a_checkpoint_holds_the_search(tmp_path: Path) -> None:
     assert seen[-1]["lr/Adam"] < max(row["lr/Adam"] for row in seen)
 
 
-def test_loading_without_the_scheduler_searches_from_the_loaded_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("AdamW",), ("AdamW", "Adam")])
+def test_loading_without_the_scheduler_searches_from_the_loaded_weights(tmp_path: Path, names: tuple[str, ...]) -> None:
     """torchtitan makes a step at rate 0 to have the optimizers' memory there, before weights are loaded."""
     dcp = pytest.importorskip("torch.distributed.checkpoint")
-    first, second = Loop("AdamW"), Loop("AdamW")
+    first, second = Loop(*names), Loop(*names)
     first.train(range(STEPS))
     kept = ("model", "optimizer")
     dcp.save({name: first.states[name] for name in kept}, checkpoint_id=tmp_path, no_dist=True)

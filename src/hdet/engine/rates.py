@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Rate", "as_type_of", "copy_rate", "put_rate", "shared_rates"]
+__all__ = ["Rate", "as_type_of", "copy_rate", "put_rate", "shared_rates", "stands_still"]
 
 Rate = float | Tensor
 
@@ -38,6 +38,15 @@ def shared_rates(optimizer: Optimizer) -> list[int]:
     """
     lrs = [group["lr"] for group in optimizer.param_groups]
     return [next(h for h, other in enumerate(lrs) if h == g or _same(other, lr)) for g, lr in enumerate(lrs)]
+
+
+def stands_still(optimizer: Optimizer) -> bool:
+    """Whether all rates are 0, which is no step. Those on a device are not read.
+
+    To know an optimizer's state, torch.distributed.checkpoint makes such a step before it loads the weights.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return all((not isinstance(rate, Tensor) or rate.is_cpu) and rate == 0 for rate in rates)
 
 
 def _same(a: Rate, b: Rate) -> bool:

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import shown
 from hdet.engine.probe import ProbeFn
+from hdet.engine.rates import stands_still
 from hdet.errors import ArgumentError
 from hdet.faces.onecycle import OneCycleLR
 
@@ -88,7 +89,7 @@ class Together(Optimizer):
         """Called before the first part's step, as if it were ours."""
 
         def heard(part: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return hook(self, args, kwargs)
+            return None if stands_still(part) else hook(self, args, kwargs)
 
         return self.parts[0].register_step_pre_hook(heard)
 

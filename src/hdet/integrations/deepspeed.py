@@ -7,6 +7,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.engine.probe import ProbeFn
+from hdet.engine.probed.evaluated import evaluates_others
 from hdet.errors import ArgumentError
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.several import auto as auto_of
@@ -47,8 +48,7 @@ def auto(engine: Any, *, total_steps: int, probe: ProbeFn, **more: Any) -> OneCy
     """
     _check(engine)
     wrapper = engine.optimizer
-    masters = None if isinstance(wrapper, Optimizer) else masters_of(wrapper)
-    optimizer = wrapper if masters is None else Masters(wrapper, masters)
+    optimizer = wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper, masters_of(wrapper))
     scheduler = auto_of(optimizer, total_steps=total_steps, probe=probe, **more)
     engine.lr_scheduler = scheduler
     return scheduler
@@ -78,3 +78,9 @@ def _check(engine: Any) -> None:
                 f"hdet copies what the optimizer remembers, but this engine keeps it in {what}; leave that out, or "
                 "use DeepSpeed's own schedulers"
             )
+    inner = getattr(engine.optimizer, "optimizer", None)
+    if isinstance(inner, Optimizer) and evaluates_others(inner):
+        raise ArgumentError(
+            f"{type(inner).__name__} evaluates other weights than it trains, which a DeepSpeed engine would not show "
+            "the probe; use another optimizer, or ZeRO stage 0 in fp32"
+        )

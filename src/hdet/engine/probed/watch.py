@@ -7,7 +7,6 @@ from typing import Any, TypeAlias, TypeVar
 from weakref import finalize, ref
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 __all__ = ["Watch"]
@@ -50,7 +49,7 @@ class Watch:
 
         def heard(opt: Optimizer) -> None:
             found, mine = held(), watch()
-            if found is None or mine is None or _stands_still(opt):
+            if found is None or mine is None:
                 return
             if _is_capturing(opt):  # nothing of ours may get into the graph
                 mine.was_captured()
@@ -85,16 +84,6 @@ class Watch:
             return
         self.hooked = True
         finalize(owner, handle.remove)
-
-
-def _stands_still(optimizer: Optimizer) -> bool:
-    """Whether no group has a rate above 0: no step of training.
-
-    torch.distributed.checkpoint makes such a step to have the optimizer's memory there, mostly before weights are
-    loaded. A rate that lies on a GPU is not read.
-    """
-    rates = [group["lr"] for group in optimizer.param_groups]
-    return all(not (isinstance(rate, Tensor) and not rate.is_cpu) and float(rate) == 0.0 for rate in rates)
 
 
 def _is_capturing(optimizer: Optimizer) -> bool:

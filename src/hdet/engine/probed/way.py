@@ -29,7 +29,7 @@ from hdet.engine.probed.saving import check_search, loaded, saved
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.telling import record_of, warning_of
 from hdet.engine.probed.witness import Witness
-from hdet.engine.rates import Rate
+from hdet.engine.rates import Rate, stands_still
 from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.state_rules import check_state, flag, number, pairs
 from hdet.engine.train_probe import TrainProbe
@@ -190,7 +190,7 @@ class ProbedWay:
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self._slots.wait()
-        if not self._looks:
+        if not self._looks or stands_still(optimizer):
             return
         if self.pilot_state.phase is Phase.FIRST:
             self._slots.keep_start(optimizer, self.model)
