@@ -11,7 +11,7 @@ from torch import Tensor
 from hdet.algorithm.auto.reach import Tally, forgetting
 from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.pieces import Vectors
-from hdet.engine.rates import Rate
+from hdet.engine.rates import Rate, copy_rate
 
 __all__ = ["Gradients"]
 
@@ -97,8 +97,8 @@ class Gradients:
         found, asked = cls(), saved["asked"]
         found._pull = origin.pieces.copied(saved["pull"]) if saved["pull"] else []
         found._asked = asked if asked is None else asked.to(found._pull[0].device, copy=True)
-        found._rates, found._ahead, found._weight = saved["rates"], saved["ahead"], saved["weight"]
-        found._rate = saved["rate"]
+        found._rates, found._ahead, found._weight = (copy_rate(saved[name]) for name in ("rates", "ahead", "weight"))
+        found._rate = copy_rate(saved["rate"])
         return found
 
 
