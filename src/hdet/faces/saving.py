@@ -217,12 +217,7 @@ def _checked_content(found: _Found, parts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _put_back(content: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     """First what could not be checked, and a scheduler after its optimizer."""
-    kinds: tuple[Any, ...] = (nn.Module, Optimizer, Scheduler)
-    known = {
-        name: next((i for i, kind in enumerate(kinds) if isinstance(part, kind)), -1) for name, part in parts.items()
-    }
-    for name in sorted(parts, key=known.__getitem__):
-        part = parts[name]
+    for name, part in sorted(parts.items(), key=lambda pair: _turn(pair[1])):
         part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
         if isinstance(part, Scheduler) and name in content["searches"]:
             part.load_search_state_dict(content["searches"][name])

@@ -12,7 +12,7 @@ from hdet.algorithm.auto.reach import Tally, forgetting
 from hdet.comm.shards import local_gradient
 from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.pieces import Vectors
-from hdet.engine.rates import Rate
+from hdet.engine.rates import Rate, copy_rate
 
 __all__ = ["Gradients"]
 
@@ -111,8 +111,8 @@ class Gradients:
         found = cls()
         found._pull = origin.pieces.copied(saved["pull"]) if saved["pull"] else []
         found._asked = [asked.to(found._pull[0].device, copy=True) for asked in saved["asked"]]
-        found._rates, found._ahead, found._weight = saved["rates"], saved["ahead"], saved["weight"]
-        found._rate = saved["rate"]
+        found._rates, found._ahead, found._weight = (copy_rate(saved[name]) for name in ("rates", "ahead", "weight"))
+        found._rate = copy_rate(saved["rate"])
         return found
 
 

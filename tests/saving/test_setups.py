@@ -1,0 +1,84 @@
+"""A search that is cut is bit-equal in less usual set-ups too: several optimizers, any schedule, layers that thaw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import hdet
+from tests.models import batch, two_layer
+from tests.threads import one_thread  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEPS, THAWS, CUTS = 50, 22, (3, 11, 20, 27, 41)
+Parts = tuple[list[torch.optim.Optimizer], Any]
+
+
+def squared(model: nn.Module, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return (model(pair[0]) - pair[1]).square().mean()
+
+
+def several(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+    both = [torch.optim.SGD(model[0].parameters(), 1.0, momentum=0.9), torch.optim.AdamW(model[2].parameters(), 1e-5)]
+    return both, hdet.auto(both, total_steps=STEPS, probe=probe)
+
+
+def any_schedule(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+    optimizer = torch.optim.Adam(model.parameters(), 1e-5)
+    schedule = CosineAnnealingLR(optimizer, STEPS)
+    return [optimizer], hdet.Ensemble(optimizer, schedule, total_steps=STEPS, fanout="probed", probe=probe)
+
+
+def rate_as_tensor(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+    optimizer = torch.optim.Adam(model.parameters(), torch.tensor(1e-5))
+    return [optimizer], hdet.OneCycleLR(optimizer, "auto", STEPS, probe=probe)
+
+
+class Run:
+    """Model, optimizers and scheduler. The first layer is frozen at first."""
+
+    def __init__(self, seed: int, make: Callable[[nn.Sequential, hdet.ProbeBatch], Parts]) -> None:
+        self.model = two_layer(seed)
+        self.optimizers, self.scheduler = make(
+            self.model, hdet.ProbeBatch(self.model, squared, [batch(1000 + k, 0) for k in range(3)])
+        )
+        self.freezes = make is not several
+        self.parts = {"model": self.model, "scheduler": self.scheduler}
+        self.parts |= {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
+
+    def step(self, number: int) -> None:
+        self.model[0].requires_grad_(not self.freezes or number >= THAWS)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        squared(self.model, batch(number, 0)).backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.scheduler.step()
+
+    @property
+    def numbers(self) -> list[float]:
+        weights = torch.cat([p.detach().flatten() for p in self.model.parameters()]).tolist()
+        return [*weights, *(float(group["lr"]) for one in self.optimizers for group in one.param_groups)]
+
+
+@pytest.mark.parametrize("make", [several, any_schedule, rate_as_tensor])
+def test_bit_equal(tmp_path: Path, make: Callable[..., Parts]) -> None:
+    whole = Run(0, make)
+    for step in range(STEPS):
+        if step in CUTS:
+            hdet.save(tmp_path / f"{step}.pt", **whole.parts)
+        whole.step(step)
+    for cut in CUTS:
+        resumed = Run(1, make)
+        resumed.model[0].requires_grad_(not resumed.freezes or cut > THAWS)
+        hdet.load(tmp_path / f"{cut}.pt", **resumed.parts)
+        for step in range(cut, STEPS):
+            resumed.step(step)
+        assert resumed.numbers == whole.numbers, f"cut at step {cut}"
