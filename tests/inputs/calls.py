@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import hdet
 from hdet import experimental
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.scales import scale_named
+from hdet.integrations.accelerate import prepare
 from hdet.integrations.timm import TimmSchedule
 
 __all__ = ["CALLS", "NOT_CALLED", "Call"]
@@ -117,12 +120,29 @@ def _journal(folder: Path) -> Path:
     return path
 
 
+def _checkpoint(folder: Path) -> Path:
+    path = folder / "saved.pt"
+    if not path.exists():
+        hdet.save(path, model=model_of(), epoch=3)
+    return path
+
+
 def _scalar(_: Path) -> dict[str, Any]:
     return {"name": "smoothing", "value": 0.1, "spread": 0.05}
 
 
 def _custom(_: Path) -> dict[str, Any]:
     return {"name": "mine", "read": lambda: 0.1, "write": lambda value: None, "spread": 0.05}
+
+
+class _Accelerator:
+    """An accelerate.Accelerator, as far as it is called."""
+
+    sync_gradients = True
+    step_scheduler_with_optimizer = True
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        return scheduler
 
 
 class _Timms:
@@ -200,4 +220,23 @@ CALLS = [
     Call("experimental.Elastic", experimental.Elastic, lambda _: {"pull": 0.5}),
     Call("experimental.Inner", experimental.Inner, lambda _: {"every": 2, "ranks": 2}),
     Call("TimmSchedule", TimmSchedule, lambda _: {"scheduler": _Timms()}),
+    Call(
+        "accelerate.prepare",
+        prepare,
+        lambda folder: {"accelerator": _Accelerator(), "scheduler": hdet.OneCycleLR(**_onecycle(folder))},
+    ),
 ]
+if hasattr(hdet, "TrainProbe"):
+    CALLS.append(Call("TrainProbe", hdet.TrainProbe, lambda _: {"model": model_of(), "loss_fn": loss_fn}))
+if hasattr(hdet, "save"):
+    CALLS.append(Call("save", hdet.save, lambda folder: {"path": folder / "run.pt", "model": model_of(), "epoch": 3}))
+    CALLS.append(Call("load", hdet.load, lambda folder: {"path": _checkpoint(folder), "model": model_of()}))
+if "HDET_INPUTS" in os.environ:  # their packages take seconds to import
+    with suppress(ImportError):
+        from hdet.integrations import lightning
+
+        CALLS.append(Call("lightning.AutoLR", lightning.AutoLR, lambda _: {}))
+    with suppress(ImportError):
+        from hdet.integrations import transformers
+
+        CALLS.append(Call("transformers.AutoLR", transformers.AutoLR, lambda _: {}))

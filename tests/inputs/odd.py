@@ -79,6 +79,7 @@ ODD: dict[str, Callable[[], Any]] = {
     "nan tensor": lambda: torch.tensor(math.nan),
     "complex tensor": lambda: torch.tensor(1j),
     "tensor": lambda: torch.ones(3),
+    "[tensor]": lambda: [torch.ones(3)],
     "empty tensor": lambda: torch.ones(0),
     "meta tensor": lambda: torch.ones((), device="meta"),
     "parameter": lambda: nn.Parameter(torch.ones(2)),

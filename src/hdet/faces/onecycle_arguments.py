@@ -137,12 +137,18 @@ def _refuse_impossible(max_lr: Any) -> None:
 def _refuse_arrays(schedule: Mapping[str, object]) -> None:
     """Raise for arrays where torch wants numbers: it would fail far from here, in words about truth values."""
     for name, value in schedule.items():
-        several = hasattr(value, "__array__") and not isinstance(value, (Tensor, Real))
-        if several or (isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex() or value.is_meta)):
+        if any(map(_is_array, value if isinstance(value, (list, tuple)) else [value])):
             raise ArgumentError(
                 f"{name} must be a number, as in torch, or a list of numbers where groups differ, but got "
                 f"{name}={shown(value)}; for instance {name}=x.tolist()"
             )
+
+
+def _is_array(value: object) -> bool:
+    """Whether it is no single number, but looks like some."""
+    if isinstance(value, Tensor):
+        return value.numel() != 1 or value.is_complex() or value.is_meta
+    return hasattr(value, "__array__") and not isinstance(value, Real)
 
 
 def _refuse_endless(max_lr: object) -> None:
