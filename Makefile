@@ -13,7 +13,7 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-frameworks quick lint bench bench-data docs mutants clean
+.PHONY: help demo test test-frameworks quick lint bench bench-data docs mutants faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -56,6 +56,10 @@ docs: $(DOCS) ## build the documentation into site/
 
 mutants: $(MUTANT) ## do the tests bite? 100 small faults in algorithm/, half an hour
 	$(PY) tools/mutants.py
+
+faults: export OMP_NUM_THREADS := 1
+faults: $(STAMP) ## 200 kills and other faults, each with a new start; makes docs/what-it-survives.md, up to an hour
+	$(PY) -m tests.faults.matrix
 
 clean: ## remove caches and build outputs; .venv and runs/ stay
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

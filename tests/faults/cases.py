@@ -71,10 +71,12 @@ def others() -> list[Case]:
         for fault, way, point in faults
     ]
     spoils = itertools.product(filter(possible, SPOILS), WAYS, ("checkpoint", "journal"))
-    of_disks = [
-        Case(Plan(way, 2, 3 if way == "probed" else ROUND), Trap(0, point, 20, fault)) for fault, way, point in spoils
-    ]
-    return of_ranks + of_disks
+    return of_ranks + [_spoiled(fault, way, point) for fault, way, point in spoils]
+
+
+def _spoiled(fault: str, way: str, point: str) -> Case:
+    never_opens = (fault, point) == ("read-only folder", "journal")  # one that is open already is written on
+    return Case(Plan(way, 2, 3 if way == "probed" else ROUND), Trap(0, point, 0 if never_opens else 20, fault))
 
 
 def _case(dice: random.Random, way: str, point: str, ranks: int, victim: str) -> Case:

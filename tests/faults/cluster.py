@@ -30,13 +30,9 @@ class Outcome:
     errors: dict[int, str] = field(default_factory=dict)
     """The tracebacks of those that raised."""
     sprung_at: float | None = None
+    """When something went wrong."""
     noticed_at: dict[int, float] = field(default_factory=dict)
     """When each of the ranks that raised did so."""
-
-    @property
-    def in_order(self) -> list[End]:
-        """By rank."""
-        return [self.ends[rank] for rank in sorted(self.ends)]
 
     def seconds_without(self, trapped: int) -> list[float]:
         """From the fault until each of the others noticed."""
@@ -58,16 +54,17 @@ def start(plan: Plan, folder: Path, trap: Trap | None = None, *, group_timeout: 
         pipes.append(ours)
         processes.append(process)
     try:
-        by_pipe = dict(zip(pipes, range(plan.ranks), strict=True))
-        return _heard(by_pipe, trap.rank if trap else None, group_timeout + 20.0)
+        silent = trap.rank if trap is not None and trap.fault in ("silent", "late") else None
+        return _heard(dict(zip(pipes, range(plan.ranks), strict=True)), silent, group_timeout + 20.0)
     finally:
-        for process in processes:
+        for process, pipe in zip(processes, pipes, strict=True):
             process.kill()
             process.join()
+            pipe.close()
 
 
-def _heard(pipes: dict[Connection, int], trapped: int | None, patience: float) -> Outcome:
-    """What the ranks tell until their pipes close."""
+def _heard(pipes: dict[Connection, int], silent: int | None, patience: float) -> Outcome:
+    """What the ranks tell until their pipes close. The one that is ``silent`` is not waited for."""
     outcome, until = Outcome(), time.monotonic() + 2 * patience
     while pipes and time.monotonic() < until:
         for pipe in multiprocessing.connection.wait(list(pipes), timeout=1.0):
@@ -84,7 +81,7 @@ def _heard(pipes: dict[Connection, int], trapped: int | None, patience: float) -
                 outcome.ends[rank] = value
             else:
                 outcome.noticed_at[rank], outcome.errors[rank] = value
-        if trapped is not None and list(pipes.values()) == [trapped]:  # stopped: its pipe stays open
+        if list(pipes.values()) == [silent]:
             break
     return outcome
 

@@ -49,6 +49,8 @@ class End:
     """Of running statistics, bit by bit: inside a round they are each rank's own, and a checkpoint has their mean."""
     loss: float
     """On data that nobody trained on."""
+    began: int
+    """The step at which it began: 0, or that of the checkpoint."""
 
 
 def train(plan: Plan, folder: Path, *, journal: bool, before_step: Callable[[int], None] = lambda _: None) -> End:
@@ -60,7 +62,8 @@ def train(plan: Plan, folder: Path, *, journal: bool, before_step: Callable[[int
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if file.exists():
         hdet.load(file, **parts)
-    for step in range(scheduler.last_epoch, STEPS):
+    began = scheduler.last_epoch
+    for step in range(began, STEPS):
         before_step(step)
         loss = _loss(replica, _batch(plan.seed, step, dist.get_rank()))
         optimizer.zero_grad()
@@ -73,7 +76,7 @@ def train(plan: Plan, folder: Path, *, journal: bool, before_step: Callable[[int
         validation = _loss(model.eval(), _batch(0, STEPS, 0, size=1000)).item()
     memory = [value for state in optimizer.state.values() for value in state.values()]
     digest = _digest([*model.parameters(), *memory], repr(scheduler.state_dict()))
-    return End(digest, _digest(list(model.buffers())), validation)
+    return End(digest, _digest(list(model.buffers())), validation, began)
 
 
 def _built(plan: Plan, journal: Path | None) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:

@@ -31,7 +31,7 @@ class Result:
     """Whether checkpoints were written inside rounds of replicas that train apart."""
 
     came_back: bool
-    """Whether the new start came to the end on every rank, with a journal of every round."""
+    """Whether the new start went on from the last checkpoint to the end on every rank, with a whole journal."""
     bit_equal: bool
     buffers_equal: bool
     """Whether running statistics are bit-equal too."""
@@ -59,35 +59,48 @@ class Result:
 def try_it(case: Case) -> Result:
     """Go through with a case."""
     plan, trap = case.plan, case.trap
-    with tempfile.TemporaryDirectory() as name, ExitStack() as inside:
-        folder = Path(name)
-        if trap.fault in SPOILS:
-            trap = replace(trap, folder=str(folder / trap.point))  # the checkpoint's folder or the journal's
-            inside.enter_context(disk(folder / trap.point))
-        broken = start(plan, folder, trap, group_timeout=20.0 if trap.fault == "killed" else GROUP_TIMEOUT)
-        if trap.fault in SPOILS:
-            repair(folder / trap.point)
-        goes_on = len(broken.ends) == plan.ranks  # a journal that cannot be written is no reason to stop
-        resumed = broken if goes_on else start(plan, folder)
-        journal = _steps(folder)
+    broken, resumed, journal = _gone_through(case)
     whole, steps = undisturbed(plan)
-    came_back = len(resumed.ends) == plan.ranks and (journal == steps or (goes_on and set(journal) < set(steps)))
+    if resumed is broken:  # a journal that cannot be written is no reason to stop; it misses rounds
+        went_on = set(journal) < set(steps)
+    else:
+        last_saved = trap.step - trap.step % plan.save_every  # or later: the trap may spring some steps after it is set
+        went_on = journal == steps and all(end.began >= last_saved for end in resumed.ends.values())
+    came_back = len(resumed.ends) == plan.ranks and went_on
     errors = [text for rank, text in broken.errors.items() if rank != trap.rank]
     by_hdet = [text for text in errors if "hdet.errors." in text]
-    noticed = broken.sprung_at is not None and len(errors) == plan.ranks - 1
     return Result(
-        **{"way": plan.way, "ranks": plan.ranks, "point": trap.point, "fault": trap.fault},
+        way=plan.way,
+        ranks=plan.ranks,
+        point=trap.point,
+        fault=trap.fault,
         inside_rounds=plan.saves_inside_rounds,
         came_back=came_back,
-        bit_equal=came_back and [end.digest for end in resumed.in_order] == [end.digest for end in whole.in_order],
-        buffers_equal=came_back
-        and [end.buffers for end in resumed.in_order] == [end.buffers for end in whole.in_order],
+        bit_equal=came_back and all(resumed.ends[rank].digest == end.digest for rank, end in whole.ends.items()),
+        buffers_equal=came_back and all(resumed.ends[rank].buffers == end.buffers for rank, end in whole.ends.items()),
         close=came_back and _is_close(plan, whole, resumed),
-        seconds=max(broken.seconds_without(trap.rank)) if noticed else None,
+        seconds=max(broken.seconds_without(trap.rank)) if len(errors) == plan.ranks - 1 else None,
         named=any(f" rank {trap.rank}: " in text for text in by_hdet),
         by_torch=bool(errors) and not by_hdet,
         told="" if came_back else f"{case}: journal {journal}; {[text[-400:] for text in resumed.errors.values()]}",
     )
+
+
+def _gone_through(case: Case) -> tuple[Outcome, Outcome, list[int]]:
+    """The run where something goes wrong; the one that goes on, if need be; where the rounds of their journal end."""
+    plan, trap = case.plan, case.trap
+    with tempfile.TemporaryDirectory() as name, ExitStack() as inside:
+        folder, spoiled = Path(name), Path(name) / trap.point  # the folder of the checkpoint or of the journal
+        if trap.fault in SPOILS:
+            trap = replace(trap, folder=str(spoiled))
+            inside.enter_context(disk(spoiled))
+        broken = start(plan, folder, trap, group_timeout=20.0 if trap.fault == "killed" else GROUP_TIMEOUT)
+        if broken.sprung_at is None:
+            raise RuntimeError(f"{case}: nothing went wrong, {broken.errors}")
+        if trap.fault in SPOILS:
+            repair(spoiled)
+        resumed = broken if len(broken.ends) == plan.ranks else start(plan, folder)
+        return broken, resumed, _steps(folder)
 
 
 @cache
