@@ -208,8 +208,9 @@ class AutoLR(Replicas):
         trainer = self._trainer
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             raise ArgumentError(
-                "hdet needs whole weights on every rank, but this Trainer uses DeepSpeed or FSDP, which partition "
-                "them; use plain data parallelism (torchrun without either)"
+                "AutoLR needs whole weights on every rank, but this Trainer uses DeepSpeed or FSDP, which partition "
+                "them; use plain data parallelism (torchrun without either), or a loop of your own with fully_shard or "
+                "hdet.integrations.deepspeed"
             )
         if trainer.lr_scheduler is not None and trainer.lr_scheduler is not self._made:
             raise ArgumentError(
