@@ -8,11 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from hdet.checks import shown
 from hdet.comm.group import ReplicaGroup
 from hdet.engine.probe import LossFn, ProbeBatch, copied
 from hdet.errors import ArgumentError
 
 __all__ = ["TrainProbe"]
+
+_MOST = 1000
+"""Batches that may be kept: older ones tell nothing more."""
 
 
 class TrainProbe(ProbeBatch):
@@ -37,7 +41,7 @@ class TrainProbe(ProbeBatch):
 
     Args:
         model, loss_fn, mode, autocast: as in :class:`hdet.ProbeBatch`.
-        keep: how many batches are kept, at least 2.
+        keep: how many batches are kept, 2 to 1000.
     """
 
     def __init__(
@@ -48,9 +52,10 @@ class TrainProbe(ProbeBatch):
         mode: Literal["probe", "eval"] = "probe",
         autocast: torch.dtype | Literal["inherit"] | None = "inherit",
     ) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 2:
+        if isinstance(keep, bool) or not isinstance(keep, int) or not 2 <= keep <= _MOST:
             raise ArgumentError(
-                f"keep must be a whole number of batches, at least 2, but got keep={keep!r}; leave it out for 4"
+                f"keep must be a whole number of batches, at least 2 and at most {_MOST}, but got keep={shown(keep)}; "
+                "leave it out for 4"
             )
         self._aside = _Aside(keep)
         super().__init__(model, loss_fn, self._aside, mode, autocast)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from hdet.checks import shown
 from hdet.comm.group import ReplicaGroup, arriving, connect
 from hdet.engine.sharding import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
@@ -21,12 +22,15 @@ from hdet.faces.checkpoint_file import digest_of, newest_whole, read, write
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.part_checks import check_fits
+from hdet.paths import path_of
 
 __all__ = ["load", "save"]
 
 Result = TypeVar("Result")
 Scheduler = OneCycleLR | Ensemble
 _FORMAT = 1
+_MOST = 1000
+"""Checkpoints that may be kept."""
 
 
 def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True, **parts: Any) -> None:
@@ -43,7 +47,8 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
 
     Args:
         path: the file. Folders on the way are made.
-        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.1``, ...
+        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.1``, ... At most
+            1000.
         search: whether to save, beside a scheduler's state, what a search for the rate holds in tensors, up to twice
             the weights, gradients and optimizer state. Without it a search that is resumed begins anew.
         parts: objects with ``state_dict()`` and ``load_state_dict()``: model, optimizer, scheduler, GradScaler; or
@@ -131,8 +136,10 @@ def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> R
 
 def _checked(path: str | os.PathLike[str], keep: object, parts: Mapping[str, Any]) -> Path:
     """The file. Raises for what cannot be saved, as far as that is seen without a state."""
-    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
-        raise ArgumentError(f"keep must be an integer, at least 1, but got keep={keep!r}; 2 keeps the one before")
+    if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= _MOST:
+        raise ArgumentError(
+            f"keep must be an integer from 1 to {_MOST}, but got keep={shown(keep)}; 2 keeps the one before"
+        )
     if not parts:
         raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")
     for name, part in _stateful(parts).items():
@@ -142,9 +149,7 @@ def _checked(path: str | os.PathLike[str], keep: object, parts: Mapping[str, Any
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
     """Where a link points to, so that not the link is replaced."""
-    if not isinstance(path, (str, os.PathLike)):
-        raise ArgumentError(f'path must be the path of a file, but got {path!r}; for instance "run.pt"')
-    found = Path(os.path.realpath(path))
+    found = Path(os.path.realpath(path_of(path, "path")))
     if found.is_dir():
         raise ArgumentError(f"path must be the path of a file, but {found} is a folder; name a file in it")
     return found

@@ -15,7 +15,7 @@ from typing import Any
 from hdet.checks import shown
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal.lines import encoded
-from hdet.journal.paths import path_of
+from hdet.paths import path_of
 
 try:
     import fcntl

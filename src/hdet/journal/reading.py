@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from hdet.checks import shown
 from hdet.errors import JournalError
 from hdet.journal.lines import SCHEMA, decoded
-from hdet.journal.paths import path_of
+from hdet.paths import path_of
 
 __all__ = ["JournalData", "LastRun", "last_run", "read_journal"]
 
