@@ -77,7 +77,7 @@ def _run(scripts: Sequence[Path]) -> dict[str, str]:
     """One process for all of them; tracebacks by the name of the folder."""
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # the models are small, and others use the machine too
     command = [sys.executable, "-c", _DRIVER, *map(str, scripts)]
-    done = subprocess.run(command, env=one_thread, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, env=one_thread, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -17,6 +17,8 @@ import hdet
 from hdet.algorithm.auto import constants
 from tests.code_blocks import Block, blocks, commands, failures, missing_package
 
+pytestmark = pytest.mark.timeout(500)  # the first block that is asked for waits for all of them
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
