@@ -33,11 +33,11 @@ def kills(count: int = 200, seed: int = 0) -> list[Case]:
     """So many: every way, point, number of ranks and victim once, then again at other steps."""
     dice = random.Random(seed)
     everything = list(itertools.product(WAYS, POINTS, (2, 3, 4), ("first", "last", "any")))
-    possible = [one for one in everything if one[0] == "probed" or one[1] != "take-off"]  # only a search takes off
+    sensible = [one for one in everything if one[0] == "probed" or one[1] != "take-off"]  # only a search takes off
     found: list[Case] = []
     while len(found) < count:
-        dice.shuffle(possible)
-        found += [_case(dice, *one) for one in possible]
+        dice.shuffle(sensible)
+        found += [_case(dice, *one) for one in sensible]
     return found[:count]
 
 
@@ -70,8 +70,8 @@ def others() -> list[Case]:
         Case(Plan(way, 3, 3 if way == "probed" else ROUND), Trap(2, point, 20, fault, seconds=2 * GROUP_TIMEOUT))
         for fault, way, point in faults
     ]
-    spoils = itertools.product(filter(possible, SPOILS), WAYS, ("checkpoint", "journal"))
-    return of_ranks + [_spoiled(fault, way, point) for fault, way, point in spoils]
+    spoils = itertools.product(SPOILS, WAYS, ("checkpoint", "journal"))
+    return of_ranks + [_spoiled(fault, way, point) for fault, way, point in spoils if possible(fault, point)]
 
 
 def _spoiled(fault: str, way: str, point: str) -> Case:

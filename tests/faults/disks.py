@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 __all__ = ["SPOILS", "disk", "possible", "repair", "spoil"]
@@ -29,10 +30,19 @@ def disk(folder: Path) -> Iterator[None]:
             subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def possible(fault: str) -> bool:
-    """Whether this user can have it. A superuser who may not mount cannot have a folder that is read-only."""
+def possible(fault: str, point: str) -> bool:
+    """Whether this user can have it, of the checkpoint's disk or of the journal's.
+
+    Who may not mount has a limit for a disk, which is the same for all files; and a superuser's folders are never
+    read-only.
+    """
+    return _may_mount() or (point == "checkpoint" if fault == "full disk" else os.geteuid() != 0)
+
+
+@cache
+def _may_mount() -> bool:
     with tempfile.TemporaryDirectory() as name, disk(Path(name) / "disk"):
-        return fault == "full disk" or os.path.ismount(Path(name) / "disk") or os.geteuid() != 0
+        return os.path.ismount(Path(name) / "disk")
 
 
 def spoil(fault: str, folder: Path) -> None:

@@ -22,7 +22,9 @@ def tables(results: list[Result]) -> dict[str, str]:
     killed = [result for result in results if result.fault == "killed"]
     others = [result for result in results if result.fault != "killed"]
     return {
-        "ways": _table(killed, _way, [_in_words(way, inside) for way in _WAYS for inside in (False, True)]),
+        "ways": _table(
+            killed, _way, dict.fromkeys(_in_words(way, inside) for way in _WAYS for inside in (False, True))
+        ),
         "points": _table(killed, lambda result: result.point, POINTS),
         "others": _table(others, _fault, sorted({_fault(result) for result in others})),
     }

@@ -8,14 +8,12 @@ from tests.faults.cases import GROUP_TIMEOUT, Case, others
 from tests.faults.disks import SPOILS
 from tests.faults.trial import try_it
 
-CASES = others()
-
 
 def of(way: str, fault: str, point: str) -> Case:
     """The one case, if this user can have it."""
-    found = [case for case in CASES if (case.plan.way, case.trap.fault, case.trap.point) == (way, fault, point)]
+    found = [case for case in others() if (case.plan.way, case.trap.fault, case.trap.point) == (way, fault, point)]
     if not found:
-        pytest.skip(f"a {fault} needs a user who can mount one, or who is no superuser")
+        pytest.skip(f"{fault}, {point}: not for a user who may not mount a file system")
     return found[0]
 
 
