@@ -53,7 +53,7 @@ def test_a_study_survives_json() -> None:
 def test_refuses() -> None:
     with pytest.raises(hdet.ArgumentError, match="low must be above 0 and below high"):
         Study(low=0.2, high=0.1)
-    with pytest.raises(hdet.ArgumentError, match="seeds must be at least 1"):
+    with pytest.raises(hdet.ArgumentError, match="seeds must be an integer, at least 1"):
         Study(seeds=0)
     with pytest.raises(hdet.ArgumentError, match=r"give an ablation\.json"):
         Study.of({"task": "feed"})

@@ -22,6 +22,7 @@ __all__ = [
     "Body",
     "Weights",
     "check_model",
+    "check_optimizer",
     "grouped_parameters",
     "trained_parameters",
     "warn_without_ensemble",
@@ -162,6 +163,14 @@ def check_model(model: object, *, needed: bool = False) -> None:
     if not isinstance(model, nn.Module) and (needed or model is not None):
         kinds = "an nn.Module" if needed else "an nn.Module or None"
         raise ArgumentError(f"model must be {kinds}, but got model={shown(model)}; pass the model itself")
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise for what cannot be ``optimizer=``."""
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(
+            f"optimizer must be a torch optimizer, but got optimizer={shown(optimizer)}; for instance torch.optim.Adam"
+        )
 
 
 def infinite_buffers(model: nn.Module | None) -> frozenset[str]:

@@ -23,10 +23,10 @@ from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.settings import Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.trained.way import TrainedWay
-from hdet.engine.weights import Body
+from hdet.engine.weights import Body, check_optimizer
 from hdet.errors import ArgumentError
 from hdet.faces.arguments import LONGEST, Ours, check_common, checked_length, probed_way
-from hdet.faces.knobs import Knob, check_optimizer
+from hdet.faces.knobs import Knob
 from hdet.journal import open_journal
 
 __all__ = ["ensemble_run", "flat_knobs"]

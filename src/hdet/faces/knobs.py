@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.scales import scale_named
 from hdet.checks import is_int, is_one_of, is_real, shown, takes
-from hdet.engine.weights import check_model
+from hdet.engine.weights import check_model, check_optimizer
 from hdet.errors import ArgumentError
 
-__all__ = ["Knob", "check_optimizer", "custom", "lr", "module", "optimizer", "scalar"]
+__all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
 
 ScaleName = Literal["relative", "linear", "log", "logit"]
 Bounds = tuple[float, float]
@@ -53,14 +53,6 @@ class Knob:
             raise ArgumentError(f"spec must be a KnobSpec, but got spec={shown(self.spec)}; use hdet.knobs.custom(...)")
         _check_functions(self.read, self.write)
         _check_acts(self.acts)
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Raise for what cannot be ``optimizer=``."""
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(
-            f"optimizer must be a torch optimizer, but got optimizer={shown(optimizer)}; for instance torch.optim.Adam"
-        )
 
 
 def lr(

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.engine.rates import put_rate
+from hdet.engine.weights import check_optimizer
 from hdet.errors import ArgumentError, JournalError
-from hdet.faces.knobs import check_optimizer
 from hdet.journal import JournalData, read_journal
 from hdet.journal.fields import check_needed
 

@@ -145,10 +145,11 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
         name = path.resolve().parent.name if path.name == "journal.jsonl" else path.stem
         return _run(name, path, last_run(path), Summary(), Curve())
     journal, summary = path / "journal.jsonl", read_summary(path / "run.json")
-    if not journal.exists() and summary is None:
+    begun = journal.exists() and journal.stat().st_size > 0  # the file of a run that crashed early is empty
+    if not begun and summary is None:
         raise JournalError(f"{path} is no run's folder: it has neither journal.jsonl nor run.json; name another")
     summary = summary or Summary()
-    data = last_run(journal) if journal.exists() else LastRun(journal, {}, [], {})
+    data = last_run(journal) if begun else LastRun(journal, {}, [], {})
     return _run(summary.name or path.resolve().name, path, data, summary, read_curve(path / "curve.csv"))
 
 

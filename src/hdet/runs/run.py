@@ -13,7 +13,7 @@ from torch import Tensor
 from hdet.errors import ArgumentError, CheckpointError, DivergedError
 from hdet.faces.saving import load, save
 from hdet.faces.warm_start import perturb_
-from hdet.journal import open_journal
+from hdet.journal import Journal, open_journal
 from hdet.runs.curve import CurveFile
 from hdet.runs.folder import Folder
 from hdet.runs.plan import Plan
@@ -64,7 +64,8 @@ class Run:
         if plan.noise and not resumed:  # after the wrap, which makes all ranks equal; only averaging allows several
             perturb_(self.model, plan.noise, plan.seed, replica=None if plan.fanout == "trained" else 0)
         self.optimizer = optimizer_of(plan, self.task.groups(self.model))
-        journal = open_journal([folder.journal, teller]) if ranks.rank == 0 else None
+        self._file = Journal(folder.journal)
+        journal = open_journal([self._file, teller]) if ranks.rank == 0 else None
         self.scheduler = scheduler_of(plan, self.task, self.model, self.optimizer, journal)
         self.parts: dict[str, Any] = {
             "model": self.model,
@@ -90,6 +91,8 @@ class Run:
             outcome = self._loop(stop)
         except DivergedError:
             outcome = "crashed"
+        finally:
+            self._file.close()  # others may go on in it
         if outcome == "stopped":
             self._save()
         else:
