@@ -146,6 +146,10 @@ def searched(rank: int, cases: list[tuple[int, dict[str, Any]]]) -> list[tuple[s
     return found
 
 
+@pytest.mark.covers("frameworks", "DeepSpeed, probed", "ZeRO-0", "fp32")
+@pytest.mark.covers("frameworks", "DeepSpeed, probed", "ZeRO-1", "fp32")
+@pytest.mark.covers("frameworks", "DeepSpeed, probed", "ZeRO-2", "fp32")
+@pytest.mark.covers("frameworks", "DeepSpeed, probed", "ZeRO-3", "fp32")
 @needs_deepspeed
 def test_every_stage_decides_as_one_process() -> None:
     """Sums over partitions, weights of a round ago, going back: all of it happens in this run."""
@@ -164,6 +168,10 @@ def test_every_stage_decides_as_one_process() -> None:
         assert found.loss == pytest.approx(alone.loss, rel=1e-3)
 
 
+@pytest.mark.covers("frameworks", "DeepSpeed, probed", "ZeRO-0", "bf16")
+@pytest.mark.covers("frameworks", "DeepSpeed, probed", "ZeRO-1", "bf16")
+@pytest.mark.covers("frameworks", "DeepSpeed, probed", "ZeRO-2", "fp16")
+@pytest.mark.covers("frameworks", "DeepSpeed, probed", "ZeRO-3", "bf16")
 @needs_deepspeed
 def test_half_precision_has_masters() -> None:
     """The search is on fp32 masters, and the probe reads the model's own weights in half precision."""
@@ -266,6 +274,9 @@ def searching(optimizer: torch.optim.Optimizer) -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer, "auto", total_steps=50, probe=lambda: 0.0)
 
 
+@pytest.mark.covers("frameworks", "DeepSpeed, trained", "ZeRO-1", "refused")
+@pytest.mark.covers("frameworks", "DeepSpeed, trained", "ZeRO-2", "refused")
+@pytest.mark.covers("frameworks", "DeepSpeed, trained", "ZeRO-3", "refused")
 @needs_deepspeed
 def test_replicas_are_refused_on_partitions() -> None:
     for rows in run_ranks(refused, RANKS, timeout=240):
@@ -288,6 +299,7 @@ def trains_apart(rank: int) -> tuple[list[float], list[float]]:
     return rates, [float(p.detach().sum()) for p in engine.module.parameters()]
 
 
+@pytest.mark.covers("frameworks", "DeepSpeed, trained", "ZeRO-0", "fp32")
 @needs_deepspeed
 def test_replicas_train_apart_on_stage_0() -> None:
     (rates, weights), (other_rates, other_weights) = run_ranks(trains_apart, RANKS, timeout=120)

@@ -52,6 +52,7 @@ class Loop:
         return {"model": self.model, "optimizer": self.optimizers, "lr_scheduler": self.schedulers}
 
 
+@pytest.mark.covers("frameworks", "torchtitan, probed", "one process", "fp32")
 def test_one_optimizer_as_without_torchtitan() -> None:
     loop, model = Loop("AdamW"), network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=GUESS, foreach=False)

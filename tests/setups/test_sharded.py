@@ -52,6 +52,8 @@ def _agree(ran: Ran, plain: Ran) -> None:
             assert now[name] == pytest.approx(then[name], rel=1e-9, nan_ok=True), name
 
 
+@pytest.mark.covers("frameworks", "plain loop, probed", "FSDP2", "fp64")
+@pytest.mark.covers("frameworks", "plain loop, probed", "HSDP", "fp64")
 @pytest.mark.timeout(300)  # half a minute alone, minutes where others keep the cores busy
 def test_a_sharded_run_is_the_run_of_one_process(tmp_path: Path) -> None:
     plain = [found(Net(), case.guess, case.steps, tmp_path / f"plain {k}.jsonl") for k, case in enumerate(CASES)]
@@ -105,6 +107,7 @@ class Block(nn.Module):
         return made * 1.0  # FSDP warns of views
 
 
+@pytest.mark.covers("frameworks", "plain loop, probed", "tensor parallel", "fp64")
 def test_tensor_parallel_weights(tmp_path: Path) -> None:
     plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl")
     for runs in run_ranks(_tensor_parallel, 4, tmp_path, timeout=100):
@@ -217,6 +220,7 @@ def _lowered(rank: int, **precision: Any) -> list[float]:
         return [before, float(probe())]
 
 
+@pytest.mark.covers("frameworks", "plain loop, probed", "FSDP2", "bf16 MixedPrecisionPolicy")
 def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
     whole_bytes = _copies(0, 1)
     answers = run_ranks(_edges, 4, timeout=100)
