@@ -16,6 +16,7 @@ from hypothesis import settings
 from tests.support import CLAIMS, Support, claims_of
 
 settings.register_profile("hdet", deadline=None, max_examples=60, derandomize=True)
+settings.register_profile("many", deadline=None, max_examples=1000, derandomize=True)  # --hypothesis-profile=many
 settings.load_profile("hdet")
 
 

@@ -223,7 +223,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, torch_private.NEEDED, "hdet.OneCycleLR", expected)
-        torch_private.check_torch_state(state_dict, len(self.optimizer.param_groups))
+        torch_private.check_torch_state(state_dict, self.optimizer)
         if "hdet" in state_dict:
             ours = state_dict["hdet"]
             check_state(state_dict, {"hdet": fields}, "the checkpoint")

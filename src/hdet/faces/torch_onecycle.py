@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 from hdet.engine.rates import Rate, copy_rate, put_rate
 from hdet.engine.state_rules import Rule, check_state, count, flag, number, one_of, rates
+from hdet.errors import ArgumentError
 
 __all__ = [
     "NEEDED",
@@ -32,9 +34,9 @@ _LEVELS = {
 """What a phase names, and what it may name."""
 
 
-def check_torch_state(state: Mapping[str, Any], groups: int) -> None:
+def check_torch_state(state: Mapping[str, Any], optimizer: Optimizer) -> None:
     """Raise unless torch can go on from a state, which it takes without looking."""
-    what = "the checkpoint's schedule"
+    what, groups = "the checkpoint's schedule", len(optimizer.param_groups)
     check_state(state, {"total_steps": count(1)}, what)
     check_state(
         state,
@@ -52,6 +54,12 @@ def check_torch_state(state: Mapping[str, Any], groups: int) -> None:
         **dict.fromkeys(("cycle_momentum", "use_beta1", "_get_lr_called_within_step", "_is_initial"), flag),
     }
     check_state(state, {name: rule for name, rule in optional.items() if name in state}, what)
+    cycled = "betas" if state.get("use_beta1") else "momentum"
+    if state.get("cycle_momentum") and not all(cycled in group for group in optimizer.param_groups):
+        raise ArgumentError(
+            f"{what} cycles {cycled!r}, which {type(optimizer).__name__} does not have; build the optimizer as it was "
+            "when it was saved, or load the right checkpoint"
+        )
 
 
 def _are_phases(phases: Any) -> bool:

@@ -26,7 +26,7 @@ def check_needed(record: Mapping[str, Any], names: Sequence[str], knobs: int) ->
         raise ValueError("it has no 'step'")
     for name in names:
         values = record.get(name)
-        if values is None or len(values) < knobs or not all(math.isfinite(value) for value in values[:knobs]):
+        if values is None or len(values) < knobs or not all(v is not None and math.isfinite(v) for v in values[:knobs]):
             raise ValueError(f"its {name!r} must be {knobs} finite numbers, one per knob, but is {_short(values)}")
 
 

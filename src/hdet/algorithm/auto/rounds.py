@@ -69,7 +69,7 @@ class Growing:
 
     def _endless(self, t: int) -> tuple[int, ...]:
         """Ends as if there were no last step, to the first after ``t`` at least."""
-        return _growing_ends(1 << max(min(t, self._last), 1).bit_length())
+        return _growing_ends(1 << int(max(min(t, self._last), 1)).bit_length())
 
     @property
     def _last(self) -> int:
