@@ -15,7 +15,7 @@ def path_of(path: object, name: str) -> Path:
     """The path, if a file system could have it; ``name``: of the argument."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str) or "\0" in text:
-        raise ArgumentError(f"{name} must be a path, but got {shown(path)}; for instance run.jsonl")
+        raise ArgumentError(f"{name} must be a path, but got {shown(path)}; give a text or a pathlib.Path")
     try:
         Path(text).exists()
     except OSError as error:  # too long a name

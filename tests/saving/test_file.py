@@ -186,7 +186,7 @@ def test_files_of_others(tmp_path: Path) -> None:
         hdet.load(path, model=weights(1))
     with pytest.raises(hdet.ArgumentError, match="is a folder; name a file in it"):
         hdet.save(tmp_path, number=1)
-    with pytest.raises(hdet.ArgumentError, match="path must be the path of a file"):
+    with pytest.raises(hdet.ArgumentError, match="path must be a path, but got 3"):
         hdet.load(3)  # type: ignore[arg-type]
 
 
