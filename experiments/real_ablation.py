@@ -31,7 +31,8 @@ from real.ledger import Ledger, commit
 from real.processes import in_processes, without
 from real.rows import Best, auto
 from real.score import TUNED, table_of
-from real_lr import Plan, Workbench, known_workloads, parsed, tidy
+from real.workloads import WORKLOADS
+from real_lr import Plan, Workbench, parsed, tidy
 
 from hdet.algorithm.auto import constants as c
 from hdet.algorithm.auto import rounds
@@ -267,11 +268,13 @@ def asked(words: Sequence[str], known: dict[str, Any] | None = None) -> tuple[Pl
     own, others = parser.parse_known_args(list(words))
     plan, given = parsed(["--workloads", ",".join(SHORT if known is None else known), *others], known)
     given.table, given.variants = own.table, own.variants.split(",") if own.variants else list(VARIANTS)
-    known = known if known is not None else known_workloads()
+    known = known if known is not None else WORKLOADS
     if not {*given.variants} <= {*VARIANTS}:
         parser.error(f"--variants must be some of {','.join(VARIANTS)}, but got {own.variants}")
     if tests := [name for name in plan.workloads if known[name].split == "test"]:
-        parser.error(f"--workloads must be of dev, on which the rule may be tuned, but got {','.join(tests)}")
+        parser.error(
+            f"--workloads must not be of test, which is for judging, but got {','.join(tests)}; take dev or kin"
+        )
     return plan, given
 
 
@@ -287,9 +290,8 @@ def main(words: list[str] | None = None) -> None:
     if given.processes > 1:
         own = without(words, "--processes", "--workloads", "--seconds")
         sys.exit(in_processes(Path(__file__).resolve(), own, plan.workloads, given.processes, plan.until))
-    known = known_workloads()
     for name in plan.workloads:
-        print(run_workload(plan, known[name], given.variants).path, flush=True)
+        print(run_workload(plan, WORKLOADS[name], given.variants).path, flush=True)
         tidy()
 
 

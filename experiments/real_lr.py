@@ -31,10 +31,12 @@ from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
 from real.ledger import Ledger, commit, log_test_run
 from real.processes import in_processes, without
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
+from real.workloads import SPLITS, WORKLOADS
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "real"
 OURS = ("auto", "placebo")
+GROUPS = f"{', '.join(SPLITS)}, all"
 
 
 @dataclass
@@ -197,15 +199,9 @@ def tidy() -> None:
 # The command line ----------------------------------------------------------------------------------------------------
 
 
-def known_workloads() -> dict[str, Any]:
-    from real.workloads import WORKLOADS
-
-    return WORKLOADS
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", default="dev", help="dev, test, all or names")
+    parser.add_argument("--workloads", default="dev", help=f"{GROUPS} or names")
     parser.add_argument("--rows", help=f"some of {','.join(LABELS)}")
     parser.add_argument("--results", type=Path, help="folder of the JSON files, default experiments/results/real")
     parser.add_argument("--seeds", type=int, help="that score, default 3; quick: 1")
@@ -222,17 +218,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _named(words: str, known: dict[str, Any]) -> list[str]:
+    """The workloads that splits and names stand for, each once."""
+    groups = {split: [name for name, w in known.items() if w.split == split] for split in SPLITS}
+    groups["all"] = list(known)
+    return list(dict.fromkeys(name for word in words.split(",") for name in groups.get(word, [word])))
+
+
 def parsed(words: list[str] | None = None, known: dict[str, Any] | None = None) -> tuple[Plan, argparse.Namespace]:
     """The command line."""
     parser = _parser()
     given = parser.parse_args(words)
-    known = known if known is not None else known_workloads()
-    by_split = {split: [name for name, w in known.items() if w.split == split] for split in ("dev", "test")}
-    groups = {**by_split, "all": list(known)}
-    names = groups.get(given.workloads, given.workloads.split(","))
+    known = known if known is not None else WORKLOADS
+    names = _named(given.workloads, known)
     rows = given.rows.split(",") if given.rows else list(LABELS)
     if not {*names} <= {*known}:
-        parser.error(f"--workloads must be dev, test, all or some of {','.join(known)}, but got {given.workloads}")
+        parser.error(f"--workloads must be {GROUPS} or some of {','.join(known)}, but got {given.workloads}")
     if not {*rows} <= {*LABELS}:
         parser.error(f"--rows must be some of {','.join(LABELS)}, but got {given.rows}")
     if not given.synthetic and not given.log and any(known[name].split == "test" for name in names):
@@ -269,12 +270,11 @@ def main(words: list[str] | None = None) -> None:
     if given.processes > 1:
         own = without(words, "--processes", "--workloads", "--seconds")
         sys.exit(in_processes(Path(__file__).resolve(), own, plan.workloads, given.processes, plan.until))
-    known = known_workloads()
     for name in plan.workloads:
         if time.time() > plan.until:
             print(f"{name}: no time left", flush=True)
             continue
-        print(run_workload(plan, known[name]).path, flush=True)
+        print(run_workload(plan, WORKLOADS[name]).path, flush=True)
         tidy()
 
 

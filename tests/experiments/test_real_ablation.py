@@ -134,9 +134,16 @@ def test_options() -> None:
     assert set(plan.workloads) == set(ablation.SHORT)
     assert (given.processes, len(plan.seeds), given.variants) == (4, 3, list(VARIANTS))
     assert len(ablation.asked(["--workloads", "dev"])[0].workloads) == 6
-    for words in (["--variants", "HEED=7"], ["--workloads", "test", "--log", "why"]):
-        with pytest.raises(SystemExit):
-            ablation.asked(words)
+    assert len(ablation.asked(["--workloads", "dev,seen"])[0].workloads) == 12
+    with pytest.raises(SystemExit):
+        ablation.asked(["--variants", "HEED=7"])
+
+
+def test_test_is_not_for_tuning(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"held": SimpleNamespace(**{**vars(KNOWN["tiny"]), "name": "held", "split": "test"})}
+    with pytest.raises(SystemExit):
+        ablation.asked(["--workloads", "held", "--log", "why"], held)
+    assert "for judging, but got held; take dev or kin" in capsys.readouterr().err
 
 
 def test_table_by_hand() -> None:

@@ -206,6 +206,24 @@ def test_test_runs_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert lines[0]["commit"]
 
 
+def test_splits_and_names_may_be_mixed(tmp_path: Path) -> None:
+    known = {name: workload(name, split) for name, split in (("a", "dev"), ("b", "seen"), ("c", "kin"), ("d", "test"))}
+    assert plan_of("--workloads seen", known, tmp_path).workloads == ["b"]  # no reason is asked for
+    assert plan_of("--workloads kin,a,dev", known, tmp_path).workloads == ["c", "a"]
+    assert plan_of("--workloads all --log why", known, tmp_path).workloads == ["a", "b", "c", "d"]
+    for words in ("--workloads all", "--workloads dev,d", "--workloads other"):
+        with pytest.raises(SystemExit):
+            plan_of(words, known, tmp_path)
+
+
+def test_only_test_runs_are_logged(tmp_path: Path) -> None:
+    known = {split: workload(split, split) for split in ("dev", "kin", "seen")}
+    for name in known:
+        real_lr.run_workload(plan_of(f"--workloads {name} --quick --rows customary", known, tmp_path), known[name])
+        assert json.loads((tmp_path / f"{name}.json").read_text())["split"] == name
+    assert not (tmp_path / "test_runs.jsonl").exists()
+
+
 def test_a_process_per_workload(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     line = "sys.stdout.write(' '.join(sys.argv[1:]) + chr(10))"  # in one piece: two processes write at once

@@ -91,7 +91,7 @@ def test_file() -> None:
 def test_tables_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for split in ("dev", "test"):
+    for split in ("dev", "kin", "seen", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps(content(split)))
     found = real_table.summaries(real_table.read(tmp_path, "dev"))
     # auto is at the target after 20 and 30 steps from one start, after 40 and 40 from the other; tuned after 40.
@@ -104,8 +104,16 @@ def test_tables_and_picture(
     monkeypatch.setattr("sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path / "images")])
     real_table.main()
     out = capsys.readouterr().out
-    assert "## Test: 1 workloads" in out
+    assert out.index("## Test: 1 workloads") < out.index("## Seen: 1 workloads") < out.index("## Dev: 1 workloads")
+    assert "Kin" not in out
     assert "| auto, from x0.001 | 0.900 |" in out
     assert "| auto, from x100 | 2 to 5 |" in out
-    assert '| **hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 2 |' in out
+    assert '| **hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 3 |' in out
     assert (tmp_path / "images" / "real_profile_dev.svg").read_text().startswith("<?xml")
+    monkeypatch.setattr(
+        "sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path), "--split", "kin"]
+    )
+    real_table.main()
+    out = capsys.readouterr().out
+    assert out.startswith("## Kin: 1 workloads")
+    assert "Dev" not in out
