@@ -55,6 +55,8 @@ class Stack:
     ) -> None:
         self.compiled = compiled
         self.task, self.seeds, self.device = task, list(seeds), device
+        self.clip: float | None = getattr(task, "clip", None)
+        """The largest norm of a run's gradient; longer ones are scaled to it."""
         self._model = task.model(seeds[0])
         replace_all_batch_norm_modules_(self._model)  # vmap has no running statistics: batch statistics everywhere
         self._model.to(device)
@@ -236,6 +238,8 @@ class TrainStep:
         with torch.no_grad():
             if self._share is not None:
                 gradient = self._share(gradient)
+            if stack.clip is not None:
+                gradient = _clipped(gradient, stack.clip)
             self.losses.copy_(losses)
             if self._before is not None:
                 self._before(gradient, rate)
@@ -251,6 +255,11 @@ class TrainStep:
         self._stack.theta.copy_(theta)
         for tensor in (*self._optimizer.state, self._clock):
             tensor.zero_()
+
+
+def _clipped(gradient: Tensor, largest: float) -> Tensor:
+    """As torch's ``clip_grad_norm_``, run by run."""
+    return gradient * (largest / (gradient.norm(dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0)
 
 
 def captured(run: Callable[[], None]) -> Callable[[], None]:

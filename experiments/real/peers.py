@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from real.bench import Bench
-from real.optimizers import DECAY
+from real.optimizers import DECAY, SGD
 from real.torch_twins import TWINS
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "schedule_free_rates",
 ]
 
-SCHEDULE_FREE = {"nesterov": 1.0}
+SCHEDULE_FREE = dict.fromkeys(SGD, 1.0)
 """The default rate of Schedule-Free: of SGD, and 0.0025 of AdamW for all others."""
 WARM_UP, MECHANIC_WARM_UP = 0.05, 0.1
 
@@ -137,8 +137,8 @@ class ScheduleFree:
         self._place, self._optimizers = place, []
         for k, rate in enumerate(rates):
             parameter = [_parameter(place.theta[:, k], place.gradients[:, k])]
-            if name == "nesterov":
-                decay = DECAY["nesterov"]
+            if name in SGD:
+                decay = DECAY[name]
                 optimizer = package.SGDScheduleFree(
                     parameter, lr=rate, momentum=0.9, warmup_steps=steps, weight_decay=decay
                 )
@@ -182,8 +182,8 @@ def dadaptation(place: Place) -> Peer:
     package = import_module("dadaptation")
 
     def build(p: list[nn.Parameter]) -> torch.optim.Optimizer:
-        if place.bench.optimizer == "nesterov":
-            return package.DAdaptSGD(p, lr=1.0, momentum=0.9, weight_decay=DECAY["nesterov"])  # type: ignore
+        if place.bench.optimizer in SGD:
+            return package.DAdaptSGD(p, lr=1.0, momentum=0.9, weight_decay=DECAY[place.bench.optimizer])  # type: ignore
         if place.bench.optimizer == "lion":
             return package.DAdaptLion(p, lr=1.0, weight_decay=DECAY["lion"])  # type: ignore
         return package.DAdaptAdam(p, lr=1.0, weight_decay=DECAY["adamw"], decouple=True)  # type: ignore

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import real.optimizers as optimizers
 import real.peers
 import real_lr
 import torch
@@ -28,7 +29,7 @@ from stacked import TrainStep
 
 from tests.experiments.small_tasks import CPU, small
 
-CUSTOMARY = {"adamw": 1e-2, "nesterov": 0.1, "lion": 1e-3, "adagrad": 1e-2, "adafactor": 1e-2, "muon": 0.02}
+CUSTOMARY = {**optimizers.CUSTOMARY, "adamw": 1e-2, "lion": 1e-3}
 
 
 def bench(optimizer: str = "adamw", name: str = "digits", steps: int = 20, seeds: tuple[int, ...] = (0, 1)) -> Bench:

@@ -7,8 +7,9 @@ from functools import cache
 import pytest
 import torch
 from real.data import NOTES, stand_in
+from real.optimizers import CUSTOMARY
 from real.task import Rows, Windows, held_out
-from real.workloads import CUSTOMARY, SPLITS, WORKLOADS
+from real.workloads import SPLITS, WORKLOADS
 from stacked import Stack
 
 from hdet.tasks import Task
@@ -26,7 +27,7 @@ def test_the_table_is_that_of_the_decision() -> None:
     splits = [workload.split for workload in WORKLOADS.values()]
     assert {split: splits.count(split) for split in SPLITS} == {"dev": 6, "kin": 0, "seen": 6, "test": 0}
     assert {*splits} <= {*SPLITS}
-    assert {workload.optimizer for workload in WORKLOADS.values()} == CUSTOMARY.keys()
+    assert {workload.optimizer for workload in WORKLOADS.values()} <= CUSTOMARY.keys()
     assert WORKLOADS["shakespeare-gru"].customary == 1e-4
 
 
