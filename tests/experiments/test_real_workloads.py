@@ -8,7 +8,7 @@ import pytest
 import torch
 from real.data import NOTES, stand_in
 from real.optimizers import CUSTOMARY
-from real.task import Rows, Windows, held_out
+from real.pools import Rows, Windows, held_out
 from real.workloads import SPLITS, WORKLOADS
 from stacked import Stack
 
