@@ -30,7 +30,7 @@ from real.bench import Bench, Outcome
 from real.ledger import Ledger, commit
 from real.processes import in_processes, without
 from real.rows import Best, auto
-from real.score import TUNED, table_of
+from real.score import TUNED, scored_by, table_of
 from real.workloads import WORKLOADS
 from real_lr import Plan, Workbench, parsed, tidy
 
@@ -131,7 +131,7 @@ def run_workload(plan: Plan, workload: Any, variants: Sequence[str]) -> Ledger:
     if len(known.tuned) < len(plan.seeds):
         raise SystemExit(f"OneCycle must have {len(plan.seeds)} seeds, but {workload.name} has {len(known.tuned)}")
     workbench = Workbench(replace(plan, evaluations=1), workload)
-    ledger = Ledger(plan.folder / f"ablation_{workload.name}.json", _head(plan, workload, workbench.steps, known))
+    ledger = Ledger(plan.folder / f"ablation_{workload.name}.json", _head(plan, workload, workbench, known))
     wanted = [name for name in variants if plan.again or name not in ledger]
     for number, name in enumerate(wanted, 1):
         if time.time() > plan.until:
@@ -156,9 +156,9 @@ def run_variant(bench: Bench, rate: float, name: str) -> Outcome:
     return found
 
 
-def _head(plan: Plan, workload: Any, steps: int, known: Reference) -> dict[str, Any]:
+def _head(plan: Plan, workload: Any, bench: Workbench, known: Reference) -> dict[str, Any]:
     arguments = {
-        "steps": steps,
+        "steps": bench.steps,
         "seeds": plan.seeds,
         "starts": STARTS,
         "rate": known.rate,
@@ -167,8 +167,9 @@ def _head(plan: Plan, workload: Any, steps: int, known: Reference) -> dict[str, 
         "optimizer": workload.optimizer,
         "library": library(),
     }
-    head = {"workload": workload.name, "split": workload.split, "arguments": arguments}
-    return {**head, "evaluated": [steps], "versions": versions(plan.device)}
+    density = getattr(bench.task, "density", False)
+    head = {"workload": workload.name, "split": workload.split, "density": density, "arguments": arguments}
+    return {**head, "evaluated": [bench.steps], "versions": versions(plan.device)}
 
 
 # The table -----------------------------------------------------------------------------------------------------------
@@ -199,10 +200,11 @@ class Line(NamedTuple):
 
 
 def cells(content: Mapping[str, Any], known: Reference) -> dict[str, dict[Cell, float]]:
-    """By variant: log of each run's final loss over the tuned OneCycle's."""
+    """By variant: log of each run's final loss over the tuned OneCycle's, as scored."""
+    scored = scored_by(content)
 
     def log_ratio(loss: float | None, seed: int) -> float:
-        return math.log(min(known.initial if loss is None else loss, known.initial) / known.tuned[seed])
+        return math.log(min(scored(loss), known.initial) / known.tuned[seed])
 
     return {
         name: {

@@ -8,8 +8,8 @@
 One JSON file per workload in experiments/results/real/, written after every pass; rows that it has are not run again,
 unless ``--again``. Every run of a test workload is logged with date, commit and the reason given. Other people's
 packages are optional: `pip install '.[compare]'`, or for a machine without a registry
-`pip install --target .packages --no-deps dadaptation dog-optimizer mechanic-pytorch prodigyopt schedulefree` and
-``PYTHONPATH=.packages``.
+`pip install --target .packages --no-deps -c constraints.txt dadaptation dog-optimizer mechanic-pytorch momo-opt
+parameterfree prodigy-plus-schedule-free prodigyopt schedulefree` and ``PYTHONPATH=.packages``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Workbench:
 def run_workload(plan: Plan, workload: Any) -> Ledger:
     """The grid, then the passes of which the file lacks rows."""
     bench = Workbench(plan, workload)
-    ledger = Ledger(plan.folder / f"{workload.name}.json", _head(plan, workload, bench.steps))
+    ledger = Ledger(plan.folder / f"{workload.name}.json", _head(plan, workload, bench))
     wanted = {number: _wanted(plan, ledger, one) for number, one in enumerate(PASSES)}
     if workload.split == "test" and not plan.synthetic and any(wanted.values()):
         log_test_run(plan.folder, workload.name, [name for rows in wanted.values() for name in rows], plan.log)
@@ -166,9 +166,9 @@ def _wanted(plan: Plan, ledger: Ledger, one: Pass) -> list[str]:
     return found
 
 
-def _head(plan: Plan, workload: Any, steps: int) -> dict[str, Any]:
+def _head(plan: Plan, workload: Any, bench: Workbench) -> dict[str, Any]:
     arguments = {
-        "steps": steps,
+        "steps": bench.steps,
         "seeds": plan.seeds,
         "choosing": plan.choosing,
         "points": plan.points,
@@ -183,8 +183,9 @@ def _head(plan: Plan, workload: Any, steps: int) -> dict[str, Any]:
     return {
         "workload": workload.name,
         "split": workload.split,
+        "density": getattr(bench.task, "density", False),
         "arguments": arguments,
-        "evaluated": evaluated_at(steps, plan.evaluations),
+        "evaluated": evaluated_at(bench.steps, plan.evaluations),
         "versions": versions(plan.device),
     }
 

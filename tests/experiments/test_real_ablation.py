@@ -167,5 +167,7 @@ def test_cells_of_a_file(folder: Path) -> None:
     row = {"starts": [{"start": 100.0, "curves": [[1.0], [None]]}]}
     cells = ablation.cells({"workload": "tiny", "rows": {AS_IT_IS: row}}, known)
     assert cells == {AS_IT_IS: {("tiny", 100.0, 0): math.log(2), ("tiny", 100.0, 1): math.log(2)}}
+    dense = ablation.cells({"workload": "tiny", "density": True, "rows": {AS_IT_IS: row}}, known._replace(initial=9.0))
+    assert dense[AS_IT_IS]["tiny", 100.0, 0] == pytest.approx(1 - math.log(0.5))
     run(folder, "--variants", AS_IT_IS)
     assert len(ablation.read(folder, ["tiny", "other"])[AS_IT_IS]) == 2

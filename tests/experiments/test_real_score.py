@@ -88,6 +88,22 @@ def test_file() -> None:
     assert found.methods["dog"][None][0][-1] == math.inf
 
 
+def test_densities_are_scored_by_their_exponentials() -> None:
+    """Losses of 0 and below: 0.05 nats are 5 %."""
+    made = content()
+    made["density"], made["initial"] = True, 0.5
+    curves = [[0.4, 0.0, -2.0, -3.0]] * 2
+    made["rows"]["onecycle"]["starts"] = [{"start": 1.0, "curves": curves, "found": [0.01] * 2}]
+    made["rows"]["auto"]["starts"] = [
+        {"start": 1.0, "curves": [[0.4, 0.0, -2.96, -2.94], [None] * 4], "found": [0.01] * 2}
+    ]
+    found = table_of(made)
+    assert found.initial == pytest.approx(math.exp(0.5))
+    assert ratios(found, "auto")[1.0] == pytest.approx((math.exp(0.06) + math.exp(3.5)) / 2)
+    assert slowdowns([found])["auto"] == [1.0, math.inf]  # at the target after 30 steps, as exp(0.04) < 1.05
+    assert slowdowns([found])[TUNED] == [pytest.approx(4 / 3), 1.0]
+
+
 def test_tables_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
