@@ -30,6 +30,8 @@ class RealTask:
         build: a new model, its weights drawn from the generator; it may use torch's global generator before that.
         loss: mean loss of a batch.
         batch_size: samples per replica and step.
+        clip: the largest norm of a gradient, if it is clipped.
+        density: whether the loss is minus a logarithm of densities, and may be negative: then exp(loss) is scored.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class RealTask:
         build: Callable[[torch.Generator], nn.Module],
         loss: Callable[[nn.Module, Batch], Tensor],
         batch_size: int,
+        clip: float | None = None,
+        density: bool = False,
     ) -> None:
-        self.name, self.batch_size = name, batch_size
+        self.name, self.batch_size, self.clip, self.density = name, batch_size, clip, density
         self._pool, self._validation = pool, list(validation)
         self._build, self._loss = build, loss
 

@@ -14,18 +14,19 @@ __all__ = ["drawn", "groups"]
 
 
 @torch.no_grad()
-def drawn(model: nn.Module, generator: torch.Generator, table: float = 0.02) -> nn.Module:
+def drawn(model: nn.Module, generator: torch.Generator, table: float = 0.02, gain: float = 1.0) -> nn.Module:
     """The model with first weights, normal, as wide as the inputs of a layer allow; no biases.
 
     Convolutions twice the variance for the relu behind them, the head a tenth: first predictions are near uniform.
-    Transformers as GPT-2: 0.02, less where a layer adds to its input. ``table``: the width of embeddings.
+    Transformers as GPT-2: 0.02, less where a layer adds to its input. ``table``: the width of embeddings; ``gain``: 2
+    for many linear layers with relus.
     """
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Embedding):
             layer.weight.normal_(0, table, generator=generator)
         elif isinstance(layer, nn.Linear | nn.Conv2d):
-            gain = 2 if isinstance(layer, nn.Conv2d) else 0.1 if name == "head" else 1
-            layer.weight.normal_(0, math.sqrt(gain / layer.weight[0].numel()), generator=generator)
+            own = 0.1 if name.rpartition(".")[2] == "head" else 2 if isinstance(layer, nn.Conv2d) else gain
+            layer.weight.normal_(0, math.sqrt(own / layer.weight[0].numel()), generator=generator)
             if layer.bias is not None:
                 layer.bias.zero_()
     stack = [layer for layer in model.modules() if isinstance(layer, Layer)]
