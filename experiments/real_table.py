@@ -37,6 +37,10 @@ FRONT = {
     "mechanic": "Mechanic",
     "dadaptation": "D-Adaptation",
     "dog": "DoG",
+    "prodigyplus": "Prodigy with Schedule-Free",
+    "radamfree": "Schedule-Free RAdam, its default rate",
+    "momo": "MoMo",
+    "cocob": "COCOB",
     "published": "published HDET from there, the rate as given",
 }
 """Rows of the README's table, and what they are called there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +142,47 @@ def test_packages(optimizer: str) -> None:
         else:
             assert not outcome.note, name
             assert all(math.isfinite(loss) for row in outcome.curves for curve in row for loss in curve), name
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+def test_the_seeds_of_a_peer_are_strangers(name: str, optimizer: str) -> None:
+    """A seed ends as it does alone, whether its seeds step together or not."""
+    if (why := real.peers.missing(PEERS[name].package)) is not None:
+        pytest.skip(why)
+    both, alone = bench(optimizer, steps=12, seeds=(0, 1)), bench(optimizer, steps=12, seeds=(1,))
+    curves = [run_together(here, [], onecycle(12), [name]).others[name][0][-1] for here in (both, alone)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("cocob", "parameterfree.COCOB", {}),
+        ("radamfree", "schedulefree.RAdamScheduleFree", {"weight_decay": 0.01}),
+        ("momo", "momo.MomoAdam", {"weight_decay": 0.01}),
+        ("prodigyplus", "prodigyplus.prodigy_plus_schedulefree.ProdigyPlusScheduleFree", {"weight_decay": 0.01}),
+    ],
+)
+def test_a_peer_is_its_package_on_a_plain_model(name: str, kind: str, options: dict[str, float]) -> None:
+    if (why := real.peers.missing(PEERS[name].package)) is not None:
+        pytest.skip(why)
+    here = bench(steps=8, seeds=(0,))
+    found = run_together(here, [], onecycle(8), [name]).others[name][0][0][-1]
+    model = here.task.model(0)
+    parameters = [p for group in here.task.groups(model) for p in group["params"]]
+    module, _, kind = kind.rpartition(".")
+    optimizer = getattr(import_module(module), kind)(parameters, **options)
+    for t in range(8):
+        getattr(optimizer, "train", lambda: None)()
+        optimizer.zero_grad()
+        loss = here.task.loss(model, here.task.batch(0, t))
+        loss.backward()
+        optimizer.step(**({"loss": loss} if name == "momo" else {}))
+    getattr(optimizer, "eval", lambda: None)()
+    stack = here.stack(1)
+    stack.theta[0, 0] = torch.cat([p.detach().flatten() for p in parameters])
+    assert found == pytest.approx(stack.validation(stack.theta).item(), rel=1e-4)
 
 
 def test_missing_packages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
