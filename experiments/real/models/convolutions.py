@@ -93,7 +93,7 @@ class Denoiser(nn.Module):
         coarse = relu(self.down(fine))
         for layer in self.inner:
             coarse = coarse + relu(layer(coarse))
-        large = coarse.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        large = coarse[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2).flatten(4).flatten(2, 3)
         return self.head(relu(self.up(torch.cat([fine, large], 1))))  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
@@ -33,7 +32,7 @@ class Experts(nn.Module):
         x = relu(self.reader(self.tokens(window).flatten(1)))
         likely = self.gate(x).softmax(-1)
         chosen = likely >= likely.topk(2, -1).values[:, 1:]
-        share = torch.where(chosen, likely, 0.0)
+        share = likely * chosen
         share = share / share.sum(-1, keepdim=True)
         answers = relu(self.inner(x)).unflatten(-1, (self.experts, -1)) * share[..., None]
         x = x + self.outer(answers.flatten(1))

@@ -27,4 +27,5 @@ class GraphNet(nn.Module):
     def forward(self, nodes: Tensor) -> Tensor:
         """Logits of some nodes."""
         x = relu(self.links @ self.hidden(self.features))
-        return (self.links @ self.head(x))[nodes]
+        logits: Tensor = self.links @ self.head(x)
+        return logits.index_select(0, nodes)

@@ -91,7 +91,13 @@ def painted(name: str, synthetic: bool) -> RealTask:
     grid = torch.linspace(-1, 1, len(whole))
     pixels = Rows((torch.cartesian_prod(grid, grid), whole.flatten()))
     return RealTask(
-        name, pixels, held_out(pixels, 3072, 1024), lambda generator: Sines().drawn(generator), _pixel_loss, 256
+        name,
+        pixels,
+        held_out(pixels, pixels.count, pixels.count),
+        lambda generator: Sines().drawn(generator),
+        _pixel_loss,
+        batch_size=256,
+        precise=True,
     )
 
 

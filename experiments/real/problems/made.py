@@ -71,6 +71,7 @@ def waves(name: str, synthetic: bool) -> RealTask:
         lambda generator: drawn(Perceptron((2, 64, 64, 64, 1), torch.tanh), generator),
         _physics_loss,
         batch_size=128,
+        precise=True,
     )
 
 
