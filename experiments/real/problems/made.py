@@ -24,7 +24,7 @@ __all__ = ["graph", "narrow", "sorting", "teacher", "waves"]
 
 # Sorting: learnt at a transition, which a rate that is too high prevents ---------------------------------------------
 
-NUMBERS, LENGTH = 48, 10
+NUMBERS, LENGTH = 96, 14
 
 
 def sorting(name: str, synthetic: bool) -> RealTask:
