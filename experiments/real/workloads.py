@@ -105,7 +105,7 @@ TEST = (
     Workload("tunes-convolutions", "test", "momentum", 1500, texts.causal),
     Workload("kjv-words", "test", "adagrad", 1000, texts.words),
     Workload("diamonds-residual", "test", "nadam", 600, tables.diamonds),
-    Workload("cities-convolutions", "test", "adafactor", 250, texts.cities),
+    Workload("cities-convolutions", "test", "adamw", 250, texts.cities),
     Workload("weather-flow", "test", "adam", 700, tables.weather),
 )
 WORKLOADS = {workload.name: workload for workload in (*DEV, *KIN, *SEEN, *TEST)}

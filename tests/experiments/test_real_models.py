@@ -180,8 +180,8 @@ def test_a_narrow_likelihood_goes_below_zero() -> None:
 
     class Right(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mean = torch.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] / 2
-            wide = 0.05 + 0.3 * torch.sigmoid(2 * x[:, 3])
+            mean = torch.sin(2 * x[:, 0]) + x[:, 1] / 2
+            wide = 0.1 + 0.4 * torch.sigmoid(2 * x[:, 2])
             return torch.stack([made.SCALE * mean, 2 * (made.SCALE * wide).log()], -1)
 
     assert float(one.loss(Right(), (x, targets))) < -3

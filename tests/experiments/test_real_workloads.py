@@ -7,12 +7,14 @@ from functools import cache
 
 import pytest
 import torch
+from misset_data import Supply
+from real.bench import Validator
 from real.data import NOTES, stand_in
-from real.optimizers import CUSTOMARY
+from real.optimizers import CUSTOMARY, update_of
 from real.pools import Rows, Windows, held_out
 from real.problems import images, tables, texts
 from real.workloads import SPLITS, WORKLOADS
-from stacked import Stack
+from stacked import Stack, TrainStep
 
 from hdet.tasks import Task
 from tests.examples.launch import ROOT
@@ -145,6 +147,22 @@ def test_a_stand_in_can_be_learnt(name: str) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.98 * losses[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@EVERY
+def test_steps_and_validation_can_be_captured(name: str) -> None:
+    one, device, found = task(name), torch.device("cuda"), []
+    supply = Supply(one, [0, 1], 3, device)
+    for graph in (False, True):
+        stack = Stack(one, [0, 1], 2, device)
+        rates = torch.full((3, 2, 2, len(stack.sizes)), WORKLOADS[name].customary / 10, device=device)
+        step = TrainStep(stack, update_of(WORKLOADS[name].optimizer, stack), supply.batches, rates, graph=graph)
+        for _ in range(3):
+            step()
+        found.append(torch.stack([step.losses.double(), Validator(stack, stack.theta, graph)(stack.theta)]).cpu())
+    torch.testing.assert_close(*found, rtol=1e-2, atol=1e-3)
 
 
 def test_labels_are_wrong_in_training_only() -> None:

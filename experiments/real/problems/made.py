@@ -24,7 +24,7 @@ __all__ = ["graph", "narrow", "sorting", "teacher", "waves"]
 
 # Sorting: learnt at a transition, which a rate that is too high prevents ---------------------------------------------
 
-NUMBERS, LENGTH = 48, 10
+NUMBERS, LENGTH = 96, 14
 
 
 def sorting(name: str, synthetic: bool) -> RealTask:
@@ -136,7 +136,7 @@ def _block_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 # A likelihood of small numbers: the loss goes far below zero ---------------------------------------------------------
 
-INPUTS, SCALE = 8, 0.05
+INPUTS, SCALE = 4, 0.05
 
 
 def narrow(name: str, synthetic: bool) -> RealTask:
@@ -155,8 +155,8 @@ def narrow(name: str, synthetic: bool) -> RealTask:
 
 def _narrow_targets(count: int, generator: torch.Generator) -> Batch:
     x, noise = torch.randn(count, INPUTS, generator=generator), torch.randn(count, generator=generator)
-    mean = torch.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2] / 2
-    wide = 0.05 + 0.3 * torch.sigmoid(2 * x[:, 3])
+    mean = torch.sin(2 * x[:, 0]) + x[:, 1] / 2
+    wide = 0.1 + 0.4 * torch.sigmoid(2 * x[:, 2])
     return x, SCALE * (mean + wide * noise)
 
 
