@@ -13,11 +13,9 @@ import pytest
 import torch
 
 import hdet
-import hdet.journal.file
 from hdet import ArgumentError, Journal, JournalError, read_journal
 from hdet.engine.chronicle import Chronicle
 from hdet.journal import SCHEMA, Several, open_journal, scalars
-from tests.ranks import error_of, run_ranks
 
 HEADER = {"kind": "header", "schema": SCHEMA}
 
@@ -120,7 +118,7 @@ def test_a_file_that_is_not_text_says_so(tmp_path: Path) -> None:
         read_journal(tmp_path / "checkpoint.pt")
 
 
-# -- resumes, and two runs in one file ---------------------------------------------------------------------------------
+# -- resumes, and two runs in one file: tests/test_journal_lock.py has who may write ----------------------------------
 
 
 def steps_in(path: Path) -> list[int]:
@@ -175,44 +173,6 @@ def test_lines_of_another_run_that_got_in_between_are_left_out(tmp_path: Path) -
         journal.write({"run": run, **record})
     assert steps_in(journal.path) == [3]
     journal.close()
-
-
-def test_a_second_run_in_a_file_is_refused_until_the_first_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hdet.journal.file._PATIENCE", 0.2)
-    path = tmp_path / "run.jsonl"
-    one, first = resumable(path)
-    one.step()
-    first.step(1.0)
-    other, second = resumable(path)
-    other.step()
-    with pytest.raises(JournalError, match=r"another run is writing to the journal .*run\.jsonl.* a file of its own"):
-        second.step(1.0)
-    for _ in range(99):
-        one.step()
-        first.step(1.0)
-    other, third = resumable(path)  # the first is still there, but has made its last step
-    other.step()
-    third.step(1.0)
-
-
-def test_a_second_run_in_another_process_is_refused_on_every_rank(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    held = Journal(path)
-    held.claim()
-    told = run_ranks(_refused, 2, str(path))
-    assert told[0].startswith("JournalError: another run is writing")
-    assert told[1].startswith("JournalError: rank 0 may not write the journal")
-    held.close()
-
-
-def _refused(rank: int, path: str) -> str:
-    hdet.journal.file._PATIENCE = 0.2
-    optimizer, scheduler = resumable(Path(path))
-    optimizer.step()
-    error = error_of(lambda: scheduler.step(1.0))
-    return f"{type(error).__name__}: {error}"
 
 
 class Full:
