@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,6 +103,61 @@ def test_what_journal_may_be(tmp_path: Path) -> None:
         open_journal(tmp_path)
     with pytest.raises(ArgumentError, match="add_scalar"):
         open_journal(logging.getLogger("hdet"))  # has log(), but for text
+
+
+OTHER_FILES = {
+    "a script": b"import torch\n\nprint(1)\n",
+    "a checkpoint": b"PK\x03\x04\xff\xfe" * 100,
+    "a table": b"step,loss\n1,0.5\n",
+    "another log": b'{"loss": 0.5}\n{"loss": 0.4}\n',
+    "another log of kinds": b'{"kind":"metric","value":1}\n',
+    "a number": b"7",
+    "a cut log of others": b'{"loss": 0.5, "st',
+    "one endless line": b"x" * 3_000_000,
+    "a journal behind something else": b"hello\n" + json.dumps(HEADER).encode() + b"\n",
+}
+
+
+@pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES.keys())
+def test_a_file_that_is_no_journal_is_refused_before_anything_is_changed(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    for given in (path, [None, str(path)]):
+        with pytest.raises(
+            ArgumentError, match=r"journal must be .* but '.*train\.py' has other content; name another f"
+        ):
+            hdet.OneCycleLR(optimizer, 0.1, 100, sync_every=2, journal=given)
+    assert path.read_bytes() == content
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name on this system")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArgumentError, match=r"journal must be the path of a file, but .*pipe' is a device or a pipe"):
+        Journal(tmp_path / "pipe")
+
+
+def test_a_journal_that_was_cut_anywhere_is_still_a_journal(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    run_with(path)
+    whole = path.read_bytes()
+    for size in [*range(120), whole.index(b"\n"), whole.index(b"\n") + 1, *range(len(whole) - 20, len(whole) + 1)]:
+        path.write_bytes(whole[:size])
+        run_with(path)
+        assert [record["round"] for record in read_journal(path).rounds] == [0, 1]
+
+
+def test_an_empty_file_and_a_journal_of_another_form_are_journals(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    wide = {**HEADER, "arguments": {"max_lr": [0.1] * 100_000}}
+    for text in ("", "\n", json.dumps(HEADER) + "\n", json.dumps(wide, separators=(",", ":")) + "\n"):
+        path.write_text(text)
+        run_with(path)
+        assert [record["round"] for record in read_journal(path).rounds] == [0, 1]
+        assert path.read_text().startswith(text)
 
 
 @pytest.mark.parametrize("line", ["[1]", "7", '{"schema":1}', '{"kind":"round"}'])

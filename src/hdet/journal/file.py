@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
+from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError, JournalError
-from hdet.journal.lines import encoded
+from hdet.journal.lines import decoded, encoded
 from hdet.locks import locked
 from hdet.paths import path_of
 
@@ -24,6 +25,8 @@ _log = logging.getLogger("hdet")
 _PATIENCE = 10.0
 """Seconds to wait for a run of another process to leave the file: one that is being stopped may take some."""
 _BLOCK = 1 << 16
+_LONGEST = 1 << 20
+"""Bytes of a header that are looked at; one that is longer counts as cut off there."""
 _RUN = re.compile(rb'^\{"run":"([^"]*)"', re.MULTILINE)
 
 
@@ -36,8 +39,7 @@ class Journal:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path_of(path, "journal, its path,")
-        if self.path.name == "" or self.path.is_dir():
-            raise ArgumentError(f"journal must be the path of a file, but {shown(path)} is a folder; name a file in it")
+        _check(self.path)
         self._file: FileIO | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -135,3 +137,28 @@ class Journal:
 
 _writers: WeakValueDictionary[tuple[int, int], Journal] = WeakValueDictionary()
 """Who in this process opened a file last, by its device and number: a file may have several paths."""
+
+
+def _check(path: Path) -> None:
+    """Raise unless lines may be appended there. A file that cannot be read is tried when there is a line to write."""
+    given = shown(str(path))
+    if path.name == "" or path.is_dir():
+        raise ArgumentError(f"journal must be the path of a file, but {given} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise ArgumentError(f"journal must be the path of a file, but {given} is a device or a pipe; name a file")
+    with suppress(OSError):
+        if path.exists() and not _is_journal(path):
+            raise ArgumentError(
+                f"journal must be the path of a journal or of a new file, but {given} has other content; name another "
+                "file"
+            )
+
+
+def _is_journal(path: Path) -> bool:
+    """Whether a file begins with a record, be it one that was cut off, or has nothing in it."""
+    with path.open("rb") as file:
+        first = next((line for line in iter(lambda: file.readline(_LONGEST), b"") if not line.isspace()), b"")
+    try:
+        return decoded(first)["kind"] in ("header", "resume", "round")
+    except ValueError:
+        return any(first[: len(begin)] == begin[: len(first)] for begin in (b'{"run":"', b'{"kind":"'))
