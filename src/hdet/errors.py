@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hdet.checks import harmless
+
 __all__ = [
     "ArgumentError",
     "CheckpointError",
@@ -19,6 +21,9 @@ __all__ = [
 
 class HdetError(Exception):
     """Base of every error that hdet raises by itself."""
+
+    def __str__(self) -> str:
+        return harmless(super().__str__())  # it may name a file, or what stands in one
 
 
 class ArgumentError(HdetError, ValueError):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import hdet
+from hdet import locks
 from hdet.runs import folder as module
 from hdet.runs.curve import CurveFile
 from hdet.runs.folder import Folder
@@ -58,7 +59,7 @@ def test_damaged_summary(tmp_path: Path) -> None:
         Folder(tmp_path).plan()
 
 
-@pytest.mark.skipif(module.fcntl is None, reason="no locks on this system")
+@pytest.mark.skipif(locks.fcntl is None, reason="no locks on this system")
 def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.2)
     with Folder(tmp_path).held():

@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hdet.errors import ArgumentError, HdetError
+from hdet.locks import locked
 from hdet.runs.plan import Plan
-
-try:
-    import fcntl
-except ImportError:  # Windows: two runs in one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Folder", "plain_json", "write_atomically"]
 
@@ -84,23 +79,9 @@ class Folder:
         """Inside, nobody else writes here. The lock dies with its process, however that ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock.open("w") as file:
-            if fcntl is not None:
-                _wait_for(file.fileno(), self.path)
+            if not locked(file, _PATIENCE):
+                raise HdetError(f"another process is writing to {self.path}; stop it first, or name another folder")
             yield
-
-
-def _wait_for(descriptor: int, path: Path) -> None:
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if time.monotonic() > until:
-                raise HdetError(
-                    f"another process is writing to {path}; stop it first, or name another folder"
-                ) from error
-        time.sleep(0.1)
 
 
 def write_atomically(path: Path, text: str) -> None:
