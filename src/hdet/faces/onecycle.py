@@ -186,7 +186,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
         rises = self._run.way.holds_rise and self.last_epoch < self._peak()
-        schedule = self._held() if rises else _torch.get_lr(self)
+        try:
+            schedule = self._torchs_at(self._peak()) if rises else _torch.get_lr(self)
+        except ZeroDivisionError:  # by the length of the last phase, to which pct_start leaves no step
+            schedule = self._torchs_at(torch_private.last_end(self))
         if len(schedule) != len(self._run.way.specs):
             self._grow(len(schedule))
         return self._run.rates(schedule, self.last_epoch)
@@ -237,8 +240,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         own OneCycleLR is taken as well: then the constructor's hdet arguments stand, and the next step fans out.
         """
         self.check_state_dict(state_dict)
-        known = super().state_dict()
-        torch_state = {key: value for key, value in state_dict.items() if key in known}
+        known = {*super().state_dict(), "_anneal_func_type"} - {"_run"}
+        torch_state = {key: v for key, v in torch_private.up_to_date(state_dict).items() if key in known}
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours = state_dict.get("hdet")
         if ours is None:
@@ -305,14 +308,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """The plain schedule at step ``t``. A run that searches holds its rise at the peak, and climbs by itself."""
         return torch_private.schedule_values(self, max(t, self._peak()) if self._run.way.holds_rise else t)
 
-    def _held(self) -> list[float | Tensor]:
-        """torch's ``get_lr`` with the rising phase held at the peak, momenta too."""
-        t = self.last_epoch
+    def _torchs_at(self, t: float) -> list[float | Tensor]:
+        """torch's ``get_lr`` at another step than this one, momenta too."""
+        now = self.last_epoch
         try:
-            self.last_epoch = self._peak()  # type: ignore[assignment]  # torch computes with fractions
+            self.last_epoch = t  # type: ignore[assignment]  # torch computes with fractions
             return _torch.get_lr(self)
         finally:
-            self.last_epoch = t
+            self.last_epoch = now
 
     def _peak(self) -> float:
         return torch_private.peak_step(self)
