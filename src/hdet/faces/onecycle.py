@@ -129,7 +129,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         }
         ours = Ours(group, model, journal, seed, sync_every, auto_lr_start, fanout, probe, copies_on_device)
         published = (sigma, meta_momentum, meta_lr)
-        run = onecycle_run(optimizer, schedule, ours, spread=spread, auto_lr=auto_lr, decay=decay, published=published)
+        run = onecycle_run(
+            optimizer, schedule, last_epoch, ours, spread=spread, auto_lr=auto_lr, decay=decay, published=published
+        )
         if run is not None:  # torch calls step() in its constructor: the run must be there
             self._run = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
