@@ -58,4 +58,5 @@ class ResumeWarning(UserWarning):
 
 
 class ProbeWarning(UserWarning):
-    """The learning rate cannot be found: the probe tells nothing about the weights, or the run is too short."""
+    """The learning rate cannot be found, since the probe tells nothing about the weights or the run is too short; or
+    the probe has no new batches."""
