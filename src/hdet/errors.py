@@ -54,7 +54,8 @@ class CheckpointWarning(UserWarning):
 
 
 class ResumeWarning(UserWarning):
-    """A run was resumed inside a round, whose loss sums start empty; or a search without what it held in tensors."""
+    """A run was resumed inside a round, whose loss sums start empty; a search without what it held in tensors; or a run
+    whose length is another than the scheduler was built for."""
 
 
 class ProbeWarning(UserWarning):

@@ -244,6 +244,7 @@ class Run:
         tensors: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         """Go on from :meth:`state` at step ``t``, which :meth:`check` has seen."""
+        self._tell_another_length(total_steps)
         self.way.load(state, tensors, total_steps)
         self._resume(t)
 
@@ -300,8 +301,22 @@ class Run:
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
+        self._tell_another_length(total_steps)
         self.way.adopt(total_steps, t)
         self._resume(t)
+
+    def _tell_another_length(self, total_steps: int | None) -> None:
+        """The checkpoint's length replaces the constructor's, as in torch: the run ends where the file says."""
+        mine = self.way.rounds.total_steps
+        if mine is not None and mine != total_steps and self.seat.replica == 0:
+            theirs = "no known length" if total_steps is None else f"{total_steps} steps"
+            warnings.warn(
+                f"the checkpoint is of a run of {theirs}, but this scheduler was built with total_steps={mine}: the "
+                "checkpoint's length counts, as in torch; build it with that, or load only the weights and begin a new "
+                "run",
+                ResumeWarning,
+                stacklevel=4,  # this, load or adopt, load_state_dict, the user
+            )
 
     def _resume(self, t: int) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
