@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.comm.agreement import check_arguments
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving
 from hdet.comm.presence import presence
@@ -49,10 +50,20 @@ class Run:
         group: the user's process group or arms; None: the default group, once there is one.
         sink: where the journal goes, or None.
         arguments: the user's arguments, for the journal's header.
+        alike: those that the way does not know and that must be equal on all ranks, in words.
     """
 
-    def __init__(self, way: Way, group: Group, sink: Sink | None, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        way: Way,
+        group: Group,
+        sink: Sink | None,
+        arguments: Mapping[str, Any],
+        alike: Mapping[str, str],
+    ) -> None:
         self.way = way
+        self._alike = alike
+        """Nothing once a checkpoint has replaced them."""
         self.meter = LossMeter()
         self.chronicle = Chronicle(sink, arguments)
         self._tally = Tally()
@@ -175,6 +186,7 @@ class Run:
             group = meeting.gathered()
             terms = self.way.terms()
             roll = meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
+            check_arguments(group, self._alike, weights.device)
             self.way.met(group, roll)
             if roll.writer is not None:
                 self._claim_journal(group, writes=roll.writer == group.rank)
@@ -321,6 +333,7 @@ class Run:
     def _resume(self, t: int) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.meter.reset()
+        self._alike = {}
         self._rest = range(0)
         self._tally.reset()
         self._just_loaded = True

@@ -53,7 +53,8 @@ def onecycle_run(
     ours = ours._replace(fanout=_fanout(ours.fanout, schedule["max_lr"], decay))
     check_common(ours, optimizer)
     probed = ours.fanout == "probed"
-    if isinstance(schedule["max_lr"], str):
+    is_auto = isinstance(schedule["max_lr"], str)
+    if is_auto:
         schedule["max_lr"] = _guesses(optimizer)
     if probed:
         _refuse_impossible(schedule["max_lr"])
@@ -83,7 +84,8 @@ def onecycle_run(
         settled = settings.state()
     told = {**schedule, "total_steps": steps, "fanout": ours.fanout, "spread": spread, **settled}
     told = {name: value for name, value in told.items() if name not in ("epochs", "steps_per_epoch")}
-    return Run(way, ours.group, sink, _plain({**told, "auto_lr": auto_lr if probed else repr(controller)}))
+    told = _plain({**told, "auto_lr": auto_lr if probed else repr(controller)})
+    return Run(way, ours.group, sink, told, _in_words(schedule, is_auto))
 
 
 def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
@@ -174,6 +176,23 @@ def _checked_start(start: Any, total_steps: int) -> int:
             f"auto_lr_start={start!r}; leave it out for the end of the warm-up, or use auto_lr=False for never"
         )
     return int(start)
+
+
+def _in_words(schedule: dict[str, Any], is_auto: bool) -> dict[str, str]:
+    """Those of torch's arguments that no way knows, so that ranks can compare them."""
+    left_out = {"total_steps", "epochs", "steps_per_epoch"}
+    if not schedule["cycle_momentum"]:
+        left_out |= {"base_momentum", "max_momentum"}
+    names = {"max_lr": "max_lr (the optimizer's lr)"} if is_auto else {}
+    return {names.get(name, name): _word(value) for name, value in schedule.items() if name not in left_out}
+
+
+def _word(value: Any) -> str:
+    """25 and 25.0 are equal."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_word, value))}]"
+    number = None if isinstance(value, bool) else number_of(value)
+    return shown(value) if number is None else repr(number)
 
 
 def _plain(value: Any) -> Any:
