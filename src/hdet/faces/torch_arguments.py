@@ -7,7 +7,7 @@ refuses by name is left to it, so that its errors stay what they are, and so is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,12 @@ from hdet.errors import ArgumentError
 from hdet.faces.arguments import LONGEST
 from hdet.faces.torch_onecycle import total_steps_of, warm_up_end
 
-__all__ = ["check_levels", "check_steps", "number_of"]
+__all__ = ["check_levels", "check_steps", "number_of", "take_in"]
 
 _HIGHEST = torch.finfo(torch.float32).max
 """No rate above it can be multiplied with gradients."""
+_LEVELS = ("initial_lr", "min_lr")
+"""Rates of a group that follow from its ``max_lr``."""
 
 
 def check_steps(schedule: dict[str, Any], last_epoch: Any) -> None:
@@ -77,7 +79,7 @@ def check_levels(schedule: Mapping[str, Any], last_epoch: Any) -> None:
     for name in ("max_lr", "base_momentum", "max_momentum") if schedule["cycle_momentum"] else ("max_lr",):
         _check_numbers(name, schedule[name])
     tops = [number_of(rate) or 0.0 for rate in _items(schedule["max_lr"])]
-    if not all(0 <= rate <= _HIGHEST for rate in tops):
+    if not all(map(_is_rate, tops)):
         raise ArgumentError(
             f"max_lr must be finite and not below 0, but got max_lr={shown(schedule['max_lr'])}; for instance 0.1"
         )
@@ -94,6 +96,46 @@ def check_levels(schedule: Mapping[str, Any], last_epoch: Any) -> None:
                 f"{name} must leave rates finite, but got {name}={shown(schedule[name])} with "
                 f"max_lr={shown(schedule['max_lr'])}; leave it out for {usual:g}"
             )
+
+
+def take_in(groups: Sequence[dict[str, Any]], *, by_lr: bool, momenta: bool) -> list[bool]:
+    """Give groups that were added to the optimizer what torch reads in each of them, and tell which have lacked it.
+
+    Raises before it changes any. Where there are several optimizers, they need not be the last ones.
+
+    Args:
+        groups: of the optimizer.
+        by_lr: the rate of a group that brings no ``max_lr`` is its peak, as that of the others was.
+        momenta: whether they are cycled.
+    """
+    new = [not all(name in group for name in ("max_lr", *_LEVELS)) for group in groups]
+    added = [(g, group) for g, group in enumerate(groups) if new[g]]
+    for g, group in added:
+        if "max_lr" not in group and not by_lr:
+            raise ArgumentError(
+                f"param_groups[{g}], which was added to the optimizer, has no max_lr, which must be its rate at the "
+                'schedule\'s peak; give it: optimizer.add_param_group({"params": ..., "max_lr": 0.1})'
+            )
+        peak = number_of(group.get("max_lr", group["lr"]))
+        if peak is None or not _is_rate(peak):
+            raise ArgumentError(
+                f"max_lr of param_groups[{g}] must be finite and not below 0, but got "
+                f"max_lr={shown(group.get('max_lr', group['lr']))}; for instance 0.1"
+            )
+    examples = [group for g, group in enumerate(groups) if not new[g]]
+    example = next((group for group in examples if group["max_lr"] > 0), examples[0])
+    for _, group in added:
+        peak = group.setdefault("max_lr", float(group["lr"]))
+        for name in _LEVELS:
+            share = float(example[name]) / float(example["max_lr"]) if example["max_lr"] > 0 else 1.0
+            group.setdefault(name, peak * share)
+        for name in ("base_momentum", "max_momentum") if momenta else ():
+            group.setdefault(name, example[name])
+    return new
+
+
+def _is_rate(rate: float) -> bool:
+    return 0 <= rate <= _HIGHEST
 
 
 def _check_numbers(name: str, value: Any) -> None:
