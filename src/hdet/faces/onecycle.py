@@ -60,7 +60,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     Args:
         optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
             base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
-        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be wrong by any amount, and
+        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be far off, and
             ``fanout`` is "probed".
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.

@@ -47,7 +47,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 
         trainer = Trainer(max_epochs=10, callbacks=[AutoLR(probe="val")])
 
-    ``configure_optimizers`` returns just an optimizer, whose rate is a guess that may be wrong by any amount. AutoLR
+    ``configure_optimizers`` returns just an optimizer, whose rate is a guess that may be far off. AutoLR
     adds :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is
     restored: ``fit(ckpt_path=...)`` goes on with the search.
 
