@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.comm.agreement import check_arguments
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving
 from hdet.comm.presence import presence
@@ -49,10 +50,20 @@ class Run:
         group: the user's process group or arms; None: the default group, once there is one.
         sink: where the journal goes, or None.
         arguments: the user's arguments, for the journal's header.
+        alike: those that the way does not know and that must be equal on all ranks, in words.
     """
 
-    def __init__(self, way: Way, group: Group, sink: Sink | None, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        way: Way,
+        group: Group,
+        sink: Sink | None,
+        arguments: Mapping[str, Any],
+        alike: Mapping[str, str],
+    ) -> None:
         self.way = way
+        self._alike = alike
+        """Nothing once a checkpoint has replaced them."""
         self.meter = LossMeter()
         self.chronicle = Chronicle(sink, arguments)
         self._tally = Tally()
@@ -175,6 +186,7 @@ class Run:
             group = meeting.gathered()
             terms = self.way.terms()
             roll = meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
+            check_arguments(group, self._alike, weights.device)
             self.way.met(group, roll)
             if roll.writer is not None:
                 self._claim_journal(group, writes=roll.writer == group.rank)
@@ -244,6 +256,7 @@ class Run:
         tensors: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         """Go on from :meth:`state` at step ``t``, which :meth:`check` has seen."""
+        self._tell_another_length(total_steps)
         self.way.load(state, tensors, total_steps)
         self._resume(t)
 
@@ -300,12 +313,27 @@ class Run:
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
+        self._tell_another_length(total_steps)
         self.way.adopt(total_steps, t)
         self._resume(t)
+
+    def _tell_another_length(self, total_steps: int | None) -> None:
+        """The checkpoint's length replaces the constructor's, as in torch: the run ends where the file says."""
+        mine = self.way.rounds.total_steps
+        if mine is not None and mine != total_steps and self.seat.replica == 0:
+            theirs = "no known length" if total_steps is None else f"{total_steps} steps"
+            warnings.warn(
+                f"the checkpoint is of a run of {theirs}, but this scheduler was built with total_steps={mine}: the "
+                "checkpoint's length counts, as in torch; build it with that, or load only the weights and begin a new "
+                "run",
+                ResumeWarning,
+                stacklevel=4,  # this, load or adopt, load_state_dict, the user
+            )
 
     def _resume(self, t: int) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.meter.reset()
+        self._alike = {}
         self._rest = range(0)
         self._tally.reset()
         self._just_loaded = True
