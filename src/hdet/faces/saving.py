@@ -1,4 +1,4 @@
-"""``hdet.save`` and ``hdet.load``: a checkpoint that survives a kill at any moment, written by one rank for all."""
+"""``hdet.save``, ``load``, ``exists``: a checkpoint that survives a kill at any moment, written by one rank for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -18,13 +18,13 @@ from hdet.checks import shown
 from hdet.comm.group import ReplicaGroup, arriving, connect
 from hdet.engine.sharding import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
-from hdet.faces.checkpoint_file import digest_of, newest_whole, read, write
+from hdet.faces.checkpoint_file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.part_checks import check_fits
 from hdet.paths import path_of
 
-__all__ = ["load", "save"]
+__all__ = ["exists", "load", "save"]
 
 Result = TypeVar("Result")
 Scheduler = OneCycleLR | Ensemble
@@ -45,10 +45,12 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
     Where replicas train apart, what is saved is their consensus. A kill at any moment, and a full disk, leave the
     checkpoint before. ``torch.load(path, weights_only=True)`` reads the file too: its keys are "states" and "values".
 
+    One process writes to a path: another one is refused until the first has ended, where the file system has locks.
+
     Args:
-        path: the file. Folders on the way are made.
-        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.1``, ... At most
-            1000.
+        path: the file. Folders on the way are made. One that is there keeps its mode.
+        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.hdet-1``, ... At
+            most 1000. No other files are touched.
         search: whether to save, beside a scheduler's state, what a search for the rate holds in tensors, up to twice
             the weights, gradients and optimizer state. Without it a search that is resumed begins anew.
         parts: objects with ``state_dict()`` and ``load_state_dict()``: model, optimizer, scheduler, GradScaler; or
@@ -79,10 +81,7 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
     """
     group = connect(None)
     what = f"hdet.load({str(path)!r})"
-    found = _together(group, what, lambda: None if group.rank else _Found.at(_resolved(path)))
-    with arriving(what):
-        found = group.broadcast_object(found)
-    assert found is not None  # rank 0's
+    found = _from_first(group, what, lambda: newest_whole(_resolved(path)))
     if found.faults and group.rank == 0:
         text = f"{'; '.join(found.faults)}: went back to {found.file}, which was saved before"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
@@ -93,19 +92,24 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
     return {**defaults, **copy.deepcopy(content["values"])}
 
 
-class _Found(NamedTuple):
-    """The file that all ranks load."""
+def exists(path: str | os.PathLike[str], /) -> bool:
+    """Whether :func:`load` finds something there: at ``path``, or a copy beside it. All ranks call it.
 
-    file: Path
-    digest: str | None
-    faults: list[str]
-    """What is wrong with newer ones."""
+    .. code-block:: python
 
-    @classmethod
-    def at(cls, path: Path) -> _Found:
-        """The newest that is whole."""
-        file, faults = newest_whole(path)
-        return cls(file, digest_of(file), faults)
+        if hdet.exists("run.pt"):
+            hdet.load("run.pt", model=model, optimizer=optimizer, scheduler=scheduler)
+
+    The answer is rank 0's. It is True for a damaged file too: :func:`load` goes back to a copy, or says what is wrong.
+    """
+    return _from_first(connect(None), f"hdet.exists({str(path)!r})", lambda: any(kept(_resolved(path))))
+
+
+def _from_first(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
+    """What ``action`` gives on rank 0. Collective."""
+    found = _together(group, what, lambda: None if group.rank else action())
+    with arriving(what):
+        return group.broadcast_object(found)  # type: ignore[return-value]  # rank 0's, which is there
 
 
 def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
@@ -149,10 +153,23 @@ def _checked(path: str | os.PathLike[str], keep: object, parts: Mapping[str, Any
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
     """Where a link points to, so that not the link is replaced."""
-    found = Path(os.path.realpath(path_of(path, "path")))
+    given = path_of(path, "path")
+    found = path_of(os.path.realpath(given), "path")
     if found.is_dir():
         raise ArgumentError(f"path must be the path of a file, but {found} is a folder; name a file in it")
+    if given.exists() and not given.is_file():
+        raise ArgumentError(
+            f"path must be the path of a regular file, but {given} is {_kind(given)}; a checkpoint is written to one "
+            "file and replaces another: give a path on a disk"
+        )
     return found
+
+
+def _kind(path: Path) -> str:
+    """Of what is no regular file, in words."""
+    if path.is_fifo():
+        return "a pipe"
+    return "a socket" if path.is_socket() else "a device"
 
 
 def _content(parts: Mapping[str, Any], search: bool) -> dict[str, Any]:
@@ -199,15 +216,12 @@ def _leaves(value: Any) -> Iterator[Tensor]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _checked_content(found: _Found, parts: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
     """The file's content, once every part has seen that its own fits. Changes nothing."""
     file = found.file
-    if not file.exists() or digest_of(file) != found.digest:
-        raise CheckpointError(
-            f"{file} is {'another file' if file.exists() else 'not there'} on this rank; all ranks must see rank 0's "
-            "file: use a folder that they share, or copy it to every host"
-        )
+    _refuse_another(found)
     content = read(file)
+    _refuse_another(found)
     if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
         raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
     for name, part in parts.items():
@@ -218,6 +232,16 @@ def _checked_content(found: _Found, parts: Mapping[str, Any]) -> dict[str, Any]:
             )
         check_fits(name, part, content["states"][name])
     return content
+
+
+def _refuse_another(found: Whole) -> None:
+    """Raise unless this rank sees the file that rank 0 has verified."""
+    file = found.file
+    if not file.exists() or digest_of(file) != found.digest:
+        raise CheckpointError(
+            f"{file} is {'another file' if file.exists() else 'not there'} on this rank; all ranks must see rank 0's "
+            "file: use a folder that they share, or copy it to every host. If a run has just saved there, load again"
+        )
 
 
 def _put_back(content: Mapping[str, Any], parts: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hdet.errors import ArgumentError, HdetError
+from hdet.faces.checkpoint_file import kept, remove
 from hdet.runs.plan import Plan
 
 try:
@@ -40,7 +41,7 @@ class Folder:
     @property
     def taken(self) -> bool:
         """Whether something is here that a new run would overwrite."""
-        return any(file.exists() for file in (self.summary, self.journal, self.curve, self.checkpoint))
+        return any(file.exists() for file in (self.summary, self.journal, self.curve)) or any(kept(self.checkpoint))
 
     @property
     def complete(self) -> bool:
@@ -54,9 +55,9 @@ class Folder:
             raise ArgumentError(
                 f"{self.path} has a run already; name another folder, go on with --resume, or replace it with --force"
             )
-        before = self.path.glob(f"{self.checkpoint.name}*")
-        for file in (self.summary, self.journal, self.curve, *before, self.log):
+        for file in (self.summary, self.journal, self.curve, self.log):
             file.unlink(missing_ok=True)
+        remove(self.checkpoint)
         self.path.mkdir(parents=True, exist_ok=True)
         head = {"task": plan.task, "name": plan.name or self.path.resolve().name, "seed": plan.seed}
         self.write({**head, "arguments": plan.arguments(), "steps": plan.steps, "complete": False})
