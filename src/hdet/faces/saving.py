@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import shown
 from hdet.comm.group import ReplicaGroup, arriving, connect
 from hdet.engine.sharding import refuse_sharded
+from hdet.engine.state_rules import check_state, fields
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.faces.checkpoint_file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.faces.ensemble import Ensemble
@@ -52,14 +54,15 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.hdet-1``, ... At
             most 1000. No other files are touched.
         search: whether to save, beside a scheduler's state, what a search for the rate holds in tensors, up to twice
-            the weights, gradients and optimizer state. Without it a search that is resumed begins anew.
+            the weights, gradients and optimizer state. Without it a search that is resumed begins anew. Schedulers
+            inside torch's ``SequentialLR`` and ``ChainedScheduler`` count too.
         parts: objects with ``state_dict()`` and ``load_state_dict()``: model, optimizer, scheduler, GradScaler; or
             plain values: tensors, numbers, texts, None, and lists and dicts of them.
     """
     group = connect(None)
     file = _together(group, f"hdet.save({str(path)!r})", lambda: _checked(path, keep, parts))
     with ExitStack() as inside:
-        for scheduler in _schedulers(parts.values()):
+        for scheduler in _schedulers(parts).values():
             if not scheduler._run.in_consensus:
                 inside.enter_context(scheduler.consensus())
         _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, search), keep))
@@ -68,8 +71,13 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
 def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
     """Go on from a checkpoint of :func:`save`. All ranks call it, and may be more or fewer than those that saved.
 
-    The file's checksum is verified, and every part of torch's and hdet's is checked, before anything is changed. A file
-    that is damaged is left out with a :class:`hdet.CheckpointWarning`, and the one before it is loaded.
+    Before anything is changed the file's checksum is verified, and models, optimizers, schedulers, searches and
+    GradScalers are asked whether their states fit. What an optimizer remembers is compared with what another one of its
+    class remembers after a step on small parameters of its own. Not known before is what becomes of models and
+    optimizers with hooks on their loading, of optimizers that cannot be built from their ``defaults`` or stepped
+    without a closure, and of other classes: should one of these fail, the error says what has changed by then.
+
+    A file that is damaged is left out with a :class:`hdet.CheckpointWarning`, and the one before it is loaded.
 
     Args:
         path: as it was given to :func:`save`; every rank must see the file.
@@ -87,9 +95,9 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
         warnings.warn(text, CheckpointWarning, stacklevel=2)
     stateful = _together(group, what, lambda: _stateful(parts))
     content = _together(group, what, lambda: _checked_content(found, stateful))
-    _together(group, what, lambda: _put_back(content, stateful))
-    defaults = {name: value for name, value in parts.items() if name not in stateful}
-    return {**defaults, **copy.deepcopy(content["values"])}
+    values = copy.deepcopy(content["values"])
+    _together(group, what, lambda: _put_back(found.file, content, stateful))
+    return {**{name: value for name, value in parts.items() if name not in stateful}, **values}
 
 
 def exists(path: str | os.PathLike[str], /) -> bool:
@@ -113,7 +121,10 @@ def _from_first(group: ReplicaGroup, what: str, action: Callable[[], Result]) ->
 
 
 def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
-    """What ``action`` gives on this rank. If it fails on one, all raise. Collective."""
+    """What ``action`` gives on this rank. If it fails on one, all raise. Collective.
+
+    What it did not foresee must have changed nothing.
+    """
     failure: Exception | None = None
     result: Result | None = None
     try:
@@ -177,9 +188,7 @@ def _content(parts: Mapping[str, Any], search: bool) -> dict[str, Any]:
     stateful = _stateful(parts)
     states = {name: part.state_dict() for name, part in stateful.items()}
     values = {name: value for name, value in parts.items() if name not in stateful}
-    searches = {
-        name: part.search_state_dict() for name, part in stateful.items() if search and isinstance(part, Scheduler)
-    }
+    searches = {name: one.search_state_dict() for name, one in _schedulers(stateful).items()} if search else {}
     content = {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
     for name, value in {**states, **values}.items():
         _refuse_shards(name, _leaves(value))
@@ -224,13 +233,17 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_another(found)
     if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
         raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
+    check_state(content, dict.fromkeys(("states", "values", "searches"), fields), f"the checkpoint {file}")
+    states, searches = content["states"], content["searches"]
     for name, part in parts.items():
-        if name not in content["states"]:
-            has = f"the states {sorted(content['states'])} and the values {sorted(content['values'])}"
+        if name not in states:
+            has = f"the states {sorted(states)} and the values {sorted(content['values'])}"
             raise ArgumentError(
                 f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
             )
-        check_fits(name, part, content["states"][name])
+        check_fits(name, part, states[name])
+    for name, scheduler in _schedulers(parts).items():
+        scheduler.check_search_state_dict(searches.get(name, {}), _inside(states)[name])
     return content
 
 
@@ -244,16 +257,26 @@ def _refuse_another(found: Whole) -> None:
         )
 
 
-def _put_back(content: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+def _put_back(file: Path, content: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     """First what could not be checked, and a scheduler after its optimizer."""
+    done: list[str] = []
     for name, part in sorted(parts.items(), key=lambda pair: _turn(pair[1])):
-        part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
-        if isinstance(part, Scheduler) and name in content["searches"]:
-            part.load_search_state_dict(content["searches"][name])
+        try:
+            part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
+            for inside, scheduler in _schedulers({name: part}).items():
+                scheduler.load_search_state_dict(content["searches"].get(inside, {}))
+        except Exception as error:
+            rest = sorted(parts.keys() - {*done, name})
+            raise CheckpointError(
+                f"the part {name!r} did not take its state from {file}, which could not be known before "
+                f"({type(error).__name__}: {error}). It may have changed; changed: {done}; as before: {rest}. Build "
+                "the parts as they were when they were saved, all of them anew, and load again"
+            ) from error
+        done.append(name)
 
 
 def _turn(part: Any) -> int:
-    kinds: tuple[Any, ...] = (nn.Module, Optimizer, Scheduler)
+    kinds: tuple[Any, ...] = (nn.Module, Optimizer, (LRScheduler, Ensemble))
     return next((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), 0)
 
 
@@ -277,10 +300,16 @@ def _is_stateful(name: str, part: Any) -> bool:
     return all(both)
 
 
-def _schedulers(parts: Iterable[Any]) -> Iterator[Scheduler]:
-    """hdet's, also those inside torch's SequentialLR."""
-    for part in parts:
-        if isinstance(part, Scheduler):
-            yield part
-        else:
-            yield from _schedulers(getattr(part, "_schedulers", ()))
+def _schedulers(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
+    """hdet's by their names, also those inside torch's."""
+    return {name: part for name, part in _inside(parts).items() if isinstance(part, Scheduler)}
+
+
+def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Schedulers, or states of schedulers, and those inside: the second in a SequentialLR ``s`` is ``s[1]``."""
+    found = dict(parts)
+    for name, part in parts.items():
+        own = part.get("_schedulers") if isinstance(part, Mapping) else getattr(part, "_schedulers", None)
+        if isinstance(own, (list, tuple)):
+            found |= _inside({f"{name}[{number}]": one for number, one in enumerate(own)})
+    return found
