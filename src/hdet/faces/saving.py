@@ -60,7 +60,7 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
             plain values: tensors, numbers, texts, None, and lists and dicts of them.
     """
     group = connect(None)
-    file = _together(group, f"hdet.save({str(path)!r})", lambda: _checked(path, keep, parts))
+    file = _together(group, f"hdet.save({str(path)!r})", lambda: _checked(path, keep, search, parts))
     with ExitStack() as inside:
         for scheduler in _schedulers(parts).values():
             if not scheduler._run.in_consensus:
@@ -149,12 +149,14 @@ def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> R
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _checked(path: str | os.PathLike[str], keep: object, parts: Mapping[str, Any]) -> Path:
+def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: Mapping[str, Any]) -> Path:
     """The file. Raises for what cannot be saved, as far as that is seen without a state."""
     if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= _MOST:
         raise ArgumentError(
             f"keep must be an integer from 1 to {_MOST}, but got keep={shown(keep)}; 2 keeps the one before"
         )
+    if not isinstance(search, bool):
+        raise ArgumentError(f"search must be True or False, but got search={shown(search)}; leave it out for True")
     if not parts:
         raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")
     for name, part in _stateful(parts).items():
