@@ -231,6 +231,8 @@ if hasattr(hdet, "TrainProbe"):
 if hasattr(hdet, "save"):
     CALLS.append(Call("save", hdet.save, lambda folder: {"path": folder / "run.pt", "model": model_of(), "epoch": 3}))
     CALLS.append(Call("load", hdet.load, lambda folder: {"path": _checkpoint(folder), "model": model_of()}))
+if hasattr(hdet, "exists"):
+    CALLS.append(Call("exists", hdet.exists, lambda folder: {"path": folder / "run.pt"}))
 if "HDET_INPUTS" in os.environ:  # their packages take seconds to import; those that are not installed are left out
     if find_spec("lightning") or find_spec("pytorch_lightning"):
         from hdet.integrations import lightning

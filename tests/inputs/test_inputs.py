@@ -125,6 +125,10 @@ def auto(**more: Any) -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer_of(model), "auto", 50, cycle_momentum=False, **{"probe": probe, **more})
 
 
+def save(**more: Any) -> None:
+    hdet.save("saved.pt", epoch=3, **more)
+
+
 def ensemble(**more: Any) -> hdet.Ensemble:
     return hdet.Ensemble(optimizer_of(), **more)
 
@@ -154,6 +158,8 @@ def ensemble(**more: Any) -> hdet.Ensemble:
         (ensemble, "allow_uninformative", 1),
         (ensemble, "total_steps", 10**21),
         (ensemble, "knobs", "lr"),
+        (save, "search", 1),
+        (save, "search", torch.ones(2)),
     ],
 )
 def test_values_that_mean_nothing_are_refused(make: Callable[..., object], argument: str, value: object) -> None:

@@ -290,20 +290,17 @@ class Run:
         found = self.way.search(optimizer)
         return {"version": STATE_VERSION, "step": t, **found} if found else {}
 
+    def check_search(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Raise unless :meth:`load_search` can go on with it at step ``t``. Changes nothing."""
+        if search:
+            with _fitting(search, t):
+                self.way.check_search(search, optimizer)
+
     def load_search(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`search`, after :meth:`load`. Checks everything before it changes anything."""
-        if not search:
-            return
-        try:
-            version, step = search["version"], search["step"]
-            if (version, step) != (STATE_VERSION, t):
-                raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
-            self.way.load_search(search, optimizer)
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
-            raise ArgumentError(
-                f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
-                "scheduler's own state first, of the same checkpoint, or leave the search out"
-            ) from error
+        if search:
+            with _fitting(search, t):
+                self.way.load_search(search, optimizer)
 
     def _tell_what_was_lost(self, t: int) -> None:
         """At the first step after a checkpoint: by then all of it is loaded."""
@@ -366,3 +363,18 @@ class Run:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _watches_loading=False, _has_claimed=False, _rest=range(0))
+
+
+@contextmanager
+def _fitting(search: Mapping[str, Any], t: int) -> Iterator[None]:
+    """Inside, a search is read that must be of step ``t``: whatever does not fit becomes one error."""
+    try:
+        version, step = search["version"], search["step"]
+        if (version, step) != (STATE_VERSION, t):
+            raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
+            "scheduler's own state first, of the same checkpoint, or leave the search out"
+        ) from error

@@ -272,6 +272,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """
         return self._run.search(self.optimizer, self.last_epoch)
 
+    def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
+        """Raise unless a search can be loaded once ``state_dict`` is. Changes nothing."""
+        self._run.check_search(search, self.optimizer, state_dict["last_epoch"])
+
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with a search, after :meth:`load_state_dict` and after the optimizer was loaded."""
         self._run.load_search(state_dict, self.optimizer, self.last_epoch)

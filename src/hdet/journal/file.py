@@ -118,7 +118,7 @@ class Journal:
             if take_over and writer is not None and writer._is_open:
                 _log.warning("a new run takes over the journal %r from a run of this process that has not ended", self)
                 writer.close()
-            if not locked(file, patience):
+            if locked(file, patience) is False:
                 raise JournalError(
                     f"another run is writing to the journal {self.path}, and the file can have one at a time; stop "
                     "that one first, or give this one a file of its own"

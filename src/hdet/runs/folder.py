@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hdet.errors import ArgumentError, HdetError
+from hdet.faces.checkpoint_file import kept, remove
 from hdet.locks import locked
 from hdet.runs.plan import Plan
 
@@ -35,7 +36,7 @@ class Folder:
     @property
     def taken(self) -> bool:
         """Whether something is here that a new run would overwrite."""
-        return any(file.exists() for file in (self.summary, self.journal, self.curve, self.checkpoint))
+        return any(file.exists() for file in (self.summary, self.journal, self.curve)) or any(kept(self.checkpoint))
 
     @property
     def complete(self) -> bool:
@@ -49,9 +50,9 @@ class Folder:
             raise ArgumentError(
                 f"{self.path} has a run already; name another folder, go on with --resume, or replace it with --force"
             )
-        before = self.path.glob(f"{self.checkpoint.name}*")
-        for file in (self.summary, self.journal, self.curve, *before, self.log):
+        for file in (self.summary, self.journal, self.curve, self.log):
             file.unlink(missing_ok=True)
+        remove(self.checkpoint)
         self.path.mkdir(parents=True, exist_ok=True)
         head = {"task": plan.task, "name": plan.name or self.path.resolve().name, "seed": plan.seed}
         self.write({**head, "arguments": plan.arguments(), "steps": plan.steps, "complete": False})
@@ -79,7 +80,7 @@ class Folder:
         """Inside, nobody else writes here. The lock dies with its process, however that ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock.open("w") as file:
-            if not locked(file, _PATIENCE):
+            if locked(file, _PATIENCE) is False:
                 raise HdetError(f"another process is writing to {self.path}; stop it first, or name another folder")
             yield
 
