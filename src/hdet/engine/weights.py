@@ -25,6 +25,7 @@ __all__ = [
     "check_optimizer",
     "grouped_parameters",
     "trained_parameters",
+    "unwrapped",
     "warn_without_ensemble",
 ]
 
@@ -163,6 +164,16 @@ def check_model(model: object, *, needed: bool = False) -> None:
     if not isinstance(model, nn.Module) and (needed or model is not None):
         kinds = "an nn.Module" if needed else "an nn.Module or None"
         raise ArgumentError(f"model must be {kinds}, but got model={shown(model)}; pass the model itself")
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer of torch in a wrapper, which holds it as ``.optimizer`` as Accelerate's does, or in several.
+
+    A wrapper need not call step hooks. What holds no optimizer is given back as it is.
+    """
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -17,6 +17,7 @@ from hdet.comm.arms import Arms
 from hdet.comm.group import check_group
 from hdet.comm.shards import is_distributed
 from hdet.engine.probed.evaluated import parts_of
+from hdet.engine.probed.watch import refuse_unheard
 from hdet.engine.probed.way import ProbedWay
 from hdet.engine.sharding import refuse_flat
 from hdet.engine.trained.signals import ProbeLoss
@@ -120,6 +121,7 @@ def probed_way(
                 f"a probed fan-out cannot find the rate of {kind.__name__}: {why}. Use another optimizer, or torch's "
                 "own scheduler"
             )
+    refuse_unheard(optimizer)
     pilot = Pilot(total_steps, searches)
     if searches and not pilot.long_enough:
         warnings.warn(

@@ -23,7 +23,7 @@ from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.settings import Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.trained.way import TrainedWay
-from hdet.engine.weights import Body, check_optimizer
+from hdet.engine.weights import Body, check_optimizer, unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces.arguments import LONGEST, Ours, check_common, checked_length, probed_way
 from hdet.faces.knobs import Knob
@@ -128,7 +128,7 @@ def _check_schedule(optimizer: object, schedule: object) -> None:
         raise ArgumentError(
             f"schedule must have step(), as torch's schedulers do, or be None, but got {schedule!r}; give the scheduler"
         )
-    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+    if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
     if isinstance(getattr(schedule, "_run", None), Run):
         raise ArgumentError(

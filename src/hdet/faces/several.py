@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from hdet.checks import shown
 from hdet.engine.probe import ProbeFn
 from hdet.engine.rates import stands_still
+from hdet.engine.weights import unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces.onecycle import OneCycleLR
 
@@ -42,10 +43,11 @@ def auto(optimizers: Optimizer | Iterable[Optimizer], *, total_steps: int, probe
         probe: as in :class:`hdet.OneCycleLR`.
         more: further arguments of it. Momenta are not cycled: optimizers keep theirs in different places.
     """
+    optimizers = unwrapped(optimizers)
     if isinstance(optimizers, Optimizer):
         return OneCycleLR(optimizers, "auto", total_steps=total_steps, probe=probe, **{"cycle_momentum": False, **more})
     is_one = not isinstance(optimizers, Iterable) or isinstance(optimizers, Tensor)
-    found: list[Any] = [optimizers] if is_one else list(optimizers)
+    found: list[Any] = [optimizers] if is_one else [unwrapped(one) for one in optimizers]
     if not found or not all(isinstance(one, Optimizer) for one in found):
         raise ArgumentError(
             f"optimizers must be an optimizer of torch or some of them, but got optimizers={shown(optimizers)}; for "

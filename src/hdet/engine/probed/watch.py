@@ -9,7 +9,9 @@ from weakref import finalize, ref
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["Watch"]
+from hdet.errors import ArgumentError
+
+__all__ = ["Watch", "refuse_unheard"]
 
 Owner = TypeVar("Owner")
 Arguments: TypeAlias = tuple[Any, ...]
@@ -23,8 +25,6 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.hooked = False
-        """Whether the optimizer calls us. A framework's wrapper may not be able to."""
         self.captured = False
         """Whether a step was captured into a CUDA graph: from then on replays make steps that nobody hears of."""
         self.asleep = False
@@ -38,7 +38,7 @@ class Watch:
     @property
     def sees_steps(self) -> bool:
         """Whether every step is heard of."""
-        return self.hooked and not self.captured and not self.asleep
+        return not self.captured and not self.asleep
 
     def begin(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
         """Watch, if that has not begun. The hook holds the owner weakly, and goes when the owner does."""
@@ -78,12 +78,19 @@ class Watch:
                 return args, {**kwargs, "closure": told}
             return (args[0], told, *args[2:]), kwargs
 
-        try:
-            handle = optimizer.register_step_pre_hook(hook)
-        except AttributeError:
-            return
-        self.hooked = True
+        handle = optimizer.register_step_pre_hook(hook)
         finalize(owner, handle.remove)
+
+
+def refuse_unheard(optimizer: Optimizer) -> None:
+    """Raise where no hook can be set: nobody would hear of a step, and no gradient would be seen."""
+    try:
+        optimizer.register_step_pre_hook(lambda *_: None).remove()
+    except AttributeError:
+        raise ArgumentError(
+            f"a search looks at the gradients of every step, but {type(optimizer).__name__} cannot have step hooks as "
+            "torch's optimizers do; if it wraps another optimizer, give the optimizer inside"
+        ) from None
 
 
 def _is_capturing(optimizer: Optimizer) -> bool:

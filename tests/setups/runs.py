@@ -1,0 +1,42 @@
+"""Building a run that finds its rate, and the plain loop whose final loss every set-up is compared with.
+
+The one place that knows what such a run needs beside model and optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import hdet
+from tests.setups.problems import final_loss, network, probe_of, train
+
+__all__ = ["FACES", "plain_loss", "searching"]
+
+FACES = ("OneCycleLR", "auto", "Ensemble")
+"""What users build such a run with."""
+Make = Callable[..., Optimizer]
+
+
+def searching(model: nn.Module, optimizer: Any, steps: int, face: str = "auto", **more: Any) -> Any:
+    """The scheduler of a run that finds its rate; ``optimizer``: one, or several for ``hdet.auto``."""
+    given = {"total_steps": steps, "probe": probe_of(model), **more}
+    if face == "Ensemble":
+        return hdet.Ensemble(optimizer, fanout="probed", **given)
+    if face == "OneCycleLR":
+        return hdet.OneCycleLR(optimizer, "auto", **{"cycle_momentum": False, **given})
+    return hdet.auto(optimizer, **given)
+
+
+@cache
+def plain_loss(make: Make = torch.optim.Adam, guess: float = 1e-6, steps: int = 200, face: str = "auto") -> float:
+    """The final loss of the plain loop in one process: the small network, one optimizer, nothing special."""
+    model = network()
+    optimizer = make(model.parameters(), lr=guess)
+    train(model, optimizer, searching(model, optimizer, steps, face), range(steps))
+    return final_loss(model)
