@@ -15,6 +15,7 @@ from hdet.algorithm.auto.pilot import (
     BLIND,
     NEVER_MOVED,
     NO_GAIN,
+    NO_GRADIENT,
     NOT_FINITE,
     Action,
     Moment,
@@ -53,7 +54,7 @@ def test_after_the_first_step_the_guess_does_not_matter(moved: float, t: int, pe
     late = t > max(peak, c.SHORTEST)
     order = first_step(moved, span=(t - 1, t), peak=peak)
     if late:
-        assert order.alarm == NEVER_MOVED
+        assert order.alarm == NO_GRADIENT
         return
     state = order.state
     assert moved * state.factor * state.rise(t) / PILOT.begin().factor == pytest.approx(2e-3)
@@ -253,6 +254,25 @@ def test_weights_that_never_move_keep_to_the_guess_in_the_end(peak: float, t: in
     assert alarmed(order) == (NEVER_MOVED if late else None)
 
 
+@pytest.mark.parametrize(("peak", "t", "late"), [(PEAK, 299, False), (PEAK, 300, True)])
+def test_weights_that_move_without_a_gradient_keep_to_the_guess_in_the_end(peak: float, t: int, late: bool) -> None:
+    order = first_step(1e-3, span=(t - 20, t), peak=peak, gradient=0.0)
+    assert alarmed(order) == (NO_GRADIENT if late else None)
+    assert late or order == Order(PILOT.begin(), anew=True)
+
+
+@pytest.mark.parametrize(("moved", "gradient"), [(0.0, 0.0), (1e-3, 0.0), (0.0, math.inf), (0.0, math.nan)])
+def test_a_first_step_without_a_gradient_or_skipped_because_of_it_says_nothing(moved: float, gradient: float) -> None:
+    assert first_step(moved, gradient=gradient) == Order(PILOT.begin(), anew=True)
+
+
+@pytest.mark.parametrize("known", [{"straightness": 1.0}, {"reach": 5.0}, {"now": 1.05}])
+def test_a_round_without_a_gradient_neither_raises_nor_counts_as_idle(known: dict[str, float]) -> None:
+    state = SEARCHING._replace(idle=1)
+    order = after(state, gradient=0.0, **known)
+    assert (order.state.level, order.state.idle, order.action) == (0.0, 1, Action.KEEP)
+
+
 def test_a_probe_that_is_never_finite_keeps_to_the_guess_the_second_time() -> None:
     state = SEARCHING._replace(first=math.nan, seen=False)
     once = after(state, math.nan, math.nan, displacement=0.5)
@@ -307,7 +327,7 @@ def test_evidence_by_default_says_nothing() -> None:
     assert math.isnan(defaults.before)
     assert math.isnan(defaults.displacement)
     assert defaults[3:6] == (0.0, 1.0, 1)
-    assert defaults[7:] == (-math.inf, 0.0, 0.0)
+    assert defaults[7:] == (-math.inf, 0.0, 0.0, 1.0)
 
 
 loss = st.one_of(st.floats(), st.floats(0, 5))

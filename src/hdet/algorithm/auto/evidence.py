@@ -31,3 +31,5 @@ class Evidence(NamedTuple):
     """Of the way since the search began; 1: no gradient has turned yet."""
     resolution: float = 0.0
     """The relative distance of neighbouring numbers of the weights' type."""
+    gradient: float = 1.0
+    """The largest number of the gradients that were heard in the round; 0: there were none."""

@@ -21,11 +21,24 @@ from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import FACTOR_LIMITS, bounded_factor
 
-__all__ = ["BLIND", "NEVER_MOVED", "NOT_FINITE", "NO_GAIN", "Action", "Moment", "Order", "Phase", "Pilot", "PilotState"]
+__all__ = [
+    "BLIND",
+    "NEVER_MOVED",
+    "NOT_FINITE",
+    "NO_GAIN",
+    "NO_GRADIENT",
+    "Action",
+    "Moment",
+    "Order",
+    "Phase",
+    "Pilot",
+    "PilotState",
+]
 
 BLIND = "the probe does not see the weights"
 NOT_FINITE = "the probe's loss is not finite, whatever the weights"
 NEVER_MOVED = "no step has moved the weights"
+NO_GRADIENT = "weights moved, but no gradient was seen before the schedule's peak"
 NO_GAIN = "no gain: half the rate"
 
 
@@ -162,7 +175,7 @@ class Pilot:
         """One round."""
         late = evidence.span[1] > max(evidence.peak, c.SHORTEST)
         if state.phase is Phase.FIRST and late:
-            return self._alarmed(NEVER_MOVED)
+            return self._alarmed(NO_GRADIENT if evidence.displacement > 0 else NEVER_MOVED)
         if state.phase is Phase.KEPT or evidence.steps == 0:
             return Order(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
@@ -182,7 +195,9 @@ class Pilot:
     def _measured(self, state: PilotState, evidence: Evidence) -> Order:
         """The first step tells how far a step moves the weights: from then on the guess does not matter."""
         moved, event = evidence.displacement, "first step"
-        if not moved > 0:  # lost in rounding, or skipped by the optimizer itself
+        if evidence.gradient == 0 or not (moved > 0 or math.isfinite(evidence.gradient)):
+            return Order(state, anew=True)  # without gradients, or skipped because of them: it says nothing
+        if not moved > 0:  # lost in rounding
             return Order(state.at(state.level + c.TRY_HIGHER), event=event, anew=True)
         again = "restarted: the first step was too long"
         if math.isinf(moved):
@@ -231,6 +246,8 @@ def _gone_well(state: PilotState, evidence: Evidence) -> Order:
 
 def _steered(state: PilotState, evidence: Evidence) -> Order:
     """Raise the target as far as the gradients ask for it; halve it where they do not and nothing is gained."""
+    if evidence.gradient == 0:  # the sum of rates has grown all the same, and with it the reach
+        return Order(state)
     most = math.log(c.FASTEST)
     asked = most if evidence.straightness >= c.STRAIGHT else evidence.reach + math.log(c.HEED) - state.level
     if asked > 0:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,11 @@ class Gradients:
         self._ahead: Rate = 0.0
         self._weight: Rate = 0.0
         self._rate: Rate | None = None
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Sums go on; how large gradients are is asked of each round."""
+        self._largest: list[Tensor] = []
 
     def pass_by(self, rate: Rate) -> None:
         """A step at ``rate`` is made that is not listened to."""
@@ -59,21 +65,33 @@ class Gradients:
         """A further part of the step that was added last, whose parameters stood as None there."""
         self._hear(origin, weights, parameters, 1.0)
 
+    @torch.no_grad()
+    def notice(self, origin: Origin, parameters: Sequence[Tensor | None]) -> None:
+        """How large the gradients of a step are, and nothing else."""
+        self._measure(origin, [_size(gradient) for gradient in _gathered(origin, parameters)])
+
+    def _measure(self, origin: Origin, sizes: Sequence[Tensor]) -> None:
+        """The largest number of a round's gradients. Unlike a sum of squares it neither vanishes nor overflows."""
+        largest = [_folded(torch.maximum, own) for own in origin.pieces.by_place(sizes)]
+        if self._largest:
+            largest = [torch.maximum(old, new) for old, new in zip(self._largest, largest, strict=True)]
+        self._largest = largest
+
     def _hear(
         self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor | None], discount: Rate
     ) -> None:
         """Earlier sums times ``discount``, and the gradients of now."""
         if not self._pull:
             self._pull = origin.pieces.zeros()
-        gradients = [_gradient(p) if p is not None else None for p in parameters]
-        products = []
-        heard = zip(self._pull, origin.way(weights), origin.pieces.gathered(gradients, 1), strict=True)
-        for pull, way, gradient in heard:
+        products, sizes = [], []
+        for pull, way, gradient in zip(self._pull, origin.way(weights), _gathered(origin, parameters), strict=True):
             products.append(torch.dot(gradient, way))
+            sizes.append(_size(gradient))
             if isinstance(discount, Tensor):
                 pull.mul_(discount.to(pull.device)).add_(gradient)
             else:
                 torch.add(gradient, pull, alpha=discount, out=pull)
+        self._measure(origin, sizes)
         asked = _sums(origin, products)
         if self._asked:
             asked = [old * discount + new for old, new in zip(self._asked, asked, strict=True)]
@@ -86,6 +104,10 @@ class Gradients:
             return []
         products = [torch.dot(pull, way) for pull, way in zip(self._pull, origin.way(weights), strict=True)]
         return [*self._asked, *_sums(origin, products)]
+
+    def sizes(self, origin: Origin) -> list[Tensor]:
+        """The largest number of the round's gradients, on the device: for each of the pieces' places."""
+        return self._largest or [torch.zeros(()) for _ in origin.pieces.places]
 
     def tally(self, sums: Sequence[float]) -> Tally:
         """From what was asked and gained: the values of :meth:`sums`, added up over all places."""
@@ -103,6 +125,7 @@ class Gradients:
             "ahead": self._ahead,
             "weight": self._weight,
             "rate": self._rate,
+            "largest": self._largest,
         }
 
     @classmethod
@@ -113,6 +136,7 @@ class Gradients:
         found._asked = [asked.to(found._pull[0].device, copy=True) for asked in saved["asked"]]
         found._rates, found._ahead, found._weight = (copy_rate(saved[name]) for name in ("rates", "ahead", "weight"))
         found._rate = copy_rate(saved["rate"])
+        found._largest = [largest.clone() for largest in saved["largest"]]
         return found
 
 
@@ -128,14 +152,25 @@ def _discount(before: Rate | None, now: Rate) -> Rate:
 
 def _sums(origin: Origin, products: Sequence[Tensor]) -> list[Tensor]:
     """Of one product for each piece: a scalar for each place, on its first piece's device."""
-    return [_sum(own) for own in origin.pieces.by_place(products)]
+    return [_folded(torch.add, own) for own in origin.pieces.by_place(products)]
 
 
-def _sum(products: Sequence[Tensor]) -> Tensor:
-    total, *more = products
-    for product in more:
-        total = total + product.to(total.device)
+def _folded(fold: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor]) -> Tensor:
+    """Scalars as one, on the first one's device."""
+    total, *more = values
+    for value in more:
+        total = fold(total, value.to(total.device))
     return total
+
+
+def _gathered(origin: Origin, parameters: Sequence[Tensor | None]) -> Iterator[Tensor]:
+    """The gradients that parameters hold, piece by piece; each valid until the next one."""
+    return origin.pieces.gathered([_gradient(p) if p is not None else None for p in parameters], 1)
+
+
+def _size(gradient: Tensor) -> Tensor:
+    largest: Tensor = torch.linalg.vector_norm(gradient, math.inf)
+    return largest
 
 
 def _gradient(p: Tensor) -> Tensor | None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hdet.algorithm.auto.evidence import Evidence
-from hdet.algorithm.auto.pilot import BLIND, NEVER_MOVED, NOT_FINITE, Order, PilotState
+from hdet.algorithm.auto.pilot import BLIND, NEVER_MOVED, NO_GRADIENT, NOT_FINITE, Order, PilotState
 from hdet.engine.records import round_record
 from hdet.engine.rollcall import RollCall
 from hdet.engine.way import RoundEnd
@@ -16,6 +16,7 @@ __all__ = ["record_of", "warning_of"]
 _CURES = {
     BLIND: "Give probe= a loss of the model that trains",
     NOT_FINITE: "Look for NaN in the probe batch, and for a loss that overflows",
+    NO_GRADIENT: "Give the optimizer that is stepped itself, and leave gradients in place until scheduler.step()",
     NEVER_MOVED: "Call optimizer.step() before scheduler.step(), with gradients that are not zero",
 }
 

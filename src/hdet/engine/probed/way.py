@@ -290,6 +290,7 @@ class ProbedWay:
             displacement=measured.displacement,
             reach=_level(measured.reach, end),
             straightness=measured.straightness,
+            gradient=measured.gradient if looks else 0.0,
             resolution=witness.resolution(optimizer),
         )
 

@@ -38,6 +38,8 @@ class Measured(NamedTuple):
     """The rate that the gradients ask for; 0 where they say nothing."""
     straightness: float
     """Of the way; 1: nothing has turned yet."""
+    gradient: float
+    """The largest number of the round's gradients; 0: there were none."""
 
 
 class _Start(NamedTuple):
@@ -116,6 +118,7 @@ class Witness:
     def begin_round(self, length: int, *, anew: bool) -> None:
         """A round of so many steps begins; ``anew``: with an origin of its own."""
         self.steps, self.length = 0, length
+        self._gradients.begin_round()
         if anew:
             self.begin_anew()
 
@@ -129,20 +132,23 @@ class Witness:
     def before_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """A step is about to be made, or a further part of one; the first step sets the origin."""
         if is_continued(optimizer):
-            if hears_gradients:
-                self._see_part(optimizer)
+            self._see_part(optimizer, hears_gradients)
             return
         if not hears_gradients and self._origin(trained_parameters(optimizer)) is None:
             self.begin_anew()  # a layer has thawed before the first step whose length is known
         self._set_origin(optimizer)
         if hears_gradients:
             self._see_gradients(optimizer)
+        else:
+            self._notice_gradients(optimizer)
         self.steps += 1
 
     def after_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
-        """A step has been made, perhaps one that no hook told of: replayed from a graph, or made by a wrapper."""
+        """A step has been made, perhaps one that no hook told of: replayed from a graph."""
         if not self._watch.sees_steps and self._origin(trained_parameters(optimizer)) is not None:
-            if hears_gradients and (self._weights_before or not self._listens):
+            if not hears_gradients:
+                self._notice_gradients(optimizer)
+            elif self._weights_before or not self._listens:
                 self._see_gradients(optimizer, self._weights_before)
             self.steps += 1
         self._set_origin(optimizer)
@@ -181,12 +187,13 @@ class Witness:
         weights = start.own(parameters)
         with evaluated(optimizer):
             norms = start.searched.norms(weights)
-        return [*norms, *self._gradients.sums(start.searched, weights)]
+        return [*norms, *self._gradients.sizes(start.searched), *self._gradients.sums(start.searched, weights)]
 
     def shown(self, values: Sequence[float]) -> list[float]:
         """What this rank shows the others, from the values of :meth:`scalars`: a block for each part of the weights.
 
-        In it: which part, the lengths of way and origin and, if gradients were heard, what they asked and gained.
+        In it: which part, the lengths of way and origin, the size of gradients and, if these were heard, what they
+        asked and gained.
         """
         if self._start is None or not values:
             return []
@@ -199,15 +206,15 @@ class Witness:
     def measured(self, rows: Sequence[Sequence[float]]) -> Measured:
         """From what all ranks have shown: what several of them hold counts once."""
         if self._start is None or not rows[0]:
-            return Measured(0.0, 0.0, 0.0)
+            return Measured(0.0, 0.0, 0.0, 0.0)
         width = len(rows[0]) // len(self._start.searched.pieces.places)
-        ways, origins, *heard = counted_once(rows, width)
+        ways, origins, sizes, *heard = counted_once(rows, width)
         moved, sums = relative(ways, origins), [sum(values) for values in heard]
         if not all(map(math.isfinite, sums)):  # some gradient was not finite: the way begins anew
             self._start = None
             self._gradients.reset()
         tally = self._gradients.tally(sums)
-        return Measured(moved, estimate(tally), straightness(tally))
+        return Measured(moved, estimate(tally), straightness(tally), sum(sizes))
 
     @staticmethod
     def resolution(optimizer: Optimizer) -> float:
@@ -282,13 +289,24 @@ class Witness:
         holding = own if weights else stepping_now(optimizer, own)
         self._gradients.add(start.searched, start.own(weights) if weights else own, holding, self._rate(optimizer))
 
-    def _see_part(self, optimizer: Optimizer) -> None:
+    def _notice_gradients(self, optimizer: Optimizer) -> None:
+        """Whether there are any: before the first step whose length is known, they ask for nothing yet."""
+        parameters = trained_parameters(optimizer)
+        start = self._origin(parameters)
+        if start is not None and self._listens:
+            self._gradients.notice(start.searched, stepping_now(optimizer, start.own(parameters)))
+
+    def _see_part(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """The gradients of a further part of the step that was counted last: its weights have not moved yet."""
         parameters = trained_parameters(optimizer)
         start = self._origin(parameters)
-        if start is not None and self._hears_step(self.steps - 1):
-            own = start.own(parameters)
+        if start is None or not self._hears_step(self.steps - 1):
+            return
+        own = start.own(parameters)
+        if hears_gradients:
             self._gradients.add_part(start.searched, own, stepping_now(optimizer, own))
+        else:
+            self._gradients.notice(start.searched, stepping_now(optimizer, own))
 
     def _rate(self, optimizer: Optimizer) -> Rate:
         """The first knob's learning rate; a tensor stays on its device."""
