@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hdet.algorithm.auto import constants as auto
 from hdet.algorithm.auto.pilot import Pilot
 from hdet.algorithm.knob import KnobSpec
-from hdet.checks import is_int, is_one_of, shown, takes
+from hdet.checks import is_int, is_one_of, is_real, shown, takes
 from hdet.comm.arms import Arms
 from hdet.comm.group import check_group
 from hdet.comm.shards import is_distributed
@@ -24,11 +24,13 @@ from hdet.engine.trained.signals import ProbeLoss
 from hdet.engine.weights import check_model, trained_parameters
 from hdet.errors import ArgumentError, ProbeWarning
 
-__all__ = ["LONGEST", "PUBLISHED_SPREAD", "Ours", "check_common", "checked_length", "probed_way"]
+__all__ = ["LONGEST", "PUBLISHED_SPREAD", "Ours", "check_common", "check_guesses", "checked_length", "probed_way"]
 
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
 """Steps that a run may have: integers above are no floats, and the schedule computes with those."""
+_GUESSES = (1e-14, 1e14)
+"""Bounds of a guess: the factor on it that is learned stays between 1e-15 and 1e15."""
 NOT_PROBED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
@@ -95,6 +97,18 @@ def check_common(ours: Ours, optimizer: Optimizer) -> None:
         )
 
 
+def check_guesses(guesses: Sequence[Any]) -> None:
+    """Raise for rates from which nothing can be found: what is learned is a factor on them, and has bounds."""
+    low, high = _GUESSES
+    within = [is_real(guess) and (guess == 0 or low <= guess <= high) for guess in guesses]
+    if guesses and not (all(within) and any(guesses)):
+        raise ArgumentError(
+            f'a search begins from max_lr, or the optimizer\'s lr with "auto": each rate must be a number from {low:g} '
+            f"to {high:g}, or 0 where a group is to be left alone, and one must be above 0, but got {guesses}; any "
+            "guess will do, for instance 1e-3"
+        )
+
+
 def checked_length(sync_every: Any, default: int) -> int:
     """T of replicas that train."""
     if sync_every is None:
@@ -113,8 +127,9 @@ def probed_way(
     searches: bool,
     specs: Sequence[KnobSpec],
     total_steps: int | None,
-    knob_of_group: Mapping[int, int] | None = None,
+    guesses: Mapping[int, float],
 ) -> ProbedWay:
+    """``guesses``: of the parameter groups whose rates are the knobs, in their order. Groups at 0 are left alone."""
     for kind, why in NOT_PROBED.items():
         if any(isinstance(part, kind) for part in parts_of(optimizer)):
             raise ArgumentError(
@@ -130,5 +145,5 @@ def probed_way(
             ProbeWarning,
             stacklevel=4,  # probed_way, ..._run, __init__, the user
         )
-    groups = knob_of_group if knob_of_group is not None else {g: g for g in range(len(specs))}
+    groups = {g: knob for knob, (g, guess) in enumerate(guesses.items()) if guess > 0}
     return ProbedWay(pilot, specs, groups, ours.probe, ours.model, ours.copies_on_device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -25,7 +25,7 @@ from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.trained.way import TrainedWay
 from hdet.engine.weights import Body, check_optimizer, unwrapped
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import LONGEST, Ours, check_common, checked_length, probed_way
+from hdet.faces.arguments import LONGEST, Ours, check_common, check_guesses, checked_length, probed_way
 from hdet.faces.knobs import Knob
 from hdet.journal import open_journal
 
@@ -75,8 +75,10 @@ def ensemble_run(
     sink = open_journal(ours.journal)
     way: TrainedWay | ProbedWay
     if probed:
-        groups = {knob.group: i for i, knob in enumerate(knobs) if knob.group is not None}
-        way = probed_way(optimizer, ours, controller is not False, specs, total_steps, groups)
+        groups = [knob.group for knob in knobs if knob.group is not None]
+        guesses = {g: _guess(optimizer.param_groups[g]) for g in groups}
+        check_guesses(list(guesses.values()))
+        way = probed_way(optimizer, ours, controller is not False, specs, total_steps, guesses)
     else:
         settings = Settings(Rounds(length, total_steps), ours.seed, "schedule", ours.start)
         state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
@@ -98,6 +100,11 @@ def ensemble_run(
         "optimizer_state": optimizer_state,
     }
     return Run(way, ours.group, sink, told)
+
+
+def _guess(group: Mapping[str, Any]) -> float:
+    """A group's rate; where a schedule was built on it, the one that the schedule began from."""
+    return float(group.get("initial_lr", group["lr"]))
 
 
 def flat_knobs(knobs: object) -> list[Knob]:

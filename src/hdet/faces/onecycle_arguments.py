@@ -27,7 +27,15 @@ from hdet.engine.trained.way import TrainedWay
 from hdet.engine.weights import Body
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import LONGEST, PUBLISHED_SPREAD, Ours, check_common, checked_length, probed_way
+from hdet.faces.arguments import (
+    LONGEST,
+    PUBLISHED_SPREAD,
+    Ours,
+    check_common,
+    check_guesses,
+    checked_length,
+    probed_way,
+)
 from hdet.journal import open_journal
 
 __all__ = ["onecycle_run", "rate_knobs"]
@@ -57,7 +65,7 @@ def onecycle_run(
     if isinstance(schedule["max_lr"], str):
         schedule["max_lr"] = _guesses(optimizer)
     if probed:
-        _refuse_impossible(schedule["max_lr"])
+        check_guesses(_per_group(schedule["max_lr"]))
     _refuse_nan(schedule)
     _refuse_endless(schedule["max_lr"])
     if decay == "exponential" and schedule["final_div_factor"] == math.inf:
@@ -77,7 +85,8 @@ def onecycle_run(
     specs = rate_knobs(0, len(optimizer.param_groups), spread)
     way: TrainedWay | ProbedWay
     if probed:
-        way = probed_way(optimizer, ours, bool(auto_lr), specs, steps)
+        guesses = _per_group(schedule["max_lr"], len(specs))
+        way = probed_way(optimizer, ours, bool(auto_lr), specs, steps, dict(enumerate(guesses)))
         settled: dict[str, Any] = {"sync_every": "auto", "seed": int(ours.seed), "decay": decay}
     else:
         rounds = Rounds(checked_length(ours.sync_every, default_length(steps)), steps)
@@ -124,14 +133,9 @@ def _guesses(optimizer: object) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def _refuse_impossible(max_lr: Any) -> None:
-    """A probed fan-out multiplies the rate that it is given: it must be a number above 0."""
-    guesses = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr]
-    if not all(is_real(guess) and 0 < guess < math.inf for guess in guesses):
-        raise ArgumentError(
-            f'a probed fan-out begins from max_lr, or the optimizer\'s lr with "auto", which must be a finite number '
-            f"above 0, but got {guesses}; any guess will do, for instance 1e-3"
-        )
+def _per_group(max_lr: Any, groups: int = 1) -> list[Any]:
+    """One rate per parameter group, as torch takes them."""
+    return list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr] * groups
 
 
 def _refuse_arrays(schedule: Mapping[str, object]) -> None:
@@ -153,7 +157,7 @@ def _is_array(value: object) -> bool:
 
 def _refuse_endless(max_lr: object) -> None:
     """Raise for rates that are infinite or below 0, which torch would take. What is no number torch refuses itself."""
-    rates = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr]
+    rates = _per_group(max_lr)
     numbers = [rate for rate in rates if isinstance(rate, (Real, Tensor))]
     if any(not is_finite(float(rate) if isinstance(rate, Tensor) else rate) or rate < 0 for rate in numbers):
         raise ArgumentError(f"max_lr must be finite and not below 0, but got max_lr={shown(max_lr)}; for instance 0.1")

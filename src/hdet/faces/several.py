@@ -88,12 +88,13 @@ class Together(Optimizer):
         return [group for part in self.parts for group in part.param_groups]
 
     def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
-        """Called before the first part's step, as if it were ours."""
+        """Called before the step of the first part that moves at all, as if it were ours."""
 
         def heard(part: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return None if stands_still(part) else hook(self, args, kwargs)
 
-        return self.parts[0].register_step_pre_hook(heard)
+        first = next((part for part in self.parts if not stands_still(part)), self.parts[0])
+        return first.register_step_pre_hook(heard)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not to be called: groups belong to a part."""

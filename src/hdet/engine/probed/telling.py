@@ -29,11 +29,13 @@ def record_of(
     before: PilotState,
     then: list[float],
     order: Order,
+    lead: int,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The round as one record: the one model stands where replicas would, with the ranks' mean loss.
 
-    ``then`` is the schedule before the round's last step: once the guess is kept to, there is another one.
+    ``then`` is the schedule before the round's last step: once the guess is kept to, there is another one. ``lead``:
+    the knob whose rate stands for all.
     """
     after, now, knobs = order.state, end.schedule(end.after), len(then)
     base = _base(before, then, end.before)
@@ -54,7 +56,7 @@ def record_of(
         divergence=[0.0],
         seconds={**seconds, "converge": 0.0},
     )
-    heard = {"loss_before": evidence.before, "reach": math.exp(evidence.reach) * then[0]}
+    heard = {"loss_before": evidence.before, "reach": math.exp(evidence.reach) * then[lead]}
     unheard = [rank for rank, own in enumerate(roll.losses) if roll.has_losses and not math.isfinite(own)]
     story = {"not_finite": unheard, "event": order.event, "went_back_to": order.went_back_to, "alarm": order.alarm}
     return {**record, "shape": now, **heard, **story}

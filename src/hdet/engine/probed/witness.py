@@ -107,9 +107,8 @@ class Witness:
         return self._watch.sees_steps
 
     def grow(self, knobs: int, more: int) -> None:
-        """Further parameter groups, each with a knob of its own."""
-        first = max(self._knob_of_group, default=-1) + 1
-        self._knob_of_group |= {first + i: knobs + i for i in range(more)}
+        """Further parameter groups, each with a knob of its own, as all before have."""
+        self._knob_of_group |= {i: i for i in range(knobs, knobs + more)}
 
     def fresh(self) -> Witness:
         """One of the same knobs that has seen nothing."""
@@ -309,6 +308,6 @@ class Witness:
             self._gradients.notice(start.searched, stepping_now(optimizer, own))
 
     def _rate(self, optimizer: Optimizer) -> Rate:
-        """The first knob's learning rate; a tensor stays on its device."""
-        group = next((g for g, knob in self._knob_of_group.items() if knob == 0), 0)
+        """That of the first knob that is not left alone; a tensor stays on its device."""
+        group = min(self._knob_of_group, key=lambda g: self._knob_of_group[g])
         return copy_rate(optimizer.param_groups[group]["lr"])
