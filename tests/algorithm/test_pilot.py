@@ -235,6 +235,24 @@ def test_a_batch_on_which_no_weights_have_a_finite_loss_says_nothing() -> None:
         assert after(SEARCHING, now, before, reach=9.0) == Order(SEARCHING)
 
 
+LOSSES = st.one_of(st.floats(-5, 5), st.sampled_from([math.nan, math.inf, -math.inf]))
+
+
+@given(LOSSES, LOSSES, st.integers(0, 1), st.integers(0, 1))
+def test_what_is_maximised_is_judged_as_its_negative(now: float, before: float, worse: int, idle: int) -> None:
+    state = SEARCHING._replace(worse=worse, idle=idle)
+    order = after(state, now, before)
+    mirrored = after(state._replace(first=-state.first), -now, -before, direction=-1.0)
+    assert mirrored._replace(state=mirrored.state._replace(first=-mirrored.state.first)) == order
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 1))
+def test_where_groups_differ_only_a_loss_that_is_no_number_counts(now: float, before: float, moved: float) -> None:
+    order = after(SEARCHING._replace(seen=False, worse=1, idle=1), now, before, displacement=moved, direction=0.0)
+    assert (order.action, order.event, order.state.worse, order.state.idle) == (Action.KEEP, None, 0, 0)
+    assert after(SEARCHING, math.nan, before, direction=0.0).action is Action.GO_BACK
+
+
 # -- alarms ------------------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +345,7 @@ def test_evidence_by_default_says_nothing() -> None:
     assert math.isnan(defaults.before)
     assert math.isnan(defaults.displacement)
     assert defaults[3:6] == (0.0, 1.0, 1)
-    assert defaults[7:] == (-math.inf, 0.0, 0.0, 1.0)
+    assert defaults[7:] == (-math.inf, 0.0, 0.0, 1.0, 1.0)
 
 
 loss = st.one_of(st.floats(), st.floats(0, 5))

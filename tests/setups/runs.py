@@ -10,22 +10,34 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import hdet
-from tests.setups.problems import final_loss, network, probe_of, train
+from tests.setups.problems import final_loss, loss_of, network, probe_of, train
 
 __all__ = ["FACES", "plain_loss", "searching"]
 
 FACES = ("OneCycleLR", "auto", "Ensemble")
 """What users build such a run with."""
 Make = Callable[..., Optimizer]
+LossFn = Callable[[Any, Any], Tensor]
 
 
-def searching(model: nn.Module, optimizer: Any, steps: int, face: str = "auto", **more: Any) -> Any:
-    """The scheduler of a run that finds its rate; ``optimizer``: one, or several for ``hdet.auto``."""
-    given = {"total_steps": steps, "probe": probe_of(model), **more}
+def searching(
+    model: nn.Module, optimizer: Any, steps: int, face: str = "auto", loss_fn: LossFn = loss_of, **more: Any
+) -> Any:
+    """The scheduler of a run that finds its rate.
+
+    Args:
+        model: what trains.
+        optimizer: of it; ``hdet.auto`` takes several.
+        steps: of the run.
+        face: one of FACES.
+        loss_fn: what is trained on.
+        more: further arguments of the face.
+    """
+    given = {"total_steps": steps, "probe": probe_of(model, loss_fn), **more}
     if face == "Ensemble":
         return hdet.Ensemble(optimizer, fanout="probed", **given)
     if face == "OneCycleLR":

@@ -185,7 +185,8 @@ class Pilot:
         if not math.isfinite(evidence.now) and not math.isfinite(state.first):
             dark = state.dark + 1
             return Order(state._replace(dark=dark)) if dark < c.TWICE else self._alarmed(NOT_FINITE)
-        if evidence.displacement > c.VISIBLE and not state.seen and evidence.now == evidence.before:
+        same = evidence.now == evidence.before and evidence.direction != 0
+        if evidence.displacement > c.VISIBLE and not state.seen and same:
             return self._alarmed(BLIND)
         ruin = _ruin(state, evidence)
         if ruin > c.WORSE:
@@ -218,7 +219,12 @@ def _ruin(state: PilotState, evidence: Evidence) -> float:
     """How far the loss is above that of a round ago, over the first loss; 0 where nothing can be compared."""
     if not math.isfinite(evidence.now):
         return math.inf if math.isfinite(evidence.before) or not state.moments else 0.0
-    return (evidence.now - evidence.before) / (abs(state.first) or 1.0) if math.isfinite(evidence.before) else 0.0
+    return _rise(evidence) / (abs(state.first) or 1.0) if math.isfinite(evidence.before) else 0.0
+
+
+def _rise(evidence: Evidence) -> float:
+    """How far the loss is above that of a round ago; of what is maximised, how far below."""
+    return evidence.direction * (evidence.now - evidence.before)
 
 
 def _too_hot(state: PilotState, certain: bool) -> Order:
@@ -252,7 +258,7 @@ def _steered(state: PilotState, evidence: Evidence) -> Order:
     asked = most if evidence.straightness >= c.STRAIGHT else evidence.reach + math.log(c.HEED) - state.level
     if asked > 0:
         return Order(state.at(state.level + min(asked, most))._replace(idle=0))
-    rose = evidence.steps >= c.JUDGED and evidence.now > evidence.before
+    rose = evidence.steps >= c.JUDGED and _rise(evidence) > 0
     idle = state.idle + 1 if rose else 0
     if idle < c.IDLE:
         return Order(state._replace(idle=idle))

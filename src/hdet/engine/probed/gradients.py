@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hdet.algorithm.auto.reach import Tally, forgetting
 from hdet.comm.shards import local_gradient
@@ -15,7 +16,22 @@ from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.pieces import Vectors
 from hdet.engine.rates import Rate, copy_rate
 
-__all__ = ["Gradients"]
+__all__ = ["PLAIN", "Gradients", "Reading"]
+
+
+class Reading(NamedTuple):
+    """What an optimizer makes of the gradients that its parameters hold, before it uses them."""
+
+    turned: frozenset[int] = frozenset()
+    """Ids of the parameters that are to go up along them: ``maximize=True``."""
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> Reading:
+        ascending = (group["params"] for group in optimizer.param_groups if group.get("maximize", False))
+        return cls(frozenset(id(p) for parameters in ascending for p in parameters))
+
+
+PLAIN = Reading()
 
 
 class Gradients:
@@ -46,7 +62,14 @@ class Gradients:
         self._rates = self._rates + rate
 
     @torch.no_grad()
-    def add(self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor | None], rate: Rate) -> None:
+    def add(
+        self,
+        origin: Origin,
+        weights: Sequence[Tensor],
+        parameters: Sequence[Tensor | None],
+        rate: Rate,
+        reading: Reading = PLAIN,
+    ) -> None:
         """One step at ``rate``. Does not synchronise, also where the rate is a tensor on a device.
 
         Args:
@@ -54,21 +77,24 @@ class Gradients:
             weights: those at which the gradients were taken.
             parameters: they hold the gradients; None: it is no part of what steps now.
             rate: of the step that follows.
+            reading: how the gradients are to be read.
         """
         discount = _discount(self._rate, rate)
-        self._hear(origin, weights, parameters, discount)
+        self._hear(origin, weights, parameters, discount, reading)
         self._ahead, self._weight = self._ahead * discount + self._rates, self._weight * discount + 1.0
         self._rates, self._rate = self._rates + rate, rate
 
     @torch.no_grad()
-    def add_part(self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor | None]) -> None:
+    def add_part(
+        self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor | None], reading: Reading
+    ) -> None:
         """A further part of the step that was added last, whose parameters stood as None there."""
-        self._hear(origin, weights, parameters, 1.0)
+        self._hear(origin, weights, parameters, 1.0, reading)
 
     @torch.no_grad()
-    def notice(self, origin: Origin, parameters: Sequence[Tensor | None]) -> None:
+    def notice(self, origin: Origin, parameters: Sequence[Tensor | None], reading: Reading) -> None:
         """How large the gradients of a step are, and nothing else."""
-        self._measure(origin, [_size(gradient) for gradient in _gathered(origin, parameters)])
+        self._measure(origin, [_size(gradient) for gradient in _gathered(origin, parameters, reading)])
 
     def _measure(self, origin: Origin, sizes: Sequence[Tensor]) -> None:
         """The largest number of a round's gradients. Unlike a sum of squares it neither vanishes nor overflows."""
@@ -78,13 +104,19 @@ class Gradients:
         self._largest = largest
 
     def _hear(
-        self, origin: Origin, weights: Sequence[Tensor], parameters: Sequence[Tensor | None], discount: Rate
+        self,
+        origin: Origin,
+        weights: Sequence[Tensor],
+        parameters: Sequence[Tensor | None],
+        discount: Rate,
+        reading: Reading,
     ) -> None:
         """Earlier sums times ``discount``, and the gradients of now."""
         if not self._pull:
             self._pull = origin.pieces.zeros()
         products, sizes = [], []
-        for pull, way, gradient in zip(self._pull, origin.way(weights), _gathered(origin, parameters), strict=True):
+        gradients = _gathered(origin, parameters, reading)
+        for pull, way, gradient in zip(self._pull, origin.way(weights), gradients, strict=True):
             products.append(torch.dot(gradient, way))
             sizes.append(_size(gradient))
             if isinstance(discount, Tensor):
@@ -163,9 +195,10 @@ def _folded(fold: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor]) 
     return total
 
 
-def _gathered(origin: Origin, parameters: Sequence[Tensor | None]) -> Iterator[Tensor]:
+def _gathered(origin: Origin, parameters: Sequence[Tensor | None], reading: Reading) -> Iterator[Tensor]:
     """The gradients that parameters hold, piece by piece; each valid until the next one."""
-    return origin.pieces.gathered([_gradient(p) if p is not None else None for p in parameters], 1)
+    held = [_gradient(p, id(p) in reading.turned) if p is not None else None for p in parameters]
+    return origin.pieces.gathered(held, 1)
 
 
 def _size(gradient: Tensor) -> Tensor:
@@ -173,6 +206,9 @@ def _size(gradient: Tensor) -> Tensor:
     return largest
 
 
-def _gradient(p: Tensor) -> Tensor | None:
+def _gradient(p: Tensor, turned: bool) -> Tensor | None:
     gradient = local_gradient(p)
-    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
+    if gradient is None:
+        return None
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return -dense if turned else dense

@@ -293,6 +293,7 @@ class ProbedWay:
             reach=_level(measured.reach, end.schedule(end.before)[self._lead]),
             straightness=measured.straightness,
             gradient=measured.gradient if looks else 0.0,
+            direction=witness.direction(optimizer),
             resolution=witness.resolution(optimizer),
         )
 

@@ -17,12 +17,12 @@ from hdet.comm import fingerprint
 from hdet.comm.shards import counted_once, local
 from hdet.engine.partitions import is_continued, refresh, stepping_now
 from hdet.engine.probed.evaluated import evaluated
-from hdet.engine.probed.gradients import Gradients
+from hdet.engine.probed.gradients import Gradients, Reading
 from hdet.engine.probed.origin import Origin, relative
 from hdet.engine.probed.places import parameters_at, places_of, refuse_other_shapes
 from hdet.engine.probed.watch import Watch
 from hdet.engine.rates import Rate, copy_rate
-from hdet.engine.weights import grouped_parameters, trained_parameters
+from hdet.engine.weights import direction, grouped_parameters, trained_parameters
 
 __all__ = ["Measured", "Witness"]
 
@@ -215,6 +215,10 @@ class Witness:
         tally = self._gradients.tally(sums)
         return Measured(moved, estimate(tally), straightness(tally), sum(sizes))
 
+    def direction(self, optimizer: Optimizer) -> float:
+        """What becomes of the loss in the groups whose rate is searched: 1, -1, or 0 where they differ."""
+        return direction(optimizer.param_groups[g] for g in self._knob_of_group)
+
     @staticmethod
     def resolution(optimizer: Optimizer) -> float:
         """The coarsest relative distance of neighbouring numbers among the types of the weights."""
@@ -286,14 +290,16 @@ class Witness:
             return
         own = start.own(parameters)
         holding = own if weights else stepping_now(optimizer, own)
-        self._gradients.add(start.searched, start.own(weights) if weights else own, holding, self._rate(optimizer))
+        at, rate = start.own(weights) if weights else own, self._rate(optimizer)
+        self._gradients.add(start.searched, at, holding, rate, Reading.of(optimizer))
 
     def _notice_gradients(self, optimizer: Optimizer) -> None:
         """Whether there are any: before the first step whose length is known, they ask for nothing yet."""
         parameters = trained_parameters(optimizer)
         start = self._origin(parameters)
         if start is not None and self._listens:
-            self._gradients.notice(start.searched, stepping_now(optimizer, start.own(parameters)))
+            holding = stepping_now(optimizer, start.own(parameters))
+            self._gradients.notice(start.searched, holding, Reading.of(optimizer))
 
     def _see_part(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """The gradients of a further part of the step that was counted last: its weights have not moved yet."""
@@ -301,11 +307,11 @@ class Witness:
         start = self._origin(parameters)
         if start is None or not self._hears_step(self.steps - 1):
             return
-        own = start.own(parameters)
+        own, reading = start.own(parameters), Reading.of(optimizer)
         if hears_gradients:
-            self._gradients.add_part(start.searched, own, stepping_now(optimizer, own))
+            self._gradients.add_part(start.searched, own, stepping_now(optimizer, own), reading)
         else:
-            self._gradients.notice(start.searched, stepping_now(optimizer, own))
+            self._gradients.notice(start.searched, stepping_now(optimizer, own), reading)
 
     def _rate(self, optimizer: Optimizer) -> Rate:
         """That of the first knob that is not left alone; a tensor stays on its device."""
