@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -121,3 +122,57 @@ def test_where_no_hook_can_be_set_it_is_refused_and_nothing_is_changed(face: str
     with pytest.raises(hdet.ArgumentError, match=r"Hidden .*step hooks.* give the optimizer inside"):
         searching(model, optimizer, STEPS, face)
     assert dict(optimizer.param_groups[0]) == before
+
+
+class Derived(Adam):
+    """Its own step calls Adam's, and torch calls hooks in both."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("how", ["alone", "by a closure", "several"])
+def test_a_step_that_calls_its_base_class_is_one_step(how: str) -> None:
+    plain = plain_loss(Adam, GUESS, STEPS)  # and torch has seen Adam itself
+    model = network()
+    first, *rest = model.parameters()
+    parts = [[first], rest] if how == "several" else [[first, *rest]]
+    optimizers = [Derived(part, lr=GUESS) for part in parts]
+    scheduler = searching(model, optimizers, STEPS)
+
+    def loss_and_gradients(t: int) -> Any:
+        model.zero_grad()
+        loss = loss_of(model, batch_of(t))
+        loss.backward()
+        return loss
+
+    for t in range(STEPS):
+        if how == "by a closure":
+            optimizers[0].step(partial(loss_and_gradients, t))
+        else:
+            loss_and_gradients(t)
+            for optimizer in optimizers:
+                optimizer.step()
+        scheduler.step()
+    assert final_loss(model) == pytest.approx(plain, rel=1e-6)
+
+
+def test_a_step_that_fails_is_followed_by_steps_that_are_heard() -> None:
+    class Fails(Derived):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise MemoryError("out of memory")
+            return super().step(closure)
+
+    model = network()
+    optimizer = Fails(model.parameters(), lr=GUESS)
+    scheduler = searching(model, optimizer, STEPS)
+    for part in (range(10), range(10, STEPS)):
+        train(model, optimizer, scheduler, part)
+        optimizer.fails = True
+        with pytest.raises(MemoryError):
+            optimizer.step()
+        optimizer.fails = False
+    assert final_loss(model) < 1.2 * plain_loss(Adam, GUESS, STEPS)

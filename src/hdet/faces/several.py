@@ -93,8 +93,15 @@ class Together(Optimizer):
         def heard(part: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return None if stands_still(part) else hook(self, args, kwargs)
 
-        first = next((part for part in self.parts if not stands_still(part)), self.parts[0])
-        return first.register_step_pre_hook(heard)
+        return self._first.register_step_pre_hook(heard)
+
+    def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
+        """Called after that step."""
+        return self._first.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+
+    @property
+    def _first(self) -> Optimizer:
+        return next((part for part in self.parts if not stands_still(part)), self.parts[0])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not to be called: groups belong to a part."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.auto.reach import Tally, forgetting
 from hdet.comm.shards import local_gradient
+from hdet.engine.probed.evaluated import parts_of
 from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.pieces import Vectors
 from hdet.engine.rates import Rate, copy_rate
@@ -25,10 +26,25 @@ class Reading(NamedTuple):
     turned: frozenset[int] = frozenset()
     """Ids of the parameters that are to go up along them: ``maximize=True``."""
 
+    scale: Tensor | None = None
+    """What a GradScaler has multiplied them by: torch hands it to fused optimizers, which divide by themselves."""
+    left_out: Tensor | None = None
+    """Above 0 where the optimizer will find some that are not finite, and make no step."""
+
     @classmethod
     def of(cls, optimizer: Optimizer) -> Reading:
         ascending = (group["params"] for group in optimizer.param_groups if group.get("maximize", False))
-        return cls(frozenset(id(p) for parameters in ascending for p in parameters))
+        turned = frozenset(id(p) for parameters in ascending for p in parameters)
+        scaled = parts_of(optimizer)[0]
+        return cls(turned, getattr(scaled, "grad_scale", None), getattr(scaled, "found_inf", None))
+
+    def read(self, gradient: Tensor) -> Tensor:
+        """Without the scale, and zero where there will be no step. Does not synchronise."""
+        if self.scale is not None:
+            gradient = gradient / self.scale.to(gradient.device, non_blocking=True)
+        if self.left_out is not None:
+            gradient = torch.where(self.left_out.to(gradient.device, non_blocking=True) > 0, 0.0, gradient)
+        return gradient
 
 
 PLAIN = Reading()
@@ -198,7 +214,7 @@ def _folded(fold: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor]) 
 def _gathered(origin: Origin, parameters: Sequence[Tensor | None], reading: Reading) -> Iterator[Tensor]:
     """The gradients that parameters hold, piece by piece; each valid until the next one."""
     held = [_gradient(p, id(p) in reading.turned) if p is not None else None for p in parameters]
-    return origin.pieces.gathered(held, 1)
+    return map(reading.read, origin.pieces.gathered(held, 1))
 
 
 def _size(gradient: Tensor) -> Tensor:

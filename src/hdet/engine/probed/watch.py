@@ -30,6 +30,8 @@ class Watch:
         self.asleep = False
         """Whether steps are of no interest: the hook returns at once."""
         self._begun = False
+        self._inside = False
+        """Whether a step is being made. One that calls its base class's step calls hooks twice, and is one step."""
 
     def was_captured(self) -> None:
         """A step was captured into a graph, whether we heard of it or not."""
@@ -58,8 +60,9 @@ class Watch:
 
         def hook(opt: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
             mine = watch()
-            if mine is None or mine.asleep:
+            if mine is None or mine.asleep or mine._inside:
                 return None
+            mine._inside = True
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             if closure is None:
                 heard(opt)
@@ -78,8 +81,13 @@ class Watch:
                 return args, {**kwargs, "closure": told}
             return (args[0], told, *args[2:]), kwargs
 
-        handle = optimizer.register_step_pre_hook(hook)
-        finalize(owner, handle.remove)
+        def made(*_: Any) -> None:
+            mine = watch()
+            if mine is not None:
+                mine._inside = False
+
+        for handle in (optimizer.register_step_pre_hook(hook), optimizer.register_step_post_hook(made)):
+            finalize(owner, handle.remove)
 
 
 def refuse_unheard(optimizer: Optimizer) -> None:
