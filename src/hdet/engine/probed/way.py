@@ -228,6 +228,8 @@ class ProbedWay:
         before, then, k = self.pilot_state, end.schedule(end.before), self.rounds.index(end.before)
         state = self.pilot.remembering(before, self._slots.present(end.optimizer))
         evidence = self._evidence(state, k, end, meeting.group)
+        if not all(roll.finite):  # on one rank, perhaps not the one that has measured: nobody's weights are to be kept
+            evidence = evidence._replace(now=math.nan, displacement=math.inf)
         clock.lap("probe")
         order = self.pilot.after_round(state, evidence)
         self._falling = evidence.shape < c.FALLING
