@@ -86,7 +86,8 @@ class Watch:
             if mine is not None:
                 mine._inside = False
 
-        for handle in (optimizer.register_step_pre_hook(hook), optimizer.register_step_post_hook(made)):
+        uncompiled = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
+        for handle in (optimizer.register_step_pre_hook(uncompiled), optimizer.register_step_post_hook(made)):
             finalize(owner, handle.remove)
 
 
