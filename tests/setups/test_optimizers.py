@@ -84,9 +84,27 @@ class StateAtOnce(Optimizer):
                 p.addcdiv_(p.grad, total.sqrt(), value=-float(group["lr"]))
 
 
+class CountInGroup(StateAtOnce):
+    """As those of pytorch-optimizer: where a group has no count of steps yet, its state is made."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.state.clear()
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            if "step" not in group:
+                group["step"] = 0
+                for p in group["params"]:
+                    self.state[p]["sum"] = torch.full_like(p, 0.01)
+            group["step"] += 1
+        super().step(closure)
+
+
 RESTARTS: dict[str, Callable[[Any], Optimizer]] = {
     "Adagrad": lambda p: optim.Adagrad(p, lr=1e5),
     "state-at-once": lambda p: StateAtOnce(p, 1e5),
+    "count-in-group": lambda p: CountInGroup(p, 1e5),
     "Adagrad-with-a-first-sum": lambda p: optim.Adagrad(p, lr=1e5, initial_accumulator_value=0.1),
     "Adam": lambda p: optim.Adam(p, lr=1e4),
     "SGD-momentum": lambda p: optim.SGD(p, lr=1e5, momentum=0.9),
