@@ -218,7 +218,8 @@ def _gathered(origin: Origin, parameters: Sequence[Tensor | None], reading: Read
 
 
 def _size(gradient: Tensor) -> Tensor:
-    largest: Tensor = torch.linalg.vector_norm(gradient, math.inf)
+    """The largest of its numbers; a rank may hold none of a sharded one."""
+    largest: Tensor = torch.linalg.vector_norm(gradient, math.inf) if gradient.numel() else gradient.new_zeros(())
     return largest
 
 
