@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from tests.setups.problems import final_loss, loss_of, network, probe_of, train
 
-__all__ = ["FACES", "plain_loss", "searching"]
+__all__ = ["FACES", "fixed_loss", "plain_loss", "searching"]
 
 FACES = ("OneCycleLR", "auto", "Ensemble")
 """What users build such a run with."""
@@ -51,4 +52,14 @@ def plain_loss(make: Make = torch.optim.Adam, guess: float = 1e-6, steps: int = 
     model = network()
     optimizer = make(model.parameters(), lr=guess)
     train(model, optimizer, searching(model, optimizer, steps, face), range(steps))
+    return final_loss(model)
+
+
+@cache
+def fixed_loss(make: Make, rate: float, steps: int = 200, build: Callable[[], nn.Module] = network) -> float:
+    """The final loss of a loop with torch's OneCycleLR at a rate that is known to be good."""
+    model = build()
+    optimizer = make(model.parameters(), lr=rate)
+    scheduler = OneCycleLR(optimizer, rate, total_steps=steps + 1, cycle_momentum=False)
+    train(model, optimizer, scheduler, range(steps))
     return final_loss(model)
