@@ -43,6 +43,8 @@ class World:
         """Steps at the beginning in which nothing moves."""
         self.silent = rng.choice([0, 0, 0, 0, 3, 30, 300])
         """Steps at the beginning without a gradient."""
+        self.follows = rng.random() < 0.9
+        """Whether steps follow the rate; else nothing holds displacement and rates together."""
 
     def losses(self, k: int, t: int) -> tuple[float, float]:
         """Of the weights as they are and of a round ago."""
@@ -104,7 +106,7 @@ def follow(seed: int) -> Counter[str]:
     while began < s.S:
         t = _next_end(began, s.S) if began else 1
         assert pilot.rounds.span(t) == (began, t)
-        run.path.append(Step(NOWHERE, NOWHERE, 1.0, NOWHERE))
+        run.path.append(Step(NOWHERE, NOWHERE, 1.0 if world.follows else run.rates(t - 1)[0], NOWHERE))
         now, before = world.losses(k, t)
         before = before if run.kept else math.nan
         q = world.displacement(t) if not run.fallen else 0.0
@@ -114,6 +116,7 @@ def follow(seed: int) -> Counter[str]:
         straight = reach * world.rng.choice([1.0, 1.0, 1.1, 2.0, 9.0])
         kappa = reach / straight if straight > 0 else 0.0
         evidence = Evidence((began, t), now, before, s.peak, s.h(t), t - began, q, asked, kappa, s.resolution, G)
+        evidence = evidence._replace(rates=math.fsum(step.eta for step in run.path), stretch=len(run.path))
         order, level = pilot.after_round(state, evidence), state.level
         event = run.end_round(t, t - began, now, before, q, reach, straight, G)
         assert order.event == event, (seed, t)
@@ -134,7 +137,7 @@ def test_the_pilot_goes_the_way_of_the_twin(part: int) -> None:
             story += follow(seed)
         except Exception as error:
             raise AssertionError(f"world {seed}") from error
-    assert len([event for event in story if event.startswith("kept")]) == 4
+    assert len([event for event in story if event.startswith("kept")]) == 5
     again = "restarted: the first step was too long"
     for event in ("first step", again, "too hot: went back", NO_GAIN, "raised", "fell"):
         assert story[event] >= 5, event  # the worlds are wide enough

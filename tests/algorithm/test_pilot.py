@@ -17,6 +17,7 @@ from hdet.algorithm.auto.pilot import (
     NO_GAIN,
     NO_GRADIENT,
     NOT_FINITE,
+    NOT_FOLLOWED,
     Action,
     Moment,
     Order,
@@ -291,6 +292,48 @@ def test_a_round_without_a_gradient_neither_raises_nor_counts_as_idle(known: dic
     assert (order.state.level, order.state.idle, order.action) == (0.0, 1, Action.KEEP)
 
 
+PACED = SEARCHING._replace(pace=2.0, rate=1e-3)
+
+
+def lagging(raised: float, shorter: float, stretch: int = 10, state: PilotState = PACED) -> Order:
+    """A round whose way of so many steps was made at ``raised`` times the first rate, and came ``shorter`` less far."""
+    rates = raised * state.rate * stretch
+    return after(state, displacement=state.pace * rates / shorter, rates=rates, stretch=stretch)
+
+
+@pytest.mark.parametrize(
+    ("raised", "shorter", "stretch", "lags"),
+    [
+        (20.0, 30.1, 10, True),
+        (19.9, 30.1, 10, False),  # not raised by much
+        (20.0, 29.9, 10, False),  # steps that shrink, to and fro
+        (1e3, 180.0, 10, True),
+        (1e3, 175.0, 10, False),  # they did become longer
+        (20.0, 1e4, 64, True),
+        (20.0, 1e4, 65, False),  # it may have arrived
+        (1 / 20, 1e4, 10, False),
+    ],
+)
+def test_steps_that_do_not_follow_the_rate_keep_to_the_guess(
+    raised: float, shorter: float, stretch: int, lags: bool
+) -> None:
+    assert alarmed(lagging(raised, shorter, stretch)) == (NOT_FOLLOWED if lags else None)
+
+
+def test_after_going_back_nobody_asks_for_that() -> None:
+    back = after(PACED, 9.0, 1.0).state
+    assert math.isnan(back.pace)
+    assert alarmed(lagging(50.0, 1e4, state=PACED)) == NOT_FOLLOWED
+    assert after(back, displacement=1e-9, rates=1.0, stretch=10).alarm is None
+    assert after(PACED, displacement=0.0, rates=1.0, stretch=10).alarm is None
+
+
+def test_the_first_step_tells_how_far_a_rate_goes() -> None:
+    state = first_step(1e-4, rates=2e-3, stretch=2).state
+    assert (state.pace, state.rate) == (pytest.approx(0.05), pytest.approx(1e-3))
+    assert math.isnan(first_step(1e-4).state.pace)
+
+
 def test_a_probe_that_is_never_finite_keeps_to_the_guess_the_second_time() -> None:
     state = SEARCHING._replace(first=math.nan, seen=False)
     once = after(state, math.nan, math.nan, displacement=0.5)
@@ -345,7 +388,7 @@ def test_evidence_by_default_says_nothing() -> None:
     assert math.isnan(defaults.before)
     assert math.isnan(defaults.displacement)
     assert defaults[3:6] == (0.0, 1.0, 1)
-    assert defaults[7:] == (-math.inf, 0.0, 0.0, 1.0, 1.0)
+    assert defaults[7:] == (-math.inf, 0.0, 0.0, 1.0, 0.0, 0, 1.0)
 
 
 loss = st.one_of(st.floats(), st.floats(0, 5))

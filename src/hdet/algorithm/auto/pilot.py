@@ -25,6 +25,7 @@ __all__ = [
     "BLIND",
     "NEVER_MOVED",
     "NOT_FINITE",
+    "NOT_FOLLOWED",
     "NO_GAIN",
     "NO_GRADIENT",
     "Action",
@@ -39,6 +40,7 @@ BLIND = "the probe does not see the weights"
 NOT_FINITE = "the probe's loss is not finite, whatever the weights"
 NEVER_MOVED = "no step has moved the weights"
 NO_GRADIENT = "weights moved, but no gradient was seen before the schedule's peak"
+NOT_FOLLOWED = "steps do not follow the rate"
 NO_GAIN = "no gain: half the rate"
 
 
@@ -80,6 +82,10 @@ class PilotState(NamedTuple):
     """Rounds without a finite loss, before there was any."""
     seen: bool = False
     """Whether the probe loss has ever changed with the weights."""
+    pace: float = math.nan
+    """How far the first step that was measured moved the weights, over its rate ..."""
+    rate: float = math.nan
+    """... and that rate."""
 
     @property
     def factor(self) -> float:
@@ -188,6 +194,8 @@ class Pilot:
         same = evidence.now == evidence.before and evidence.direction != 0
         if evidence.displacement > c.VISIBLE and not state.seen and same:
             return self._alarmed(BLIND)
+        if _lags(state, evidence):
+            return self._alarmed(NOT_FOLLOWED)
         ruin = _ruin(state, evidence)
         if ruin > c.WORSE:
             return _too_hot(state._replace(worse=state.worse + 1), certain=ruin > c.RUINED)
@@ -205,6 +213,8 @@ class Pilot:
             return Order(state.at(state.level - c.TRY_LOWER), Action.RESTART, event=again, anew=True)
         step = max(c.RELATIVE_STEP, c.RESOLVED * evidence.resolution)
         found = state._replace(phase=Phase.SEARCHING, peak=evidence.peak)
+        if evidence.rates > 0:
+            found = found._replace(pace=moved / evidence.rates, rate=evidence.rates / evidence.stretch)
         found = found.at(state.level + math.log(step) - math.log(moved) - math.log(found.rise(evidence.span[1])))
         if moved >= c.TOO_FAR:
             return Order(found, Action.RESTART, event=again, anew=True)
@@ -213,6 +223,15 @@ class Pilot:
 
     def _alarmed(self, why: str) -> Order:
         return Order(self.kept(), event=f"kept to the guess: {why}", alarm=why)
+
+
+def _lags(state: PilotState, evidence: Evidence) -> bool:
+    """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
+    if not (0 < evidence.stretch <= c.WATCHED and evidence.rates > 0 and evidence.displacement > 0):
+        return False
+    raised = evidence.rates / evidence.stretch / state.rate
+    shorter = state.pace * evidence.rates / evidence.displacement
+    return raised >= c.RAISED and shorter >= max(raised**c.LAGS, c.WANDERS * evidence.stretch)
 
 
 def _ruin(state: PilotState, evidence: Evidence) -> float:
@@ -231,7 +250,7 @@ def _too_hot(state: PilotState, certain: bool) -> Order:
     """The weights are ruined: back to those of two rounds ago at a third of the rate, at once or the second time."""
     if state.worse < c.TWICE and not certain:
         return Order(state)
-    state = state.at(state.level - math.log(c.SLOWER))._replace(worse=0, idle=0)
+    state = state.at(state.level - math.log(c.SLOWER))._replace(worse=0, idle=0, pace=math.nan)
     if not state.moments:
         return Order(state, Action.GO_ON, event="too hot: slowed down", anew=True)
     moment = state.moments[0]  # the last one may already be damaged

@@ -168,6 +168,10 @@ class _Run:
     idle: int = 0
     dark: int = 0
     seen: bool = False
+    pace: float = math.nan
+    """How far the first step moved the weights, over its rate."""
+    eta1: float = math.nan
+    """That rate."""
     fallen: bool = False
     """Whether the schedule had fallen when the last round ended: then nobody looks at the way any more."""
     kept: list[Copy] = field(default_factory=list)
@@ -212,6 +216,8 @@ class _Run:
             return self.keep_to_guess(why) if self.dark >= c.TWICE else None
         if q > c.VISIBLE and not self.seen and L == A:
             return self.keep_to_guess("the probe does not see the weights")
+        if self.lags(q):
+            return self.keep_to_guess("steps do not follow the rate")
         ruin = self.ruin(L, A)
         if ruin > c.WORSE:
             self.worse += 1
@@ -236,6 +242,8 @@ class _Run:
         step = max(c.RELATIVE_STEP, c.RESOLVED * self.settings.resolution)
         self.set_level(self.level + math.log(step / (q * self.settings.rise(t))))
         self.searching = True
+        eta = [step.eta for step in self.path]
+        self.pace, self.eta1 = q / math.fsum(eta), math.fsum(eta) / len(eta)
         self.fallen = self.settings.h(t) < c.FALLING
         if q >= c.TOO_FAR:
             self.restart(x0)
@@ -245,6 +253,15 @@ class _Run:
         self.keep(t)
         return "first step"
 
+    def lags(self, q: float) -> bool:
+        """Whether x came less far, for the rates since x0, than a way to and fro of shrinking steps would."""
+        eta = [step.eta for step in self.path]
+        n, total = len(eta), math.fsum(eta)
+        if not (0 < n <= c.WATCHED and q > 0):
+            return False
+        raised, shorter = total / n / self.eta1, self.pace * total / q
+        return raised >= c.RAISED and shorter >= raised**c.LAGS and shorter >= c.WANDERS * n
+
     def ruin(self, L: float, A: float) -> float:
         if not math.isfinite(L):
             return math.inf if math.isfinite(A) or not self.kept else 0.0
@@ -253,7 +270,7 @@ class _Run:
     def go_back(self) -> str:
         """To the copy of two rounds ago, at a third of the rate."""
         self.set_level(self.level - math.log(c.SLOWER))
-        self.worse, self.idle, self.path = 0, 0, []
+        self.worse, self.idle, self.path, self.pace = 0, 0, [], math.nan
         if not self.kept:
             return "too hot: slowed down"
         self.kept = self.kept[:1]

@@ -64,6 +64,8 @@ class Gradients:
         self._pull: Vectors = []
         self._asked: list[Tensor] = []
         self._rates: Rate = 0.0
+        self.stretch = 0
+        """How many steps there were, heard or not."""
         self._ahead: Rate = 0.0
         self._weight: Rate = 0.0
         self._rate: Rate | None = None
@@ -75,7 +77,7 @@ class Gradients:
 
     def pass_by(self, rate: Rate) -> None:
         """A step at ``rate`` is made that is not listened to."""
-        self._rates = self._rates + rate
+        self._rates, self.stretch = self._rates + rate, self.stretch + 1
 
     @torch.no_grad()
     def add(
@@ -98,7 +100,8 @@ class Gradients:
         discount = _discount(self._rate, rate)
         self._hear(origin, weights, parameters, discount, reading)
         self._ahead, self._weight = self._ahead * discount + self._rates, self._weight * discount + 1.0
-        self._rates, self._rate = self._rates + rate, rate
+        self.pass_by(rate)
+        self._rate = rate
 
     @torch.no_grad()
     def add_part(
@@ -157,12 +160,17 @@ class Gradients:
         """The largest number of the round's gradients, on the device: for each of the pieces' places."""
         return self._largest or [torch.zeros(()) for _ in origin.pieces.places]
 
+    @property
+    def rates(self) -> float:
+        """The sum of the rates of all steps, heard or not. Synchronises where they are on a device."""
+        return float(self._rates)
+
     def tally(self, sums: Sequence[float]) -> Tally:
         """From what was asked and gained: the values of :meth:`sums`, added up over all places."""
         if not (self._asked and sums):
             return Tally(0.0, 0.0, 0.0)
         asked, gained = sums
-        return Tally(asked, gained, float(self._rates), float(self._ahead / self._weight))
+        return Tally(asked, gained, self.rates, float(self._ahead / self._weight))
 
     def saved(self, origin: Origin, weights: Sequence[Tensor]) -> dict[str, Any]:
         """The sums, for a checkpoint."""
@@ -170,6 +178,7 @@ class Gradients:
             "pull": origin.pieces.as_tensors(self._pull, weights) if self._pull else [],
             "asked": self._asked,
             "rates": self._rates,
+            "stretch": self.stretch,
             "ahead": self._ahead,
             "weight": self._weight,
             "rate": self._rate,
@@ -183,7 +192,7 @@ class Gradients:
         found._pull = origin.pieces.copied(saved["pull"]) if saved["pull"] else []
         found._asked = [asked.to(found._pull[0].device, copy=True) for asked in saved["asked"]]
         found._rates, found._ahead, found._weight = (copy_rate(saved[name]) for name in ("rates", "ahead", "weight"))
-        found._rate = copy_rate(saved["rate"])
+        found._rate, found.stretch = copy_rate(saved["rate"]), int(saved["stretch"])
         found._largest = [largest.clone() for largest in saved["largest"]]
         return found
 

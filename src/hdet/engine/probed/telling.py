@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hdet.algorithm.auto.evidence import Evidence
-from hdet.algorithm.auto.pilot import BLIND, NEVER_MOVED, NO_GRADIENT, NOT_FINITE, Order, PilotState
+from hdet.algorithm.auto.pilot import BLIND, NEVER_MOVED, NO_GRADIENT, NOT_FINITE, NOT_FOLLOWED, Order, PilotState
 from hdet.engine.records import round_record
 from hdet.engine.rollcall import RollCall
 from hdet.engine.way import RoundEnd
@@ -17,6 +17,7 @@ _CURES = {
     BLIND: "Give probe= a loss of the model that trains",
     NOT_FINITE: "Look for NaN in the probe batch, and for a loss that overflows",
     NO_GRADIENT: "Give the optimizer that is stepped itself, and leave gradients in place until scheduler.step()",
+    NOT_FOLLOWED: "Use an optimizer all of whose steps are proportional to lr, or give it rates that are right",
     NEVER_MOVED: "Call optimizer.step() before scheduler.step(), with gradients that are not zero",
 }
 

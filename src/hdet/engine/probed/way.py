@@ -295,6 +295,8 @@ class ProbedWay:
             reach=_level(measured.reach, end.schedule(end.before)[self._lead]),
             straightness=measured.straightness,
             gradient=measured.gradient if looks else 0.0,
+            rates=measured.rates if looks else 0.0,
+            stretch=measured.stretch if looks else 0,
             direction=witness.direction(optimizer),
             resolution=witness.resolution(optimizer),
         )

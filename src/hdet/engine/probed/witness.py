@@ -38,8 +38,12 @@ class Measured(NamedTuple):
     """The rate that the gradients ask for; 0 where they say nothing."""
     straightness: float
     """Of the way; 1: nothing has turned yet."""
-    gradient: float
+    gradient: float = 0.0
     """The largest number of the round's gradients; 0: there were none."""
+    rates: float = 0.0
+    """The sum of the rates of all steps since the origin."""
+    stretch: int = 0
+    """How many these were."""
 
 
 class _Start(NamedTuple):
@@ -205,7 +209,7 @@ class Witness:
     def measured(self, rows: Sequence[Sequence[float]]) -> Measured:
         """From what all ranks have shown: what several of them hold counts once."""
         if self._start is None or not rows[0]:
-            return Measured(0.0, 0.0, 0.0, 0.0)
+            return Measured(0.0, 0.0, 0.0)
         width = len(rows[0]) // len(self._start.searched.pieces.places)
         ways, origins, sizes, *heard = counted_once(rows, width)
         moved, sums = relative(ways, origins), [sum(values) for values in heard]
@@ -213,7 +217,8 @@ class Witness:
             self._start = None
             self._gradients.reset()
         tally = self._gradients.tally(sums)
-        return Measured(moved, estimate(tally), straightness(tally), sum(sizes))
+        way = self._gradients.rates, self._gradients.stretch
+        return Measured(moved, estimate(tally), straightness(tally), sum(sizes), *way)
 
     def direction(self, optimizer: Optimizer) -> float:
         """What becomes of the loss in the groups whose rate is searched: 1, -1, or 0 where they differ."""
@@ -295,6 +300,7 @@ class Witness:
 
     def _notice_gradients(self, optimizer: Optimizer) -> None:
         """Whether there are any: before the first step whose length is known, they ask for nothing yet."""
+        self._gradients.pass_by(self._rate(optimizer))
         parameters = trained_parameters(optimizer)
         start = self._origin(parameters)
         if start is not None and self._listens:
