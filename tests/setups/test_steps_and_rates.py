@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 
 import hdet
 from tests.setups.problems import Records, network, recorded, train
-from tests.setups.runs import searching
+from tests.setups.runs import FACES, searching
 
 STEPS = 300
 
@@ -82,3 +82,26 @@ def test_steps_that_do_not_follow_the_rate_are_said(make: Any, guess: float) -> 
 @pytest.mark.parametrize("face", ["OneCycleLR", "Ensemble"])
 def test_by_any_face(face: str) -> None:
     assert len(run(OwnRate, 1e-3, face)[2]) == 1
+
+
+class TwoRates(SGD):
+    """As MARS of pytorch-optimizer: what it was built with becomes the ratio of its rates."""
+
+    def __init__(self, params: Any, lr: float, lr_1d: float = 3e-3) -> None:
+        super().__init__(params, lr=lr)
+        self.defaults["lr_1d"] = lr_1d
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_rates_beside_lr_are_named_when_the_search_is_built(face: str) -> None:
+    model = network()
+    with pytest.warns(hdet.ProbeWarning, match=r"beside lr, \{'lr_1d': 0.003\}.* in the right ratio"):
+        searching(model, TwoRates(model.parameters(), lr=1e-6), STEPS, face)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["Adagrad", "AdamW", "Adafactor", "RMSprop", "SGD"])
+def test_others_are_built_without_a_word(name: str) -> None:
+    model = network()
+    more = {"lr_decay": 0.01} if name == "Adagrad" else {}
+    searching(model, getattr(torch.optim, name)(model.parameters(), lr=1e-6, **more), STEPS)

@@ -29,6 +29,8 @@ __all__ = ["LONGEST", "PUBLISHED_SPREAD", "Ours", "check_common", "check_guesses
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
 """Steps that a run may have: integers above are no floats, and the schedule computes with those."""
+_NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
+"""Options that are named like rates, and are what schedules write or a decay."""
 _GUESSES = (1e-14, 1e14)
 """Bounds of a guess: the factor on it that is learned stays between 1e-15 and 1e15."""
 NOT_PROBED: dict[type[Optimizer], str] = {
@@ -137,7 +139,14 @@ def probed_way(
                 "own scheduler"
             )
     refuse_unheard(optimizer)
-    pilot = Pilot(total_steps, searches)
+    pilot, others = Pilot(total_steps, searches), _other_rates(optimizer)
+    if searches and others:
+        warnings.warn(
+            f"the optimizer has rates beside lr, {others}: a search finds one factor on lr, and knows nothing of the "
+            "others; give all of them in the right ratio",
+            ProbeWarning,
+            stacklevel=4,  # probed_way, ..._run, __init__, the user
+        )
     if searches and not pilot.long_enough:
         warnings.warn(
             f"a run of {total_steps} steps is too short to find its rate, which takes at least {auto.SHORTEST}: the "
@@ -147,3 +156,13 @@ def probed_way(
         )
     groups = {g: knob for knob, (g, guess) in enumerate(guesses.items()) if guess > 0}
     return ProbedWay(pilot, specs, groups, ours.probe, ours.model, ours.copies_on_device)
+
+
+def _other_rates(optimizer: Optimizer) -> dict[str, float]:
+    """Options of an optimizer that are rates too, by their names: ``lr_1d`` of MARS is built into a ratio to ``lr``."""
+    return {
+        name: value
+        for part in parts_of(optimizer)
+        for name, value in part.defaults.items()
+        if (name.startswith("lr_") or name.endswith("_lr")) and name not in _NO_RATES and is_real(value) and value > 0
+    }
