@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from tests.setups.problems import final_loss, loss_of, network, probe_of, train
+from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of, train
 
-__all__ = ["FACES", "fixed_loss", "plain_loss", "searching"]
+__all__ = ["FACES", "fixed_loss", "plain_loss", "searching", "trained"]
 
 FACES = ("OneCycleLR", "auto", "Ensemble")
 """What users build such a run with."""
@@ -44,6 +44,18 @@ def searching(
     if face == "OneCycleLR":
         return hdet.OneCycleLR(optimizer, "auto", **{"cycle_momentum": False, **given})
     return hdet.auto(optimizer, **given)
+
+
+def trained(model: nn.Module, optimizers: Any, scheduler: Any, steps: int, loss_fn: LossFn = loss_of) -> None:
+    """A loop with one optimizer or several, on any loss of the batches."""
+    parts = optimizers if isinstance(optimizers, list) else [optimizers]
+    for t in range(steps):
+        model.zero_grad()
+        loss = loss_fn(model, batch_of(t))
+        loss.backward()
+        for part in parts:
+            part.step()
+        scheduler.step(loss.detach())
 
 
 @cache

@@ -10,7 +10,7 @@ from torch.optim import Adam
 
 import hdet
 from tests.setups.problems import batch_of, final_loss, loss_of, network, train
-from tests.setups.runs import FACES, plain_loss, searching
+from tests.setups.runs import FACES, plain_loss, searching, trained
 
 STEPS = 200
 GUESS = 1e-6
@@ -50,14 +50,7 @@ def test_a_first_group_at_0_is_left_alone(face: str, zero: Any) -> None:
 def test_a_first_optimizer_at_0_is_left_alone() -> None:
     model: Any = network()
     still, moving = Adam(model[0].parameters(), lr=0.0), Adam(model[2].parameters(), lr=GUESS)
-    scheduler = searching(model, [still, moving], STEPS)
-    for t in range(STEPS):
-        model.zero_grad()
-        loss = loss_of(model, batch_of(t))
-        loss.backward()
-        still.step()
-        moving.step()
-        scheduler.step(loss.detach())
+    trained(model, [still, moving], searching(model, [still, moving], STEPS), STEPS)
     assert final_loss(model) == pytest.approx(last_layer_alone("auto")[0], rel=1e-6)
 
 

@@ -11,8 +11,8 @@ from torch.optim import SGD, Adam
 
 import hdet
 from tests.ranks import run_ranks
-from tests.setups.problems import Batch, Records, batch_of, final_loss, loss_of, network
-from tests.setups.runs import FACES, searching
+from tests.setups.problems import Batch, Records, final_loss, loss_of, network
+from tests.setups.runs import FACES, searching, trained
 
 STEPS = 200
 
@@ -27,13 +27,7 @@ def run(make: Any, guess: float, sign: float, face: str, **maximize: bool) -> tu
     groups = [{"params": [p], **maximize} for p in model.parameters()]
     optimizer = make(groups, lr=guess)
     loss_fn = loss_of if sign > 0 else gain_of
-    scheduler = searching(model, optimizer, STEPS, face, loss_fn, journal=journal)
-    for t in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_fn(model, batch_of(t))
-        loss.backward()
-        optimizer.step()
-        scheduler.step(loss.detach())
+    trained(model, optimizer, searching(model, optimizer, STEPS, face, loss_fn, journal=journal), STEPS, loss_fn)
     return final_loss(model), [(r["step"], r["event"], r["learned"]) for r in journal.rounds]
 
 
@@ -73,14 +67,7 @@ def trained_both(opposed: bool, several: bool) -> list[float]:
     rows[1]["maximize"] = opposed
     parts: list[Any] = [Adam([row], lr=1e-6) for row in rows] if several else [Adam(rows, lr=1e-6)]
     loss_fn = against if opposed else both
-    scheduler = searching(models, parts, STEPS, loss_fn=loss_fn)
-    for t in range(STEPS):
-        models.zero_grad()
-        loss = loss_fn(models, batch_of(t))
-        loss.backward()
-        for part in parts:
-            part.step()
-        scheduler.step(loss.detach())
+    trained(models, parts, searching(models, parts, STEPS, loss_fn=loss_fn), STEPS, loss_fn)
     return [final_loss(one) for one in models]
 
 

@@ -11,7 +11,7 @@ from torch.optim import Adam, Optimizer
 
 import hdet
 from tests.setups.problems import batch_of, final_loss, loss_of, network, train
-from tests.setups.runs import FACES, plain_loss, searching
+from tests.setups.runs import FACES, plain_loss, searching, trained
 
 STEPS = 200
 GUESS = 1e-6
@@ -82,14 +82,7 @@ def test_several_optimizers_of_which_some_are_wrapped() -> None:
         model = network()
         first, *rest = model.parameters()
         parts: list[Any] = [wrap(Adam([first], lr=GUESS)), Adam(rest, lr=GUESS)]
-        scheduler = searching(model, parts, STEPS)
-        for t in range(STEPS):
-            model.zero_grad()
-            loss = loss_of(model, batch_of(t))
-            loss.backward()
-            for part in parts:
-                part.step()
-            scheduler.step(loss.detach())
+        trained(model, parts, searching(model, parts, STEPS), STEPS)
         losses.append(final_loss(model))
     assert losses[0] == losses[1] < 0.3 * final_loss(network())
 

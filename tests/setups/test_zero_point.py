@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import OneCycleLR
 
 from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network
-from tests.setups.runs import searching
+from tests.setups.runs import searching, trained
 
 pytestmark = pytest.mark.xfail(strict=True, reason="ruin is measured against |first loss|")
 
@@ -37,7 +37,7 @@ def deep() -> nn.Sequential:
 
 
 @cache
-def trained(build: Any, make: Any, constant: float) -> float:
+def ended(build: Any, make: Any, constant: float) -> float:
     """The final loss, without the constant that it was trained with."""
 
     def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
@@ -45,23 +45,17 @@ def trained(build: Any, make: Any, constant: float) -> float:
 
     model = build()
     optimizer = make(model.parameters(), lr=1e-4)
-    scheduler = searching(model, optimizer, STEPS, loss_fn=loss_fn)
-    for t in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_fn(model, batch_of(t))
-        loss.backward()
-        optimizer.step()
-        scheduler.step(loss.detach())
+    trained(model, optimizer, searching(model, optimizer, STEPS, loss_fn=loss_fn), STEPS, loss_fn)
     return final_loss(model)
 
 
 def test_a_loss_that_starts_near_0() -> None:
-    assert trained(network, Adam, -FIRST) < 2 * trained(network, Adam, 0.0)
+    assert ended(network, Adam, -FIRST) < 2 * ended(network, Adam, 0.0)
 
 
 @pytest.mark.parametrize("constant", [1e4, -1e4])
 def test_a_large_constant(constant: float) -> None:
-    assert trained(deep, momentum, constant) < 2 * trained(deep, momentum, 0.0)
+    assert ended(deep, momentum, constant) < 2 * ended(deep, momentum, 0.0)
 
 
 class Gaussian(nn.Module):
