@@ -41,6 +41,10 @@ class World:
         """Whether the probe sees nothing."""
         self.still = rng.choice([0, 0, 0, 0, 3, 300])
         """Steps at the beginning in which nothing moves."""
+        self.silent = rng.choice([0, 0, 0, 0, 3, 30, 300])
+        """Steps at the beginning without a gradient."""
+        self.follows = rng.random() < 0.9
+        """Whether steps follow the rate; else nothing holds displacement and rates together."""
 
     def losses(self, k: int, t: int) -> tuple[float, float]:
         """Of the weights as they are and of a round ago."""
@@ -64,6 +68,12 @@ class World:
         if rng.random() < 0.1:
             return rng.choice([0.0, math.inf, 5e-3, 1e-2])
         return float(10 ** rng.uniform(-14, 1))
+
+    def gradient(self, t: int) -> float:
+        """The largest number of a round's gradients; now and then none, or one that is not finite."""
+        if t <= self.silent:
+            return 0.0
+        return self.rng.choice([0.0, math.nan, math.inf]) if self.rng.random() < 0.1 else 1.0
 
     def reach(self, rate: float) -> float:
         """The gradients ask for more at first, and then for less."""
@@ -96,18 +106,19 @@ def follow(seed: int) -> Counter[str]:
     while began < s.S:
         t = _next_end(began, s.S) if began else 1
         assert pilot.rounds.span(t) == (began, t)
-        run.path.append(Step(NOWHERE, NOWHERE, 1.0, NOWHERE))
+        run.path.append(Step(NOWHERE, NOWHERE, 1.0 if world.follows else run.rates(t - 1)[0], NOWHERE))
         now, before = world.losses(k, t)
         before = before if run.kept else math.nan
         q = world.displacement(t) if not run.fallen else 0.0
-        guess = s.guess[0] * s.h(t - 1)
+        G, guess = world.gradient(t), s.guess[0] * s.h(t - 1)
         reach = world.reach(guess * run.m) if run.searching and not run.fallen else 0.0
         asked = math.log(reach / guess) if reach > 0 else -math.inf
         straight = reach * world.rng.choice([1.0, 1.0, 1.1, 2.0, 9.0])
         kappa = reach / straight if straight > 0 else 0.0
-        evidence = Evidence((began, t), now, before, s.peak, s.h(t), t - began, q, asked, kappa, s.resolution)
+        evidence = Evidence((began, t), now, before, s.peak, s.h(t), t - began, q, asked, kappa, s.resolution, G)
+        evidence = evidence._replace(rates=math.fsum(step.eta for step in run.path), stretch=len(run.path))
         order, level = pilot.after_round(state, evidence), state.level
-        event = run.end_round(t, t - began, now, before, q, reach, straight)
+        event = run.end_round(t, t - began, now, before, q, reach, straight, G)
         assert order.event == event, (seed, t)
         assert order.anew == (not run.path) or run.alarmed
         assert (order.action is Action.KEEP) == bool(run.kept and run.kept[-1].t == t)
@@ -126,7 +137,7 @@ def test_the_pilot_goes_the_way_of_the_twin(part: int) -> None:
             story += follow(seed)
         except Exception as error:
             raise AssertionError(f"world {seed}") from error
-    assert len([event for event in story if event.startswith("kept")]) == 3
+    assert len([event for event in story if event.startswith("kept")]) == 5
     again = "restarted: the first step was too long"
     for event in ("first step", again, "too hot: went back", NO_GAIN, "raised", "fell"):
         assert story[event] >= 5, event  # the worlds are wide enough

@@ -15,7 +15,9 @@ from hdet.algorithm.auto.pilot import (
     BLIND,
     NEVER_MOVED,
     NO_GAIN,
+    NO_GRADIENT,
     NOT_FINITE,
+    NOT_FOLLOWED,
     Action,
     Moment,
     Order,
@@ -53,7 +55,7 @@ def test_after_the_first_step_the_guess_does_not_matter(moved: float, t: int, pe
     late = t > max(peak, c.SHORTEST)
     order = first_step(moved, span=(t - 1, t), peak=peak)
     if late:
-        assert order.alarm == NEVER_MOVED
+        assert order.alarm == NO_GRADIENT
         return
     state = order.state
     assert moved * state.factor * state.rise(t) / PILOT.begin().factor == pytest.approx(2e-3)
@@ -234,6 +236,24 @@ def test_a_batch_on_which_no_weights_have_a_finite_loss_says_nothing() -> None:
         assert after(SEARCHING, now, before, reach=9.0) == Order(SEARCHING)
 
 
+LOSSES = st.one_of(st.floats(-5, 5), st.sampled_from([math.nan, math.inf, -math.inf]))
+
+
+@given(LOSSES, LOSSES, st.integers(0, 1), st.integers(0, 1))
+def test_what_is_maximised_is_judged_as_its_negative(now: float, before: float, worse: int, idle: int) -> None:
+    state = SEARCHING._replace(worse=worse, idle=idle)
+    order = after(state, now, before)
+    mirrored = after(state._replace(first=-state.first), -now, -before, direction=-1.0)
+    assert mirrored._replace(state=mirrored.state._replace(first=-mirrored.state.first)) == order
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 1))
+def test_where_groups_differ_only_a_loss_that_is_no_number_counts(now: float, before: float, moved: float) -> None:
+    order = after(SEARCHING._replace(seen=False, worse=1, idle=1), now, before, displacement=moved, direction=0.0)
+    assert (order.action, order.event, order.state.worse, order.state.idle) == (Action.KEEP, None, 0, 0)
+    assert after(SEARCHING, math.nan, before, direction=0.0).action is Action.GO_BACK
+
+
 # -- alarms ------------------------------------------------------------------------------------------------------------
 
 
@@ -251,6 +271,67 @@ def alarmed(order: Order) -> str | None:
 def test_weights_that_never_move_keep_to_the_guess_in_the_end(peak: float, t: int, late: bool, steps: int) -> None:
     order = first_step(0.0, span=(t - 20, t), peak=peak, steps=steps)
     assert alarmed(order) == (NEVER_MOVED if late else None)
+
+
+@pytest.mark.parametrize(("peak", "t", "late"), [(PEAK, 299, False), (PEAK, 300, True)])
+def test_weights_that_move_without_a_gradient_keep_to_the_guess_in_the_end(peak: float, t: int, late: bool) -> None:
+    order = first_step(1e-3, span=(t - 20, t), peak=peak, gradient=0.0)
+    assert alarmed(order) == (NO_GRADIENT if late else None)
+    assert late or order == Order(PILOT.begin(), anew=True)
+
+
+@pytest.mark.parametrize(("moved", "gradient"), [(0.0, 0.0), (1e-3, 0.0), (0.0, math.inf), (0.0, math.nan)])
+def test_a_first_step_without_a_gradient_or_skipped_because_of_it_says_nothing(moved: float, gradient: float) -> None:
+    assert first_step(moved, gradient=gradient) == Order(PILOT.begin(), anew=True)
+
+
+@pytest.mark.parametrize("known", [{"straightness": 1.0}, {"reach": 5.0}, {"now": 1.05}])
+def test_a_round_without_a_gradient_neither_raises_nor_counts_as_idle(known: dict[str, float]) -> None:
+    state = SEARCHING._replace(idle=1)
+    order = after(state, gradient=0.0, **known)
+    assert (order.state.level, order.state.idle, order.action) == (0.0, 1, Action.KEEP)
+
+
+PACED = SEARCHING._replace(pace=2.0, rate=1e-3)
+
+
+def lagging(raised: float, shorter: float, stretch: int = 10, state: PilotState = PACED) -> Order:
+    """A round whose way of so many steps was made at ``raised`` times the first rate, and came ``shorter`` less far."""
+    rates = raised * state.rate * stretch
+    return after(state, displacement=state.pace * rates / shorter, rates=rates, stretch=stretch)
+
+
+@pytest.mark.parametrize(
+    ("raised", "shorter", "stretch", "lags"),
+    [
+        (20.0, 30.1, 10, True),
+        (19.9, 30.1, 10, False),  # not raised by much
+        (20.0, 29.9, 10, False),  # steps that shrink, to and fro
+        (1e3, 180.0, 10, True),
+        (1e3, 175.0, 10, False),  # they did become longer
+        (20.0, 1e4, 64, True),
+        (20.0, 1e4, 65, False),  # it may have arrived
+        (1 / 20, 1e4, 10, False),
+    ],
+)
+def test_steps_that_do_not_follow_the_rate_keep_to_the_guess(
+    raised: float, shorter: float, stretch: int, lags: bool
+) -> None:
+    assert alarmed(lagging(raised, shorter, stretch)) == (NOT_FOLLOWED if lags else None)
+
+
+def test_after_going_back_nobody_asks_for_that() -> None:
+    back = after(PACED, 9.0, 1.0).state
+    assert math.isnan(back.pace)
+    assert alarmed(lagging(50.0, 1e4, state=PACED)) == NOT_FOLLOWED
+    assert after(back, displacement=1e-9, rates=1.0, stretch=10).alarm is None
+    assert after(PACED, displacement=0.0, rates=1.0, stretch=10).alarm is None
+
+
+def test_the_first_step_tells_how_far_a_rate_goes() -> None:
+    state = first_step(1e-4, rates=2e-3, stretch=2).state
+    assert (state.pace, state.rate) == (pytest.approx(0.05), pytest.approx(1e-3))
+    assert math.isnan(first_step(1e-4).state.pace)
 
 
 def test_a_probe_that_is_never_finite_keeps_to_the_guess_the_second_time() -> None:
@@ -307,7 +388,7 @@ def test_evidence_by_default_says_nothing() -> None:
     assert math.isnan(defaults.before)
     assert math.isnan(defaults.displacement)
     assert defaults[3:6] == (0.0, 1.0, 1)
-    assert defaults[7:] == (-math.inf, 0.0, 0.0)
+    assert defaults[7:] == (-math.inf, 0.0, 0.0, 1.0, 0.0, 0, 1.0)
 
 
 loss = st.one_of(st.floats(), st.floats(0, 5))

@@ -33,6 +33,7 @@ class Lesson:
         outliers: the targets of a step are this many times too large: it throws the weights away.
         probes: what the probe says of the true loss in round k.
         still: until this step gradients are 0.
+        unit: what the loss is multiplied by.
     """
 
     def __init__(
@@ -41,15 +42,16 @@ class Lesson:
         outliers: dict[int, float] | None = None,
         probes: Callable[[float, int], float] = lambda loss, k: loss,
         still: int = 0,
+        unit: float = 1.0,
     ) -> None:
         self.model = two_layer()
         first, last = list(self.model[0].parameters()), list(self.model[2].parameters())
         self.groups: Groups = [first + last] if groups == 1 else [first, last]
-        self.outliers, self.probes, self.still = outliers or {}, probes, still
+        self.outliers, self.probes, self.still, self.unit = outliers or {}, probes, still, unit
 
     def loss(self, t: int) -> Tensor:
         x, y = batch(t, 0)
-        return mse_loss(self.model(x), y * self.outliers.get(t, 1.0)) * float(t >= self.still)
+        return mse_loss(self.model(x), y * self.outliers.get(t, 1.0)) * self.unit * float(t >= self.still)
 
     def probe_batch(self, k: int) -> tuple[Tensor, Tensor, int]:
         return *batch(10_000 + k, 0, 64), k
@@ -195,8 +197,14 @@ def test_a_first_step_to_nowhere_is_undone_until_one_is_known() -> None:
 
 
 def test_first_steps_that_are_lost_in_rounding_are_repeated() -> None:
-    story = both("sgd", [1e-15], 80)
+    story = both("sgd", [1e-14], 80, unit=1e-4)
     assert story.count("first step") == len(story) > 1
+
+
+@pytest.mark.parametrize("kind", MU)
+def test_a_search_begins_with_the_first_gradient(kind: str) -> None:
+    first, *_ = both(kind, [SENSIBLE[kind] / 100], 120, still=20)
+    assert first == "first step"
 
 
 @pytest.mark.filterwarnings("ignore::hdet.errors.ProbeWarning")

@@ -1,12 +1,21 @@
-"""A tensor rate is written in place, so a compiled optimizer step is compiled once."""
+"""A compiled optimizer step: as many graphs as with torch's own scheduler, and the same training.
+
+A tensor rate is written in place, so that it is compiled once.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from tests.ranks import run_ranks
+from tests.setups.problems import batch_of, final_loss, loss_of, network
+from tests.setups.runs import plain_loss, searching
 
 
 @pytest.mark.timeout(300)
@@ -32,3 +41,52 @@ def test_no_recompilation_with_a_tensor_rate() -> None:
     assert compiled[0] > 0
     assert compiled[-1] == compiled[1]  # the second step may see the optimizer's new state
     torch._dynamo.reset()
+
+
+STEPS = 60
+
+
+def compiled(kind: str, tensor: bool, wrap: Any = nn.Sequential) -> tuple[int, float]:
+    """How many graphs a run needs, and its final loss."""
+    torch._dynamo.reset()
+    model, graphs = network(), []
+    called = wrap(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-4) if tensor else 1e-4)
+    scheduler: Any
+    if kind == "torch":
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=STEPS, cycle_momentum=False)
+    else:
+        scheduler = searching(called, optimizer, STEPS)
+
+    def count(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(optimizer.step, backend=count)
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(called, batch_of(t))
+        loss.backward()
+        step()
+        scheduler.step(*([] if kind == "torch" else [loss.detach()]))
+    torch._dynamo.reset()
+    return len(graphs), final_loss(model)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tensor", [False, True])
+def test_a_search_needs_as_many_graphs_as_torchs_scheduler(tensor: bool) -> None:
+    (expected, _), (graphs, loss) = compiled("torch", tensor), compiled("auto", tensor)
+    assert graphs == expected
+    assert loss == pytest.approx(plain_loss(torch.optim.Adam, 1e-4, STEPS), rel=1e-3)
+
+
+@pytest.mark.timeout(300)
+def test_so_it_does_on_two_ranks() -> None:
+    expected, _ = compiled("torch", False)
+    for graphs, _ in run_ranks(_on_a_rank, 2, timeout=200):
+        assert graphs == expected
+
+
+def _on_a_rank(rank: int) -> tuple[int, float]:
+    return compiled("auto", False, DistributedDataParallel)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import zoo
+from torch import nn, optim
 from zoo_problems import OPTIMIZERS, PROBLEMS
+
+from tests.setups.problems import Records
+from tests.setups.runs import searching
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -49,3 +54,59 @@ def test_a_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert json.loads(path.read_text())["scores"] == known["scores"]
     assert zoo.show(known, 60)["worst"] == pytest.approx(entry["seeds"][0]["ratio"], abs=1e-3)
     assert "softmax" in capsys.readouterr().out
+
+
+# -- no false alarms --------------------------------------------------------------------------------------------------
+
+
+def schedule_free(params: Any, lr: float) -> Any:
+    made = pytest.importorskip("schedulefree").AdamWScheduleFree(params, lr=lr)
+    made.train()
+    return made
+
+
+ORDINARY: dict[str, Any] = {
+    **OPTIMIZERS,
+    "adadelta": optim.Adadelta,
+    "adafactor": optim.Adafactor,
+    "adagrad": optim.Adagrad,
+    "adamax": optim.Adamax,
+    "asgd": optim.ASGD,
+    "nadam": optim.NAdam,
+    "radam": optim.RAdam,
+    "momentum and decay": lambda p, lr: optim.SGD(p, lr=lr, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "slow rmsprop": lambda p, lr: optim.RMSprop(p, lr=lr, alpha=0.999),
+    "centred rmsprop": lambda p, lr: optim.RMSprop(p, lr=lr, centered=True, momentum=0.9),
+    "clipped sgd": optim.SGD,
+    "muon and adamw": None,
+    "schedule-free": schedule_free,
+}
+"""Those of torch, and others that people use."""
+
+
+def optimizers_of(name: str, model: nn.Module, guess: float) -> list[Any]:
+    if name != "muon and adamw":
+        return [ORDINARY[name](model.parameters(), lr=guess)]
+    matrices, others = ([p for p in model.parameters() if (p.ndim == 2) == wanted] for wanted in (True, False))
+    parts = [optim.Muon(matrices, lr=guess)] if matrices else []
+    return [*parts, optim.AdamW(others, lr=guess)] if others else parts
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_an_ordinary_optimizer_is_not_told_that_its_steps_do_not_follow_the_rate(name: str) -> None:
+    """In the first steps of a run of 400, in which that is asked, from far below and from far above in turn."""
+    for number, (kind, problem) in enumerate(PROBLEMS.items()):
+        model, journal = zoo.model_of(problem, 0), Records()
+        parts = optimizers_of(name, model, (1e-3, 10.0)[number % 2])
+        scheduler = searching(model, parts, 400, probe=zoo.probe_of(problem, model, 0), journal=journal)
+        stream = torch.Generator().manual_seed(0)
+        for _ in range(75):
+            loss = problem.loss(model, problem.batch(stream, 64))
+            model.zero_grad()
+            loss.backward()
+            if name.startswith("clipped"):
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            for part in parts:
+                part.step()
+            scheduler.step(loss.detach())
+        assert [r["alarm"] for r in journal.rounds if r["alarm"]] == [], kind

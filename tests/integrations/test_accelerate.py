@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from torch.utils.data import DataLoader, TensorDataset
 import hdet
 from hdet.integrations.accelerate import prepare
 from tests.ranks import run_ranks
-from tests.setups.problems import batch_of, loss_of, network, probe_of, quiet
+from tests.setups.problems import batch_of, final_loss, loss_of, network, quiet
+from tests.setups.runs import searching
 
 accelerate = pytest.importorskip("accelerate")
 
-STEPS = 48
+STEPS = 100
+GUESS = 1e-4
+"""A hundredth of what does well."""
+SAMPLES, SIZE = 4096, 8
 
 
 def accelerator_of(rank: int = 0, size: int = 1, accumulate: int = 1, split_batches: bool = False) -> Any:
@@ -38,20 +43,22 @@ def accelerator_of(rank: int = 0, size: int = 1, accumulate: int = 1, split_batc
 
 
 class Loop:
-    """A training script on Accelerate."""
+    """A training script on Accelerate. ``built``: whether the scheduler is, before or after ``accelerator.prepare``."""
 
-    def __init__(self, accelerator: Any, steps: int = STEPS, **options: Any) -> None:
+    def __init__(self, accelerator: Any, steps: int = STEPS, built: str = "before", **options: Any) -> None:
         self.accelerator = accelerator
         model = network()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        if options.get("max_lr", "auto") == "auto":
-            options |= {"max_lr": "auto", "probe": probe_of(model)}
-        scheduler = hdet.OneCycleLR(optimizer, total_steps=steps, **options)
-        x, y = batch_of(0, 4096)
-        self.model, self.optimizer, self.loader = accelerator.prepare(
-            model, optimizer, DataLoader(TensorDataset(x, y), batch_size=8)
-        )
-        self.scheduler = prepare(accelerator, scheduler)
+        optimizer = torch.optim.Adam(model.parameters(), lr=GUESS)
+        loader = DataLoader(TensorDataset(*batch_of(0, SAMPLES)), batch_size=SIZE)
+
+        def scheduler_of(model: Any, optimizer: Any) -> Any:
+            if "max_lr" in options:
+                return hdet.OneCycleLR(optimizer, total_steps=steps, **options)
+            return searching(model, optimizer, steps, "OneCycleLR", **options)
+
+        scheduler = scheduler_of(model, optimizer) if built == "before" else None
+        self.model, self.optimizer, self.loader = accelerator.prepare(model, optimizer, loader)
+        self.scheduler = prepare(accelerator, scheduler or scheduler_of(self.model, self.optimizer))
 
     def train(self, batches: int) -> list[int]:
         """The scheduler's step after each batch."""
@@ -71,6 +78,47 @@ class Loop:
         return [p.detach().flatten().tolist() for p in self.model.parameters()]
 
 
+@cache
+def in_a_plain_loop(batches: int) -> float:
+    """The final loss without Accelerate, in one process; ``batches`` of them make a step."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=GUESS)
+    scheduler = searching(model, optimizer, STEPS, "OneCycleLR")
+    x, y = batch_of(0, SAMPLES)
+    for t in range(STEPS):
+        part = slice(t * batches * SIZE, (t + 1) * batches * SIZE)
+        optimizer.zero_grad()
+        loss = loss_of(model, (x[part], y[part]))
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+    return final_loss(model)
+
+
+@pytest.mark.covers("frameworks", "Accelerate, probed", "one process", "fp32")
+@pytest.mark.parametrize("built", ["before", "after"])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_one_process_ends_where_the_plain_loop_ends(accumulate: int, built: str) -> None:
+    loop = Loop(accelerator_of(accumulate=accumulate), built=built)
+    loop.train(STEPS * accumulate)
+    assert final_loss(loop.model) == pytest.approx(in_a_plain_loop(accumulate), rel=1e-3)
+
+
+@pytest.mark.covers("frameworks", "Accelerate, probed", "DDP", "fp32")
+@pytest.mark.parametrize("built", ["before", "after"])
+@pytest.mark.parametrize("split_batches", [False, True])
+def test_two_processes_end_where_the_plain_loop_ends(split_batches: bool, built: str) -> None:
+    losses = run_ranks(_trained, 2, split_batches, built)
+    assert losses[0] == losses[1] == pytest.approx(in_a_plain_loop(1 if split_batches else 2), rel=1e-3)
+
+
+def _trained(rank: int, split_batches: bool, built: str) -> float:
+    with quiet():
+        loop = Loop(accelerator_of(rank, 2, split_batches=split_batches), built=built)
+        loop.train(STEPS)
+        return final_loss(loop.accelerator.unwrap_model(loop.model))
+
+
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_one_process_steps_with_the_optimizer(accumulate: int) -> None:
     with quiet():
@@ -78,7 +126,6 @@ def test_one_process_steps_with_the_optimizer(accumulate: int) -> None:
         assert loop.train(12) == [n // accumulate for n in range(1, 13)]
 
 
-@pytest.mark.covers("frameworks", "Accelerate, probed", "DDP", "fp32")
 @pytest.mark.parametrize(("accumulate", "split_batches"), [(1, False), (1, True), (4, False)])
 def test_two_processes_step_once_per_optimizer_step(accumulate: int, split_batches: bool) -> None:
     rows = run_ranks(_two, 2, accumulate, split_batches)
@@ -97,24 +144,6 @@ def test_losses_of_all_batches_count() -> None:
         loop = Loop(accelerator_of(accumulate=4))
         loop.train(3)
     assert loop.scheduler.scheduler._run.meter.count == 3
-
-
-@pytest.mark.covers("frameworks", "Accelerate, probed", "one process", "fp32")
-def test_a_scheduler_made_with_the_prepared_optimizer_works(tmp_path: Path) -> None:
-    accelerator = accelerator_of()
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-9)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    journal = tmp_path / "journal.jsonl"
-    made = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model), journal=journal)
-    scheduler = prepare(accelerator, made)
-    for t in range(100):
-        loss = loss_of(model, batch_of(t))
-        optimizer.zero_grad()
-        accelerator.backward(loss)
-        optimizer.step()
-        scheduler.step(loss)
-    assert hdet.read_journal(journal).rounds[-1]["learned"][0] > 1e3
 
 
 @pytest.mark.parametrize("size", [1, 2])

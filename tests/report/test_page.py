@@ -202,7 +202,7 @@ def test_an_alarm_is_a_banner(tmp_path: Path) -> None:
     one = Tags(write_report([blind], tmp_path / "1.html").read_text())
     assert ("section", {"class": "alarm", "role": "alert"}) in one.tags
     assert f"step 10: {words}." in one.text
-    assert "look for NaN in the probe batch" in one.text
+    assert "Do not use the rate of this run" in one.text
     assert "Use again" not in one.text
     both = Tags(write_report([well, blind], tmp_path / "2.html").read_text())
     assert f"blind, step 10: {words}." in both.text

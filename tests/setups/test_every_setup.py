@@ -20,10 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 import hdet
 from tests.setups.problems import Batch, Records, batch_of, final_loss, is_finite, loss_of, network, probe_of, train
+from tests.setups.runs import fixed_loss
 
 STEPS = 200
 GUESS = 1e-4
-"""Adam's best rate here is near 1e-2."""
+RATES = (1e-2, 3e-2, 1e-1)
+"""One of them does well with Adam, whatever the model."""
 
 
 class Found(NamedTuple):
@@ -347,21 +349,30 @@ def test_it_learns_from_a_guess_that_is_far_too_low(name: str) -> None:
     make = EQUAL[name][0] if name in EQUAL else OTHER[name]
     found, untrained = make().run(), make().model()
     assert is_finite(found.model)
-    assert final_loss(found.model) < 0.35 * final_loss(untrained)
+    if name in EQUAL:
+        assert final_loss(found.model) == pytest.approx(final_loss(_run_of(EQUAL[name][1], STEPS).model), rel=0.1)
+    else:
+        assert final_loss(found.model) < 2.5 * min(fixed_loss(Adam, rate, STEPS, _trainable(make)) for rate in RATES)
     for p, q in zip(found.model.parameters(), untrained.parameters(), strict=True):
         assert p.requires_grad or torch.equal(p, q), "what is frozen stays as it was"
 
 
 @cache
-def _run_of(twin: Callable[[], Setup]) -> Found:
-    return twin().run(60)
+def _run_of(twin: Callable[[], Setup], steps: int) -> Found:
+    return twin().run(steps)
+
+
+@cache
+def _trainable(make: Callable[[], Setup]) -> Callable[[], nn.Module]:
+    """Builds the model that is compared with, in torch's own loop."""
+    return lambda: make().model()
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [row(name, "decides as the plain loop") for name in EQUAL])
 def test_it_decides_as_the_plain_loop_does(name: str) -> None:
     make, twin, tolerance = EQUAL[name]
-    found, plain = make().run(60), _run_of(twin)
+    found, plain = make().run(60), _run_of(twin, 60)
     assert found.decisions == plain.decisions
     assert found.rates == pytest.approx(plain.rates, rel=tolerance or 1e-15)
     if not tolerance:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from tests.setups.problems import (
@@ -22,6 +23,7 @@ from tests.setups.problems import (
     train,
     weights_of,
 )
+from tests.setups.runs import fixed_loss
 
 STEPS = 200
 optim = torch.optim
@@ -43,6 +45,8 @@ GOOD: dict[str, tuple[Make, float]] = {
 }
 """With a good rate of each on this problem."""
 OFF = [1e-6, 1e3]
+WORSE = {"SGD-momentum": 8}
+"""What a found rate may cost here, over a good one, if not 2: see "what it cannot do"."""
 
 
 def cycles(optimizer: Optimizer) -> bool:
@@ -63,7 +67,7 @@ def test_it_learns_from_a_guess_that_is_far_off(name: str, off: float) -> None:
     optimizer = make(model.parameters(), good * off)
     train(model, optimizer, auto(optimizer, probe_of(model)), range(STEPS))
     assert is_finite(model)
-    assert final_loss(model) < 0.5 * final_loss(network())
+    assert final_loss(model) < WORSE.get(name, 2) * fixed_loss(make, good, STEPS)
 
 
 class StateAtOnce(Optimizer):
@@ -84,28 +88,47 @@ class StateAtOnce(Optimizer):
                 p.addcdiv_(p.grad, total.sqrt(), value=-float(group["lr"]))
 
 
-RESTARTS: dict[str, Callable[[Any], Optimizer]] = {
-    "Adagrad": lambda p: optim.Adagrad(p, lr=1e5),
-    "state-at-once": lambda p: StateAtOnce(p, 1e5),
-    "Adagrad-with-a-first-sum": lambda p: optim.Adagrad(p, lr=1e5, initial_accumulator_value=0.1),
-    "Adam": lambda p: optim.Adam(p, lr=1e4),
-    "SGD-momentum": lambda p: optim.SGD(p, lr=1e5, momentum=0.9),
+class CountInGroup(StateAtOnce):
+    """As those of pytorch-optimizer: where a group has no count of steps yet, its state is made."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.state.clear()
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            if "step" not in group:
+                group["step"] = 0
+                for p in group["params"]:
+                    self.state[p]["sum"] = torch.full_like(p, 0.01)
+            group["step"] += 1
+        super().step(closure)
+
+
+RESTARTS: dict[str, tuple[Callable[[Any], Optimizer], str]] = {
+    "Adagrad": (lambda p: optim.Adagrad(p, lr=1e5), "Adagrad"),
+    "state-at-once": (lambda p: StateAtOnce(p, 1e5), "Adagrad"),
+    "count-in-group": (lambda p: CountInGroup(p, 1e5), "Adagrad"),
+    "Adagrad-with-a-first-sum": (lambda p: optim.Adagrad(p, lr=1e5, initial_accumulator_value=0.1), "Adagrad"),
+    "Adam": (lambda p: optim.Adam(p, lr=1e4), "Adam"),
+    "SGD-momentum": (lambda p: optim.SGD(p, lr=1e5, momentum=0.9), "SGD-momentum"),
 }
-"""Their first step, at a thousandth of this, is much too long."""
+"""Their first step, at a thousandth of this, is much too long. And which of the above they are, or nearly."""
 
 
 @pytest.mark.parametrize("name", RESTARTS)
 def test_a_first_step_that_was_too_long_is_taken_back(name: str) -> None:
     """State too: some optimizers make it when they are built, and look for it at every step."""
     model, journal = network(), Records()
-    optimizer = RESTARTS[name](model.parameters())
+    make, like = RESTARTS[name]
+    optimizer = make(model.parameters())
     scheduler = hdet.OneCycleLR(
         optimizer, "auto", total_steps=STEPS, probe=probe_of(model), cycle_momentum=cycles(optimizer), journal=journal
     )
     train(model, optimizer, scheduler, range(STEPS))
     assert any("restarted" in (record["event"] or "") for record in journal.rounds)
     assert is_finite(model)
-    assert final_loss(model) < 0.5 * final_loss(network())
+    assert final_loss(model) < WORSE.get(like, 2) * fixed_loss(*GOOD[like], STEPS)
 
 
 def test_every_optimizer_of_torch_is_in_this_file() -> None:
@@ -118,17 +141,21 @@ def test_every_optimizer_of_torch_is_in_this_file() -> None:
     assert theirs - {"LBFGS", "Rprop", "SparseAdam", "Muon"} <= {name.split("-")[0] for name in GOOD}
 
 
+def unbiased() -> nn.Module:
+    return network(nn.ReLU(), bias=False)
+
+
 @pytest.mark.parametrize("off", OFF)
 def test_muon(off: float) -> None:
     """It takes matrices only, so the network has no biases."""
     muon = getattr(optim, "Muon", None)
     if muon is None:
         pytest.skip("this torch has no Muon")
-    model = network(nn.ReLU(), bias=False)
+    model = unbiased()
     optimizer = muon(model.parameters(), lr=0.05 * off)
     train(model, optimizer, auto(optimizer, probe_of(model)), range(STEPS))
     assert is_finite(model)
-    assert final_loss(model) < 0.5 * final_loss(network(nn.ReLU(), bias=False))
+    assert final_loss(model) < 2 * fixed_loss(muon, 0.05, STEPS, unbiased)
 
 
 class Table(nn.Module):
@@ -156,22 +183,24 @@ def table_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("kind", ["SparseAdam", "SGD"])
 def test_sparse_gradients(kind: str, off: float) -> None:
-    model = Table()
-    first = float(table_loss(model, rows_of(-1)).detach())
-    optimizer: Optimizer
-    if kind == "SparseAdam":
-        optimizer = optim.SparseAdam(model.parameters(), lr=0.1 * off)
-    else:
-        optimizer = optim.SGD(model.parameters(), lr=10.0 * off)
-    probe = hdet.ProbeBatch(model, table_loss, lambda k: rows_of(10_000 + k))
-    scheduler = auto(optimizer, probe)
-    for t in range(STEPS):
-        optimizer.zero_grad()
-        table_loss(model, rows_of(t)).backward()
-        optimizer.step()
-        scheduler.step()
-    assert is_finite(model)
-    assert float(table_loss(model, rows_of(-1)).detach()) < 0.5 * first
+    make, good = (optim.SparseAdam, 0.1) if kind == "SparseAdam" else (optim.SGD, 10.0)
+    losses = []
+    for rate in (good, good * off):
+        model = Table()
+        optimizer: Any = make(model.parameters(), lr=rate)
+        scheduler: Any
+        if rate == good:
+            scheduler = OneCycleLR(optimizer, rate, total_steps=STEPS + 1, cycle_momentum=False)
+        else:
+            scheduler = auto(optimizer, hdet.ProbeBatch(model, table_loss, lambda k: rows_of(10_000 + k)))
+        for t in range(STEPS):
+            optimizer.zero_grad()
+            table_loss(model, rows_of(t)).backward()
+            optimizer.step()
+            scheduler.step()
+        assert is_finite(model)
+        losses.append(float(table_loss(model, rows_of(-1)).detach()))
+    assert losses[1] < 2 * losses[0] + 0.01
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "Rprop"])
@@ -221,6 +250,6 @@ def test_schedule_free_is_probed_at_the_weights_it_evaluates(kind: str, off: flo
     optimizer.eval()
     undone = [r["step"] for r in journal.rounds if any(w in (r["event"] or "") for w in ("went back", "restarted"))]
     assert set(moved) <= set(undone)
-    assert final_loss(model) < 0.5 * final_loss(network())
+    assert final_loss(model) < 3 * fixed_loss(*GOOD["AdamW" if kind.startswith("Adam") else "SGD"], STEPS)
     assert modes
     assert not any(modes)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
 from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of, weights_of
@@ -44,7 +45,21 @@ def test_muon_and_adamw_find_one_factor(wrong_by: float) -> None:
     scheduler = hdet.auto(optimizers, total_steps=STEPS, probe=probe_of(model))
     rates = train(model, optimizers, scheduler, range(STEPS))
     assert all(a / b == pytest.approx(0.02 / 0.003) for a, b in rates)
-    assert final_loss(model) < 0.3 * final_loss(network())
+    assert final_loss(model) < 2 * _at_fixed_rates()
+
+
+def _at_fixed_rates() -> float:
+    """Without a search, at the rates that the ones above are wrong by a factor of; three times of them is best here."""
+    model = network()
+    matrices, vectors = matrices_and_vectors(model)
+    optimizers = [torch.optim.Muon(matrices, lr=0.06), torch.optim.AdamW(vectors, lr=0.009)]
+    schedules = [OneCycleLR(one, one.param_groups[0]["lr"], STEPS + 1, cycle_momentum=False) for one in optimizers]
+    for t in range(STEPS):
+        model.zero_grad()
+        loss_of(model, batch_of(t)).backward()
+        for part in (*optimizers, *schedules):
+            part.step()
+    return final_loss(model)
 
 
 def test_two_halves_are_as_good_as_one_optimizer(tmp_path: Path) -> None:

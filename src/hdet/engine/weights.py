@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +23,10 @@ __all__ = [
     "Weights",
     "check_model",
     "check_optimizer",
+    "direction",
     "grouped_parameters",
     "trained_parameters",
+    "unwrapped",
     "warn_without_ensemble",
 ]
 
@@ -165,6 +167,16 @@ def check_model(model: object, *, needed: bool = False) -> None:
         raise ArgumentError(f"model must be {kinds}, but got model={shown(model)}; pass the model itself")
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer of torch in a wrapper, which holds it as ``.optimizer`` as Accelerate's does, or in several.
+
+    A wrapper need not call step hooks. What holds no optimizer is given back as it is.
+    """
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    return optimizer
+
+
 def check_optimizer(optimizer: object) -> None:
     """Raise for what cannot be ``optimizer=``."""
     if not isinstance(optimizer, Optimizer):
@@ -214,6 +226,12 @@ def grouped_parameters(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
             if p.requires_grad and (p.is_floating_point() or p.is_complex()):
                 found.setdefault(id(p), (p, g))
     return list(found.values())
+
+
+def direction(groups: Iterable[Mapping[str, Any]]) -> float:
+    """What an optimizer does with the loss: 1: minimise it, -1: maximise it, 0: each in some parameter groups."""
+    signs = {-1.0 if group.get("maximize", False) else 1.0 for group in groups if group["params"]}
+    return signs.pop() if len(signs) == 1 else 0.0
 
 
 def trained_parameters(optimizer: Optimizer) -> list[Tensor]:

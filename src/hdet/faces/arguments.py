@@ -12,22 +12,27 @@ from torch.optim import Optimizer
 from hdet.algorithm.auto import constants as auto
 from hdet.algorithm.auto.pilot import Pilot
 from hdet.algorithm.knob import KnobSpec
-from hdet.checks import is_int, is_one_of, shown, takes
+from hdet.checks import is_int, is_one_of, is_real, shown, takes
 from hdet.comm.arms import Arms
 from hdet.comm.group import check_group
 from hdet.comm.shards import is_distributed
 from hdet.engine.probed.evaluated import parts_of
+from hdet.engine.probed.watch import refuse_unheard
 from hdet.engine.probed.way import ProbedWay
 from hdet.engine.sharding import refuse_flat
 from hdet.engine.trained.signals import ProbeLoss
 from hdet.engine.weights import check_model, trained_parameters
 from hdet.errors import ArgumentError, ProbeWarning
 
-__all__ = ["LONGEST", "PUBLISHED_SPREAD", "Ours", "check_common", "checked_length", "probed_way"]
+__all__ = ["LONGEST", "PUBLISHED_SPREAD", "Ours", "check_common", "check_guesses", "checked_length", "probed_way"]
 
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
 """Steps that a run may have: integers above are no floats, and the schedule computes with those."""
+_NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
+"""Options that are named like rates, and are what schedules write or a decay."""
+_GUESSES = (1e-14, 1e14)
+"""Bounds of a guess: the factor on it that is learned stays between 1e-15 and 1e15."""
 NOT_PROBED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
@@ -94,6 +99,18 @@ def check_common(ours: Ours, optimizer: Optimizer) -> None:
         )
 
 
+def check_guesses(guesses: Sequence[Any]) -> None:
+    """Raise for rates from which nothing can be found: what is learned is a factor on them, and has bounds."""
+    low, high = _GUESSES
+    within = [is_real(guess) and (guess == 0 or low <= guess <= high) for guess in guesses]
+    if guesses and not (all(within) and any(guesses)):
+        raise ArgumentError(
+            f'a search begins from max_lr, or the optimizer\'s lr with "auto": each rate must be a number from {low:g} '
+            f"to {high:g}, or 0 where a group is to be left alone, and one must be above 0, but got {guesses}; any "
+            "guess will do, for instance 1e-3"
+        )
+
+
 def checked_length(sync_every: Any, default: int) -> int:
     """T of replicas that train."""
     if sync_every is None:
@@ -112,15 +129,24 @@ def probed_way(
     searches: bool,
     specs: Sequence[KnobSpec],
     total_steps: int | None,
-    knob_of_group: Mapping[int, int] | None = None,
+    guesses: Mapping[int, float],
 ) -> ProbedWay:
+    """``guesses``: of the parameter groups whose rates are the knobs, in their order. Groups at 0 are left alone."""
     for kind, why in NOT_PROBED.items():
         if any(isinstance(part, kind) for part in parts_of(optimizer)):
             raise ArgumentError(
                 f"a probed fan-out cannot find the rate of {kind.__name__}: {why}. Use another optimizer, or torch's "
                 "own scheduler"
             )
-    pilot = Pilot(total_steps, searches)
+    refuse_unheard(optimizer)
+    pilot, others = Pilot(total_steps, searches), _other_rates(optimizer)
+    if searches and others:
+        warnings.warn(
+            f"the optimizer has rates beside lr, {others}: a search finds one factor on lr, and knows nothing of the "
+            "others; give all of them in the right ratio",
+            ProbeWarning,
+            stacklevel=4,  # probed_way, ..._run, __init__, the user
+        )
     if searches and not pilot.long_enough:
         warnings.warn(
             f"a run of {total_steps} steps is too short to find its rate, which takes at least {auto.SHORTEST}: the "
@@ -128,5 +154,15 @@ def probed_way(
             ProbeWarning,
             stacklevel=4,  # probed_way, ..._run, __init__, the user
         )
-    groups = knob_of_group if knob_of_group is not None else {g: g for g in range(len(specs))}
+    groups = {g: knob for knob, (g, guess) in enumerate(guesses.items()) if guess > 0}
     return ProbedWay(pilot, specs, groups, ours.probe, ours.model, ours.copies_on_device)
+
+
+def _other_rates(optimizer: Optimizer) -> dict[str, float]:
+    """Options of an optimizer that are rates too, by their names: ``lr_1d`` of MARS is built into a ratio to ``lr``."""
+    return {
+        name: value
+        for part in parts_of(optimizer)
+        for name, value in part.defaults.items()
+        if (name.startswith("lr_") or name.endswith("_lr")) and name not in _NO_RATES and is_real(value) and value > 0
+    }

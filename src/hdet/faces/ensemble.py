@@ -19,6 +19,7 @@ from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import OuterStep
 from hdet.engine.trained.signals import Signal
 from hdet.engine.way import RoundEnd
+from hdet.engine.weights import unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces import knobs as knob_factories
 from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
@@ -108,6 +109,7 @@ class Ensemble:
         probe: ProbeFn | None = None,
         copies_on_device: int | None = None,
     ) -> None:
+        optimizer = unwrapped(optimizer)
         self._explores_all_rates = knobs is None
         if knobs is None and isinstance(optimizer, Optimizer):
             knobs = knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD)

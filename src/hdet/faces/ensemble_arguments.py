@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -23,9 +23,9 @@ from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.settings import Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.trained.way import TrainedWay
-from hdet.engine.weights import Body, check_optimizer
+from hdet.engine.weights import Body, check_optimizer, unwrapped
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import LONGEST, Ours, check_common, checked_length, probed_way
+from hdet.faces.arguments import LONGEST, Ours, check_common, check_guesses, checked_length, probed_way
 from hdet.faces.knobs import Knob
 from hdet.journal import open_journal
 
@@ -75,8 +75,10 @@ def ensemble_run(
     sink = open_journal(ours.journal)
     way: TrainedWay | ProbedWay
     if probed:
-        groups = {knob.group: i for i, knob in enumerate(knobs) if knob.group is not None}
-        way = probed_way(optimizer, ours, controller is not False, specs, total_steps, groups)
+        groups = [knob.group for knob in knobs if knob.group is not None]
+        guesses = {g: _guess(optimizer.param_groups[g]) for g in groups}
+        check_guesses(list(guesses.values()))
+        way = probed_way(optimizer, ours, controller is not False, specs, total_steps, guesses)
     else:
         settings = Settings(Rounds(length, total_steps), ours.seed, "schedule", ours.start)
         state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
@@ -100,6 +102,11 @@ def ensemble_run(
     bases = {spec.name: repr(base) for spec, base in zip(specs, learned, strict=True) if not spec.scheduled}
     rates = {"lr": repr([float(group["lr"]) for group in optimizer.param_groups])}
     return Run(way, ours.group, sink, told, {**rates, **bases})
+
+
+def _guess(group: Mapping[str, Any]) -> float:
+    """A group's rate; where a schedule was built on it, the one that the schedule began from."""
+    return float(group.get("initial_lr", group["lr"]))
 
 
 def flat_knobs(knobs: object) -> list[Knob]:
@@ -130,7 +137,7 @@ def _check_schedule(optimizer: object, schedule: object) -> None:
         raise ArgumentError(
             f"schedule must have step(), as torch's schedulers do, or be None, but got {schedule!r}; give the scheduler"
         )
-    if getattr(schedule, "optimizer", optimizer) is not optimizer:
+    if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
     if isinstance(getattr(schedule, "_run", None), Run):
         raise ArgumentError(

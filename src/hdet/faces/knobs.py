@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.scales import scale_named
 from hdet.checks import is_int, is_one_of, is_real, shown, takes
-from hdet.engine.weights import check_model, check_optimizer
+from hdet.engine.weights import check_model, check_optimizer, unwrapped
 from hdet.errors import ArgumentError
 
 __all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
@@ -74,7 +74,7 @@ def lr(
         raise ArgumentError(
             f'scale of a learning rate must be "relative" or "log", but got scale={shown(scale)}; leave it out'
         )
-    knobs = []
+    knobs, optimizer = [], unwrapped(optimizer)
     for index in _group_indices(optimizer, groups):
         name = f"lr[{_group_name(optimizer, index)}]"
         spec = KnobSpec(name, scale_named(scale), spread, scheduled=True)
@@ -103,6 +103,7 @@ def optimizer(
             where they do not.
         index: which entry, where the field is a tuple such as ``betas``.
     """
+    optimizer = unwrapped(optimizer)
     indices = _group_indices(optimizer, groups)
     if not isinstance(field, str):
         raise ArgumentError(f'field must be a key of the groups, but got field={shown(field)}; for instance "momentum"')

@@ -17,6 +17,7 @@ from hdet.engine.probe import ProbeFn
 from hdet.engine.rates import as_type_of, copy_rate
 from hdet.engine.state_rules import check_state, fields, flag
 from hdet.engine.way import RoundEnd
+from hdet.engine.weights import unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import Ours
@@ -119,6 +120,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         copies_on_device: int | None = None,
     ) -> None:
         self._is_auto = isinstance(max_lr, str)
+        optimizer = unwrapped(optimizer)
         schedule: dict[str, Any] = {
             "max_lr": max_lr,
             "total_steps": total_steps,

@@ -24,7 +24,7 @@ from hdet.engine.trained.way import TrainedWay
 from hdet.engine.weights import Body
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, probed_way
+from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, check_guesses, checked_length, probed_way
 from hdet.faces.torch_arguments import check_levels, check_steps, number_of
 from hdet.journal import open_journal
 
@@ -57,7 +57,7 @@ def onecycle_run(
     if is_auto:
         schedule["max_lr"] = _guesses(optimizer)
     if probed:
-        _refuse_impossible(schedule["max_lr"])
+        check_guesses(_per_group(schedule["max_lr"]))
     check_levels(schedule, last_epoch)
     if decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
@@ -71,7 +71,8 @@ def onecycle_run(
     specs = rate_knobs(0, len(optimizer.param_groups), spread)
     way: TrainedWay | ProbedWay
     if probed:
-        way = probed_way(optimizer, ours, bool(auto_lr), specs, steps)
+        guesses = _per_group(schedule["max_lr"], len(specs))
+        way = probed_way(optimizer, ours, bool(auto_lr), specs, steps, dict(enumerate(guesses)))
         settled: dict[str, Any] = {"sync_every": "auto", "seed": int(ours.seed), "decay": decay}
     else:
         rounds = Rounds(checked_length(ours.sync_every, default_length(steps)), steps)
@@ -119,14 +120,9 @@ def _guesses(optimizer: object) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def _refuse_impossible(max_lr: Any) -> None:
-    """A probed fan-out multiplies the rate that it is given: it must be a number above 0."""
-    guesses = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr]
-    if not all(is_real(guess) and 0 < guess < math.inf for guess in guesses):
-        raise ArgumentError(
-            f'a probed fan-out begins from max_lr, or the optimizer\'s lr with "auto", which must be a finite number '
-            f"above 0, but got {guesses}; any guess will do, for instance 1e-3"
-        )
+def _per_group(max_lr: Any, groups: int = 1) -> list[Any]:
+    """One rate per parameter group, as torch takes them."""
+    return list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr] * groups
 
 
 def _checked_spread(spread: Any, probed: bool) -> float:

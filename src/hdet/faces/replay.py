@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.engine.rates import put_rate
-from hdet.engine.weights import check_optimizer
+from hdet.engine.weights import check_optimizer, unwrapped
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
 from hdet.journal.fields import check_needed
@@ -51,6 +51,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
         journal: a file written by ``journal=``, or its data.
         optimizer: its rates are replaced.
     """
+    optimizer = unwrapped(optimizer)
     check_optimizer(optimizer)
     rates = [found for name, found in found_schedules(journal).items() if name.startswith("lr")]
     groups = optimizer.param_groups

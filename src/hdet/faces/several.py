@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from hdet.checks import shown
 from hdet.engine.probe import ProbeFn
 from hdet.engine.rates import stands_still
+from hdet.engine.weights import unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces.onecycle import OneCycleLR
 
@@ -42,10 +43,11 @@ def auto(optimizers: Optimizer | Iterable[Optimizer], *, total_steps: int, probe
         probe: as in :class:`hdet.OneCycleLR`.
         more: further arguments of it. Momenta are not cycled: optimizers keep theirs in different places.
     """
+    optimizers = unwrapped(optimizers)
     if isinstance(optimizers, Optimizer):
         return OneCycleLR(optimizers, "auto", total_steps=total_steps, probe=probe, **{"cycle_momentum": False, **more})
     is_one = not isinstance(optimizers, Iterable) or isinstance(optimizers, Tensor)
-    found: list[Any] = [optimizers] if is_one else list(optimizers)
+    found: list[Any] = [optimizers] if is_one else [unwrapped(one) for one in optimizers]
     if not found or not all(isinstance(one, Optimizer) for one in found):
         raise ArgumentError(
             f"optimizers must be an optimizer of torch or some of them, but got optimizers={shown(optimizers)}; for "
@@ -86,12 +88,20 @@ class Together(Optimizer):
         return [group for part in self.parts for group in part.param_groups]
 
     def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
-        """Called before the first part's step, as if it were ours."""
+        """Called before the step of the first part that moves at all, as if it were ours."""
 
         def heard(part: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return None if stands_still(part) else hook(self, args, kwargs)
 
-        return self.parts[0].register_step_pre_hook(heard)
+        return self._first.register_step_pre_hook(heard)
+
+    def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
+        """Called after that step."""
+        return self._first.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+
+    @property
+    def _first(self) -> Optimizer:
+        return next((part for part in self.parts if not stands_still(part)), self.parts[0])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not to be called: groups belong to a part."""

@@ -135,6 +135,10 @@ class Masters(Partitioned):
 
         return self._inner.register_step_pre_hook(heard)
 
+    def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
+        """Called after each part of a step."""
+        return self._inner.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+
     def _part_begins(self, inner: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A parameter that has had its part begins a new step. Padding is no weight, and must not be measured."""
         for p, numbers in self._kept.padding:

@@ -237,8 +237,6 @@ class AutoLR(Replicas):
         journals = self.options.get("journal")
         known = journals if isinstance(journals, (list, tuple)) else [journals]
         options = {**self.options, "journal": [*known, self._events]}
-        if type(optimizer).__name__ == "AcceleratedOptimizer":  # it has no hooks
-            optimizer = optimizer.optimizer
         probe = ProbeBatch(trainer.model, _Loss(trainer), self._batches())
         self._made = trainer.lr_scheduler = OneCycleLR(
             optimizer, "auto", total_steps=num_training_steps, probe=probe, **options

@@ -1,4 +1,4 @@
-"""What to do next: with the rate that was found, or about a probe that could not find one."""
+"""What to do next: with the rate that was found, or about a search that could not find one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from hdet.report.verdict import base_movement, movements
 
 __all__ = ["CURE", "Advice", "Warned", "advice", "warned"]
 
-CURE = (
-    "Do not use the rate of this run. Give probe= the model that trains, and look for NaN in the probe batch; "
-    "then train again."
-)
+CURE = "Do not use the rate of this run. Cure that first, as the run's warning says, and train again."
 
 
 class Advice(NamedTuple):

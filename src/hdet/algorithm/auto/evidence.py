@@ -31,3 +31,12 @@ class Evidence(NamedTuple):
     """Of the way since the search began; 1: no gradient has turned yet."""
     resolution: float = 0.0
     """The relative distance of neighbouring numbers of the weights' type."""
+    gradient: float = 1.0
+    """The largest number of the gradients that were heard in the round; 0: there were none."""
+    rates: float = 0.0
+    """The sum of the rates of all steps since the way began along which the displacement is measured."""
+    stretch: int = 0
+    """How many steps these were."""
+    direction: float = 1.0
+    """1 where the loss is minimised, -1 where it is maximised; 0: parameter groups differ in that, and only a loss that
+    is no number tells anything."""

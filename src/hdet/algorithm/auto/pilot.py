@@ -21,11 +21,26 @@ from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import FACTOR_LIMITS, bounded_factor
 
-__all__ = ["BLIND", "NEVER_MOVED", "NOT_FINITE", "NO_GAIN", "Action", "Moment", "Order", "Phase", "Pilot", "PilotState"]
+__all__ = [
+    "BLIND",
+    "NEVER_MOVED",
+    "NOT_FINITE",
+    "NOT_FOLLOWED",
+    "NO_GAIN",
+    "NO_GRADIENT",
+    "Action",
+    "Moment",
+    "Order",
+    "Phase",
+    "Pilot",
+    "PilotState",
+]
 
 BLIND = "the probe does not see the weights"
 NOT_FINITE = "the probe's loss is not finite, whatever the weights"
 NEVER_MOVED = "no step has moved the weights"
+NO_GRADIENT = "weights moved, but no gradient was seen before the schedule's peak"
+NOT_FOLLOWED = "steps do not follow the rate"
 NO_GAIN = "no gain: half the rate"
 
 
@@ -67,6 +82,10 @@ class PilotState(NamedTuple):
     """Rounds without a finite loss, before there was any."""
     seen: bool = False
     """Whether the probe loss has ever changed with the weights."""
+    pace: float = math.nan
+    """How far the first step that was measured moved the weights, over its rate ..."""
+    rate: float = math.nan
+    """... and that rate."""
 
     @property
     def factor(self) -> float:
@@ -162,7 +181,7 @@ class Pilot:
         """One round."""
         late = evidence.span[1] > max(evidence.peak, c.SHORTEST)
         if state.phase is Phase.FIRST and late:
-            return self._alarmed(NEVER_MOVED)
+            return self._alarmed(NO_GRADIENT if evidence.displacement > 0 else NEVER_MOVED)
         if state.phase is Phase.KEPT or evidence.steps == 0:
             return Order(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
@@ -172,8 +191,11 @@ class Pilot:
         if not math.isfinite(evidence.now) and not math.isfinite(state.first):
             dark = state.dark + 1
             return Order(state._replace(dark=dark)) if dark < c.TWICE else self._alarmed(NOT_FINITE)
-        if evidence.displacement > c.VISIBLE and not state.seen and evidence.now == evidence.before:
+        same = evidence.now == evidence.before and evidence.direction != 0
+        if evidence.displacement > c.VISIBLE and not state.seen and same:
             return self._alarmed(BLIND)
+        if _lags(state, evidence):
+            return self._alarmed(NOT_FOLLOWED)
         ruin = _ruin(state, evidence)
         if ruin > c.WORSE:
             return _too_hot(state._replace(worse=state.worse + 1), certain=ruin > c.RUINED)
@@ -182,13 +204,17 @@ class Pilot:
     def _measured(self, state: PilotState, evidence: Evidence) -> Order:
         """The first step tells how far a step moves the weights: from then on the guess does not matter."""
         moved, event = evidence.displacement, "first step"
-        if not moved > 0:  # lost in rounding, or skipped by the optimizer itself
+        if evidence.gradient == 0 or not (moved > 0 or math.isfinite(evidence.gradient)):
+            return Order(state, anew=True)  # without gradients, or skipped because of them: it says nothing
+        if not moved > 0:  # lost in rounding
             return Order(state.at(state.level + c.TRY_HIGHER), event=event, anew=True)
         again = "restarted: the first step was too long"
         if math.isinf(moved):
             return Order(state.at(state.level - c.TRY_LOWER), Action.RESTART, event=again, anew=True)
         step = max(c.RELATIVE_STEP, c.RESOLVED * evidence.resolution)
         found = state._replace(phase=Phase.SEARCHING, peak=evidence.peak)
+        if evidence.rates > 0:
+            found = found._replace(pace=moved / evidence.rates, rate=evidence.rates / evidence.stretch)
         found = found.at(state.level + math.log(step) - math.log(moved) - math.log(found.rise(evidence.span[1])))
         if moved >= c.TOO_FAR:
             return Order(found, Action.RESTART, event=again, anew=True)
@@ -199,18 +225,32 @@ class Pilot:
         return Order(self.kept(), event=f"kept to the guess: {why}", alarm=why)
 
 
+def _lags(state: PilotState, evidence: Evidence) -> bool:
+    """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
+    if not (0 < evidence.stretch <= c.WATCHED and evidence.rates > 0 and evidence.displacement > 0):
+        return False
+    raised = evidence.rates / evidence.stretch / state.rate
+    shorter = state.pace * evidence.rates / evidence.displacement
+    return raised >= c.RAISED and shorter >= max(raised**c.LAGS, c.WANDERS * evidence.stretch)
+
+
 def _ruin(state: PilotState, evidence: Evidence) -> float:
     """How far the loss is above that of a round ago, over the first loss; 0 where nothing can be compared."""
     if not math.isfinite(evidence.now):
         return math.inf if math.isfinite(evidence.before) or not state.moments else 0.0
-    return (evidence.now - evidence.before) / (abs(state.first) or 1.0) if math.isfinite(evidence.before) else 0.0
+    return _rise(evidence) / (abs(state.first) or 1.0) if math.isfinite(evidence.before) else 0.0
+
+
+def _rise(evidence: Evidence) -> float:
+    """How far the loss is above that of a round ago; of what is maximised, how far below."""
+    return evidence.direction * (evidence.now - evidence.before)
 
 
 def _too_hot(state: PilotState, certain: bool) -> Order:
     """The weights are ruined: back to those of two rounds ago at a third of the rate, at once or the second time."""
     if state.worse < c.TWICE and not certain:
         return Order(state)
-    state = state.at(state.level - math.log(c.SLOWER))._replace(worse=0, idle=0)
+    state = state.at(state.level - math.log(c.SLOWER))._replace(worse=0, idle=0, pace=math.nan)
     if not state.moments:
         return Order(state, Action.GO_ON, event="too hot: slowed down", anew=True)
     moment = state.moments[0]  # the last one may already be damaged
@@ -231,11 +271,13 @@ def _gone_well(state: PilotState, evidence: Evidence) -> Order:
 
 def _steered(state: PilotState, evidence: Evidence) -> Order:
     """Raise the target as far as the gradients ask for it; halve it where they do not and nothing is gained."""
+    if evidence.gradient == 0:  # the sum of rates has grown all the same, and with it the reach
+        return Order(state)
     most = math.log(c.FASTEST)
     asked = most if evidence.straightness >= c.STRAIGHT else evidence.reach + math.log(c.HEED) - state.level
     if asked > 0:
         return Order(state.at(state.level + min(asked, most))._replace(idle=0))
-    rose = evidence.steps >= c.JUDGED and evidence.now > evidence.before
+    rose = evidence.steps >= c.JUDGED and _rise(evidence) > 0
     idle = state.idle + 1 if rose else 0
     if idle < c.IDLE:
         return Order(state._replace(idle=idle))

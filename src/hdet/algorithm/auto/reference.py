@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hdet.algorithm import published_reference
@@ -132,8 +133,9 @@ def simulate(
             q = run.moved() if not run.fallen else 0.0
             looks = run.searching and not run.fallen
             reach, straight = (_reach(run.path), _straight(run.path)) if looks else (0.0, 0.0)
+            G = _largest([step.g for step in run.path[start - end :] if step.heard])
             lost = looks and not all(map(math.isfinite, _sums(run.path)))
-            history.event.append(run.end_round(t + 1, end - start, now, before, q, reach, straight))
+            history.event.append(run.end_round(t + 1, end - start, now, before, q, reach, straight, G))
             if lost:  # some gradient was not finite: the way begins anew
                 run.path = []
             history.end.append(end)
@@ -166,6 +168,10 @@ class _Run:
     idle: int = 0
     dark: int = 0
     seen: bool = False
+    pace: float = math.nan
+    """How far the first step moved the weights, over its rate."""
+    eta1: float = math.nan
+    """That rate."""
     fallen: bool = False
     """Whether the schedule had fallen when the last round ended: then nobody looks at the way any more."""
     kept: list[Copy] = field(default_factory=list)
@@ -192,14 +198,16 @@ class _Run:
         r = s.rise(t) if self.searching else 1.0
         return [guess * self.m * r * s.h(t) for guess in s.guess]
 
-    def end_round(self, t: int, n: int, L: float, A: float, q: float, reach: float, straight: float) -> str | None:
+    def end_round(
+        self, t: int, n: int, L: float, A: float, q: float, reach: float, straight: float, G: float
+    ) -> str | None:
         """n: steps of the round; L, A: losses of x and of the copy of a round ago on one batch; q: how far x is from
-        x0, over its norm; straight: eta^_1."""
+        x0, over its norm; straight: eta^_1; G: the largest number of the round's gradients that were heard."""
         if self.alarmed:
             return None
         if not self.searching:
             late = t > max(self.settings.peak, c.SHORTEST)
-            return self.first_step(t, L, q) if not late else self.keep_to_guess("no step has moved the weights")
+            return self.first_step(t, L, q, G) if not late else self.keep_to_guess(_never(q))
         self.fallen = self.settings.h(t) < c.FALLING
         self.seen = self.seen or (math.isfinite(A) and L != A)
         if not math.isfinite(L) and not math.isfinite(self.L0):
@@ -208,16 +216,21 @@ class _Run:
             return self.keep_to_guess(why) if self.dark >= c.TWICE else None
         if q > c.VISIBLE and not self.seen and L == A:
             return self.keep_to_guess("the probe does not see the weights")
+        if self.lags(q):
+            return self.keep_to_guess("steps do not follow the rate")
         ruin = self.ruin(L, A)
         if ruin > c.WORSE:
             self.worse += 1
             return self.go_back() if self.worse >= c.TWICE or ruin > c.RUINED else None
         kappa = reach / straight if straight > 0 else 0.0
-        return self.go_on(t, n, L, A, reach, kappa) if math.isfinite(L) else None
+        return self.go_on(t, n, L, A, reach, kappa, G) if math.isfinite(L) else None
 
-    def first_step(self, t: int, L: float, q: float) -> str:
+    def first_step(self, t: int, L: float, q: float, G: float) -> str | None:
         """From here on a step moves the weights by 2e-3 of their norm, whatever the guess was."""
         x0, again = self.path[0].x, "restarted: the first step was too long"
+        if G == 0 or (q == 0 and not math.isfinite(G)):  # it says nothing
+            self.path = []
+            return None
         if q == 0:
             self.set_level(self.level + c.TRY_HIGHER)
             self.path = []
@@ -229,6 +242,8 @@ class _Run:
         step = max(c.RELATIVE_STEP, c.RESOLVED * self.settings.resolution)
         self.set_level(self.level + math.log(step / (q * self.settings.rise(t))))
         self.searching = True
+        eta = [step.eta for step in self.path]
+        self.pace, self.eta1 = q / math.fsum(eta), math.fsum(eta) / len(eta)
         self.fallen = self.settings.h(t) < c.FALLING
         if q >= c.TOO_FAR:
             self.restart(x0)
@@ -238,6 +253,15 @@ class _Run:
         self.keep(t)
         return "first step"
 
+    def lags(self, q: float) -> bool:
+        """Whether x came less far, for the rates since x0, than a way to and fro of shrinking steps would."""
+        eta = [step.eta for step in self.path]
+        n, total = len(eta), math.fsum(eta)
+        if not (0 < n <= c.WATCHED and q > 0):
+            return False
+        raised, shorter = total / n / self.eta1, self.pace * total / q
+        return raised >= c.RAISED and shorter >= raised**c.LAGS and shorter >= c.WANDERS * n
+
     def ruin(self, L: float, A: float) -> float:
         if not math.isfinite(L):
             return math.inf if math.isfinite(A) or not self.kept else 0.0
@@ -246,20 +270,20 @@ class _Run:
     def go_back(self) -> str:
         """To the copy of two rounds ago, at a third of the rate."""
         self.set_level(self.level - math.log(c.SLOWER))
-        self.worse, self.idle, self.path = 0, 0, []
+        self.worse, self.idle, self.path, self.pace = 0, 0, [], math.nan
         if not self.kept:
             return "too hot: slowed down"
         self.kept = self.kept[:1]
         self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
         return f"too hot: went back to step {self.kept[0].t}"
 
-    def go_on(self, t: int, n: int, L: float, A: float, reach: float, kappa: float) -> str | None:
+    def go_on(self, t: int, n: int, L: float, A: float, reach: float, kappa: float, G: float) -> str | None:
         """Raise the target to 0.7 of the reach, at most twofold; twofold while the way is straight."""
         self.worse = 0
         if not math.isfinite(self.L0):
             self.L0 = L
         self.keep(t)
-        if self.settings.h(t) < c.FALLING:
+        if self.settings.h(t) < c.FALLING or G == 0:
             return None
         asked = c.HEED * reach / (self.settings.guess[0] * self.settings.h(t - 1) * math.exp(self.level))
         raised = c.FASTEST if kappa >= c.STRAIGHT else min(max(asked, 1.0), c.FASTEST)
@@ -288,6 +312,12 @@ class _Run:
     def keep_to_guess(self, why: str) -> str:
         self.level, self.alarmed, self.searching, self.kept = 0.0, True, False, []
         return f"kept to the guess: {why}"
+
+
+def _never(q: float) -> str:
+    return (
+        "weights moved, but no gradient was seen before the schedule's peak" if q else "no step has moved the weights"
+    )
 
 
 def _next_end(t: int, S: int) -> int:
@@ -334,6 +364,10 @@ def _less(a: Theta, b: Theta) -> Theta:
 
 def _inner(a: Theta, b: Theta) -> float:
     return sum(float((x * y).sum()) for xs, ys in zip(a, b, strict=True) for x, y in zip(xs, ys, strict=True))
+
+
+def _largest(gs: list[Theta]) -> float:
+    return float(torch.cat([torch.zeros(1), *(x.abs().flatten() for g in gs for xs in g for x in xs)]).max())
 
 
 def _norm(a: Theta) -> float:

@@ -14,6 +14,9 @@ from hdet.engine.state_rules import Rule, check_state, count, flag, number
 __all__ = ["check_search", "loaded", "saved"]
 
 
+_MAYBE_NUMBER = Rule("a number", lambda value: isinstance(value, (int, float)) and not math.isinf(value))
+
+
 def saved(pilot: Pilot, state: PilotState) -> dict[str, Any]:
     """Plain numbers, lists and strings."""
     search = {**state._asdict(), "phase": int(state.phase)}
@@ -32,7 +35,7 @@ def check_search(search: Any) -> None:
                 f"a number from {low:g} to {high:g}", lambda value: number.fits(value) and low <= value <= high
             ),
             "peak": number,
-            "first": Rule("a number", lambda value: isinstance(value, (int, float)) and not math.isinf(value)),
+            **dict.fromkeys(("first", "pace", "rate"), _MAYBE_NUMBER),
             **dict.fromkeys(("worse", "idle", "dark"), count(0)),
             "seen": flag,
         },

@@ -245,6 +245,8 @@ def _restore_(optimizer: Optimizer, parameters: Sequence[Tensor], memory: _Memor
             del now[name]
     copy_all_(pairs)
     for group, numbers in zip(optimizer.param_groups, memory.numbers, strict=False):  # groups may have been added
+        for name in [name for name, value in group.items() if name not in numbers and _is_own_number(name, value)]:
+            del group[name]
         group.update(numbers)
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hdet.algorithm.auto.evidence import Evidence
-from hdet.algorithm.auto.pilot import BLIND, NEVER_MOVED, NOT_FINITE, Order, PilotState
+from hdet.algorithm.auto.pilot import BLIND, NEVER_MOVED, NO_GRADIENT, NOT_FINITE, NOT_FOLLOWED, Order, PilotState
 from hdet.engine.records import round_record
 from hdet.engine.rollcall import RollCall
 from hdet.engine.way import RoundEnd
@@ -16,6 +16,8 @@ __all__ = ["record_of", "warning_of"]
 _CURES = {
     BLIND: "Give probe= a loss of the model that trains",
     NOT_FINITE: "Look for NaN in the probe batch, and for a loss that overflows",
+    NO_GRADIENT: "Give the optimizer that is stepped itself, and leave gradients in place until scheduler.step()",
+    NOT_FOLLOWED: "Use an optimizer all of whose steps are proportional to lr, or give it rates that are right",
     NEVER_MOVED: "Call optimizer.step() before scheduler.step(), with gradients that are not zero",
 }
 
@@ -28,11 +30,13 @@ def record_of(
     before: PilotState,
     then: list[float],
     order: Order,
+    lead: int,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The round as one record: the one model stands where replicas would, with the ranks' mean loss.
 
-    ``then`` is the schedule before the round's last step: once the guess is kept to, there is another one.
+    ``then`` is the schedule before the round's last step: once the guess is kept to, there is another one. ``lead``:
+    the knob whose rate stands for all.
     """
     after, now, knobs = order.state, end.schedule(end.after), len(then)
     base = _base(before, then, end.before)
@@ -53,7 +57,7 @@ def record_of(
         divergence=[0.0],
         seconds={**seconds, "converge": 0.0},
     )
-    heard = {"loss_before": evidence.before, "reach": math.exp(evidence.reach) * then[0]}
+    heard = {"loss_before": evidence.before, "reach": math.exp(evidence.reach) * then[lead]}
     unheard = [rank for rank, own in enumerate(roll.losses) if roll.has_losses and not math.isfinite(own)]
     story = {"not_finite": unheard, "event": order.event, "went_back_to": order.went_back_to, "alarm": order.alarm}
     return {**record, "shape": now, **heard, **story}

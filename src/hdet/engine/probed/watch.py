@@ -9,7 +9,9 @@ from weakref import finalize, ref
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["Watch"]
+from hdet.errors import ArgumentError
+
+__all__ = ["Watch", "refuse_unheard"]
 
 Owner = TypeVar("Owner")
 Arguments: TypeAlias = tuple[Any, ...]
@@ -23,13 +25,13 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.hooked = False
-        """Whether the optimizer calls us. A framework's wrapper may not be able to."""
         self.captured = False
         """Whether a step was captured into a CUDA graph: from then on replays make steps that nobody hears of."""
         self.asleep = False
         """Whether steps are of no interest: the hook returns at once."""
         self._begun = False
+        self._inside = False
+        """Whether a step is being made. One that calls its base class's step calls hooks twice, and is one step."""
 
     def was_captured(self) -> None:
         """A step was captured into a graph, whether we heard of it or not."""
@@ -38,7 +40,7 @@ class Watch:
     @property
     def sees_steps(self) -> bool:
         """Whether every step is heard of."""
-        return self.hooked and not self.captured and not self.asleep
+        return not self.captured and not self.asleep
 
     def begin(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
         """Watch, if that has not begun. The hook holds the owner weakly, and goes when the owner does."""
@@ -58,8 +60,9 @@ class Watch:
 
         def hook(opt: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
             mine = watch()
-            if mine is None or mine.asleep:
+            if mine is None or mine.asleep or mine._inside:
                 return None
+            mine._inside = True
             closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
             if closure is None:
                 heard(opt)
@@ -78,12 +81,25 @@ class Watch:
                 return args, {**kwargs, "closure": told}
             return (args[0], told, *args[2:]), kwargs
 
-        try:
-            handle = optimizer.register_step_pre_hook(hook)
-        except AttributeError:
-            return
-        self.hooked = True
-        finalize(owner, handle.remove)
+        def made(*_: Any) -> None:
+            mine = watch()
+            if mine is not None:
+                mine._inside = False
+
+        uncompiled = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
+        for handle in (optimizer.register_step_pre_hook(uncompiled), optimizer.register_step_post_hook(made)):
+            finalize(owner, handle.remove)
+
+
+def refuse_unheard(optimizer: Optimizer) -> None:
+    """Raise where no hook can be set: nobody would hear of a step, and no gradient would be seen."""
+    try:
+        optimizer.register_step_pre_hook(lambda *_: None).remove()
+    except AttributeError:
+        raise ArgumentError(
+            f"a search looks at the gradients of every step, but {type(optimizer).__name__} cannot have step hooks as "
+            "torch's optimizers do; if it wraps another optimizer, give the optimizer inside"
+        ) from None
 
 
 def _is_capturing(optimizer: Optimizer) -> bool:

@@ -57,7 +57,7 @@ class ProbedWay:
     Args:
         pilot: the rules.
         specs: the knobs, all of them learning rates.
-        knob_of_group: the knob that is each parameter group's rate.
+        knob_of_group: the knob that is each parameter group's rate; groups that are left alone are not in it.
         probe: gives a loss of the current model; a :class:`hdet.ProbeBatch` shares one batch among all ranks.
         model: whose buffers are averaged, and put back when training goes back; None: the probe's.
         limit: bytes of a device that copies to go back to may take; None: half of what is free.
@@ -81,9 +81,11 @@ class ProbedWay:
         self.model = model if model is not None else getattr(probe, "model", None)
         self._body = Body(self.model)
         self._witness = Witness(knob_of_group)
+        self._lead = min(knob_of_group.values())
+        """The knob whose rate stands for all."""
         self._slots = Slots(limit)
         self._highest = 0.0
-        """The schedule's highest value so far, of the first knob."""
+        """The schedule's highest value so far, of the leading knob."""
         self._falling = False
         """Whether the schedule has fallen so far that nothing is raised any more."""
         self._finished = False
@@ -226,6 +228,8 @@ class ProbedWay:
         before, then, k = self.pilot_state, end.schedule(end.before), self.rounds.index(end.before)
         state = self.pilot.remembering(before, self._slots.present(end.optimizer))
         evidence = self._evidence(state, k, end, meeting.group)
+        if not all(roll.finite):  # on one rank, perhaps not the one that has measured: nobody's weights are to be kept
+            evidence = evidence._replace(now=math.nan, displacement=math.inf)
         clock.lap("probe")
         order = self.pilot.after_round(state, evidence)
         self._falling = evidence.shape < c.FALLING
@@ -233,7 +237,7 @@ class ProbedWay:
         clock.lap("controller")
         record = None
         if roll.writer == meeting.group.rank:
-            record = record_of(k, end, roll, evidence, before, then, order, clock.seconds)
+            record = record_of(k, end, roll, evidence, before, then, order, self._lead, clock.seconds)
         return RoundReport(record, warning_of(order, end.after))
 
     def weights(self, optimizer: Optimizer) -> Weights:
@@ -288,8 +292,12 @@ class ProbedWay:
             shape=self._shape(end),
             steps=witness.steps if looks else span[1] - span[0],
             displacement=measured.displacement,
-            reach=_level(measured.reach, end),
+            reach=_level(measured.reach, end.schedule(end.before)[self._lead]),
             straightness=measured.straightness,
+            gradient=measured.gradient if looks else 0.0,
+            rates=measured.rates if looks else 0.0,
+            stretch=measured.stretch if looks else 0,
+            direction=witness.direction(optimizer),
             resolution=witness.resolution(optimizer),
         )
 
@@ -298,8 +306,8 @@ class ProbedWay:
             return loss_now(self.probe, optimizer, self.model, device)
 
     def _shape(self, end: RoundEnd) -> float:
-        """The schedule of the first knob, relative to its highest value so far; 1 until the climb ends."""
-        before, now = end.schedule(end.before)[0], end.schedule(end.after)[0]
+        """The schedule of the leading knob, relative to its highest value so far; 1 until the climb ends."""
+        before, now = end.schedule(end.before)[self._lead], end.schedule(end.after)[self._lead]
         self._highest = max(self._highest, before, now)
         climbs = end.after <= end.peak()  # also where the schedule of an Ensemble falls from its first step on
         return 1.0 if climbs or not self._highest else now / self._highest
@@ -412,7 +420,6 @@ def _what_trains(optimizer: Optimizer) -> Weights:
     return NO_WEIGHTS._replace(parameters=trained_parameters(optimizer))
 
 
-def _level(rate: float, end: RoundEnd) -> float:
+def _level(rate: float, guess: float) -> float:
     """log m of a rate that the gradients ask for; -inf where they say nothing."""
-    guess = end.schedule(end.before)[0]
     return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf

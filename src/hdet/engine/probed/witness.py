@@ -17,13 +17,13 @@ from hdet.comm import fingerprint
 from hdet.comm.shards import counted_once, local
 from hdet.engine.partitions import is_continued, refresh, stepping_now
 from hdet.engine.probed.evaluated import evaluated
-from hdet.engine.probed.gradients import Gradients
+from hdet.engine.probed.gradients import Gradients, Reading
 from hdet.engine.probed.origin import Origin, relative
 from hdet.engine.probed.places import parameters_at, places_of, refuse_other_shapes
 from hdet.engine.probed.watch import Watch
 from hdet.engine.rates import Rate, copy_rate
 from hdet.engine.state_rules import check_state, count, integer, maybe
-from hdet.engine.weights import grouped_parameters, trained_parameters
+from hdet.engine.weights import direction, grouped_parameters, trained_parameters
 
 __all__ = ["Measured", "Witness"]
 
@@ -39,6 +39,12 @@ class Measured(NamedTuple):
     """The rate that the gradients ask for; 0 where they say nothing."""
     straightness: float
     """Of the way; 1: nothing has turned yet."""
+    gradient: float = 0.0
+    """The largest number of the round's gradients; 0: there were none."""
+    rates: float = 0.0
+    """The sum of the rates of all steps since the origin."""
+    stretch: int = 0
+    """How many these were."""
 
 
 class _Start(NamedTuple):
@@ -106,9 +112,8 @@ class Witness:
         return self._watch.sees_steps
 
     def grow(self, knobs: int, more: int) -> None:
-        """Further parameter groups, each with a knob of its own."""
-        first = max(self._knob_of_group, default=-1) + 1
-        self._knob_of_group |= {first + i: knobs + i for i in range(more)}
+        """Further parameter groups, each with a knob of its own, as all before have."""
+        self._knob_of_group |= {i: i for i in range(knobs, knobs + more)}
 
     def fresh(self) -> Witness:
         """One of the same knobs that has seen nothing."""
@@ -117,6 +122,7 @@ class Witness:
     def begin_round(self, length: int, *, anew: bool) -> None:
         """A round of so many steps begins; ``anew``: with an origin of its own."""
         self.steps, self.length = 0, length
+        self._gradients.begin_round()
         if anew:
             self.begin_anew()
 
@@ -130,20 +136,23 @@ class Witness:
     def before_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """A step is about to be made, or a further part of one; the first step sets the origin."""
         if is_continued(optimizer):
-            if hears_gradients:
-                self._see_part(optimizer)
+            self._see_part(optimizer, hears_gradients)
             return
         if not hears_gradients and self._origin(trained_parameters(optimizer)) is None:
             self.begin_anew()  # a layer has thawed before the first step whose length is known
         self._set_origin(optimizer)
         if hears_gradients:
             self._see_gradients(optimizer)
+        else:
+            self._notice_gradients(optimizer)
         self.steps += 1
 
     def after_step(self, optimizer: Optimizer, hears_gradients: bool) -> None:
-        """A step has been made, perhaps one that no hook told of: replayed from a graph, or made by a wrapper."""
+        """A step has been made, perhaps one that no hook told of: replayed from a graph."""
         if not self._watch.sees_steps and self._origin(trained_parameters(optimizer)) is not None:
-            if hears_gradients and (self._weights_before or not self._listens):
+            if not hears_gradients:
+                self._notice_gradients(optimizer)
+            elif self._weights_before or not self._listens:
                 self._see_gradients(optimizer, self._weights_before)
             self.steps += 1
         self._set_origin(optimizer)
@@ -182,12 +191,13 @@ class Witness:
         weights = start.own(parameters)
         with evaluated(optimizer):
             norms = start.searched.norms(weights)
-        return [*norms, *self._gradients.sums(start.searched, weights)]
+        return [*norms, *self._gradients.sizes(start.searched), *self._gradients.sums(start.searched, weights)]
 
     def shown(self, values: Sequence[float]) -> list[float]:
         """What this rank shows the others, from the values of :meth:`scalars`: a block for each part of the weights.
 
-        In it: which part, the lengths of way and origin and, if gradients were heard, what they asked and gained.
+        In it: which part, the lengths of way and origin, the size of gradients and, if these were heard, what they
+        asked and gained.
         """
         if self._start is None or not values:
             return []
@@ -202,13 +212,18 @@ class Witness:
         if self._start is None or not rows[0]:
             return Measured(0.0, 0.0, 0.0)
         width = len(rows[0]) // len(self._start.searched.pieces.places)
-        ways, origins, *heard = counted_once(rows, width)
+        ways, origins, sizes, *heard = counted_once(rows, width)
         moved, sums = relative(ways, origins), [sum(values) for values in heard]
         if not all(map(math.isfinite, sums)):  # some gradient was not finite: the way begins anew
             self._start = None
             self._gradients.reset()
         tally = self._gradients.tally(sums)
-        return Measured(moved, estimate(tally), straightness(tally))
+        way = self._gradients.rates, self._gradients.stretch
+        return Measured(moved, estimate(tally), straightness(tally), sum(sizes), *way)
+
+    def direction(self, optimizer: Optimizer) -> float:
+        """What becomes of the loss in the groups whose rate is searched: 1, -1, or 0 where they differ."""
+        return direction(optimizer.param_groups[g] for g in self._knob_of_group)
 
     @staticmethod
     def resolution(optimizer: Optimizer) -> float:
@@ -282,17 +297,31 @@ class Witness:
             return
         own = start.own(parameters)
         holding = own if weights else stepping_now(optimizer, own)
-        self._gradients.add(start.searched, start.own(weights) if weights else own, holding, self._rate(optimizer))
+        at, rate = start.own(weights) if weights else own, self._rate(optimizer)
+        self._gradients.add(start.searched, at, holding, rate, Reading.of(optimizer))
 
-    def _see_part(self, optimizer: Optimizer) -> None:
+    def _notice_gradients(self, optimizer: Optimizer) -> None:
+        """Whether there are any: before the first step whose length is known, they ask for nothing yet."""
+        self._gradients.pass_by(self._rate(optimizer))
+        parameters = trained_parameters(optimizer)
+        start = self._origin(parameters)
+        if start is not None and self._listens:
+            holding = stepping_now(optimizer, start.own(parameters))
+            self._gradients.notice(start.searched, holding, Reading.of(optimizer))
+
+    def _see_part(self, optimizer: Optimizer, hears_gradients: bool) -> None:
         """The gradients of a further part of the step that was counted last: its weights have not moved yet."""
         parameters = trained_parameters(optimizer)
         start = self._origin(parameters)
-        if start is not None and self._hears_step(self.steps - 1):
-            own = start.own(parameters)
-            self._gradients.add_part(start.searched, own, stepping_now(optimizer, own))
+        if start is None or not self._hears_step(self.steps - 1):
+            return
+        own, reading = start.own(parameters), Reading.of(optimizer)
+        if hears_gradients:
+            self._gradients.add_part(start.searched, own, stepping_now(optimizer, own), reading)
+        else:
+            self._gradients.notice(start.searched, stepping_now(optimizer, own), reading)
 
     def _rate(self, optimizer: Optimizer) -> Rate:
-        """The first knob's learning rate; a tensor stays on its device."""
-        group = next((g for g, knob in self._knob_of_group.items() if knob == 0), 0)
+        """That of the first knob that is not left alone; a tensor stays on its device."""
+        group = min(self._knob_of_group, key=lambda g: self._knob_of_group[g])
         return copy_rate(optimizer.param_groups[group]["lr"])

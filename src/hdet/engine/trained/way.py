@@ -35,7 +35,7 @@ from hdet.engine.trained.outer import Mean, OuterStep
 from hdet.engine.trained.settings import SETTINGS, Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.way import RoundEnd, RoundReport, check_moves, no_train_probe, terms
-from hdet.engine.weights import Body, Weights, warn_without_ensemble
+from hdet.engine.weights import Body, Weights, direction, warn_without_ensemble
 from hdet.errors import ArgumentError, ShardedParametersError
 
 __all__ = ["TrainedWay"]
@@ -298,8 +298,9 @@ class TrainedWay:
         live = roll.live
         if not (roll.has_losses or isinstance(self.signal, ProbeLoss)) or sum(live) < 2:
             return None
-        signals = comparable([signal for signal, is_live in zip(roll.signals, live, strict=True) if is_live])
-        if signals is None:
+        sign = direction(end.optimizer.param_groups)  # lower is better for a controller
+        signals = comparable([sign * signal for signal, is_live in zip(roll.signals, live, strict=True) if is_live])
+        if signals is None or sign == 0:
             return None
         places = self._fan_out.standing(end.before, self.rounds, seat).places
         offsets = [
