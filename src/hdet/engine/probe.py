@@ -32,8 +32,13 @@ ProbeFn = Callable[[], Tensor | float]
 
 
 def probed_loss(probe: ProbeFn, *, inside: bool = False) -> Tensor:
-    """The probe's loss at the weights of this moment, a scalar; ``inside``: of :func:`rng_put_back`."""
+    """The probe's loss at the weights of this moment, a scalar; ``inside``: of :func:`rng_put_back`.
+
+    Inside ``torch.autocast`` the casts of the weights are cached, in older torch also those that are made without
+    gradients, and training would go on with them: the cache is cleared.
+    """
     loss = probe.loss_inside() if inside and isinstance(probe, ProbeBatch) else probe()
+    torch.clear_autocast_cache()
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss.detach().reshape(()).clone()  # the same memory may hold the next loss, as in a captured graph
     if isinstance(loss, Real):
