@@ -1,6 +1,7 @@
 """What a large journal costs its reader: seconds and memory of ``hdet report``, each figure from a process of its own.
 
 python benchmarks/journal_size.py --megabytes 100
+python benchmarks/journal_size.py --megabytes 100 --replicas 1    # many short rounds
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from pathlib import Path
 
 from hdet.journal import SCHEMA, Journal
 
-REPLICAS, KNOBS = 8, 4
+KNOBS = 4
 
 
-def write(path: Path, megabytes: float) -> int:
-    """A journal of that size, of eight replicas and four parameter groups. Its number of rounds."""
+def write(path: Path, megabytes: float, replicas: int) -> int:
+    """A journal of that size, of so many replicas and four parameter groups. Its number of rounds."""
     journal, k = Journal(path), 0
     names = [f"lr[{g}]" for g in range(KNOBS)]
-    journal.write({"kind": "header", "schema": SCHEMA, "replicas": REPLICAS, "knobs": names, "arguments": {}})
+    journal.write({"kind": "header", "schema": SCHEMA, "replicas": replicas, "knobs": names, "arguments": {}})
     while path.stat().st_size < megabytes * 1e6:
         base = [0.1 * (1 + 0.1 * math.sin(k / 100 + g)) for g in range(KNOBS)]
-        replicas = [
+        rows = [
             {
                 "loss": 1 / 3 + 1 / (k + 1) + 0.01 * math.sin(r + k),
                 "signal": 1 / 3 + 1 / (k + 1) + 0.01 * math.sin(r + k),
@@ -36,12 +37,12 @@ def write(path: Path, megabytes: float) -> int:
                 "multipliers": [1 + 0.01 * r / 3] * KNOBS,
                 "divergence": 0.01 / 3 * math.cos(r + k) ** 2,
             }
-            for r in range(REPLICAS)
+            for r in range(replicas)
         ]
-        told = {"weights": [1 / REPLICAS] * REPLICAS, "delta": [math.sin(k + g) for g in range(KNOBS)]}
+        told = {"weights": [1 / replicas] * replicas, "delta": [math.sin(k + g) for g in range(KNOBS)]}
         told |= {"velocity": [0.1 / 3] * KNOBS, "error": None, "learned": [1 + math.sin(k) / 10] * KNOBS}
         seconds = {"train": 7 / 3, "probe": 1 / 3, "gather": 1 / 30, "controller": 1 / 30, "converge": 1 / 30}
-        record = {"kind": "round", "round": k, "step": 10 * (k + 1), "replicas": replicas, "excluded": [], **told}
+        record = {"kind": "round", "round": k, "step": 10 * (k + 1), "replicas": rows, "excluded": [], **told}
         journal.write({**record, "base_before": base, "base": base, "seconds": seconds})
         k += 1
     journal.close()
@@ -68,10 +69,11 @@ _IMPORT = "import hdet, hdet.report.page"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=100.0)
+    parser.add_argument("--replicas", type=int, default=8)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.jsonl"
-        rounds = write(path, given.megabytes)
+        rounds = write(path, given.megabytes, given.replicas)
         print(json.dumps({"megabytes": path.stat().st_size / 1e6, "rounds": rounds, "cores": os.cpu_count()}))
         for name, code in (("import", _IMPORT), ("read_journal", _READ), ("report", _REPORT)):
             print(json.dumps({"what": name, **cost(code, str(path), str(path.with_suffix(".html")))}), flush=True)

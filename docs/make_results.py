@@ -349,7 +349,7 @@ def main() -> None:
     made = "\n\n".join([*sections, footing(tables)]) if tables else "Nothing has been measured yet."
     fill(args.page, BEGIN, f"\n{made}\n")
     if args.page == HERE / "results.md":
-        real = [table for split in ("dev", "test") for table in real_table.read(args.results / "real", split)]
+        real = [table for split in real_table.SHOWN for table in real_table.read(args.results / "real", split)]
         fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real')}\n")
         fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real))
 

@@ -3,9 +3,9 @@
     torchrun --standalone --nproc-per-node 4 examples/ddp.py --journal runs/ddp.jsonl
     python examples/ddp.py        # one process: torch's OneCycleLR, number for number
 
-To stop and go on, on any number of processes:
+To stop and go on, on any number of processes; a run that was killed goes on by its own command:
 
-    torchrun --standalone --nproc-per-node 4 examples/ddp.py --save runs/ddp.pt --stop-at 250
+    torchrun --standalone --nproc-per-node 4 examples/ddp.py --save runs/ddp.pt --resume runs/ddp.pt --stop-at 250
     torchrun --standalone --nproc-per-node 2 examples/ddp.py --resume runs/ddp.pt
 
 Needs scikit-learn, which brings the digits. Uses GPUs and nccl where there are any, otherwise CPUs and gloo.
@@ -68,7 +68,8 @@ def main(args: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.max_lr, momentum=0.9)
     scheduler = hdet.OneCycleLR(optimizer, args.max_lr, args.steps, model=model, journal=args.journal)
 
-    if args.resume:  # rank 0's file serves every rank: the scheduler puts each replica's own rate back
+    if args.resume and hdet.exists(args.resume):
+        # rank 0's file serves every rank: the scheduler puts each replica's own rate back
         hdet.load(args.resume, model=model, optimizer=optimizer, scheduler=scheduler)
 
     end = min(scheduler.total_steps, args.stop_at or scheduler.total_steps)
@@ -102,6 +103,6 @@ if __name__ == "__main__":
     parser.add_argument("--stop-at", type=int, help="stop at this step, to go on with --resume")
     parser.add_argument("--journal", type=Path, help="write one JSON line per round to this file")
     parser.add_argument("--save", type=Path, help="write a checkpoint here after every evaluation")
-    parser.add_argument("--resume", type=Path, help="go on from this checkpoint")
+    parser.add_argument("--resume", type=Path, help="go on from this checkpoint, if it is there")
     torch.set_num_threads(1)
     main(parser.parse_args())

@@ -30,8 +30,9 @@ from real.bench import Bench, Outcome
 from real.ledger import Ledger, commit
 from real.processes import in_processes, without
 from real.rows import Best, auto
-from real.score import TUNED, table_of
-from real_lr import Plan, Workbench, known_workloads, parsed, tidy
+from real.score import TUNED, scored_by, table_of
+from real.workloads import WORKLOADS
+from real_lr import Plan, Workbench, parsed, tidy
 
 from hdet.algorithm.auto import constants as c
 from hdet.algorithm.auto import rounds
@@ -130,7 +131,7 @@ def run_workload(plan: Plan, workload: Any, variants: Sequence[str]) -> Ledger:
     if len(known.tuned) < len(plan.seeds):
         raise SystemExit(f"OneCycle must have {len(plan.seeds)} seeds, but {workload.name} has {len(known.tuned)}")
     workbench = Workbench(replace(plan, evaluations=1), workload)
-    ledger = Ledger(plan.folder / f"ablation_{workload.name}.json", _head(plan, workload, workbench.steps, known))
+    ledger = Ledger(plan.folder / f"ablation_{workload.name}.json", _head(plan, workload, workbench, known))
     wanted = [name for name in variants if plan.again or name not in ledger]
     for number, name in enumerate(wanted, 1):
         if time.time() > plan.until:
@@ -155,9 +156,9 @@ def run_variant(bench: Bench, rate: float, name: str) -> Outcome:
     return found
 
 
-def _head(plan: Plan, workload: Any, steps: int, known: Reference) -> dict[str, Any]:
+def _head(plan: Plan, workload: Any, bench: Workbench, known: Reference) -> dict[str, Any]:
     arguments = {
-        "steps": steps,
+        "steps": bench.steps,
         "seeds": plan.seeds,
         "starts": STARTS,
         "rate": known.rate,
@@ -166,8 +167,9 @@ def _head(plan: Plan, workload: Any, steps: int, known: Reference) -> dict[str, 
         "optimizer": workload.optimizer,
         "library": library(),
     }
-    head = {"workload": workload.name, "split": workload.split, "arguments": arguments}
-    return {**head, "evaluated": [steps], "versions": versions(plan.device)}
+    density = getattr(bench.task, "density", False)
+    head = {"workload": workload.name, "split": workload.split, "density": density, "arguments": arguments}
+    return {**head, "evaluated": [bench.steps], "versions": versions(plan.device)}
 
 
 # The table -----------------------------------------------------------------------------------------------------------
@@ -198,10 +200,11 @@ class Line(NamedTuple):
 
 
 def cells(content: Mapping[str, Any], known: Reference) -> dict[str, dict[Cell, float]]:
-    """By variant: log of each run's final loss over the tuned OneCycle's."""
+    """By variant: log of each run's final loss over the tuned OneCycle's, as scored."""
+    scored = scored_by(content)
 
     def log_ratio(loss: float | None, seed: int) -> float:
-        return math.log(min(known.initial if loss is None else loss, known.initial) / known.tuned[seed])
+        return math.log(min(scored(loss), known.initial) / known.tuned[seed])
 
     return {
         name: {
@@ -267,11 +270,13 @@ def asked(words: Sequence[str], known: dict[str, Any] | None = None) -> tuple[Pl
     own, others = parser.parse_known_args(list(words))
     plan, given = parsed(["--workloads", ",".join(SHORT if known is None else known), *others], known)
     given.table, given.variants = own.table, own.variants.split(",") if own.variants else list(VARIANTS)
-    known = known if known is not None else known_workloads()
+    known = known if known is not None else WORKLOADS
     if not {*given.variants} <= {*VARIANTS}:
         parser.error(f"--variants must be some of {','.join(VARIANTS)}, but got {own.variants}")
     if tests := [name for name in plan.workloads if known[name].split == "test"]:
-        parser.error(f"--workloads must be of dev, on which the rule may be tuned, but got {','.join(tests)}")
+        parser.error(
+            f"--workloads must not be of test, which is for judging, but got {','.join(tests)}; take dev or kin"
+        )
     return plan, given
 
 
@@ -287,9 +292,8 @@ def main(words: list[str] | None = None) -> None:
     if given.processes > 1:
         own = without(words, "--processes", "--workloads", "--seconds")
         sys.exit(in_processes(Path(__file__).resolve(), own, plan.workloads, given.processes, plan.until))
-    known = known_workloads()
     for name in plan.workloads:
-        print(run_workload(plan, known[name], given.variants).path, flush=True)
+        print(run_workload(plan, WORKLOADS[name], given.variants).path, flush=True)
         tidy()
 
 

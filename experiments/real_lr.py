@@ -8,8 +8,8 @@
 One JSON file per workload in experiments/results/real/, written after every pass; rows that it has are not run again,
 unless ``--again``. Every run of a test workload is logged with date, commit and the reason given. Other people's
 packages are optional: `pip install '.[compare]'`, or for a machine without a registry
-`pip install --target .packages --no-deps dadaptation dog-optimizer mechanic-pytorch prodigyopt schedulefree` and
-``PYTHONPATH=.packages``.
+`pip install --target .packages --no-deps -c constraints.txt dadaptation dog-optimizer mechanic-pytorch momo-opt
+parameterfree prodigy-plus-schedule-free prodigyopt schedulefree` and ``PYTHONPATH=.packages``.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
 from real.ledger import Ledger, commit, log_test_run
 from real.processes import in_processes, without
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
+from real.workloads import SPLITS, WORKLOADS
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "real"
 OURS = ("auto", "placebo")
+GROUPS = f"{', '.join(SPLITS)}, all"
 
 
 @dataclass
@@ -115,7 +117,7 @@ class Workbench:
 def run_workload(plan: Plan, workload: Any) -> Ledger:
     """The grid, then the passes of which the file lacks rows."""
     bench = Workbench(plan, workload)
-    ledger = Ledger(plan.folder / f"{workload.name}.json", _head(plan, workload, bench.steps))
+    ledger = Ledger(plan.folder / f"{workload.name}.json", _head(plan, workload, bench))
     wanted = {number: _wanted(plan, ledger, one) for number, one in enumerate(PASSES)}
     if workload.split == "test" and not plan.synthetic and any(wanted.values()):
         log_test_run(plan.folder, workload.name, [name for rows in wanted.values() for name in rows], plan.log)
@@ -164,9 +166,9 @@ def _wanted(plan: Plan, ledger: Ledger, one: Pass) -> list[str]:
     return found
 
 
-def _head(plan: Plan, workload: Any, steps: int) -> dict[str, Any]:
+def _head(plan: Plan, workload: Any, bench: Workbench) -> dict[str, Any]:
     arguments = {
-        "steps": steps,
+        "steps": bench.steps,
         "seeds": plan.seeds,
         "choosing": plan.choosing,
         "points": plan.points,
@@ -181,8 +183,9 @@ def _head(plan: Plan, workload: Any, steps: int) -> dict[str, Any]:
     return {
         "workload": workload.name,
         "split": workload.split,
+        "density": getattr(bench.task, "density", False),
         "arguments": arguments,
-        "evaluated": evaluated_at(steps, plan.evaluations),
+        "evaluated": evaluated_at(bench.steps, plan.evaluations),
         "versions": versions(plan.device),
     }
 
@@ -197,15 +200,9 @@ def tidy() -> None:
 # The command line ----------------------------------------------------------------------------------------------------
 
 
-def known_workloads() -> dict[str, Any]:
-    from real.workloads import WORKLOADS
-
-    return WORKLOADS
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", default="dev", help="dev, test, all or names")
+    parser.add_argument("--workloads", default="dev", help=f"{GROUPS} or names")
     parser.add_argument("--rows", help=f"some of {','.join(LABELS)}")
     parser.add_argument("--results", type=Path, help="folder of the JSON files, default experiments/results/real")
     parser.add_argument("--seeds", type=int, help="that score, default 3; quick: 1")
@@ -222,17 +219,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _named(words: str, known: dict[str, Any]) -> list[str]:
+    """The workloads that splits and names stand for, each once."""
+    groups = {split: [name for name, w in known.items() if w.split == split] for split in SPLITS}
+    groups["all"] = list(known)
+    return list(dict.fromkeys(name for word in words.split(",") for name in groups.get(word, [word])))
+
+
 def parsed(words: list[str] | None = None, known: dict[str, Any] | None = None) -> tuple[Plan, argparse.Namespace]:
     """The command line."""
     parser = _parser()
     given = parser.parse_args(words)
-    known = known if known is not None else known_workloads()
-    by_split = {split: [name for name, w in known.items() if w.split == split] for split in ("dev", "test")}
-    groups = {**by_split, "all": list(known)}
-    names = groups.get(given.workloads, given.workloads.split(","))
+    known = known if known is not None else WORKLOADS
+    names = _named(given.workloads, known)
     rows = given.rows.split(",") if given.rows else list(LABELS)
     if not {*names} <= {*known}:
-        parser.error(f"--workloads must be dev, test, all or some of {','.join(known)}, but got {given.workloads}")
+        parser.error(f"--workloads must be {GROUPS} or some of {','.join(known)}, but got {given.workloads}")
     if not {*rows} <= {*LABELS}:
         parser.error(f"--rows must be some of {','.join(LABELS)}, but got {given.rows}")
     if not given.synthetic and not given.log and any(known[name].split == "test" for name in names):
@@ -269,12 +271,11 @@ def main(words: list[str] | None = None) -> None:
     if given.processes > 1:
         own = without(words, "--processes", "--workloads", "--seconds")
         sys.exit(in_processes(Path(__file__).resolve(), own, plan.workloads, given.processes, plan.until))
-    known = known_workloads()
     for name in plan.workloads:
         if time.time() > plan.until:
             print(f"{name}: no time left", flush=True)
             continue
-        print(run_workload(plan, known[name]).path, flush=True)
+        print(run_workload(plan, WORKLOADS[name]).path, flush=True)
         tidy()
 
 

@@ -1,6 +1,7 @@
 """The tables of experiments/real_lr.py as markdown, and the profiles as a picture.
 
-    python experiments/real_table.py        # both splits of experiments/results/real, and the README's table
+    python experiments/real_table.py                # test, seen, dev of experiments/results/real; the README's table
+    python experiments/real_table.py --split kin
 
 docs/make_results.py puts them into docs/real-data.md and README.md.
 """
@@ -17,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from real.score import LONGEST, Summary, Table, area, geometric_mean, profile, ratios, slowdowns, summary, table_of
 
+SHOWN = ("test", "seen", "dev")
+"""Splits of the page and of the README's table. kin, for tuning only, is a matter of the command line."""
 RESULTS = Path(__file__).parent / "results" / "real"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 OURS = "auto"
@@ -34,6 +37,10 @@ FRONT = {
     "mechanic": "Mechanic",
     "dadaptation": "D-Adaptation",
     "dog": "DoG",
+    "prodigyplus": "Prodigy with Schedule-Free",
+    "radamfree": "Schedule-Free RAdam, its default rate",
+    "momo": "MoMo",
+    "cocob": "COCOB",
     "published": "published HDET from there, the rate as given",
 }
 """Rows of the README's table, and what they are called there."""
@@ -115,10 +122,10 @@ def front(tables: Sequence[Table]) -> str:
     return "\n".join([head, *lines])
 
 
-def page(folder: Path = RESULTS, images: Path = IMAGES) -> str:
-    """Both splits, with their pictures."""
+def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = SHOWN) -> str:
+    """The splits that have been run, with their pictures."""
     parts = []
-    for split in ("test", "dev"):
+    for split in splits:
         tables = read(folder, split)
         if not tables:
             continue
@@ -178,9 +185,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--images", type=Path, default=IMAGES, help="where the profiles are drawn")
+    parser.add_argument("--split", help=f"only this one, default {', '.join(SHOWN)}")
     given = parser.parse_args()
-    print(page(given.results, given.images) or f"nothing in {given.results}")
-    print("\n" + front([*read(given.results, "dev"), *read(given.results, "test")]))
+    splits = [given.split] if given.split else SHOWN
+    print(page(given.results, given.images, splits) or f"nothing of {', '.join(splits)} in {given.results}")
+    print("\n" + front([table for split in splits for table in read(given.results, split)]))
 
 
 if __name__ == "__main__":

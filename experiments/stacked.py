@@ -55,6 +55,10 @@ class Stack:
     ) -> None:
         self.compiled = compiled
         self.task, self.seeds, self.device = task, list(seeds), device
+        self.clip: float | None = getattr(task, "clip", None)
+        """The largest norm of a run's gradient; longer ones are scaled to it."""
+        self.precise: bool = getattr(task, "precise", False)
+        """Whether gradients are computed without TF32."""
         self._model = task.model(seeds[0])
         replace_all_batch_norm_modules_(self._model)  # vmap has no running statistics: batch statistics everywhere
         self._model.to(device)
@@ -231,11 +235,13 @@ class TrainStep:
         stack = self._stack
         batch = tuple(part.index_select(0, self._clock)[0] for part in self._data)
         rate = self.rates.index_select(0, self._clock)[0]
-        with tf32(True):
+        with tf32(not stack.precise):
             gradient, losses = stack.gradients(stack.theta, batch)
         with torch.no_grad():
             if self._share is not None:
                 gradient = self._share(gradient)
+            if stack.clip is not None:
+                gradient = _clipped(gradient, stack.clip)
             self.losses.copy_(losses)
             if self._before is not None:
                 self._before(gradient, rate)
@@ -251,6 +257,11 @@ class TrainStep:
         self._stack.theta.copy_(theta)
         for tensor in (*self._optimizer.state, self._clock):
             tensor.zero_()
+
+
+def _clipped(gradient: Tensor, largest: float) -> Tensor:
+    """As torch's ``clip_grad_norm_``, run by run."""
+    return gradient * (largest / (gradient.norm(dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0)
 
 
 def captured(run: Callable[[], None]) -> Callable[[], None]:

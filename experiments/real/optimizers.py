@@ -15,10 +15,41 @@ import torch
 from stacked import Adam, Momentum, Optimizer, Piece, Stack
 from torch import Tensor
 
-__all__ = ["BUILDERS", "DECAY", "Adafactor", "Adagrad", "AdamW", "Lion", "Muon", "Nesterov", "is_hidden", "update_of"]
+__all__ = [
+    "BUILDERS",
+    "CUSTOMARY",
+    "DECAY",
+    "SGD",
+    "Adafactor",
+    "Adagrad",
+    "AdamW",
+    "Lion",
+    "Muon",
+    "NAdam",
+    "Nesterov",
+    "RMSprop",
+    "is_hidden",
+    "update_of",
+]
 
-DECAY = {"adamw": 0.01, "nesterov": 5e-4, "lion": 0.1, "adagrad": 0.0, "adafactor": 0.0, "muon": 0.1}
+CUSTOMARY = {
+    "adamw": 1e-3,
+    "adam": 1e-3,
+    "nadam": 2e-3,
+    "rmsprop": 1e-3,
+    "nesterov": 0.1,
+    "momentum": 0.1,
+    "sgd": 0.1,
+    "lion": 1e-4,
+    "muon": 0.02,
+    "adagrad": 1e-2,
+    "adafactor": 1e-2,
+}
+"""The peak rate that one writes without a search."""
+DECAY = {**dict.fromkeys(CUSTOMARY, 0.0), "adamw": 0.01, "nesterov": 5e-4, "lion": 0.1, "muon": 0.1}
 """Weight decay. Lion's authors advise three to ten times AdamW's, as its rates are as much lower."""
+SGD = ("nesterov", "momentum", "sgd")
+"""The optimizers whose steps are as long as the gradients."""
 ADAM_SHARE = 0.15
 """Muon's rate times this is Adam's: 0.003 where Muon has 0.02."""
 
@@ -66,6 +97,52 @@ class Lion:
 
     def step_(self, theta: Tensor, gradient: Tensor, rate: Tensor) -> None:
         theta.mul_(1 - rate * self.decay)
+        theta.sub_(self.direction(gradient).mul_(rate))
+
+
+class NAdam(Adam):
+    """torch's NAdam: Adam with Nesterov's momentum, which grows from 0.45 to 0.9 in the course of the run."""
+
+    def __init__(self, theta: Tensor) -> None:
+        super().__init__(theta)
+        self.used = torch.zeros_like(self.count)
+        """1 minus the product of all momenta so far."""
+
+    @property
+    def state(self) -> list[Tensor]:
+        return [*super().state, self.used]
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        self.count += 1
+        now, ahead = self._momentum(self.count), self._momentum(self.count + 1)
+        left = (1 - self.used) * now
+        self.used.copy_(1 - left)
+        self.first.lerp_(gradient, 0.1)
+        self.second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+        denominator = (self.second / (1 - 0.999**self.count)).sqrt_().add_(1e-8)
+        mixed = gradient * ((1 - now) / self.used) + self.first * (ahead / (1 - left * ahead))
+        return mixed.div_(denominator)
+
+    @staticmethod
+    def _momentum(step: Tensor) -> Tensor:
+        return 0.9 * (1 - 0.5 * 0.96 ** (0.004 * step))
+
+
+class RMSprop:
+    """torch's RMSprop."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self.square = torch.zeros_like(theta)
+
+    @property
+    def state(self) -> list[Tensor]:
+        return [self.square]
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        self.square.mul_(0.99).addcmul_(gradient, gradient, value=0.01)
+        return gradient / self.square.sqrt().add_(1e-8)
+
+    def step_(self, theta: Tensor, gradient: Tensor, rate: Tensor) -> None:
         theta.sub_(self.direction(gradient).mul_(rate))
 
 
@@ -231,7 +308,12 @@ def _shape(piece: Piece) -> tuple[int, ...]:
 
 BUILDERS: dict[str, Callable[[Tensor, Sequence[Piece]], Optimizer]] = {
     "adamw": lambda theta, layout: AdamW(theta),
+    "adam": lambda theta, layout: Adam(theta),
+    "nadam": lambda theta, layout: NAdam(theta),
+    "rmsprop": lambda theta, layout: RMSprop(theta),
     "nesterov": lambda theta, layout: Nesterov(theta),
+    "momentum": lambda theta, layout: Momentum(theta),
+    "sgd": lambda theta, layout: Momentum(theta, 0.0),
     "lion": lambda theta, layout: Lion(theta),
     "adagrad": lambda theta, layout: Adagrad(theta),
     "adafactor": Adafactor,

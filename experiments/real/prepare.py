@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import json
 import pickle
 import re
+import tarfile
+import unicodedata
 import zipfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from xml.etree import ElementTree
 
 import numpy as np
@@ -23,12 +28,20 @@ FASHION_TRAIN, FASHION_TEST = 30_000, 4096
 HELD_OUT = 4096
 """Rows of a table that are kept for validation."""
 BLOCK, HELD_OUT_BLOCK = 8192, 20
-"""Of a text every twentieth block of 8192 characters is held out: its end may be unlike the rest."""
+"""Of a text every twentieth block of 8192 characters or words is held out: its end may be unlike the rest."""
 LETTERS, PHONEMES = 12, 11
 """Longer words are left out."""
 END = 40
 """Of a pronunciation; 0 is padding, 1 to 39 are the phonemes."""
 VOICES = ("Soprano", "Alto", "Tenor", "Bass")
+PATCH, STRIDE = 16, 4
+"""Of photographs at half their size; the right fifth of each is held out."""
+VOCABULARY = 2000
+"""The most frequent words; others are left out."""
+FASTEST_WIND = 100.0
+"""In miles an hour; one hour of the table has a thousand."""
+COUNTRIES, NAME = 24, 16
+"""Those with the most cities; longer names are left out."""
 LOWEST_PITCH = 30
 """MIDI number of what would be note 0, which stands for silence: every chorale, transposed, lies above."""
 
@@ -84,8 +97,7 @@ def adult(files: Files) -> Arrays:
     table = np.array([row for row in (re.split(r",\s*", line.strip(" .")) for line in lines) if len(row) == 15])
     categories = [np.unique(table[:, k], return_inverse=True)[1] for k in (1, 3, 5, 6, 7, 8, 9, 13)]
     age, education, gain, loss, hours = (table[:, k].astype(np.float64) for k in (0, 4, 10, 11, 12))
-    numbers = np.stack([age, education, np.log1p(gain), np.log1p(loss), hours], 1)
-    numbers = (numbers - numbers.mean(0)) / numbers.std(0)
+    numbers = _standardised([age, education, np.log1p(gain), np.log1p(loss), hours])
     return _split(
         {
             "categories": np.stack(categories, 1).astype(np.uint8),
@@ -93,6 +105,89 @@ def adult(files: Files) -> Arrays:
             "labels": (table[:, 14] == ">50K").astype(np.uint8),
         }
     )
+
+
+def diamonds(files: Files) -> Arrays:
+    """Cut, colour and clarity, numbered; six numbers and the logarithm of the price, standardised."""
+    (resources,) = files.values()
+    with tarfile.open(fileobj=io.BytesIO(resources)) as archive:
+        found = archive.extractfile("resources/rdata/csv/ggplot2/diamonds.csv")
+        table = _table(found.read() if found is not None else b"")
+    categories = [np.unique(table[name], return_inverse=True)[1] for name in ("cut", "color", "clarity")]
+    numbers = _standardised([table[name].astype(np.float64) for name in ("carat", "depth", "table", "x", "y", "z")])
+    return _split(
+        {
+            "categories": np.stack(categories, 1).astype(np.uint8),
+            "numbers": numbers.astype(np.float32),
+            "prices": _standardised([np.log(table["price"].astype(np.float64))])[:, 0].astype(np.float32),
+        }
+    )
+
+
+def weather(files: Files) -> Arrays:
+    """Hours of which all six numbers are known: warmth, dew point, humidity, wind along two axes, pressure; 0 to 1."""
+    (content,) = files.values()
+    table = _table(content)
+    names = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "pressure")
+    known = np.all([table[name] != "NA" for name in names], axis=0)
+    known[known] = table["wind_speed"][known].astype(np.float64) < FASTEST_WIND
+    warmth, dew, humidity, direction, speed, pressure = (table[name][known].astype(np.float64) for name in names)
+    angle = np.deg2rad(direction)
+    columns = np.stack([warmth, dew, humidity, speed * np.sin(angle), speed * np.cos(angle), pressure], 1)
+    low, high = columns.min(0), columns.max(0)
+    return _split({"hours": ((columns - low) / (high - low)).astype(np.float32)})
+
+
+def _table(content: bytes) -> dict[str, NDArray[np.str_]]:
+    """The columns of a CSV file, as words."""
+    head, *rows = csv.reader(io.StringIO(content.decode()))
+    return dict(zip(head, np.array(rows).T, strict=True))
+
+
+def _standardised(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    numbers = np.stack(columns, 1)
+    standardised: NDArray[np.float64] = (numbers - numbers.mean(0)) / numbers.std(0)
+    return standardised
+
+
+def cities(files: Files) -> Arrays:
+    """Names in Latin letters without accents, padded with 0, and the number of the country; 27 stands for any gap."""
+    (content,) = files.values()
+    rows = json.loads(content)
+    often = Counter(row["countrycode"] for row in rows.values()).most_common(COUNTRIES)
+    number = {country: place for place, country in enumerate(sorted(country for country, _ in often))}
+    named = {(_letters(row["name"]), row["countrycode"]) for row in rows.values()}
+    fit = sorted((name, number[code]) for name, code in named if code in number and 2 <= len(name) <= NAME)
+    letters = np.zeros((len(fit), NAME), np.uint8)
+    for row, (name, _) in enumerate(fit):
+        letters[row, : len(name)] = [27 if letter == " " else ord(letter) - 96 for letter in name]
+    return _split({"letters": letters, "countries": np.array([country for _, country in fit], np.uint8)})
+
+
+def _letters(name: str) -> str:
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z]+", " ", plain).strip()
+
+
+def photos(files: Files) -> Arrays:
+    """Grey patches of photographs at half their size."""
+    from PIL import Image
+
+    train, test = [], []
+    for content in files.values():
+        whole = np.asarray(Image.open(io.BytesIO(content)).convert("L"), np.float64)
+        height, width = (side // 2 for side in whole.shape)
+        half = whole[: 2 * height, : 2 * width].reshape(height, 2, width, 2).mean((1, 3))
+        grey = np.rint(half).astype(np.uint8)
+        border = width * 4 // 5
+        train.append(_patches(grey[:, :border]))
+        test.append(_patches(grey[:, border:]))
+    return {"train_patches": np.concatenate(train), "test_patches": np.concatenate(test)}
+
+
+def _patches(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    windows = np.lib.stride_tricks.sliding_window_view(grey, (PATCH, PATCH))[::STRIDE, ::STRIDE]
+    return windows.reshape(-1, PATCH, PATCH)
 
 
 def _split(rows: Arrays) -> Arrays:
@@ -107,19 +202,41 @@ def shakespeare(files: Files) -> Arrays:
 
 
 def kjv(files: Files) -> Arrays:
+    return _text(_bible(files))
+
+
+def _bible(files: Files) -> bytes:
     """The text is one literal in a module, which is read and not imported."""
     (module,) = files.values()
     found = re.search(rb'"""(.*?)"""', module, re.DOTALL)
     if found is None:
         raise ValueError("the module has no text in triple quotes")
-    return _text(found[1])
+    return found[1]
+
+
+def words(files: Files) -> Arrays:
+    """Numbers of the most frequent words, in the order of the text; of its blocks every twentieth is held out."""
+    text = re.findall(r"[a-z]+", _bible(files).decode(errors="ignore").lower())
+    number = {word: place for place, (word, _) in enumerate(Counter(text).most_common(VOCABULARY))}
+    train, test = _blocks(np.array([number[word] for word in text if word in number], np.int16))
+    return {"train_words": train, "test_words": test}
+
+
+def tunes(files: Files) -> Arrays:
+    """Title, metre, key and notes of each, in the letters of the ABC notation."""
+    lines = b"\n".join(files.values()).splitlines()
+    return _text(b"\n".join(line for line in lines if not re.match(rb"[A-JN-SU-Z]:|%", line)))
 
 
 def _text(text: bytes) -> Arrays:
-    numbers = tokens(text)
+    train, test = _blocks(tokens(text))
+    return {"train_text": train, "test_text": test}
+
+
+def _blocks(numbers: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     blocks = numbers[: len(numbers) // BLOCK * BLOCK].reshape(-1, BLOCK)
     held_out = np.arange(len(blocks)) % HELD_OUT_BLOCK == HELD_OUT_BLOCK - 1
-    return {"train_text": blocks[~held_out].flatten(), "test_text": blocks[held_out].flatten()}
+    return blocks[~held_out].flatten(), blocks[held_out].flatten()
 
 
 def tokens(text: bytes) -> NDArray[np.uint8]:
@@ -212,5 +329,11 @@ PREPARE: dict[str, Callable[[Files], Arrays]] = {
     "kjv": kjv,
     "cmudict": cmudict,
     "bach": bach,
+    "tunes": tunes,
+    "words": words,
+    "photos": photos,
+    "diamonds": diamonds,
+    "cities": cities,
+    "weather": weather,
 }
 """By the name of the data set."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from real.data import FOLDER
-from real.workloads import gpt_task
+from real.problems.texts import gpt
 
 __all__ = ["pretrain"]
 
@@ -19,7 +19,7 @@ def pretrain() -> None:
     if path.exists():
         print("shakespeare_gpt: there")
         return
-    task = gpt_task("shakespeare", "shakespeare-pretrain", synthetic=False)
+    task = gpt("shakespeare", "shakespeare-pretrain", synthetic=False)
     model = task.model(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)

@@ -5,6 +5,8 @@ reaches at its end. A run's *time* is the first evaluation at the target, infini
 method, rho(tau), is the share of its runs whose time is at most tau times the fastest method's on the same workload and
 seed; its *area* over tau from 1 to 4 is between 0 and 1.
 
+A loss that is minus a logarithm of densities may be negative: exp(loss) takes its place, as perplexity does for texts.
+
 Beside it, final losses over those of the tuned OneCycle. Losses count at most as much as the loss of the initial
 weights: so a run that has failed is as bad as one that has learned nothing, and no mean is infinite.
 """
@@ -12,7 +14,7 @@ weights: so a run that has failed is as bad as one that has learned nothing, and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ __all__ = [
     "area",
     "geometric_mean",
     "profile",
+    "scored_by",
     "slowdowns",
     "steps_to_target",
     "summary",
@@ -184,9 +187,9 @@ def summary(tables: Sequence[Table], method: str, slow: Sequence[float]) -> Summ
 def table_of(content: Mapping[str, Any], starts: Sequence[float] = (1e-3, 1.0, 100.0)) -> Table:
     """A workload's file. OneCycle from its best rate is ``tuned``; from the given starts it is ``onecycle``."""
     methods: dict[str, Curves] = {}
-    best = content["best"]["rate"]
+    best, scored = content["best"]["rate"], scored_by(content)
     for name, row in content["rows"].items():
-        curves = {cell["start"]: [_numbers(curve) for curve in cell["curves"]] for cell in row["starts"]}
+        curves = {cell["start"]: [[*map(scored, curve)] for curve in cell["curves"]] for cell in row["starts"]}
         if name == "onecycle":
             methods[TUNED] = {1.0: curves[1.0]}
             curves = {start: rows for start, rows in curves.items() if start in starts}
@@ -197,16 +200,27 @@ def table_of(content: Mapping[str, Any], starts: Sequence[float] = (1e-3, 1.0, 1
         name: {cell["start"]: [_or_nan(rate) / best for rate in cell["found"]] for cell in row["starts"]}
         for name, row in content["rows"].items()
     }
-    head = (content["workload"], content["split"], content["evaluated"], content["initial"])
+    head = (content["workload"], content["split"], content["evaluated"], scored(content["initial"]))
     return Table(*head, methods, labels, found)
+
+
+def scored_by(content: Mapping[str, Any]) -> Callable[[float | None], float]:
+    """What a loss of a workload's file counts: itself, or exp of it; one that is missing was not finite.
+
+    >>> [scored_by({"density": True})(loss) for loss in (0.0, None)], scored_by({})(2.0)
+    ([1.0, inf], 2.0)
+    """
+
+    def scored(loss: float | None) -> float:
+        if loss is None:
+            return math.inf
+        return math.exp(min(loss, 700.0)) if content.get("density", False) else loss
+
+    return scored
 
 
 def _or_nan(rate: float | None) -> float:
     return math.nan if rate is None else rate
-
-
-def _numbers(curve: Sequence[float | None]) -> list[float]:
-    return [math.inf if loss is None else loss for loss in curve]
 
 
 def _common(tables: Sequence[Table]) -> list[str]:

@@ -4,91 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hdet.tasks.streams import check_place, epoch_places, generator_of
 from hdet.tasks.task import Batch, device_of, evaluating, moved
-from real.models import groups
+from real.models.weights import groups
+from real.pools import Pool
 
-__all__ = ["Chords", "Pool", "RealTask", "Rows", "Windows", "held_out"]
-
-TRANSPOSED = (-5, 6)
-"""Half tones by which a piece of music may be moved; 0 is silence and stays."""
-
-
-class Pool(Protocol):
-    """Where training samples come from."""
-
-    @property
-    def count(self) -> int:
-        """Places that an epoch deals out."""
-        ...
-
-    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
-        """The samples at some places; what else is random about them comes from the generator."""
-        ...
-
-
-class Rows(NamedTuple):
-    """Rows of tables."""
-
-    tables: Batch
-
-    @property
-    def count(self) -> int:
-        return len(self.tables[0])
-
-    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
-        return tuple(table[places] for table in self.tables)
-
-
-class Windows(NamedTuple):
-    """Windows of a sequence that begin anywhere: a place and a random way on from it. The last number is the target."""
-
-    sequence: Tensor
-    length: int
-
-    @property
-    def count(self) -> int:
-        return (len(self.sequence) - 1) // self.length - 1
-
-    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
-        shift = torch.randint(self.length, places.shape, generator=generator)
-        return (self.at(places * self.length + shift),)
-
-    def at(self, starts: Tensor) -> Tensor:
-        return self.sequence[starts[:, None] + torch.arange(self.length + 1)]
-
-    def all(self) -> Rows:
-        """The windows side by side, as they stand."""
-        return Rows((self.at(torch.arange(self.count) * self.length),))
-
-
-class Chords(NamedTuple):
-    """Windows of music, each transposed at random."""
-
-    windows: Windows
-
-    @property
-    def count(self) -> int:
-        return self.windows.count
-
-    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
-        (notes,) = self.windows.take(places, generator)
-        low, high = TRANSPOSED
-        shift = torch.randint(low, high + 1, (len(notes), 1, 1), generator=generator)
-        return (torch.where(notes == 0, 0, notes + shift).to(torch.uint8),)
-
-
-def held_out(rows: Rows, count: int, size: int) -> list[Batch]:
-    """``count`` rows, spread evenly, in batches of ``size``; fewer of both where there are fewer rows."""
-    size = min(size, rows.count)
-    count = min(count, rows.count) // size * size
-    places = torch.arange(count) * rows.count // count
-    return [tuple(table[part] for table in rows.tables) for part in places.split(size)]
+__all__ = ["RealTask"]
 
 
 class RealTask:
@@ -104,6 +30,9 @@ class RealTask:
         build: a new model, its weights drawn from the generator; it may use torch's global generator before that.
         loss: mean loss of a batch.
         batch_size: samples per replica and step.
+        clip: the largest norm of a gradient, if it is clipped.
+        precise: whether TF32 would not do: where a loss falls by decades.
+        density: whether the loss is minus a logarithm of densities, and may be negative: then exp(loss) is scored.
     """
 
     def __init__(
@@ -114,8 +43,12 @@ class RealTask:
         build: Callable[[torch.Generator], nn.Module],
         loss: Callable[[nn.Module, Batch], Tensor],
         batch_size: int,
+        clip: float | None = None,
+        precise: bool = False,
+        density: bool = False,
     ) -> None:
-        self.name, self.batch_size = name, batch_size
+        self.name, self.batch_size, self.clip = name, batch_size, clip
+        self.precise, self.density = precise, density
         self._pool, self._validation = pool, list(validation)
         self._build, self._loss = build, loss
 

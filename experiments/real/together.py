@@ -12,7 +12,7 @@ from stacked import Stack, TrainStep
 from torch import Tensor
 
 from real.bench import Bench, Blocks
-from real.peers import PEERS, Greedy, Peer, Place, ScheduleFree
+from real.peers import PEERS, Greedy, Peer, Place, schedule_free
 
 __all__ = ["Together", "run_together"]
 
@@ -46,7 +46,7 @@ def run_together(
     blocks = Blocks(stack.theta, width, lambda theta: bench.update(stack, theta))
     rates = bench.rates(stack, [*own, *[0.0] * sum(widths.values())], shape)
     step = TrainStep(stack, blocks, bench.supply.batches, rates, graph=bench.graph)  # type: ignore[arg-type]
-    group = _Group(bench, stack, blocks, width, widths, free)
+    group = _Group(bench, stack, blocks, step.losses, width, widths, free)
 
     def after(t: int) -> None:
         group.step()
@@ -64,7 +64,14 @@ class _Group:
     """The methods of one stack, side by side; one that raises has no weights from then on."""
 
     def __init__(
-        self, bench: Bench, stack: Stack, blocks: Blocks, first: int, widths: dict[str, int], free: Sequence[float]
+        self,
+        bench: Bench,
+        stack: Stack,
+        blocks: Blocks,
+        losses: Tensor,
+        first: int,
+        widths: dict[str, int],
+        free: Sequence[float],
     ) -> None:
         self._stack = stack
         self.columns: dict[str, slice] = {}
@@ -72,10 +79,10 @@ class _Group:
         self._peers: dict[str, Peer] = {}
         begin = first
         for name, width in widths.items():
-            self.columns[name] = slice(begin, begin + width)
-            within = slice(begin - first, begin - first + width)
-            place = Place(bench, stack, stack.theta[:, self.columns[name]], blocks.gradients[:, within])
-            self._peers[name] = ScheduleFree(place, free) if name == "schedulefree" else PEERS[name].build(place)
+            own, within = slice(begin, begin + width), slice(begin - first, begin - first + width)
+            place = Place(bench, stack, stack.theta[:, own], blocks.gradients[:, within], losses[:, own])
+            self._peers[name] = schedule_free(place, free) if name == "schedulefree" else PEERS[name].build(place)
+            self.columns[name] = own
             begin += width
 
     def step(self) -> None:

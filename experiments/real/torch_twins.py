@@ -70,6 +70,11 @@ class Twin(NamedTuple):
 
 TWINS: dict[str, Twin] = {
     "adamw": Twin(torch.optim.AdamW, {"weight_decay": DECAY["adamw"]}),
+    "adam": Twin(torch.optim.Adam),
+    "nadam": Twin(torch.optim.NAdam),
+    "rmsprop": Twin(torch.optim.RMSprop),
+    "momentum": Twin(torch.optim.SGD, {"momentum": 0.9}),
+    "sgd": Twin(torch.optim.SGD),
     "nesterov": Twin(torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": DECAY["nesterov"]}),
     "lion": Twin(Lion),
     "adagrad": Twin(torch.optim.Adagrad),

@@ -27,7 +27,7 @@ from hdet.faces.ensemble import Ensemble
 from hdet.faces.knobs import Knob
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.replay import schedule_from
-from hdet.faces.saving import load, save
+from hdet.faces.saving import exists, load, save
 from hdet.faces.several import auto
 from hdet.faces.warm_start import perturb_
 from hdet.journal import Journal, JournalData, read_journal
@@ -59,6 +59,7 @@ __all__ = [
     "__version__",
     "arms",
     "auto",
+    "exists",
     "experimental",
     "knobs",
     "load",

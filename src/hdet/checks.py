@@ -1,4 +1,7 @@
-"""Questions about arguments that never raise, whatever was passed: an array, a number that no float holds, a class."""
+"""Questions about arguments that never raise, whatever was passed: an array, a number that no float holds, a class.
+
+And how such a thing, or a text of somebody else, is put into words.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["is_finite", "is_int", "is_one_of", "is_real", "shown", "takes"]
+__all__ = ["harmless", "is_finite", "is_int", "is_one_of", "is_real", "shown", "takes"]
 
 _LONGEST = 200
 
@@ -64,3 +67,14 @@ def shown(value: object) -> str:
     """For a message: not longer than a few lines, whatever it is."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def harmless(text: str) -> str:
+    r"""For a terminal: whatever it would obey, not show, is spelled out, but for ends of lines and tabs.
+
+    >>> print(harmless("\x1b[31mred, \u202e, caf\xe9"))
+    \x1b[31mred, \u202e, café
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hdet.checks import harmless
+
 __all__ = [
     "ArgumentError",
     "CheckpointError",
@@ -19,6 +21,9 @@ __all__ = [
 
 class HdetError(Exception):
     """Base of every error that hdet raises by itself."""
+
+    def __str__(self) -> str:
+        return harmless(super().__str__())  # it may name a file, or what stands in one
 
 
 class ArgumentError(HdetError, ValueError):
@@ -54,8 +59,10 @@ class CheckpointWarning(UserWarning):
 
 
 class ResumeWarning(UserWarning):
-    """A run was resumed inside a round, whose loss sums start empty; or a search without what it held in tensors."""
+    """A run was resumed inside a round, whose loss sums start empty; a search without what it held in tensors; or a run
+    whose length is another than the scheduler was built for."""
 
 
 class ProbeWarning(UserWarning):
-    """The learning rate cannot be found: the probe tells nothing about the weights, or the run is too short."""
+    """The learning rate cannot be found, since the probe tells nothing about the weights or the run is too short; or
+    the probe has no new batches."""

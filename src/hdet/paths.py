@@ -17,6 +17,13 @@ def path_of(path: object, name: str) -> Path:
     if not isinstance(text, str) or "\0" in text:
         raise ArgumentError(f"{name} must be a path, but got {shown(path)}; give a text or a pathlib.Path")
     try:
+        text.encode()
+    except UnicodeEncodeError as error:  # torch could write such a file, but not read it
+        raise ArgumentError(
+            f"{name} must be a path that UTF-8 can write, but got {text!a}, which has a surrogate at character "
+            f"{error.start}; give the file or folder another name"
+        ) from error
+    try:
         Path(text).exists()
     except OSError as error:  # too long a name
         raise ArgumentError(f"{name} must be a path, but got {shown(text)} ({error.strerror}); shorten it") from error

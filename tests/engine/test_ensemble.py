@@ -390,6 +390,20 @@ def _different_parts(rank: int) -> list[str]:
     return messages
 
 
+@pytest.mark.parametrize("what", ["lr", "weight_decay"])
+def test_values_that_differ_between_replicas_are_named(what: str) -> None:
+    for rank, message in enumerate(run_ranks(_different_values, 2, what)):
+        assert "DisagreementError" in message
+        assert f"rank {rank}: {what} = " in message
+
+
+def _different_values(rank: int, what: str) -> str:
+    optimizer = torch.optim.SGD(two_layer().parameters(), **{"lr": 0.1, "weight_decay": 0.1, what: 0.1 + 0.1 * rank})
+    knobs = [hdet.knobs.lr(optimizer), hdet.knobs.optimizer(optimizer, "weight_decay", spread=0.3)]
+    ensemble = hdet.Ensemble(optimizer, knobs=knobs, sync_every=5)
+    return repr(error_of(lambda: ensemble.step(1.0)))
+
+
 def test_metrics_on_one_rank_alone_are_an_error_and_no_crash() -> None:
     for message in run_ranks(_metrics_alone, 2):
         assert "rank 0: call = step(metrics=...)" in message

@@ -177,6 +177,21 @@ def test_ranks_that_train_apart_are_told() -> None:
         assert "DistributedDataParallel" in str(error)
 
 
+def guesses(rank: int) -> str:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3 * (1 + rank))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=60, probe=probe_of(model))
+    return repr(error_of(lambda: train(model, optimizer, scheduler, range(60))))
+
+
+def test_guesses_that_differ_are_told_as_such() -> None:
+    for message in run_ranks(guesses, 2):
+        assert "DisagreementError" in message
+        assert "rank 0: max_lr (the optimizer's lr) = [0.001]" in message
+        assert "rank 1: max_lr (the optimizer's lr) = [0.002]" in message
+        assert "DistributedDataParallel" not in message
+
+
 def ddp(rank: int) -> tuple[list[list[float]], float]:
     model = network()
     wrapped = nn.parallel.DistributedDataParallel(model)

@@ -49,7 +49,7 @@ def share_gradient(grad: torch.Tensor) -> None:
 def build(kind: str = "adam", total_steps: int = 40, **more: Any) -> tuple[nn.Sequential, Any]:
     model = two_layer()
     optimizer = make_optimizer(kind, groups_of(model))
-    return model, hdet.OneCycleLR(optimizer, [0.02, 0.01, 0.03], total_steps, **more)
+    return model, hdet.OneCycleLR(optimizer, **{"max_lr": [0.02, 0.01, 0.03], "total_steps": total_steps, **more})
 
 
 def weights_of(model: nn.Module) -> list[torch.Tensor]:
@@ -336,6 +336,10 @@ DISAGREEMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "sigma": ({"sigma": 0.25}, {"sigma": 0.5}, ["sigma = 0.25", "sigma = 0.5"]),
     "auto_lr": ({"auto_lr": True}, {"auto_lr": False}, ["auto_lr"]),
     "decay": ({"decay": "schedule"}, {"decay": "exponential"}, ["decay"]),
+    "max_lr": ({"max_lr": 0.1}, {"max_lr": 0.2}, ["disagree on max_lr,", "max_lr = 0.1", "max_lr = 0.2"]),
+    "of a group": ({}, {"max_lr": [0.02, 0.01, 0.04]}, ["max_lr = [0.02, 0.01, 0.03]", "max_lr = [0.02, 0.01, 0.04]"]),
+    "pct_start": ({"pct_start": 0.3}, {"pct_start": 0.31}, ["disagree on pct_start,", "pct_start = 0.31"]),
+    "div_factor": ({"div_factor": 25}, {"div_factor": 20.0}, ["div_factor = 25.0", "div_factor = 20.0"]),
 }
 
 
@@ -354,6 +358,22 @@ def _first_step_error(rank: int, first: dict[str, Any], second: dict[str, Any]) 
     arguments = {"total_steps": 40, "sync_every": 5, **(first if rank == 0 else second)}
     _, scheduler = build(**arguments)
     return repr(error_of(lambda: scheduler.step(1.0)))
+
+
+def test_replicas_with_a_checkpoint_are_set_up_alike_by_it() -> None:
+    assert run_ranks(_other_rates_and_a_checkpoint, 2) == [6, 6]
+
+
+def _other_rates_and_a_checkpoint(rank: int) -> int:
+    _, saved = build(sync_every=5, div_factor=25 if rank else 25.0)  # equal numbers
+    for _ in range(5):
+        saved.step(1.0)
+    state, optimizer = saved.state_dict(), saved.optimizer.state_dict()
+    _, scheduler = build(sync_every=5, pct_start=0.3 + 0.01 * rank)
+    scheduler.load_state_dict(state)
+    scheduler.optimizer.load_state_dict(optimizer)
+    scheduler.step(1.0)
+    return int(scheduler.last_epoch)
 
 
 def test_replicas_with_other_parameters() -> None:

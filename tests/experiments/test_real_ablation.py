@@ -134,9 +134,16 @@ def test_options() -> None:
     assert set(plan.workloads) == set(ablation.SHORT)
     assert (given.processes, len(plan.seeds), given.variants) == (4, 3, list(VARIANTS))
     assert len(ablation.asked(["--workloads", "dev"])[0].workloads) == 6
-    for words in (["--variants", "HEED=7"], ["--workloads", "test", "--log", "why"]):
-        with pytest.raises(SystemExit):
-            ablation.asked(words)
+    assert len(ablation.asked(["--workloads", "dev,seen"])[0].workloads) == 12
+    with pytest.raises(SystemExit):
+        ablation.asked(["--variants", "HEED=7"])
+
+
+def test_test_is_not_for_tuning(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"held": SimpleNamespace(**{**vars(KNOWN["tiny"]), "name": "held", "split": "test"})}
+    with pytest.raises(SystemExit):
+        ablation.asked(["--workloads", "held", "--log", "why"], held)
+    assert "for judging, but got held; take dev or kin" in capsys.readouterr().err
 
 
 def test_table_by_hand() -> None:
@@ -160,5 +167,7 @@ def test_cells_of_a_file(folder: Path) -> None:
     row = {"starts": [{"start": 100.0, "curves": [[1.0], [None]]}]}
     cells = ablation.cells({"workload": "tiny", "rows": {AS_IT_IS: row}}, known)
     assert cells == {AS_IT_IS: {("tiny", 100.0, 0): math.log(2), ("tiny", 100.0, 1): math.log(2)}}
+    dense = ablation.cells({"workload": "tiny", "density": True, "rows": {AS_IT_IS: row}}, known._replace(initial=9.0))
+    assert dense[AS_IT_IS]["tiny", 100.0, 0] == pytest.approx(1 - math.log(0.5))
     run(folder, "--variants", AS_IT_IS)
     assert len(ablation.read(folder, ["tiny", "other"])[AS_IT_IS]) == 2

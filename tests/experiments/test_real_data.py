@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import io
+import json
 import pickle
 import tarfile
 import zipfile
@@ -47,6 +48,19 @@ def test_a_download_takes_the_pinned_file_of_the_page(tmp_path: Path, monkeypatc
     assert packages.download(package(b"data"), tmp_path).read_bytes() == b"data"
     with pytest.raises(FetchError, match="no file some-2"):
         packages.download(package(b"data", "some-2.0.tar.gz"), tmp_path)
+
+
+def test_an_archive_that_is_there_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_index", lambda: pytest.fail("the index was asked"))
+    (tmp_path / "some-1.0.tar.gz").write_bytes(b"data")
+    assert packages.download(package(b"data"), tmp_path) == tmp_path / "some-1.0.tar.gz"
+
+
+def test_a_licence_in_full_is_named_by_its_class(tmp_path: Path) -> None:
+    head = "License: Files: *\n        Copyright: some\nClassifier: License :: OSI Approved :: BSD License\n"
+    with zipfile.ZipFile(tmp_path / "some.whl", "w") as archive:
+        archive.writestr("some-1.0/METADATA", head)
+    assert packages.licence(tmp_path / "some.whl") == "BSD License"
 
 
 def test_a_wrong_file_is_not_even_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +168,86 @@ def test_the_table_of_incomes_is_numbered() -> None:
     high = found["train_labels"] == 1
     assert (found["train_categories"][high][:, 0] == 0).all()  # "Private" comes before "State-gov"
     np.testing.assert_allclose(found["train_numbers"][high][:, 0], 1, atol=1e-6)
+
+
+def csv_of(head: str, *rows: str, times: int = 2500) -> bytes:
+    return "\n".join([head, *rows * times]).encode()
+
+
+def test_diamonds_come_from_an_archive_in_the_archive() -> None:
+    table = csv_of(
+        '"","carat","cut","color","clarity","depth","table","price","x","y","z"',
+        '"1",0.23,"Ideal","E","SI2",61.5,55,326,3.95,3.98,2.43',
+        '"2",0.21,"Good","E","VS1",59.8,61,652,3.89,3.84,2.31',
+    )
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        entry = tarfile.TarInfo("resources/rdata/csv/ggplot2/diamonds.csv")
+        entry.size = len(table)
+        archive.addfile(entry, io.BytesIO(table))
+    found = prepare.diamonds({"resources.tar.gz": packed.getvalue()})
+    assert {tuple(row) for row in found["train_categories"]} == {(1, 0, 0), (0, 0, 1)}
+    dear = found["train_categories"][:, 0] == 0
+    np.testing.assert_allclose(found["train_prices"][dear], 1, atol=1e-6)
+    np.testing.assert_allclose(found["train_numbers"][dear][:, 0], -1, atol=1e-6)
+
+
+def test_hours_with_gaps_and_storms_that_cannot_be_are_left_out() -> None:
+    table = csv_of(
+        "temp,dewp,humid,wind_dir,wind_speed,pressure",
+        "40,30,60,0,10,1000",
+        "60,30,60,180,10,1010",
+        "NA,30,60,180,10,1010",
+        "40,30,60,180,1048,1010",
+    )
+    rows = prepare.weather({"weather.csv": table.replace(b",30,60,0,", b",20,50,0,")})
+    hours = np.concatenate([rows["train_hours"], rows["test_hours"]])
+    assert len(hours) == 5000
+    cold = hours[:, 0] == 0
+    np.testing.assert_allclose(hours[cold][:, [1, 2, 4, 5]], [[0, 0, 1, 0]] * 2500, atol=1e-6)
+
+
+def test_names_of_cities_lose_their_accents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "HELD_OUT", 1)
+    monkeypatch.setattr(prepare, "COUNTRIES", 2)
+    names = [("Saint-Étienne", "FR"), ("Lyon", "FR"), ("Lyon", "FR"), ("Ulm", "DE"), ("Bad Ems", "DE"), ("Riga", "LV")]
+    rows = {str(k): {"name": name, "countrycode": country} for k, (name, country) in enumerate(names)}
+    found = prepare.cities({"cities.json": json.dumps(rows).encode()})
+    letters = np.concatenate([found["test_letters"], found["train_letters"]])
+    countries = np.concatenate([found["test_countries"], found["train_countries"]])
+    spelled = ["".join(chr(96 + k) if k < 27 else "-" for k in row if k) for row in letters]
+    assert {*zip(spelled, countries.tolist(), strict=True)} == {
+        ("saint-etienne", 1), ("lyon", 1), ("ulm", 0), ("bad-ems", 0)
+    }  # fmt: skip
+
+
+def test_photographs_are_halved_and_cut() -> None:
+    from PIL import Image
+
+    whole = np.zeros((64, 200), np.uint8)
+    whole[:, 160:] = 100  # what is held out
+    whole[::2, 160:] = 200
+    content = io.BytesIO()
+    Image.fromarray(whole).save(content, "png")
+    found = prepare.photos({"a.png": content.getvalue()})
+    assert found["train_patches"].shape == (5 * 17, 16, 16)
+    assert found["test_patches"].shape == (5 * 2, 16, 16)
+    assert not found["train_patches"].any()
+    assert (found["test_patches"] == 150).all()
+
+
+def test_words_are_numbered_by_how_often_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "VOCABULARY", 2)
+    verse = "And God said, and " * 20 * 5000
+    found = prepare.words({"bible.py": f'bible = Bible("""{verse}""")'.encode()})
+    assert len(found["test_words"]) == prepare.BLOCK
+    assert found["train_words"][:6].tolist() == [0, 1, 0, 0, 1, 0]
+
+
+def test_tunes_keep_title_metre_key_and_notes() -> None:
+    tune = b"X: 1\nT: A Tune\nZ: by someone\nM: 2/4\nK:D\n% a comment\nabc d2 | z2 ||\n"
+    found = prepare.tunes({"a.abc": tune * 4000})
+    np.testing.assert_array_equal(found["train_text"][:36], prepare.tokens(b"T: A Tune\nM: 2/4\nK:D\nabc d2 | z2 ||\n"))
 
 
 # Loading -------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import real.optimizers as optimizers
 import real.peers
 import real_lr
 import torch
@@ -28,7 +30,7 @@ from stacked import TrainStep
 
 from tests.experiments.small_tasks import CPU, small
 
-CUSTOMARY = {"adamw": 1e-2, "nesterov": 0.1, "lion": 1e-3, "adagrad": 1e-2, "adafactor": 1e-2, "muon": 0.02}
+CUSTOMARY = {**optimizers.CUSTOMARY, "adamw": 1e-2, "lion": 1e-3}
 
 
 def bench(optimizer: str = "adamw", name: str = "digits", steps: int = 20, seeds: tuple[int, ...] = (0, 1)) -> Bench:
@@ -142,6 +144,47 @@ def test_packages(optimizer: str) -> None:
             assert all(math.isfinite(loss) for row in outcome.curves for curve in row for loss in curve), name
 
 
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+def test_the_seeds_of_a_peer_are_strangers(name: str, optimizer: str) -> None:
+    """A seed ends as it does alone, whether its seeds step together or not."""
+    if (why := real.peers.missing(PEERS[name].package)) is not None:
+        pytest.skip(why)
+    both, alone = bench(optimizer, steps=12, seeds=(0, 1)), bench(optimizer, steps=12, seeds=(1,))
+    curves = [run_together(here, [], onecycle(12), [name]).others[name][0][-1] for here in (both, alone)]
+    assert curves[0] == pytest.approx(curves[1], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options"),
+    [
+        ("cocob", "parameterfree.COCOB", {}),
+        ("radamfree", "schedulefree.RAdamScheduleFree", {"weight_decay": 0.01}),
+        ("momo", "momo.MomoAdam", {"weight_decay": 0.01}),
+        ("prodigyplus", "prodigyplus.prodigy_plus_schedulefree.ProdigyPlusScheduleFree", {"weight_decay": 0.01}),
+    ],
+)
+def test_a_peer_is_its_package_on_a_plain_model(name: str, kind: str, options: dict[str, float]) -> None:
+    if (why := real.peers.missing(PEERS[name].package)) is not None:
+        pytest.skip(why)
+    here = bench(steps=8, seeds=(0,))
+    found = run_together(here, [], onecycle(8), [name]).others[name][0][0][-1]
+    model = here.task.model(0)
+    parameters = [p for group in here.task.groups(model) for p in group["params"]]
+    module, _, kind = kind.rpartition(".")
+    optimizer = getattr(import_module(module), kind)(parameters, **options)
+    for t in range(8):
+        getattr(optimizer, "train", lambda: None)()
+        optimizer.zero_grad()
+        loss = here.task.loss(model, here.task.batch(0, t))
+        loss.backward()
+        optimizer.step(**({"loss": loss} if name == "momo" else {}))
+    getattr(optimizer, "eval", lambda: None)()
+    stack = here.stack(1)
+    stack.theta[0, 0] = torch.cat([p.detach().flatten() for p in parameters])
+    assert found == pytest.approx(stack.validation(stack.theta).item(), rel=1e-4)
+
+
 def test_missing_packages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real.peers, "find_spec", lambda name: None)
     found = peers(bench(steps=4), Best(1e-2, None), [], [1.0], ["dog", "greedy", "schedulefree"])
@@ -204,6 +247,24 @@ def test_test_runs_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     lines = [json.loads(line) for line in (tmp_path / "test_runs.jsonl").read_text().splitlines()]
     assert [(line["workload"], line["rows"], line["reason"]) for line in lines] == [("held", ["customary"], "why")]
     assert lines[0]["commit"]
+
+
+def test_splits_and_names_may_be_mixed(tmp_path: Path) -> None:
+    known = {name: workload(name, split) for name, split in (("a", "dev"), ("b", "seen"), ("c", "kin"), ("d", "test"))}
+    assert plan_of("--workloads seen", known, tmp_path).workloads == ["b"]  # no reason is asked for
+    assert plan_of("--workloads kin,a,dev", known, tmp_path).workloads == ["c", "a"]
+    assert plan_of("--workloads all --log why", known, tmp_path).workloads == ["a", "b", "c", "d"]
+    for words in ("--workloads all", "--workloads dev,d", "--workloads other"):
+        with pytest.raises(SystemExit):
+            plan_of(words, known, tmp_path)
+
+
+def test_only_test_runs_are_logged(tmp_path: Path) -> None:
+    known = {split: workload(split, split) for split in ("dev", "kin", "seen")}
+    for name in known:
+        real_lr.run_workload(plan_of(f"--workloads {name} --quick --rows customary", known, tmp_path), known[name])
+        assert json.loads((tmp_path / f"{name}.json").read_text())["split"] == name
+    assert not (tmp_path / "test_runs.jsonl").exists()
 
 
 def test_a_process_per_workload(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

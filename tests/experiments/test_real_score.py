@@ -88,10 +88,26 @@ def test_file() -> None:
     assert found.methods["dog"][None][0][-1] == math.inf
 
 
+def test_densities_are_scored_by_their_exponentials() -> None:
+    """Losses of 0 and below: 0.05 nats are 5 %."""
+    made = content()
+    made["density"], made["initial"] = True, 0.5
+    curves = [[0.4, 0.0, -2.0, -3.0]] * 2
+    made["rows"]["onecycle"]["starts"] = [{"start": 1.0, "curves": curves, "found": [0.01] * 2}]
+    made["rows"]["auto"]["starts"] = [
+        {"start": 1.0, "curves": [[0.4, 0.0, -2.96, -2.94], [None] * 4], "found": [0.01] * 2}
+    ]
+    found = table_of(made)
+    assert found.initial == pytest.approx(math.exp(0.5))
+    assert ratios(found, "auto")[1.0] == pytest.approx((math.exp(0.06) + math.exp(3.5)) / 2)
+    assert slowdowns([found])["auto"] == [1.0, math.inf]  # at the target after 30 steps, as exp(0.04) < 1.05
+    assert slowdowns([found])[TUNED] == [pytest.approx(4 / 3), 1.0]
+
+
 def test_tables_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for split in ("dev", "test"):
+    for split in ("dev", "kin", "seen", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps(content(split)))
     found = real_table.summaries(real_table.read(tmp_path, "dev"))
     # auto is at the target after 20 and 30 steps from one start, after 40 and 40 from the other; tuned after 40.
@@ -104,8 +120,16 @@ def test_tables_and_picture(
     monkeypatch.setattr("sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path / "images")])
     real_table.main()
     out = capsys.readouterr().out
-    assert "## Test: 1 workloads" in out
+    assert out.index("## Test: 1 workloads") < out.index("## Seen: 1 workloads") < out.index("## Dev: 1 workloads")
+    assert "Kin" not in out
     assert "| auto, from x0.001 | 0.900 |" in out
     assert "| auto, from x100 | 2 to 5 |" in out
-    assert '| **hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 2 |' in out
+    assert '| **hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 3 |' in out
     assert (tmp_path / "images" / "real_profile_dev.svg").read_text().startswith("<?xml")
+    monkeypatch.setattr(
+        "sys.argv", ["real_table.py", "--results", str(tmp_path), "--images", str(tmp_path), "--split", "kin"]
+    )
+    real_table.main()
+    out = capsys.readouterr().out
+    assert out.startswith("## Kin: 1 workloads")
+    assert "Dev" not in out

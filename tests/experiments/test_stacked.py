@@ -69,3 +69,14 @@ def test_a_captured_step_is_the_same() -> None:
             step()
         found.append(step.losses.cpu())
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("precise", [False, True])
+def test_precise_tasks_train_without_tf32(precise: bool) -> None:
+    task, allowed = small("digits"), []
+    task.precise, loss = precise, task.loss
+    task.loss = lambda model, batch: (allowed.append(torch.backends.cuda.matmul.allow_tf32), loss(model, batch))[1]
+    stack = Stack(task, [0], 1, CPU)
+    rates = torch.zeros(1, 1, 1, len(stack.sizes), dtype=torch.float64)
+    TrainStep(stack, Momentum(stack.theta), Supply(task, [0], 1, CPU).batches, rates)()
+    assert allowed == [not precise]

@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from hdet.faces import checkpoint_file
+
 __all__ = ["SPOILS", "disk", "possible", "repair", "spoil"]
 
 SPOILS = ("full disk", "read-only folder")
@@ -48,6 +50,7 @@ def _may_mount() -> bool:
 def spoil(fault: str, folder: Path) -> None:
     """Called by the rank that writes, since a limit is a process's own."""
     if fault == "read-only folder":
+        checkpoint_file._locks.release()  # a disk cannot become read-only while a file of it is open for writing
         if not _mount("-o", "remount,ro", folder):
             folder.chmod(0o555)
     elif os.path.ismount(folder):

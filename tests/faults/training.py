@@ -60,7 +60,7 @@ def train(plan: Plan, folder: Path, *, journal: bool, before_step: Callable[[int
     model, replica, optimizer, scheduler = _built(plan, folder / "journal" / "run.jsonl" if journal else None)
     file = folder / "checkpoint" / "run.pt"
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    if file.exists():
+    if hdet.exists(file):
         hdet.load(file, **parts)
     began = scheduler.last_epoch
     for step in range(began, STEPS):

@@ -6,8 +6,8 @@ import inspect
 import json
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Call:
         name: as users write it.
         function: what is called.
         right: makes arguments that are accepted, anew for every call; gets a folder.
-        torchs: arguments that torch itself checks.
+        torchs: arguments that torch itself checks: its errors must name them too.
         use: what users do with the result: it must not fail either.
         words: other names under which messages speak of an argument.
     """
@@ -80,6 +80,10 @@ def batches(_: int) -> torch.Tensor:
 
 def _onecycle(_: Path) -> dict[str, Any]:
     return {"optimizer": optimizer_of(), "max_lr": 0.1, "total_steps": 50, "cycle_momentum": False}
+
+
+def _cycling(_: Path) -> dict[str, Any]:
+    return {"optimizer": optimizer_of(), "max_lr": [0.1], "epochs": 5, "steps_per_epoch": 10, "three_phase": True}
 
 
 def _auto(_: Path) -> dict[str, Any]:
@@ -173,19 +177,15 @@ def _evaluate(probe: Any, given: dict[str, Any]) -> None:
     probe()
 
 
-SCHEDULE = frozenset(
-    (
-        *("optimizer", "max_lr", "total_steps", "epochs", "steps_per_epoch", "pct_start", "anneal_strategy"),
-        *("cycle_momentum", "base_momentum", "max_momentum", "div_factor", "final_div_factor", "three_phase"),
-        "last_epoch",
-    )
-)
-"""Of torch's OneCycleLR, which checks them."""
+SCHEDULE = frozenset(inspect.signature(torch.optim.lr_scheduler.OneCycleLR).parameters)
+"""Arguments of torch's OneCycleLR, which checks them."""
+_WORDS = {"fanout": ("fan-out",), "optimizer": ("Optimizer",), "total_steps": ("total steps",)}
 
 CALLS = [
-    Call("OneCycleLR", hdet.OneCycleLR, _onecycle, SCHEDULE, _train, {"fanout": ("fan-out",)}),
-    Call('OneCycleLR("auto")', hdet.OneCycleLR, _auto, SCHEDULE, _train, {"fanout": ("fan-out",)}),
-    Call("auto", hdet.auto, _several, frozenset({"total_steps"}), _train),
+    Call("OneCycleLR", hdet.OneCycleLR, _onecycle, SCHEDULE, _train, _WORDS),
+    Call("OneCycleLR, momentum", hdet.OneCycleLR, _cycling, SCHEDULE, _train, _WORDS),
+    Call('OneCycleLR("auto")', hdet.OneCycleLR, _auto, SCHEDULE, _train, _WORDS),
+    Call("auto", hdet.auto, _several, frozenset({"total_steps"}), _train, _WORDS),
     Call("Ensemble", hdet.Ensemble, _ensemble, frozenset(), _train, {"fanout": ("fan-out",)}),
     Call("ProbeBatch", hdet.ProbeBatch, _probe, frozenset(), _evaluate),
     Call("ProbeLoss", hdet.ProbeLoss, lambda _: {"fn": lambda: 1.0}),
@@ -231,12 +231,14 @@ if hasattr(hdet, "TrainProbe"):
 if hasattr(hdet, "save"):
     CALLS.append(Call("save", hdet.save, lambda folder: {"path": folder / "run.pt", "model": model_of(), "epoch": 3}))
     CALLS.append(Call("load", hdet.load, lambda folder: {"path": _checkpoint(folder), "model": model_of()}))
-if "HDET_INPUTS" in os.environ:  # their packages take seconds to import
-    with suppress(ImportError):
+if hasattr(hdet, "exists"):
+    CALLS.append(Call("exists", hdet.exists, lambda folder: {"path": folder / "run.pt"}))
+if "HDET_INPUTS" in os.environ:  # their packages take seconds to import; those that are not installed are left out
+    if find_spec("lightning") or find_spec("pytorch_lightning"):
         from hdet.integrations import lightning
 
         CALLS.append(Call("lightning.AutoLR", lightning.AutoLR, lambda _: {}))
-    with suppress(ImportError):
+    if find_spec("transformers"):
         from hdet.integrations import transformers
 
         CALLS.append(Call("transformers.AutoLR", transformers.AutoLR, lambda _: {}))

@@ -1,7 +1,8 @@
-"""Whether an error helps: it is one of hdet's and names the argument, or torch's own about torch's own argument."""
+"""Whether an error helps: it is one of hdet's, or torch's own about torch's own argument, and names the argument."""
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 import warnings
@@ -25,22 +26,22 @@ def complaint(call: Call, spoilt: dict[str, Any], folder: Path) -> str | None:
         warnings.simplefilter("ignore")
         try:
             call.use(call(given), given)
-        except HdetError as error:
-            if any(_names(call, name, str(error)) for name in spoilt):
-                return None
-            return f"does not name {list(spoilt)}: {type(error).__name__}: {error}"
         except Exception as error:
-            if _is_torchs(error) and set(spoilt) & call.torchs:
-                return None
             if any(frame.name == "loss_fn" for frame in traceback.extract_tb(error.__traceback__)):
                 return None  # the user's own function has raised it
+            theirs = call.torchs if _is_torchs(error) else frozenset[str]()
+            may_name = set(spoilt) if isinstance(error, HdetError) else theirs & set(spoilt)
+            if any(_names(call, name, spoilt[name], str(error)) for name in may_name):
+                return None
             where = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
     return None
 
 
-def _names(call: Call, argument: str, text: str) -> bool:
-    words = (argument, *call.words.get(argument, ()))
+def _names(call: Call, argument: str, value: Any, text: str) -> bool:
+    """Whether the text has the argument's name; that of a file will do, where it is one that is there."""
+    is_file = isinstance(value, (str, Path)) and os.path.isfile(value)
+    words = (argument, *call.words.get(argument, ()), *([str(value)] if is_file else []))
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) for word in words)
 
 

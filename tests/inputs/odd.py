@@ -44,6 +44,8 @@ ODD: dict[str, Callable[[], Any]] = {
     '"keep"': lambda: "keep",
     '"0.1"': lambda: "0.1",
     "null byte": lambda: "a\0b",
+    "surrogate": lambda: "a\ud800b",
+    "not UTF-8": lambda: "a\udcffb",
     "long text": lambda: "x" * 5000,
     "bytes": lambda: b"run.jsonl",
     "path": lambda: Path("no") / "such" / "file",

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,9 +80,32 @@ def test_what_is_right_is_accepted(folder: Path) -> None:
         assert complaint(call, {}, folder) is None, call.name
 
 
+def test_many_inputs_need_no_framework(folder: Path) -> None:
+    """As where none is installed: ``HDET_INPUTS=...`` leaves out what is not there."""
+    code = """
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *more):
+        frameworks = ("lightning", "pytorch_lightning", "transformers")
+        return None if name.split(".")[0] in frameworks else super().find_spec(name, *more)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+from tests.inputs import calls, judge
+print({call.name: judge.complaint(call, {}, Path(sys.argv[1])) for call in calls.CALLS})
+"""
+    root = Path(__file__).parents[2]
+    settings = {**os.environ, "HDET_INPUTS": "1", "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert set(ast.literal_eval(done.stdout).values()) == {None}
+
+
 def test_every_public_callable_is_tried() -> None:
     public = {name for name in hdet.__all__ if not _is_error(getattr(hdet, name))} - NOT_CALLED
-    tried = {call.name.split("(")[0] for call in CALLS}
+    tried = {re.split("[(,]", call.name)[0] for call in CALLS}
     assert public <= tried, f"add to tests/inputs/calls.py: {public - tried}"
     knobs = {f"knobs.{name}" for name in hdet.knobs.__all__ if inspect.isfunction(getattr(hdet.knobs, name))}
     assert knobs - {"knobs.check_optimizer"} <= tried
@@ -96,6 +123,10 @@ def auto(**more: Any) -> hdet.OneCycleLR:
     model = model_of()
     probe = hdet.ProbeBatch(model, lambda m, batch: m(batch).mean(), lambda k: torch.ones(1, 2))
     return hdet.OneCycleLR(optimizer_of(model), "auto", 50, cycle_momentum=False, **{"probe": probe, **more})
+
+
+def save(**more: Any) -> None:
+    hdet.save("saved.pt", epoch=3, **more)
 
 
 def ensemble(**more: Any) -> hdet.Ensemble:
@@ -127,6 +158,8 @@ def ensemble(**more: Any) -> hdet.Ensemble:
         (ensemble, "allow_uninformative", 1),
         (ensemble, "total_steps", 10**21),
         (ensemble, "knobs", "lr"),
+        (save, "search", 1),
+        (save, "search", torch.ones(2)),
     ],
 )
 def test_values_that_mean_nothing_are_refused(make: Callable[..., object], argument: str, value: object) -> None:

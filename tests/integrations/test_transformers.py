@@ -204,6 +204,44 @@ def test_resume_goes_on_with_the_search(tmp_path: Path) -> None:
     assert again.evaluate()["eval_loss"] < 2.7
 
 
+def test_a_longer_run_than_the_checkpoints_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=50)).train()
+    again = AutoLR().attach(trainer_of(tmp_path, max_steps=70))
+    seen: list[int] = []
+    again.add_callback(_AtStep(lambda: seen.append(1)))
+    words = "is to make 70 steps, but the restored schedule ends at step 50; resume with the max_steps"
+    with pytest.raises(hdet.ArgumentError, match=words):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-50"))
+    assert not seen
+
+
+def test_a_shorter_run_than_the_checkpoints_is_told(tmp_path: Path) -> None:
+    AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=25)).train()
+    again = AutoLR().attach(trainer_of(tmp_path, max_steps=30))
+    with pytest.warns(hdet.ResumeWarning, match="a run of 50 steps, but the trainer is to make 30"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-25"))
+    assert again.lr_scheduler.last_epoch == 30
+
+
+def test_a_schedule_of_the_users_own_that_is_too_short_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    model = language_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20)
+    trainer = Replicas().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler), max_steps=30))
+    words = "make 30 steps, but the schedule ends at step 20; build it with total_steps=30"
+    with pytest.raises(hdet.ArgumentError, match=words):
+        trainer.train()
+    assert scheduler.last_epoch == 0
+
+
+class _AtStep(transformers.TrainerCallback):
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.call()
+
+
 class _AtBegin(transformers.TrainerCallback):
     def __init__(self, call: Any) -> None:
         self.call = call

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hdet.errors import ArgumentError, JournalError
+from hdet.journal.lines import decoded
 from hdet.report.data import Slope, load_run
 from hdet.report.verdict import verdict
 from tests.report.made_up import a_header, a_round, probed_folder, write_folder, write_journal
@@ -167,3 +170,52 @@ def test_a_very_long_run_is_thinned_out_and_nothing_that_happened_is_lost(
     for phase, seconds in records[0]["seconds"].items():
         assert math.fsum(r.seconds[phase] for r in run.rounds) == pytest.approx(95 * seconds)
     assert "95 rounds" in verdict(run)
+
+
+TOLD: dict[int, dict[str, object]] = {
+    7: {"event": "too hot"},
+    8: {"alarm": "the probe is blind"},
+    31: {"not_finite": [0]},
+    32: {"excluded": [1]},
+    60: {"event": None, "alarm": None, "not_finite": [], "shape": None},
+}
+
+
+def test_of_a_very_long_run_only_what_is_shown_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+
+    def counted(line: bytes) -> dict[str, Any]:
+        parsed.append(line)
+        return decoded(line)
+
+    monkeypatch.setattr("hdet.journal.reading.decoded", counted)
+    records = [{**a_round(k, learned=[1.0 + k]), **TOLD.get(k, {})} for k in range(95)]
+    journal = write_journal(tmp_path / "run.jsonl", a_header(), *records)
+    whole = load_run(journal)
+    assert len(parsed) >= 95
+    parsed.clear()
+    monkeypatch.setattr("hdet.report.data._MOST", 10)
+    run = load_run(journal)
+    assert len(parsed) < 40
+    assert [r.number for r in run.rounds] == [7, 8, 9, 19, 29, 31, 32, 39, 49, 59, 69, 79, 89, 94]
+    for one in run.rounds:
+        assert one._replace(seconds={}) == whole.rounds[one.number]._replace(seconds={})
+    for phase in whole.rounds[0].seconds:
+        totals = [math.fsum(r.seconds[phase] for r in each.rounds) for each in (run, whole)]
+        assert totals[0] == pytest.approx(totals[1])
+
+
+@pytest.mark.parametrize("seconds", ['"x"', '{"train":', '{"train":"x"}', "null", "{}"])
+def test_of_a_very_long_run_seconds_that_are_none_are_named_or_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str
+) -> None:
+    monkeypatch.setattr("hdet.report.data._MOST", 10)
+    journal = write_journal(tmp_path / "run.jsonl", a_header(), *(a_round(k) for k in range(95)))
+    lines = journal.read_text().splitlines(keepends=True)
+    lines[4] = re.sub(r'"seconds":\{[^}]*\}', f'"seconds":{seconds}', lines[4])
+    journal.write_text("".join(lines))
+    if seconds in ("null", "{}"):
+        assert math.fsum(r.seconds["train"] for r in load_run(journal).rounds) == pytest.approx(94 * 8.0)
+        return
+    with pytest.raises(JournalError, match="line 5 is no"):
+        load_run(journal)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import hdet
+from hdet import locks
 from hdet.runs import folder as module
 from hdet.runs.curve import CurveFile
 from hdet.runs.folder import Folder
@@ -35,6 +36,31 @@ def test_force_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_force_removes_only_checkpoints_of_the_run(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.begin(a_plan())
+    for number in range(3):
+        hdet.save(folder.checkpoint, number=number)
+    folder.checkpoint.rename(tmp_path / "checkpoint.pt.1")  # as an earlier hdet kept it
+    hdet.save(folder.checkpoint, number=3)
+    others = ("checkpoint.pt.best", "checkpoint.pt.2", "checkpoint.pt.bak", "checkpoint.pth")
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    hdet.save(tmp_path / "checkpoint.pt.best-of-all", number=4)
+    folder.begin(a_plan(steps=5), force=True)
+    left = {file.name for file in tmp_path.iterdir() if file.name.startswith("checkpoint")}
+    assert left == {*others, "checkpoint.pt.best-of-all"}
+    assert all((tmp_path / name).read_text() == "mine" for name in others)
+
+
+def test_a_copy_of_a_checkpoint_alone_is_not_overwritten(tmp_path: Path) -> None:
+    for number in range(2):
+        hdet.save(Folder(tmp_path).checkpoint, number=number)
+    Folder(tmp_path).checkpoint.unlink()
+    with pytest.raises(hdet.ArgumentError, match="has a run already"):
+        Folder(tmp_path).begin(a_plan())
+
+
 def test_a_journal_alone_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text("precious")
     with pytest.raises(hdet.ArgumentError, match="has a run already"):
@@ -58,7 +84,7 @@ def test_damaged_summary(tmp_path: Path) -> None:
         Folder(tmp_path).plan()
 
 
-@pytest.mark.skipif(module.fcntl is None, reason="no locks on this system")
+@pytest.mark.skipif(locks.fcntl is None, reason="no locks on this system")
 def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.2)
     with Folder(tmp_path).held():

@@ -58,6 +58,15 @@ def test_sgd_and_noise_and_a_warm_start(tmp_path: Path) -> None:
         assert 0 < gap < 0.2, name  # the noise, and hardly any step
 
 
+def test_goes_on_from_the_copy_where_only_that_is_left(tmp_path: Path) -> None:
+    """As on a file system without hard links, killed between two renames."""
+    folder = new_run(tmp_path / "run")
+    assert _stopped_at(folder, 8) == "stopped"
+    folder.checkpoint.rename(tmp_path / "run" / "checkpoint.pt.hdet-1")
+    outcome, told = run_here(folder)
+    assert (outcome, told[0]["step"]) == ("complete", 8)
+
+
 @pytest.mark.parametrize("fanout", ["trained", "none", "probed"])
 @pytest.mark.parametrize("at", [7, 8], ids=["inside a round", "at its end"])
 def test_stopped_and_resumed_equals_not_stopped(tmp_path: Path, fanout: str, at: int) -> None:

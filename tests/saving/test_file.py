@@ -18,26 +18,8 @@ from torch import nn
 import hdet
 from hdet.faces import checkpoint_file
 from tests.ranks import CONTEXT
+from tests.saving.files import names, value_in, weights
 from tests.saving.searching import Searching
-
-
-def weights(value: float) -> nn.Linear:
-    model = nn.Linear(3, 2)
-    for p in model.parameters():
-        nn.init.constant_(p, value)
-    return model
-
-
-def value_in(path: Path) -> float:
-    """What a load brings, and that all of it is of one checkpoint."""
-    model = weights(-1.0)
-    number = hdet.load(path, model=model)["number"]
-    assert all(bool((p == number).all()) for p in model.parameters())
-    return float(number)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.iterdir())
 
 
 def test_the_file_is_torchs_own(tmp_path: Path) -> None:
@@ -57,7 +39,7 @@ def test_the_last_ones_are_kept(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "run.pt"
     for number in range(5):
         hdet.save(path, model=weights(number), number=number, keep=keep)
-    files = [path, *(tmp_path / f"run.pt.{i}" for i in range(1, keep))]
+    files = [path, *(tmp_path / f"run.pt.hdet-{i}" for i in range(1, keep))]
     assert names(tmp_path) == sorted(file.name for file in files)
     assert [value_in(file) for file in files] == [4 - i for i in range(keep)]
     hdet.save(path, model=weights(5), number=5, keep=1)
@@ -78,12 +60,12 @@ def test_a_kill_at_any_byte_of_the_write(tmp_path: Path, monkeypatch: pytest.Mon
     written = (tmp_path / "other.pt").read_bytes()
     assert len(written) == len(whole)
     for length in range(0, len(written), 97):
-        (tmp_path / ".run.pt.part").write_bytes(written[:length])  # what a kill leaves
+        (tmp_path / ".run.pt.hdet-0123cdef.part").write_bytes(written[:length])  # what a kill leaves
         assert value_in(path) == 2
         assert path.read_bytes() == whole
     hdet.save(path, model=weights(3), number=3)
     assert value_in(path) == 3
-    assert names(tmp_path) == ["other.pt", "run.pt", "run.pt.1"]
+    assert names(tmp_path) == ["other.pt", "run.pt", "run.pt.hdet-1"]
 
 
 @pytest.mark.parametrize("call", ["link", "replace", "fsync", "open"])
@@ -115,7 +97,7 @@ def test_a_kill_between_the_steps_of_a_save(tmp_path: Path, monkeypatch: pytest.
         assert value_in(path) in (2, 3)
         hdet.save(path, model=weights(4), number=4, keep=3)
         assert value_in(path) == 4
-        assert value_in(folder / "run.pt.1") in (2, 3)
+        assert value_in(folder / "run.pt.hdet-1") in (2, 3)
     assert nth > 1, "nothing was interrupted"
 
 
@@ -153,12 +135,14 @@ def test_falls_back_to_the_one_before_and_says_so(tmp_path: Path, damage: str) -
     for number in (1, 2):
         hdet.save(path, model=weights(number), number=number)
     content = bytearray(path.read_bytes())
-    path.unlink()  # path.1 may be the same file
+    path.unlink()  # the copy may be the same file
     if damage == "flipped":
         content[len(content) // 2] ^= 4
     if damage != "not there":
         path.write_bytes({"cut": content[:-100], "empty": b"", "flipped": content}[damage])
-        with pytest.warns(hdet.CheckpointWarning, match=r"run\.pt (is damaged|was cut off).*went back to .*run\.pt\.1"):
+        with pytest.warns(
+            hdet.CheckpointWarning, match=r"run\.pt (is damaged|was cut off).*went back to .*run\.pt\.hdet-1"
+        ):
             assert value_in(path) == 1
     else:
         assert value_in(path) == 1
@@ -196,7 +180,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     for number in (1, 2):
         hdet.save(tmp_path / "last.pt", model=weights(number), number=number)
     assert (tmp_path / "last.pt").is_symlink()
-    assert names(tmp_path / "there") == ["run.pt", "run.pt.1"]
+    assert names(tmp_path / "there") == ["run.pt", "run.pt.hdet-1"]
     assert value_in(tmp_path / "last.pt") == 2
 
 

@@ -150,3 +150,45 @@ def test_trained_apart_and_cut_inside_a_round(tmp_path: Path) -> None:
     for undisturbed, resumed in zip(whole, cut, strict=False):
         assert resumed - undisturbed < bound
         assert resumed - undisturbed < 0.01 * undisturbed  # in fact
+
+
+def one_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+
+
+def trained(total_steps: int) -> Any:
+    return hdet.OneCycleLR(one_optimizer(), 0.1, total_steps)
+
+
+def probed(total_steps: int) -> Any:
+    return Searching(steps=total_steps).scheduler
+
+
+def ensemble(total_steps: int | None) -> Any:
+    return hdet.Ensemble(one_optimizer(), total_steps=total_steps)
+
+
+def of_torch(total_steps: int) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(one_optimizer(), 0.1, total_steps)
+
+
+@pytest.mark.parametrize(
+    ("of", "into"), [(trained, trained), (probed, probed), (ensemble, ensemble), (of_torch, trained)]
+)
+def test_another_length_is_told_when_it_is_loaded(of: Any, into: Any) -> None:
+    state, scheduler = of(80).state_dict(), into(160)
+    with pytest.warns(hdet.ResumeWarning, match=r"80 steps, .* total_steps=160.*; ") as told:
+        scheduler.load_state_dict(state)
+    assert scheduler.state_dict()["total_steps"] == 80
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        into(80).load_state_dict(state)
+
+
+def test_a_length_that_nobody_gave_is_no_other_length() -> None:
+    state, scheduler = ensemble(80).state_dict(), ensemble(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.load_state_dict(state)
+    assert scheduler.state_dict()["total_steps"] == 80

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnnealingLR, SequentialLR
 
 import hdet
 from tests.models import batch, two_layer
@@ -41,6 +41,18 @@ def rate_as_tensor(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
     return [optimizer], hdet.OneCycleLR(optimizer, "auto", STEPS, probe=probe)
 
 
+def in_a_sequence(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+    """Its turn begins between the first two cuts."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-5)
+    search = hdet.OneCycleLR(optimizer, "auto", STEPS, probe=probe)
+    return [optimizer], SequentialLR(optimizer, [ConstantLR(optimizer, 0.1), search], milestones=[7])
+
+
+def in_a_chain(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+    optimizer = torch.optim.Adam(model.parameters(), 1e-5)
+    return [optimizer], ChainedScheduler([hdet.OneCycleLR(optimizer, "auto", STEPS, probe=probe)], optimizer)
+
+
 class Run:
     """Model, optimizers and scheduler. The first layer is frozen at first."""
 
@@ -68,7 +80,8 @@ class Run:
         return [*weights, *(float(group["lr"]) for one in self.optimizers for group in one.param_groups)]
 
 
-@pytest.mark.parametrize("make", [several, any_schedule, rate_as_tensor])
+@pytest.mark.filterwarnings("error::hdet.ResumeWarning")
+@pytest.mark.parametrize("make", [several, any_schedule, rate_as_tensor, in_a_sequence, in_a_chain])
 def test_bit_equal(tmp_path: Path, make: Callable[..., Parts]) -> None:
     whole = Run(0, make)
     for step in range(STEPS):

@@ -12,7 +12,7 @@ from hdet.errors import ArgumentError
 __all__ = ["FACTOR_LIMITS", "KnobSpec", "bounded_factor"]
 
 FACTOR_LIMITS = (1e-15, 1e15)
-"""Bounds of the learned factor m on a schedule: a guess may be wrong by any amount."""
+"""Bounds of the learned factor m on a schedule: a guess may be wrong by many orders of magnitude."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from hdet.checks import harmless
+from hdet.cli.output import written
 from hdet.report import numbers as say
 from hdet.runs.teller import Message
 
@@ -51,7 +53,7 @@ class Screen:
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.fields[at]}"),
             TimeRemainingColumn(),
@@ -83,7 +85,7 @@ class Screen:
             job = self._jobs[run]
             number = f" ({run + 1} of {len(self._jobs)})" if len(self._jobs) > 1 else ""
             done, at = self._before[run] + message["step"], f"step {message['step']} of {job.steps}"
-            self._progress.update(self._task, completed=done, description=f"{job.name}{number}", at=at)
+            self._progress.update(self._task, completed=done, description=harmless(f"{job.name}{number}"), at=at)
             self._live.update(Group(self._progress, rows(self._start, message, self._round)))
         elif kind == "end":
             self._progress.update(self._task, completed=self._before[run] + self._jobs[run].steps)
@@ -94,7 +96,7 @@ def rows(start: Message, step: Message, last: Message | None) -> Table:
     probed = start["fanout"] == "probed"
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("", *(f"rate, {name}" for name in start["groups"]), "loss", *(() if probed else ("weight",))):
-        table.add_column(column, justify="right" if column else "left")
+        table.add_column(written(column), justify="right" if column else "left")
     for r, row in enumerate(last["rows"] if last is not None else ()):
         cells = [*map(say.rate, row["values"]), say.loss(row["loss"])]
         table.add_row("probe" if probed else f"replica {r}", *cells, *(() if probed else (_weight(row["weight"]),)))
@@ -153,4 +155,4 @@ class Lines:
 
     def _print(self, run: int, text: str) -> None:
         number = f"[{run + 1}/{len(self._jobs)}] " if len(self._jobs) > 1 else ""
-        self._console.print(Text(f"{number}{self._jobs[run].name}: {text}"), soft_wrap=True)
+        self._console.print(written(f"{number}{self._jobs[run].name}: {text}"), soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hdet.checks import harmless
 from hdet.cli import options as o
 from hdet.cli.output import Output, refuse_to_overwrite
 from hdet.errors import ArgumentError
@@ -42,7 +43,7 @@ def export(
         if as_json:
             output.result(**schedule.as_dict())
         else:
-            sys.stdout.write(schedule.as_csv())
+            sys.stdout.write(harmless(schedule.as_csv()))
         return
     text = json.dumps(plain_json(schedule.as_dict())) + "\n" if out.suffix == ".json" else schedule.as_csv()
     write_atomically(out, text)

@@ -13,13 +13,23 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from hdet.checks import harmless
 from hdet.errors import ArgumentError
 from hdet.report.advice import advice, warned
 from hdet.report.comparison import Table
 from hdet.report.data import RunData
 from hdet.runs.folder import plain_json
 
-__all__ = ["Output", "complain", "refuse_to_overwrite", "refuse_torchrun", "say_alarms", "say_what_next", "speaks"]
+__all__ = [
+    "Output",
+    "complain",
+    "refuse_to_overwrite",
+    "refuse_torchrun",
+    "say_alarms",
+    "say_what_next",
+    "speaks",
+    "written",
+]
 
 _LOG_WIDTH = 120
 
@@ -27,6 +37,11 @@ _LOG_WIDTH = 120
 def speaks() -> bool:
     """Whether this process is the one that prints: of the ranks that torchrun started, the first."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def written(text: str, style: str = "") -> Text:
+    """Text as it stands, whoever wrote it: brackets are just brackets, and escape sequences are spelled out."""
+    return Text(harmless(text), style=style)
 
 
 class Output:
@@ -39,16 +54,16 @@ class Output:
         self._as_json = as_json
 
     def say(self, text: str, style: str = "") -> None:
-        """A line, not folded: paths must stay whole. Brackets are just brackets."""
-        self.console.print(Text(text, style=style), soft_wrap=True)
+        """A line, not folded: paths must stay whole."""
+        self.console.print(written(text, style), soft_wrap=True)
 
     def table(self, table: Table) -> None:
         """A table of texts; the first column to the left, numbers to the right."""
-        drawn = RichTable(title=table.caption or None, title_justify="left")
+        drawn = RichTable(title=written(table.caption, "table.title") if table.caption else None, title_justify="left")
         for i, column in enumerate(table.columns):
-            drawn.add_column(Text(column), justify="right" if i else "left")
+            drawn.add_column(written(column), justify="right" if i else "left")
         for row in table.rows:
-            drawn.add_row(*(Text(cell) for cell in row))
+            drawn.add_row(*map(written, row))
         self.console.print(drawn)
 
     def result(self, **values: Any) -> None:
@@ -72,7 +87,7 @@ def say_what_next(output: Output, run: RunData) -> None:
 
 def complain(text: str, as_json: bool, code: int) -> int:
     """One line on stderr, and for programs one on stdout; returns the exit code."""
-    line = " ".join(text.split())
+    line = harmless(" ".join(text.split()))
     if not speaks() and code == 1:  # bad input is the same on all ranks, a failure need not be
         print(f"hdet, rank {os.environ['RANK']}: {line}", file=sys.stderr, flush=True)
     if speaks():

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+import torch
+
+from hdet.comm import fingerprint
+from hdet.comm.group import ReplicaGroup
 from hdet.errors import DisagreementError
 
-__all__ = ["check_equal", "check_shapes"]
+__all__ = ["check_arguments", "check_equal", "check_shapes"]
+
+Value = TypeVar("Value", float, str)
 
 
-def check_equal(table: Mapping[str, Sequence[float]], cure: str, show: Callable[[str, float], str]) -> None:
+def check_equal(table: Mapping[str, Sequence[Value]], cure: str, show: Callable[[str, Value], str]) -> None:
     """Raise unless every row of ``table`` (name -> one value per replica) has one value only.
 
     NaN equals NaN here: it stands for "none".
@@ -34,12 +41,26 @@ def check_equal(table: Mapping[str, Sequence[float]], cure: str, show: Callable[
     )
 
 
-def _odd_ones(table: Mapping[str, Sequence[float]], unequal: Sequence[str]) -> str:
+def _odd_ones(table: Mapping[str, Sequence[Value]], unequal: Sequence[str]) -> str:
     """Which ranks are not as most of them are, in words; nothing where no value is that of most ranks."""
     shown = [tuple(_comparable(table[name][rank]) for name in unequal) for rank in range(len(table[unequal[0]]))]
     usual = max(shown, key=shown.count)
     odd = [rank for rank, values in enumerate(shown) if values != usual]
     return f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
+
+
+def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: torch.device) -> None:
+    """Raise unless all ranks were given the same arguments, which are in words. Collective.
+
+    Only where a fingerprint of them differs do the words themselves travel. ``device``: where the weights are.
+    """
+    mine = fingerprint.words(f"{name}={value}" for name, value in arguments.items())
+    if len({tuple(row) for row in group.gather([mine], device)}) == 1:
+        return
+    rows = group.gather_objects(dict(arguments))
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = {name: [row.get(name, "that of a checkpoint") for row in rows] for name in names}
+    check_equal(table, "Give every rank the same arguments, and load the same checkpoint.", lambda name, value: value)
 
 
 def check_shapes(shapes: Sequence[Sequence[str]]) -> None:
@@ -55,5 +76,5 @@ def check_shapes(shapes: Sequence[Sequence[str]]) -> None:
             )
 
 
-def _comparable(value: float) -> float | str:
+def _comparable(value: float | str) -> float | str:
     return "none" if value != value else value

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Real
@@ -20,7 +21,7 @@ from hdet.comm.group import ReplicaGroup, Solo
 from hdet.engine.copies import copies_of, copy_all_
 from hdet.engine.resharding import resharded
 from hdet.engine.weights import check_model
-from hdet.errors import ArgumentError
+from hdet.errors import ArgumentError, ProbeWarning
 
 __all__ = ["LossFn", "ProbeBatch", "ProbeFn", "copied", "probed_loss", "rng_put_back"]
 
@@ -39,11 +40,18 @@ def probed_loss(probe: ProbeFn, *, inside: bool = False) -> Tensor:
     """
     loss = probe.loss_inside() if inside and isinstance(probe, ProbeBatch) else probe()
     torch.clear_autocast_cache()
+    number = _one_number(loss, "a probe", probe)
+    return number.reshape(()).clone()  # the same memory may hold the next loss, as in a captured graph
+
+
+def _one_number(loss: Any, name: str, function: object) -> Tensor:
+    """What a function of the user's has returned, without a graph."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
-        return loss.detach().reshape(()).clone()  # the same memory may hold the next loss, as in a captured graph
+        return loss.detach()
     if isinstance(loss, Real):
         return torch.tensor(float(loss), dtype=torch.float64)
-    raise ArgumentError(f"a probe must return one real number, but {probe!r} returned {loss!r}; reduce it first")
+    cure = "end it with `return loss`" if loss is None else "reduce it first, for instance by mean()"
+    raise ArgumentError(f"{name} must return one real number, but {function!r} returned {shown(loss)}; {cure}")
 
 
 class ProbeBatch:
@@ -57,7 +65,8 @@ class ProbeBatch:
     Args:
         model: the model that trains.
         loss_fn: ``loss_fn(model, batch) -> scalar``.
-        loader: an iterable of batches, begun again at its end; or a function ``batch_fn(round) -> batch``.
+        loader: an iterable of batches, begun again at its end; or a function ``batch_fn(round) -> batch``. An iterator
+            cannot be begun again: after its end its last batch is used on, with a :class:`hdet.ProbeWarning`.
         mode: "probe": dropout off, BatchNorm that trains on batch statistics, buffers put back afterwards (in eval
             mode weights would be judged by running statistics that lag behind them); "eval": plain eval.
         autocast: "inherit": as it is where the scheduler is stepped, mostly off; a type such as ``torch.bfloat16``: the
@@ -96,6 +105,8 @@ class ProbeBatch:
         self.loader = loader
         self.mode = mode
         self._batches: Iterator[Any] | None = None
+        self._drawn = 0
+        """Batches of a loader so far; 0 again once it was told that there are no more."""
         self._batch: Any = None
         self._round: int | None = None
 
@@ -131,7 +142,7 @@ class ProbeBatch:
             batch = _shared(_outlined(self._draw(0), device), Solo(), device)
         with torch.no_grad(), resharded(inner), probing(inner, self.mode), self._cast(device):
             _seed(self._round or 0, device)  # what is random is the same for all replicas
-            return torch.as_tensor(self.loss_fn(inner, batch)).detach()
+            return _one_number(self.loss_fn(inner, batch), "loss_fn", self.loss_fn)
 
     def _cast(self, device: torch.device) -> AbstractContextManager[Any]:
         if isinstance(self.autocast, torch.dtype):
@@ -152,9 +163,21 @@ class ProbeBatch:
                 self._batches = iter(self.loader)
             batch = next(self._batches, _END)
             if batch is not _END:
+                self._drawn += 1
                 return batch
             self._batches = None
-        raise ArgumentError("the probe loader has no batch; give a loader with at least one")
+        if self._round is None:
+            raise ArgumentError("the probe loader has no batch; give a loader with at least one")
+        if self._drawn:
+            kind = type(self.loader).__name__
+            warnings.warn(
+                f"loader, a {kind}, has ended after {self._drawn} batches and cannot be begun again: its last batch is "
+                "used from here on; give a list of batches, a DataLoader or batch_fn(round)",
+                ProbeWarning,
+                stacklevel=2,
+            )
+            self._drawn = 0
+        return self._batch
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.comm.agreement import check_arguments
 from hdet.comm.arms import Arms
 from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving
 from hdet.comm.presence import presence
@@ -49,10 +50,20 @@ class Run:
         group: the user's process group or arms; None: the default group, once there is one.
         sink: where the journal goes, or None.
         arguments: the user's arguments, for the journal's header.
+        alike: those that the way does not know and that must be equal on all ranks, in words.
     """
 
-    def __init__(self, way: Way, group: Group, sink: Sink | None, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        way: Way,
+        group: Group,
+        sink: Sink | None,
+        arguments: Mapping[str, Any],
+        alike: Mapping[str, str],
+    ) -> None:
         self.way = way
+        self._alike = alike
+        """Nothing once a checkpoint has replaced them."""
         self.meter = LossMeter()
         self.chronicle = Chronicle(sink, arguments)
         self._tally = Tally()
@@ -175,6 +186,7 @@ class Run:
             group = meeting.gathered()
             terms = self.way.terms()
             roll = meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
+            check_arguments(group, self._alike, weights.device)
             self.way.met(group, roll)
             if roll.writer is not None:
                 self._claim_journal(group, writes=roll.writer == group.rank)
@@ -244,6 +256,7 @@ class Run:
         tensors: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         """Go on from :meth:`state` at step ``t``, which :meth:`check` has seen."""
+        self._tell_another_length(total_steps)
         self.way.load(state, tensors, total_steps)
         self._resume(t)
 
@@ -277,20 +290,17 @@ class Run:
         found = self.way.search(optimizer)
         return {"version": STATE_VERSION, "step": t, **found} if found else {}
 
+    def check_search(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Raise unless :meth:`load_search` can go on with it at step ``t``. Changes nothing."""
+        if search:
+            with _fitting(search, t):
+                self.way.check_search(search, optimizer)
+
     def load_search(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`search`, after :meth:`load`. Checks everything before it changes anything."""
-        if not search:
-            return
-        try:
-            version, step = search["version"], search["step"]
-            if (version, step) != (STATE_VERSION, t):
-                raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
-            self.way.load_search(search, optimizer)
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
-            raise ArgumentError(
-                f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
-                "scheduler's own state first, of the same checkpoint, or leave the search out"
-            ) from error
+        if search:
+            with _fitting(search, t):
+                self.way.load_search(search, optimizer)
 
     def _tell_what_was_lost(self, t: int) -> None:
         """At the first step after a checkpoint: by then all of it is loaded."""
@@ -300,12 +310,27 @@ class Run:
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
+        self._tell_another_length(total_steps)
         self.way.adopt(total_steps, t)
         self._resume(t)
+
+    def _tell_another_length(self, total_steps: int | None) -> None:
+        """The checkpoint's length replaces the constructor's, as in torch: the run ends where the file says."""
+        mine = self.way.rounds.total_steps
+        if mine is not None and mine != total_steps and self.seat.replica == 0:
+            theirs = "no known length" if total_steps is None else f"{total_steps} steps"
+            warnings.warn(
+                f"the checkpoint is of a run of {theirs}, but this scheduler was built with total_steps={mine}: the "
+                "checkpoint's length counts, as in torch; build it with that, or load only the weights and begin a new "
+                "run",
+                ResumeWarning,
+                stacklevel=4,  # this, load or adopt, load_state_dict, the user
+            )
 
     def _resume(self, t: int) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.meter.reset()
+        self._alike = {}
         self._rest = range(0)
         self._tally.reset()
         self._just_loaded = True
@@ -338,3 +363,18 @@ class Run:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _watches_loading=False, _has_claimed=False, _rest=range(0))
+
+
+@contextmanager
+def _fitting(search: Mapping[str, Any], t: int) -> Iterator[None]:
+    """Inside, a search is read that must be of step ``t``: whatever does not fit becomes one error."""
+    try:
+        version, step = search["version"], search["step"]
+        if (version, step) != (STATE_VERSION, t):
+            raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
+            "scheduler's own state first, of the same checkpoint, or leave the search out"
+        ) from error

@@ -142,6 +142,9 @@ class Way(Protocol):
     def search(self, optimizer: Optimizer) -> dict[str, Any]:
         """What a search holds in tensors, for a checkpoint: the tensors themselves. Empty where nothing is searched."""
 
+    def check_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
+        """Raise unless :meth:`load_search` can go on with it. Changes nothing."""
+
     def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
         """Go on with :meth:`search`, after :meth:`load`. What does not fit raises before anything is changed."""
 

@@ -1,29 +1,43 @@
 """A checkpoint's file: whole or not there, with a checksum at its end, and the ones before beside it.
 
 The file is torch's own zip, then a line with the SHA-256 of every byte before it. ``torch.load`` ignores the line.
+Everything else that hdet writes beside it has ``hdet`` in its name. Files with other names are somebody else's.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
+import secrets
+import stat
+import time
 from collections.abc import Iterator
-from contextlib import suppress
-from glob import escape
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hdet.errors import ArgumentError, CheckpointError
+from hdet.locks import Locks, Taken
 
-__all__ = ["digest_of", "fault_of", "newest_whole", "read", "write"]
+__all__ = ["Whole", "digest_of", "kept", "newest_whole", "read", "remove", "write"]
 
 _MARK = b"\nhdet checkpoint, sha256 "
 _LINE = len(_MARK) + 2 * sha256().digest_size + 1
 _CHUNK = 1 << 20
+_PATIENCE = 5.0
+"""Seconds to wait for another process to let go of a path: one that was told to stop takes its time."""
+_FORGOTTEN = 24 * 3600.0
+"""Seconds after which a draft is nobody's, where there are no locks."""
+
+_locks = Locks()
+_drafts: set[Path] = set()
+"""That threads of this process are writing."""
 
 
 class _Hashed:
@@ -59,78 +73,82 @@ class _Hashed:
         os.fsync(self._file.fileno())
 
 
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
 def write(path: Path, content: dict[str, Any], keep: int) -> None:
-    """Put a new checkpoint in its place. A kill at any moment leaves a whole one at ``path``: this or the one before.
+    """Put a new checkpoint in its place. A kill at any moment leaves a whole one: this or the one before.
+
+    It lies at ``path``, but for a moment where the file system has no hard links: then at the first of the copies.
 
     Args:
         path: where it goes.
         content: tensors, numbers, texts, and lists and dicts of them.
-        keep: how many there are afterwards: ``path``, ``path.1``, ...
+        keep: how many there are afterwards: ``path``, ``path.hdet-1``, ...
+
+    Raises:
+        CheckpointError: another process writes there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        with draft.open("wb") as file:
-            hashed = _Hashed(file)
-            _pickled(content, hashed)
-            hashed.finish()
+    _sweep(path, alone=_claimed(path))
+    with _draft_of(path) as (draft, file):
+        hashed = _Hashed(file)
+        _pickled({**content, "name": path.name}, hashed)
+        hashed.finish()
+        file.close()
         _refuse_unreadable(draft)
         _move_on(path, keep)
         os.replace(draft, path)
+        for surplus in _copies(path)[keep - 1 :]:
+            surplus.unlink(missing_ok=True)
         _sync_folder(path.parent)
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
-def newest_whole(path: Path) -> tuple[Path, list[str]]:
-    """The newest checkpoint whose checksum fits, and what is wrong with those after it. Reads whole files."""
-    faults: list[str] = []
-    for candidate in _kept(path):
-        fault = fault_of(candidate)
-        if fault is None:
-            return candidate, faults
-        faults.append(f"{candidate} {fault}")
-    if not faults:
-        raise CheckpointError(f"there is no checkpoint at {path}; check the path, or begin without one")
-    raise CheckpointError(
-        f"there is no whole checkpoint at {path}: {'; '.join(faults)}. If torch.save wrote the file, use torch.load "
-        "and the load_state_dict() of each part; else go back to an earlier copy"
-    )
-
-
-def fault_of(path: Path) -> str | None:
-    """What is wrong with a file, in words; None: its checksum fits."""
-    expected = digest_of(path)
-    if expected is None:
-        return "was cut off, or hdet.save did not write it (it has no checksum at its end)"
-    found, left = sha256(), path.stat().st_size - _LINE
-    with path.open("rb") as file:
-        while left > 0 and (chunk := file.read(min(left, _CHUNK))):
-            found.update(chunk)
-            left -= len(chunk)
-    return None if found.hexdigest() == expected else "is damaged (its checksum does not fit)"
-
-
-def digest_of(path: Path) -> str | None:
-    """The checksum at a file's end; None where there is none. Reads nothing else."""
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) < _LINE:
-            return None
-        file.seek(-_LINE, os.SEEK_END)
-        line = file.read(_LINE)
-    return line[len(_MARK) : -1].decode("ascii", "replace") if line.startswith(_MARK) else None
-
-
-def read(path: Path) -> Any:
-    """What :func:`write` was given. Tensors lie in the file until they are copied: all ranks of a host share them."""
+def _claimed(path: Path) -> bool:
+    """Keep other processes from writing there until this one ends. Whether that is sure: some places have no locks."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, TypeError) as error:
+        return _locks.hold(path.with_name(f".{path.name}.hdet-lock"), _PATIENCE)
+    except Taken as error:
         raise CheckpointError(
-            f"{path} cannot be read by this torch ({str(error).splitlines()[0]}); use the versions of torch and hdet "
-            "that wrote it"
+            f"another process writes its checkpoints to {path}{f' ({error})' if str(error) else ''}, and two would "
+            "overwrite each other's; stop that one, or give this one a path of its own. If both are ranks of one run, "
+            "call torch.distributed.init_process_group before hdet.save: then one of them writes"
         ) from error
+
+
+def _new_draft(path: Path) -> Path:
+    """A name beside it that nobody has."""
+    draft = path.with_name(f".{path.name}.hdet-{secrets.token_hex(4)}.part")
+    _drafts.add(draft)
+    return draft
+
+
+def _sweep(path: Path, *, alone: bool) -> None:
+    """Remove the drafts of processes that were killed; where others may be writing, only very old ones."""
+    for draft in _beside(path, rf"\.{re.escape(path.name)}\.hdet-[0-9a-f]{{8}}\.part"):
+        with suppress(OSError):
+            if draft not in _drafts and (alone or time.time() - draft.stat().st_mtime > _FORGOTTEN):
+                draft.unlink()
+
+
+@contextmanager
+def _draft_of(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """A new file, never one that is there nor where a link points to; as private as the checkpoint before."""
+    draft, before = _new_draft(path), next(iter(_own(path)), None)
+    mode = 0o666 if before is None else stat.S_IMODE(before.stat().st_mode)
+    with ExitStack() as afterwards:
+        afterwards.callback(_drafts.discard, draft)
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            afterwards.callback(_removed, draft)
+            if before is not None:
+                with suppress(OSError):  # a file system without modes
+                    os.chmod(draft, mode)  # what the umask took
+            yield draft, file
+
+
+def _removed(draft: Path) -> None:
+    with suppress(OSError):
+        draft.unlink(missing_ok=True)
 
 
 def _pickled(content: dict[str, Any], file: _Hashed) -> None:
@@ -154,37 +172,23 @@ def _refuse_unreadable(draft: Path) -> None:
         )
 
 
-def _kept(path: Path) -> Iterator[Path]:
-    """The checkpoints that are there, newest first."""
-    if path.exists():
-        yield path
-    found = (file.name.removeprefix(f"{path.name}.") for file in path.parent.glob(f"{escape(path.name)}.*"))
-    yield from (_older(path, number) for number in sorted(int(text) for text in found if text.isdecimal()))
-
-
-def _older(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
-
-
 def _move_on(path: Path, keep: int) -> None:
     """The checkpoint that is there becomes the one before, and stays where it is until the new one replaces it."""
-    for surplus in list(_kept(path))[keep:]:
-        surplus.unlink()
-    before = _older(path, 1)
+    before = _copy(path, 1)
     if keep < 2 or not path.exists() or (before.exists() and path.samefile(before)):  # killed here the last time
         return
     for number in range(keep - 1, 1, -1):
-        if _older(path, number - 1).exists():
-            os.replace(_older(path, number - 1), _older(path, number))
-    link = path.with_name(f".{before.name}.part")
-    with suppress(OSError):
-        link.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.replace(_copy(path, number - 1), _copy(path, number))
+    link = _new_draft(path)
     try:
         os.link(path, link)
-    except OSError:  # a file system without hard links: for a moment there is only path.1
+    except OSError:  # a file system without hard links: for a moment there is only the copy
         os.replace(path, before)
     else:
         os.replace(link, before)
+    finally:
+        _drafts.discard(link)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -195,3 +199,132 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+# -- which files ------------------------------------------------------------------------------------------------------
+
+
+def kept(path: Path) -> Iterator[Path]:
+    """The checkpoints that are there, newest first."""
+    yield from _own(path)
+    yield from _old_copies(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint and its copies, and nothing that somebody else has put beside it."""
+    for file in list(kept(path)):
+        file.unlink(missing_ok=True)
+
+
+def _own(path: Path) -> list[Path]:
+    return [*([path] if path.is_file() else []), *_copies(path)]
+
+
+def _copy(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.hdet-{number}")
+
+
+def _copies(path: Path) -> list[Path]:
+    """Those before the one at ``path``, newest first."""
+    found = _beside(path, rf"{re.escape(path.name)}\.hdet-[1-9][0-9]*")
+    return sorted((file for file in found if file.is_file()), key=lambda file: int(file.name.rpartition("-")[2]))
+
+
+def _old_copies(path: Path) -> Iterator[Path]:
+    """Those that an earlier hdet kept as ``path.1``, ``path.2``, ...: it wrote their last line, under another name."""
+    for number in count(1):
+        file = path.with_name(f"{path.name}.{number}")
+        if not file.is_file():
+            return
+        if _is_a_copy(file):
+            yield file
+
+
+def _is_a_copy(file: Path) -> bool:
+    """Whether hdet has written it, and not because a user has chosen this name."""
+    try:
+        return digest_of(file) is not None and bool(read(file)["name"] != file.name)
+    except OSError:  # somebody else's, who does not let us read it
+        return False
+    except (CheckpointError, LookupError, TypeError):  # damaged, or from before names were written
+        return True
+
+
+def _beside(path: Path, name: str) -> list[Path]:
+    """Files in the same folder whose names match."""
+    try:
+        return [path.with_name(one) for one in os.listdir(path.parent) if re.fullmatch(name, one)]
+    except OSError:  # no folder yet, or one that may not be looked into
+        return []
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Whole(NamedTuple):
+    """A checkpoint whose checksum fits."""
+
+    file: Path
+    digest: str
+    faults: list[str]
+    """What is wrong with newer ones."""
+
+
+def newest_whole(path: Path) -> Whole:
+    """The newest checkpoint whose checksum fits. Reads whole files."""
+    faults: list[str] = []
+    for file in kept(path):
+        try:
+            digest, found = _sums_of(file)
+        except FileNotFoundError:  # whoever writes has just given it another name
+            continue
+        if digest == found:
+            return Whole(file, found, faults)
+        cut = "was cut off, or hdet.save did not write it (it has no checksum at its end)"
+        faults.append(f"{file} {cut if digest is None else 'is damaged (its checksum does not fit)'}")
+    if not faults:
+        raise CheckpointError(f"there is no checkpoint at {path}; check the path, or begin without one")
+    raise CheckpointError(
+        f"there is no whole checkpoint at {path}: {'; '.join(faults)}. If torch.save wrote the file, use torch.load "
+        "and the load_state_dict() of each part; else go back to an earlier copy"
+    )
+
+
+def digest_of(path: Path) -> str | None:
+    """The checksum at a file's end; None where there is none. Reads nothing else."""
+    with path.open("rb") as file:
+        return _digest_in(file)
+
+
+def _digest_in(file: IO[bytes]) -> str | None:
+    if file.seek(0, os.SEEK_END) < _LINE:
+        return None
+    file.seek(-_LINE, os.SEEK_END)
+    line = file.read(_LINE)
+    return line[len(_MARK) : -1].decode("ascii", "replace") if line.startswith(_MARK) else None
+
+
+def _sums_of(path: Path) -> tuple[str | None, str]:
+    """The checksum at a file's end, and that of the rest. Opened once: it may be replaced meanwhile."""
+    with path.open("rb") as file:
+        digest = _digest_in(file)
+        found, left = sha256(), file.seek(0, os.SEEK_END) - _LINE
+        file.seek(0)
+        while digest is not None and left > 0 and (chunk := file.read(min(left, _CHUNK))):
+            found.update(chunk)
+            left -= len(chunk)
+    return digest, found.hexdigest()
+
+
+def read(path: Path) -> Any:
+    """What :func:`write` was given. Tensors lie in the file until they are copied: all ranks of a host share them."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError:
+        raise
+    except Exception as error:
+        words = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"{path} cannot be read by this torch ({type(error).__name__}: {words}); use the versions of torch and "
+            "hdet that wrote it"
+        ) from error

@@ -296,6 +296,10 @@ class Ensemble:
         """As in :class:`hdet.OneCycleLR`."""
         return self._run.search(self.optimizer, self._step)
 
+    def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
+        """As in :class:`hdet.OneCycleLR`."""
+        self._run.check_search(search, self.optimizer, state_dict["step"])
+
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As in :class:`hdet.OneCycleLR`."""
         self._run.load_search(state_dict, self.optimizer, self._step)

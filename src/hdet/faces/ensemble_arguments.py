@@ -97,7 +97,9 @@ def ensemble_run(
         "controller": repr(rule),
         "optimizer_state": optimizer_state,
     }
-    return Run(way, ours.group, sink, told)
+    bases = {spec.name: repr(base) for spec, base in zip(specs, learned, strict=True) if not spec.scheduled}
+    rates = {"lr": repr([float(group["lr"]) for group in optimizer.param_groups])}
+    return Run(way, ours.group, sink, told, {**rates, **bases})
 
 
 def flat_knobs(knobs: object) -> list[Knob]:

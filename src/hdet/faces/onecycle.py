@@ -14,7 +14,7 @@ from torch.optim import Optimizer, lr_scheduler
 from hdet.algorithm.controller import Controller
 from hdet.comm.group import Group, Seat
 from hdet.engine.probe import ProbeFn
-from hdet.engine.rates import as_type_of
+from hdet.engine.rates import as_type_of, copy_rate
 from hdet.engine.state_rules import check_state, fields, flag
 from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
@@ -22,10 +22,13 @@ from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import Ours
 from hdet.faces.foreign import refuse_foreign
 from hdet.faces.onecycle_arguments import onecycle_run, rate_knobs
+from hdet.faces.torch_arguments import take_in
 from hdet.journal import Journals
 
 __all__ = ["OneCycleLR"]
 
+_NOT_SAVED = {"_run", "_is_auto"}
+"""Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name at every step: ``super()`` is slow before Python 3.12."""
 
@@ -52,10 +55,12 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or where a round has just
     ended.
 
+    A parameter group that is added in mid-run brings its ``max_lr``; with "auto" its rate is its guess otherwise.
+
     Args:
         optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
             base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
-        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be wrong by any amount, and
+        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be far off, and
             ``fanout`` is "probed".
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
@@ -113,6 +118,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         probe: ProbeFn | None = None,
         copies_on_device: int | None = None,
     ) -> None:
+        self._is_auto = isinstance(max_lr, str)
         schedule: dict[str, Any] = {
             "max_lr": max_lr,
             "total_steps": total_steps,
@@ -129,7 +135,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         }
         ours = Ours(group, model, journal, seed, sync_every, auto_lr_start, fanout, probe, copies_on_device)
         published = (sigma, meta_momentum, meta_lr)
-        run = onecycle_run(optimizer, schedule, ours, spread=spread, auto_lr=auto_lr, decay=decay, published=published)
+        run = onecycle_run(
+            optimizer, schedule, last_epoch, ours, spread=spread, auto_lr=auto_lr, decay=decay, published=published
+        )
         if run is not None:  # torch calls step() in its constructor: the run must be there
             self._run = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
@@ -186,9 +194,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
         rises = self._run.way.holds_rise and self.last_epoch < self._peak()
-        schedule = self._held() if rises else _torch.get_lr(self)
-        if len(schedule) != len(self._run.way.specs):
-            self._grow(len(schedule))
+        try:
+            schedule = self._torchs_at(self._peak()) if rises else _torch.get_lr(self)
+        except ZeroDivisionError:  # by the length of the last phase, to which pct_start leaves no step
+            schedule = self._torchs_at(torch_private.last_end(self))
         return self._run.rates(schedule, self.last_epoch)
 
     @property
@@ -210,7 +219,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def state_dict(self) -> dict[str, Any]:
         """torch's keys plus ``hdet``. The same on every rank (``_last_lr`` is the base rate), and no collective."""
-        state = {key: value for key, value in super().state_dict().items() if key != "_run"}
+        self._take_in_new_groups()
+        state = {key: value for key, value in super().state_dict().items() if key not in _NOT_SAVED}
         if self._run.seat.size > 1:
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
             base = self._run.way.base(self._values(t), t)
@@ -237,8 +247,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         own OneCycleLR is taken as well: then the constructor's hdet arguments stand, and the next step fans out.
         """
         self.check_state_dict(state_dict)
-        known = super().state_dict()
-        torch_state = {key: value for key, value in state_dict.items() if key in known}
+        known = {*super().state_dict(), "_anneal_func_type"} - _NOT_SAVED
+        torch_state = {key: v for key, v in torch_private.up_to_date(state_dict).items() if key in known}
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours = state_dict.get("hdet")
         if ours is None:
@@ -262,6 +272,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """
         return self._run.search(self.optimizer, self.last_epoch)
 
+    def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
+        """Raise unless a search can be loaded once ``state_dict`` is. Changes nothing."""
+        self._run.check_search(search, self.optimizer, state_dict["last_epoch"])
+
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with a search, after :meth:`load_state_dict` and after the optimizer was loaded."""
         self._run.load_search(state_dict, self.optimizer, self.last_epoch)
@@ -280,6 +294,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def _update_lr(self, epoch: int | None = None) -> None:
         """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
         if epoch == 0:
+            self._take_in_new_groups()
             self._run.way.take_over()
         _torch._update_lr(self, epoch)
 
@@ -287,32 +302,37 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """All that happens before torch writes the rates of step ``t``."""
         if t > self.total_steps:
             return  # torch says so
+        self._take_in_new_groups()
         if self._run.after_step(self.optimizer, self.last_epoch, t, loss):
-            if len(self.optimizer.param_groups) != len(self._run.way.specs):
-                self._grow(len(self.optimizer.param_groups))
             self._run.end_round(RoundEnd(self.last_epoch, t, self.optimizer, self._schedule, self._floors, self._peak))
 
-    def _grow(self, groups: int) -> None:
-        """Groups were added to the optimizer."""
-        specs = self._run.way.specs
+    def _take_in_new_groups(self) -> None:
+        """Groups that were added to the optimizer follow the schedule from the next step on."""
+        specs, groups = self._run.way.specs, self.optimizer.param_groups
+        if len(groups) == len(specs):
+            return
+        new, last = take_in(groups, by_lr=self._is_auto, momenta=self.cycle_momentum), iter(self._last_lr)
+        rows = [(copy_rate(group["lr"]), is_new) for group, is_new in zip(groups, new, strict=True)]
+        self._last_lr = [rate if is_new else next(last, rate) for rate, is_new in rows]
         spread = max((spec.spread for spec in specs), default=0.0)
-        self._run.way.grow(rate_knobs(len(specs), groups, spread))
+        self._run.way.grow(rate_knobs(len(specs), len(groups), spread))
 
     def _schedule(self, t: int) -> list[float]:
         return [float(value) for value in self._values(t)]
 
     def _values(self, t: int) -> list[float | Tensor]:
         """The plain schedule at step ``t``. A run that searches holds its rise at the peak, and climbs by itself."""
+        self._take_in_new_groups()
         return torch_private.schedule_values(self, max(t, self._peak()) if self._run.way.holds_rise else t)
 
-    def _held(self) -> list[float | Tensor]:
-        """torch's ``get_lr`` with the rising phase held at the peak, momenta too."""
-        t = self.last_epoch
+    def _torchs_at(self, t: float) -> list[float | Tensor]:
+        """torch's ``get_lr`` at another step than this one, momenta too."""
+        now = self.last_epoch
         try:
-            self.last_epoch = self._peak()  # type: ignore[assignment]  # torch computes with fractions
+            self.last_epoch = t  # type: ignore[assignment]  # torch computes with fractions
             return _torch.get_lr(self)
         finally:
-            self.last_epoch = t
+            self.last_epoch = now
 
     def _peak(self) -> float:
         return torch_private.peak_step(self)

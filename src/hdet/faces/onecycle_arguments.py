@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.algorithm.controller import Controller
@@ -16,7 +13,7 @@ from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds, default_length
 from hdet.algorithm.scales import scale_named
-from hdet.checks import is_finite, is_int, is_one_of, is_real, shown
+from hdet.checks import is_int, is_one_of, is_real, shown
 from hdet.comm.arms import Arms
 from hdet.engine.probed.way import ProbedWay
 from hdet.engine.rates import shared_rates
@@ -27,7 +24,8 @@ from hdet.engine.trained.way import TrainedWay
 from hdet.engine.weights import Body
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import LONGEST, PUBLISHED_SPREAD, Ours, check_common, checked_length, probed_way
+from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, probed_way
+from hdet.faces.torch_arguments import check_levels, check_steps, number_of
 from hdet.journal import open_journal
 
 __all__ = ["onecycle_run", "rate_knobs"]
@@ -36,6 +34,7 @@ __all__ = ["onecycle_run", "rate_knobs"]
 def onecycle_run(
     optimizer: Optimizer,
     schedule: dict[str, Any],
+    last_epoch: Any,
     ours: Ours,
     *,
     spread: Any,
@@ -45,32 +44,27 @@ def onecycle_run(
 ) -> Run | None:
     """The run behind an ``hdet.OneCycleLR``; None where torch will refuse the schedule.
 
-    ``schedule`` has torch's arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates. ``published``: sigma,
-    meta_momentum, meta_lr.
+    ``schedule`` has torch's other arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates. ``published``:
+    sigma, meta_momentum, meta_lr.
     """
-    _refuse_arrays(schedule)
+    check_steps(schedule, last_epoch)
     if not is_one_of(decay, DECAYS):
         raise ArgumentError(f"decay must be one of {DECAYS}, but got decay={shown(decay)}; leave it out for 'schedule'")
     ours = ours._replace(fanout=_fanout(ours.fanout, schedule["max_lr"], decay))
     check_common(ours, optimizer)
     probed = ours.fanout == "probed"
-    if isinstance(schedule["max_lr"], str):
+    is_auto = isinstance(schedule["max_lr"], str)
+    if is_auto:
         schedule["max_lr"] = _guesses(optimizer)
     if probed:
         _refuse_impossible(schedule["max_lr"])
-    _refuse_nan(schedule)
-    _refuse_endless(schedule["max_lr"])
+    check_levels(schedule, last_epoch)
     if decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
     spread = _checked_spread(spread, probed)
     controller = _onecycle_controller(auto_lr, published, probed)
     sink = open_journal(ours.journal)
     steps, pct_start = torch_private.total_steps_of(schedule), schedule["pct_start"]
-    if steps is not None and steps > LONGEST:
-        raise ArgumentError(
-            f"total_steps, or epochs times steps_per_epoch, must be at most {LONGEST}, but got {shown(steps)}; count "
-            "optimizer steps"
-        )
     fraction = isinstance(pct_start, float) and 0 <= pct_start <= 1
     if steps is None or not fraction or not isinstance(optimizer, Optimizer):
         return None
@@ -90,7 +84,8 @@ def onecycle_run(
         settled = settings.state()
     told = {**schedule, "total_steps": steps, "fanout": ours.fanout, "spread": spread, **settled}
     told = {name: value for name, value in told.items() if name not in ("epochs", "steps_per_epoch")}
-    return Run(way, ours.group, sink, _plain({**told, "auto_lr": auto_lr if probed else repr(controller)}))
+    told = _plain({**told, "auto_lr": auto_lr if probed else repr(controller)})
+    return Run(way, ours.group, sink, told, _in_words(schedule, is_auto))
 
 
 def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
@@ -132,41 +127,6 @@ def _refuse_impossible(max_lr: Any) -> None:
             f'a probed fan-out begins from max_lr, or the optimizer\'s lr with "auto", which must be a finite number '
             f"above 0, but got {guesses}; any guess will do, for instance 1e-3"
         )
-
-
-def _refuse_arrays(schedule: Mapping[str, object]) -> None:
-    """Raise for arrays where torch wants numbers: it would fail far from here, in words about truth values."""
-    for name, value in schedule.items():
-        if any(map(_is_array, value if isinstance(value, (list, tuple)) else [value])):
-            raise ArgumentError(
-                f"{name} must be a number, as in torch, or a list of numbers where groups differ, but got "
-                f"{name}={shown(value)}; for instance {name}=x.tolist()"
-            )
-
-
-def _is_array(value: object) -> bool:
-    """Whether it is no single number, but looks like some."""
-    if isinstance(value, Tensor):
-        return value.numel() != 1 or value.is_complex() or value.is_meta
-    return hasattr(value, "__array__") and not isinstance(value, Real)
-
-
-def _refuse_endless(max_lr: object) -> None:
-    """Raise for rates that are infinite or below 0, which torch would take. What is no number torch refuses itself."""
-    rates = list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr]
-    numbers = [rate for rate in rates if isinstance(rate, (Real, Tensor))]
-    if any(not is_finite(float(rate) if isinstance(rate, Tensor) else rate) or rate < 0 for rate in numbers):
-        raise ArgumentError(f"max_lr must be finite and not below 0, but got max_lr={shown(max_lr)}; for instance 0.1")
-
-
-def _refuse_nan(schedule: Mapping[str, object]) -> None:
-    """Raise for an argument that is or contains NaN: every rate computed from it would be NaN."""
-    for name, value in schedule.items():
-        items = value if isinstance(value, (list, tuple)) else [value]
-        if any(isinstance(item, (Real, Tensor)) and bool(item != item) for item in items):
-            raise ArgumentError(
-                f"{name} must not be NaN, but got {name}={value!r}; every learning rate would become NaN"
-            )
 
 
 def _checked_spread(spread: Any, probed: bool) -> float:
@@ -218,10 +178,30 @@ def _checked_start(start: Any, total_steps: int) -> int:
     return int(start)
 
 
+def _in_words(schedule: dict[str, Any], is_auto: bool) -> dict[str, str]:
+    """Those of torch's arguments that no way knows, so that ranks can compare them."""
+    left_out = {"total_steps", "epochs", "steps_per_epoch"}
+    if not schedule["cycle_momentum"]:
+        left_out |= {"base_momentum", "max_momentum"}
+    names = {"max_lr": "max_lr (the optimizer's lr)"} if is_auto else {}
+    return {names.get(name, name): _word(value) for name, value in schedule.items() if name not in left_out}
+
+
+def _word(value: Any) -> str:
+    """25 and 25.0 are equal."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_word, value))}]"
+    number = None if isinstance(value, bool) else number_of(value)
+    return shown(value) if number is None else repr(number)
+
+
 def _plain(value: Any) -> Any:
     """Arguments as JSON can hold them."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return float(value) if isinstance(value, Tensor) else value
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    number = number_of(value)
+    return shown(value) if number is None else number

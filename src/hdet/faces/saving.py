@@ -1,4 +1,4 @@
-"""``hdet.save`` and ``hdet.load``: a checkpoint that survives a kill at any moment, written by one rank for all."""
+"""``hdet.save``, ``load``, ``exists``: a checkpoint that survives a kill at any moment, written by one rank for all."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import shown
 from hdet.comm.group import ReplicaGroup, arriving, connect
 from hdet.engine.sharding import refuse_sharded
+from hdet.engine.state_rules import check_state, fields
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
-from hdet.faces.checkpoint_file import digest_of, newest_whole, read, write
+from hdet.faces.checkpoint_file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.part_checks import check_fits
 from hdet.paths import path_of
 
-__all__ = ["load", "save"]
+__all__ = ["exists", "load", "save"]
 
 Result = TypeVar("Result")
 Scheduler = OneCycleLR | Ensemble
@@ -45,19 +47,22 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
     Where replicas train apart, what is saved is their consensus. A kill at any moment, and a full disk, leave the
     checkpoint before. ``torch.load(path, weights_only=True)`` reads the file too: its keys are "states" and "values".
 
+    One process writes to a path: another one is refused until the first has ended, where the file system has locks.
+
     Args:
-        path: the file. Folders on the way are made.
-        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.1``, ... At most
-            1000.
+        path: the file. Folders on the way are made. One that is there keeps its mode.
+        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.hdet-1``, ... At
+            most 1000. No other files are touched.
         search: whether to save, beside a scheduler's state, what a search for the rate holds in tensors, up to twice
-            the weights, gradients and optimizer state. Without it a search that is resumed begins anew.
+            the weights, gradients and optimizer state. Without it a search that is resumed begins anew. Schedulers
+            inside torch's ``SequentialLR`` and ``ChainedScheduler`` count too.
         parts: objects with ``state_dict()`` and ``load_state_dict()``: model, optimizer, scheduler, GradScaler; or
             plain values: tensors, numbers, texts, None, and lists and dicts of them.
     """
     group = connect(None)
-    file = _together(group, f"hdet.save({str(path)!r})", lambda: _checked(path, keep, parts))
+    file = _together(group, f"hdet.save({str(path)!r})", lambda: _checked(path, keep, search, parts))
     with ExitStack() as inside:
-        for scheduler in _schedulers(parts.values()):
+        for scheduler in _schedulers(parts).values():
             if not scheduler._run.in_consensus:
                 inside.enter_context(scheduler.consensus())
         _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, search), keep))
@@ -66,8 +71,13 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
 def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
     """Go on from a checkpoint of :func:`save`. All ranks call it, and may be more or fewer than those that saved.
 
-    The file's checksum is verified, and every part of torch's and hdet's is checked, before anything is changed. A file
-    that is damaged is left out with a :class:`hdet.CheckpointWarning`, and the one before it is loaded.
+    Before anything is changed the file's checksum is verified, and models, optimizers, schedulers, searches and
+    GradScalers are asked whether their states fit. What an optimizer remembers is compared with what another one of its
+    class remembers after a step on small parameters of its own. Not known before is what becomes of models and
+    optimizers with hooks on their loading, of optimizers that cannot be built from their ``defaults`` or stepped
+    without a closure, and of other classes: should one of these fail, the error says what has changed by then.
+
+    A file that is damaged is left out with a :class:`hdet.CheckpointWarning`, and the one before it is loaded.
 
     Args:
         path: as it was given to :func:`save`; every rank must see the file.
@@ -79,37 +89,42 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
     """
     group = connect(None)
     what = f"hdet.load({str(path)!r})"
-    found = _together(group, what, lambda: None if group.rank else _Found.at(_resolved(path)))
-    with arriving(what):
-        found = group.broadcast_object(found)
-    assert found is not None  # rank 0's
+    found = _from_first(group, what, lambda: newest_whole(_resolved(path)))
     if found.faults and group.rank == 0:
         text = f"{'; '.join(found.faults)}: went back to {found.file}, which was saved before"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
     stateful = _together(group, what, lambda: _stateful(parts))
     content = _together(group, what, lambda: _checked_content(found, stateful))
-    _together(group, what, lambda: _put_back(content, stateful))
-    defaults = {name: value for name, value in parts.items() if name not in stateful}
-    return {**defaults, **copy.deepcopy(content["values"])}
+    values = copy.deepcopy(content["values"])
+    _together(group, what, lambda: _put_back(found.file, content, stateful))
+    return {**{name: value for name, value in parts.items() if name not in stateful}, **values}
 
 
-class _Found(NamedTuple):
-    """The file that all ranks load."""
+def exists(path: str | os.PathLike[str], /) -> bool:
+    """Whether :func:`load` finds something there: at ``path``, or a copy beside it. All ranks call it.
 
-    file: Path
-    digest: str | None
-    faults: list[str]
-    """What is wrong with newer ones."""
+    .. code-block:: python
 
-    @classmethod
-    def at(cls, path: Path) -> _Found:
-        """The newest that is whole."""
-        file, faults = newest_whole(path)
-        return cls(file, digest_of(file), faults)
+        if hdet.exists("run.pt"):
+            hdet.load("run.pt", model=model, optimizer=optimizer, scheduler=scheduler)
+
+    The answer is rank 0's. It is True for a damaged file too: :func:`load` goes back to a copy, or says what is wrong.
+    """
+    return _from_first(connect(None), f"hdet.exists({str(path)!r})", lambda: any(kept(_resolved(path))))
+
+
+def _from_first(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
+    """What ``action`` gives on rank 0. Collective."""
+    found = _together(group, what, lambda: None if group.rank else action())
+    with arriving(what):
+        return group.broadcast_object(found)  # type: ignore[return-value]  # rank 0's, which is there
 
 
 def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
-    """What ``action`` gives on this rank. If it fails on one, all raise. Collective."""
+    """What ``action`` gives on this rank. If it fails on one, all raise. Collective.
+
+    What it did not foresee must have changed nothing.
+    """
     failure: Exception | None = None
     result: Result | None = None
     try:
@@ -134,12 +149,14 @@ def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> R
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _checked(path: str | os.PathLike[str], keep: object, parts: Mapping[str, Any]) -> Path:
+def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: Mapping[str, Any]) -> Path:
     """The file. Raises for what cannot be saved, as far as that is seen without a state."""
     if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= _MOST:
         raise ArgumentError(
             f"keep must be an integer from 1 to {_MOST}, but got keep={shown(keep)}; 2 keeps the one before"
         )
+    if not isinstance(search, bool):
+        raise ArgumentError(f"search must be True or False, but got search={shown(search)}; leave it out for True")
     if not parts:
         raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")
     for name, part in _stateful(parts).items():
@@ -149,10 +166,23 @@ def _checked(path: str | os.PathLike[str], keep: object, parts: Mapping[str, Any
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
     """Where a link points to, so that not the link is replaced."""
-    found = Path(os.path.realpath(path_of(path, "path")))
+    given = path_of(path, "path")
+    found = path_of(os.path.realpath(given), "path")
     if found.is_dir():
         raise ArgumentError(f"path must be the path of a file, but {found} is a folder; name a file in it")
+    if given.exists() and not given.is_file():
+        raise ArgumentError(
+            f"path must be the path of a regular file, but {given} is {_kind(given)}; a checkpoint is written to one "
+            "file and replaces another: give a path on a disk"
+        )
     return found
+
+
+def _kind(path: Path) -> str:
+    """Of what is no regular file, in words."""
+    if path.is_fifo():
+        return "a pipe"
+    return "a socket" if path.is_socket() else "a device"
 
 
 def _content(parts: Mapping[str, Any], search: bool) -> dict[str, Any]:
@@ -160,9 +190,7 @@ def _content(parts: Mapping[str, Any], search: bool) -> dict[str, Any]:
     stateful = _stateful(parts)
     states = {name: part.state_dict() for name, part in stateful.items()}
     values = {name: value for name, value in parts.items() if name not in stateful}
-    searches = {
-        name: part.search_state_dict() for name, part in stateful.items() if search and isinstance(part, Scheduler)
-    }
+    searches = {name: one.search_state_dict() for name, one in _schedulers(stateful).items()} if search else {}
     content = {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
     for name, value in {**states, **values}.items():
         _refuse_shards(name, _leaves(value))
@@ -199,37 +227,58 @@ def _leaves(value: Any) -> Iterator[Tensor]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _checked_content(found: _Found, parts: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
     """The file's content, once every part has seen that its own fits. Changes nothing."""
+    file = found.file
+    _refuse_another(found)
+    content = read(file)
+    _refuse_another(found)
+    if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
+        raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
+    check_state(content, dict.fromkeys(("states", "values", "searches"), fields), f"the checkpoint {file}")
+    states, searches = content["states"], content["searches"]
+    for name, part in parts.items():
+        if name not in states:
+            has = f"the states {sorted(states)} and the values {sorted(content['values'])}"
+            raise ArgumentError(
+                f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
+            )
+        check_fits(name, part, states[name])
+    for name, scheduler in _schedulers(parts).items():
+        scheduler.check_search_state_dict(searches.get(name, {}), _inside(states)[name])
+    return content
+
+
+def _refuse_another(found: Whole) -> None:
+    """Raise unless this rank sees the file that rank 0 has verified."""
     file = found.file
     if not file.exists() or digest_of(file) != found.digest:
         raise CheckpointError(
             f"{file} is {'another file' if file.exists() else 'not there'} on this rank; all ranks must see rank 0's "
-            "file: use a folder that they share, or copy it to every host"
+            "file: use a folder that they share, or copy it to every host. If a run has just saved there, load again"
         )
-    content = read(file)
-    if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
-        raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
-    for name, part in parts.items():
-        if name not in content["states"]:
-            has = f"the states {sorted(content['states'])} and the values {sorted(content['values'])}"
-            raise ArgumentError(
-                f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
-            )
-        check_fits(name, part, content["states"][name])
-    return content
 
 
-def _put_back(content: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+def _put_back(file: Path, content: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     """First what could not be checked, and a scheduler after its optimizer."""
+    done: list[str] = []
     for name, part in sorted(parts.items(), key=lambda pair: _turn(pair[1])):
-        part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
-        if isinstance(part, Scheduler) and name in content["searches"]:
-            part.load_search_state_dict(content["searches"][name])
+        try:
+            part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
+            for inside, scheduler in _schedulers({name: part}).items():
+                scheduler.load_search_state_dict(content["searches"].get(inside, {}))
+        except Exception as error:
+            rest = sorted(parts.keys() - {*done, name})
+            raise CheckpointError(
+                f"the part {name!r} did not take its state from {file}, which could not be known before "
+                f"({type(error).__name__}: {error}). It may have changed; changed: {done}; as before: {rest}. Build "
+                "the parts as they were when they were saved, all of them anew, and load again"
+            ) from error
+        done.append(name)
 
 
 def _turn(part: Any) -> int:
-    kinds: tuple[Any, ...] = (nn.Module, Optimizer, Scheduler)
+    kinds: tuple[Any, ...] = (nn.Module, Optimizer, (LRScheduler, Ensemble))
     return next((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), 0)
 
 
@@ -253,10 +302,16 @@ def _is_stateful(name: str, part: Any) -> bool:
     return all(both)
 
 
-def _schedulers(parts: Iterable[Any]) -> Iterator[Scheduler]:
-    """hdet's, also those inside torch's SequentialLR."""
-    for part in parts:
-        if isinstance(part, Scheduler):
-            yield part
-        else:
-            yield from _schedulers(getattr(part, "_schedulers", ()))
+def _schedulers(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
+    """hdet's by their names, also those inside torch's."""
+    return {name: part for name, part in _inside(parts).items() if isinstance(part, Scheduler)}
+
+
+def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Schedulers, or states of schedulers, and those inside: the second in a SequentialLR ``s`` is ``s[1]``."""
+    found = dict(parts)
+    for name, part in parts.items():
+        own = part.get("_schedulers") if isinstance(part, Mapping) else getattr(part, "_schedulers", None)
+        if isinstance(own, (list, tuple)):
+            found |= _inside({f"{name}[{number}]": one for number, one in enumerate(own)})
+    return found

@@ -35,7 +35,7 @@ def auto(engine: Any, *, total_steps: int, probe: ProbeFn, **more: Any) -> OneCy
         scheduler = auto(engine, total_steps=10_000, probe=probe)
 
     The loop stays as it is: ``engine.step()`` steps the scheduler where it has stepped the optimizer, and
-    ``engine.save_checkpoint`` holds its state. The optimizer's rate is a guess that may be wrong by any amount.
+    ``engine.save_checkpoint`` holds its state. The optimizer's rate is a guess that may be far off.
 
     With ZeRO each rank measures its own partitions, and the sums are added up over the ranks. All ranks evaluate both
     losses of a round: what is to be seen must be gathered from all of them.

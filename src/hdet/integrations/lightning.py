@@ -17,6 +17,7 @@ from hdet.engine.probe import ProbeBatch
 from hdet.errors import ArgumentError
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
+from hdet.integrations.lengths import check_length
 from hdet.integrations.lightning_probe import check_probe, loader_named, part_of_lightning, probe_of
 from hdet.integrations.lightning_story import Story
 from hdet.journal import Journals, open_journal
@@ -46,7 +47,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 
         trainer = Trainer(max_epochs=10, callbacks=[AutoLR(probe="val")])
 
-    ``configure_optimizers`` returns just an optimizer, whose rate is a guess that may be wrong by any amount. AutoLR
+    ``configure_optimizers`` returns just an optimizer, whose rate is a guess that may be far off. AutoLR
     adds :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is
     restored: ``fit(ckpt_path=...)`` goes on with the search.
 
@@ -121,7 +122,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.story is None:
             return
         if isinstance(self.scheduler, OneCycleLR) and self.onecycle.get("total_steps") is None:
-            _check_restored_length(trainer, self.scheduler)
+            check_length(_total_steps(trainer), self.scheduler, "max_epochs and max_steps")
         if not isinstance(self.probe, str):
             return
         if self.probe == "val" and trainer.val_dataloaders is None and trainer.enable_validation:
@@ -260,17 +261,6 @@ def _total_steps(trainer: Any) -> int:
             "Trainer(max_steps=...) or max_epochs=, or AutoLR(total_steps=...)"
         )
     return int(steps)
-
-
-def _check_restored_length(trainer: Any, scheduler: OneCycleLR) -> None:
-    """A checkpoint brings the length of its run, past which torch has no rate."""
-    planned = _total_steps(trainer)
-    if planned > scheduler.total_steps:
-        raise ArgumentError(
-            f"the trainer is to make {planned} steps, but the restored schedule ends at step {scheduler.total_steps}; "
-            "resume with the max_epochs and max_steps that the run began with, or load only the weights and begin a "
-            "new run"
-        )
 
 
 def _rate(scheduler: OneCycleLR | Ensemble | None) -> float | Tensor:

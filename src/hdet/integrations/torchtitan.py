@@ -32,7 +32,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
 
         config.lr_scheduler = AutoLR.Config(probe=lambda parts: hdet.ProbeBatch(parts[0], loss_fn, batches))
 
-    The rates in the optimizers' config are guesses that may be wrong by any amount. A checkpoint holds all that the
+    The rates in the optimizers' config are guesses that may be far off. A checkpoint holds all that the
     search has found, where torchtitan's own container saves the number of steps alone.
 
     Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -19,8 +20,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hdet.engine.probe import ProbeBatch
 from hdet.engine.rates import Rate
-from hdet.errors import ArgumentError
+from hdet.errors import ArgumentError, ResumeWarning
 from hdet.faces.onecycle import OneCycleLR
+from hdet.integrations.lengths import check_length
 
 try:
     from transformers import TrainerCallback
@@ -72,13 +74,14 @@ class Replicas(TrainerCallback):  # type: ignore[misc]  # an optional package
         return trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to count losses anew."""
+        """Begin to count losses anew. A checkpoint is loaded by now, and no step is made yet."""
         if self._trainer is None:
             name = type(self).__name__
             raise ArgumentError(
                 f"{name} is a callback of this Trainer, but was not attached to it, so the scheduler is not hdet's; "
                 f"write {name}(...).attach(trainer) before trainer.train()"
             )
+        check_length(state.max_steps, self._scheduler, "max_steps and num_train_epochs")
         self._loss = 0.0
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -193,6 +196,19 @@ class AutoLR(Replicas):
         super().attach(trainer)
         trainer.create_scheduler = self._create_scheduler
         return trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Also tell of a run that is shorter than its checkpoint's: the Trainer lets no warning of loading through."""
+        super().on_train_begin(args, state, control, **kwargs)
+        restored = self._scheduler.total_steps
+        if state.max_steps < restored:
+            warnings.warn(
+                f"the checkpoint is of a run of {restored} steps, but the trainer is to make {state.max_steps}: the "
+                f"schedule of {restored} goes on, and is left before its end; resume with the max_steps that the run "
+                "began with",
+                ResumeWarning,
+                stacklevel=2,
+            )
 
     def _check(self, trainer: Trainer) -> None:
         _check_trainer(self, trainer)

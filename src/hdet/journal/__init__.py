@@ -10,7 +10,7 @@ An experiment tracker (TensorBoard, W&B, MLflow) can take a round's main numbers
 
 from hdet.journal.file import Journal
 from hdet.journal.lines import SCHEMA
-from hdet.journal.reading import JournalData, LastRun, last_run, read_journal
+from hdet.journal.reading import JournalData, LastRun, RoundLine, last_run, read_journal
 from hdet.journal.sinks import Journals, Several, Sink, open_journal, scalars
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "JournalData",
     "Journals",
     "LastRun",
+    "RoundLine",
     "Several",
     "Sink",
     "last_run",

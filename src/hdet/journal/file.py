@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError, JournalError
-from hdet.journal.lines import encoded
+from hdet.journal.lines import decoded, encoded
+from hdet.locks import locked
 from hdet.paths import path_of
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Journal"]
 
+_log = logging.getLogger("hdet")
 _PATIENCE = 10.0
-"""Seconds to wait for another run to leave the file. Loader workers of one that was killed hold it for some more."""
+"""Seconds to wait for a run of another process to leave the file: one that is being stopped may take some."""
 _BLOCK = 1 << 16
+_LONGEST = 1 << 20
+"""Bytes of a header that are looked at; one that is longer counts as cut off there."""
 _RUN = re.compile(rb'^\{"run":"([^"]*)"', re.MULTILINE)
 
 
 class Journal:
     """A journal file. Opened at the first write, appended to; never pickled open.
 
-    While it is open nobody else can write to it: the lock goes with :meth:`close`, or with the process.
+    While it is open no other process can write to it: the lock goes with :meth:`close`, with the journal, or with the
+    process. Within the process the journal that was claimed last has the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path_of(path, "journal, its path,")
-        if self.path.name == "" or self.path.is_dir():
-            raise ArgumentError(f"journal must be the path of a file, but {shown(path)} is a folder; name a file in it")
+        _check(self.path)
         self._file: FileIO | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -75,19 +75,19 @@ class Journal:
         return None
 
     def claim(self) -> None:
-        """Open the file for this run alone.
+        """Open the file for this run alone. Another run of this process has to leave it, and the log says so.
 
         Raises:
-            JournalError: another run is writing to it.
+            JournalError: a run of another process is writing to it.
         """
-        if self._file is None:
-            self._file = _open(self.path, _PATIENCE)
+        if not self._is_open:
+            self._file = self._opened(_PATIENCE, take_over=True)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line: all of it, or nothing."""
         line = encoded(record)
-        if self._file is None:
-            self._file = _open(self.path, patience=0.0)
+        if self._file is None or self._file.closed:
+            self._file = self._opened(patience=0.0)
         end = self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(line) != len(line):
@@ -104,36 +104,61 @@ class Journal:
             self._file.close()
             self._file = None
 
+    @property
+    def _is_open(self) -> bool:
+        return self._file is not None and not self._file.closed  # a forked child finds it closed
 
-def _open(path: Path, patience: float) -> FileIO:
-    """Open at the end and lock. A line that was cut off is ended first, so that it cannot swallow the next one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("ab+", buffering=0)
-    try:
-        _lock(file, path, patience)
-        end = file.seek(0, os.SEEK_END)
-        if end > 0:
-            file.seek(end - 1)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _lock(file: FileIO, path: Path, patience: float) -> None:
-    until = time.monotonic() + patience
-    while fcntl is not None:
+    def _opened(self, patience: float, *, take_over: bool = False) -> FileIO:
+        """The file, at its end and locked. A line that was cut off is ended, so that it cannot swallow the next one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("ab+", buffering=0)
         try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if time.monotonic() >= until:
+            about = os.fstat(file.fileno())
+            writer = _writers.get((about.st_dev, about.st_ino))
+            if take_over and writer is not None and writer._is_open:
+                _log.warning("a new run takes over the journal %r from a run of this process that has not ended", self)
+                writer.close()
+            if locked(file, patience) is False:
                 raise JournalError(
-                    f"another run is writing to the journal {path}, and the file can have one at a time; stop that one "
-                    "first, or give this one a file of its own"
-                ) from error
-        except OSError:  # a file system without locks
-            return
-        time.sleep(0.1)
+                    f"another run is writing to the journal {self.path}, and the file can have one at a time; stop "
+                    "that one first, or give this one a file of its own"
+                )
+            end = file.seek(0, os.SEEK_END)
+            if end > 0:
+                file.seek(end - 1)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+        except BaseException:
+            file.close()
+            raise
+        _writers[about.st_dev, about.st_ino] = self
+        return file
+
+
+_writers: WeakValueDictionary[tuple[int, int], Journal] = WeakValueDictionary()
+"""Who in this process opened a file last, by its device and number: a file may have several paths."""
+
+
+def _check(path: Path) -> None:
+    """Raise unless lines may be appended there. A file that cannot be read is tried when there is a line to write."""
+    given = shown(str(path))
+    if path.name == "" or path.is_dir():
+        raise ArgumentError(f"journal must be the path of a file, but {given} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise ArgumentError(f"journal must be the path of a file, but {given} is a device or a pipe; name a file")
+    with suppress(OSError):
+        if path.exists() and not _is_journal(path):
+            raise ArgumentError(
+                f"journal must be the path of a journal or of a new file, but {given} has other content; name another "
+                "file"
+            )
+
+
+def _is_journal(path: Path) -> bool:
+    """Whether a file begins with a record, be it one that was cut off, or has nothing in it."""
+    with path.open("rb") as file:
+        first = next((line for line in iter(lambda: file.readline(_LONGEST), b"") if not line.isspace()), b"")
+    try:
+        return decoded(first)["kind"] in ("header", "resume", "round")
+    except ValueError:
+        return any(first[: len(begin)] == begin[: len(first)] for begin in (b'{"run":"', b'{"kind":"'))

@@ -1,7 +1,7 @@
 """Reading a journal: the last run in a file, without what a resume has undone.
 
 The file is gone through twice: once for where the rounds stand, once for what is in them. So the report of a large
-journal needs one round at a time in memory.
+journal needs one round at a time in memory, and parses only those that it shows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,13 @@ from hdet.errors import JournalError
 from hdet.journal.lines import SCHEMA, decoded
 from hdet.paths import path_of
 
-__all__ = ["JournalData", "LastRun", "last_run", "read_journal"]
+__all__ = ["JournalData", "LastRun", "RoundLine", "last_run", "read_journal"]
 
 _ROUND = re.compile(rb'\{(?:"run":"([^"\\]*)",)?"kind":"round","round":(\d{1,18}),"step":(\d{1,18})[,}]')
 """How a line of a round begins: enough to know where it belongs."""
+_TOLD = re.compile(rb'"(?:event|alarm)":(?!\s*null)|"(?:excluded|not_finite)":(?!\s*(?:\[\s*\]|null))')
+"""What a line has of a round in which something happened."""
+_SECONDS = re.compile(rb'"seconds":\s*(\{[^{}]*\}|null)')
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,30 @@ class _Place(NamedTuple):
     step: int | None
 
 
+class RoundLine(NamedTuple):
+    """A round as it stands in the file."""
+
+    path: Path
+    number: int
+    """Of the line."""
+    text: bytes
+
+    def record(self) -> dict[str, Any]:
+        """All of it."""
+        return _parsed(self.path, self.number, self.text)
+
+    def quiet_seconds(self) -> dict[str, float] | None:
+        """The seconds of its phases, without parsing the rest; None if something happened that has to be told."""
+        found = _SECONDS.search(self.text)
+        if found is None or _TOLD.search(self.text):
+            return None
+        try:
+            seconds = json.loads(found[1]) or {}
+        except ValueError:
+            return None
+        return seconds if all(isinstance(value, float) for value in seconds.values()) else None
+
+
 @dataclass(frozen=True)
 class LastRun:
     """The last run in a file: its rounds are read one after the other, when they are asked for."""
@@ -53,24 +80,21 @@ class LastRun:
     places: dict[int, _Place]
     """By number of the round."""
 
-    def rounds(self) -> Iterator[dict[str, Any]]:
+    def rounds(self) -> Iterator[RoundLine]:
         """In the order of their numbers."""
-        if not self.places:
-            return
-        with self.path.open("rb") as file:
-            for number in sorted(self.places):
-                place = self.places[number]
-                file.seek(place.offset)
-                yield _parsed(self.path, place.line, file.readline())
+        return self._lines(sorted(self.places))
 
     def last_round(self) -> dict[str, Any] | None:
         """The one with the highest number."""
-        if not self.places:
-            return None
-        place = self.places[max(self.places)]
+        return next((line.record() for line in self._lines(sorted(self.places)[-1:])), None)
+
+    def _lines(self, numbers: Sequence[int]) -> Iterator[RoundLine]:
+        if not numbers:  # there may be no file
+            return
         with self.path.open("rb") as file:
-            file.seek(place.offset)
-            return _parsed(self.path, place.line, file.readline())
+            for place in (self.places[number] for number in numbers):
+                file.seek(place.offset)
+                yield RoundLine(self.path, place.line, file.readline())
 
 
 def read_journal(path: str | os.PathLike[str]) -> JournalData:
@@ -80,7 +104,7 @@ def read_journal(path: str | os.PathLike[str]) -> JournalData:
         JournalError: the file was not written by hdet, or is damaged; names the line.
     """
     run = last_run(path)
-    return JournalData(run.header, list(run.rounds()), run.resumes)
+    return JournalData(run.header, [line.record() for line in run.rounds()], run.resumes)
 
 
 def last_run(path: str | os.PathLike[str]) -> LastRun:
@@ -128,16 +152,20 @@ def _lines(path: Path) -> Iterator[_Line]:
     """
     offset = 0
     waiting: tuple[int, int, bytes] | None = None
+    seen: _Line | None = None
+    """What a glance at the one that waits has told."""
     with path.open("rb") as file:
         for number, text in enumerate(file, start=1):
-            if text.strip():
+            if not text.isspace():
                 line = _glance(number, offset, text)
                 goes_on = line is not None and (line.kind in ("header", "resume") or b'"lost":' in text)
-                if waiting is not None:
+                if seen is not None and not goes_on:
+                    yield seen
+                elif waiting is not None:
                     yield from _waited(path, *waiting, cut_off=goes_on)
-                waiting = None
+                waiting, seen = None, None
                 if line is None or line.kind == "round":
-                    waiting = number, offset, text
+                    waiting, seen = (number, offset, text), line
                 else:
                     yield line
             offset += len(text)
@@ -146,11 +174,7 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 
 def _waited(path: Path, number: int, offset: int, text: bytes, *, cut_off: bool) -> Iterator[_Line]:
-    """A line that may have been cut off; parsed only where it could be."""
-    line = _glance(number, offset, text)
-    if line is not None and not cut_off:
-        yield line
-        return
+    """A line that may have been cut off."""
     try:
         record = _parsed(path, number, text)
     except JournalError as error:

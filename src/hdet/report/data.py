@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from hdet.errors import ArgumentError, JournalError
-from hdet.journal import LastRun, last_run
+from hdet.journal import LastRun, RoundLine, last_run
 from hdet.report.folder import Curve, Summary, read_curve, read_summary
 from hdet.report.numbers import finite
 
@@ -165,7 +165,7 @@ def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -
             knobs=knobs,
             starts=starts,
             replicas=int(header.get("replicas") or 0),
-            rounds=tuple(_rounds(data.rounds(), len(data.places), starts, decays)),
+            rounds=tuple(_rounds(data, starts, decays)),
             number_of_rounds=len(data.places),
             resumes=tuple(int(record["step"]) for record in data.resumes),
             arguments=arguments,
@@ -195,26 +195,25 @@ def _starts(arguments: Mapping[str, Any], knobs: Sequence[str]) -> Numbers:
     return tuple(own if own is not None else other for own, other in zip(first, default, strict=True))
 
 
-def _rounds(records: Iterable[Mapping[str, Any]], count: int, starts: Numbers, decays: bool) -> Iterator[Round]:
+def _rounds(run: LastRun, starts: Numbers, decays: bool) -> Iterator[Round]:
     """In order: what was learned before a round stands in the round before it, unless the run went back between."""
-    step, learned, every = 0, starts, math.ceil(count / _MOST)
+    step, learned, every = 0, starts, math.ceil(len(run.places) / _MOST)
     passed: dict[str, float] = {}
-    for number, record in enumerate(records, start=1):
-        if number % every and number < count and not _is_told(record):
-            passed = _added(passed, _seconds(record))
-            step, learned = int(record["step"]), _numbers(record.get("learned"), len(starts))
+    before: RoundLine | None = None
+    for number, line in enumerate(run.rounds(), start=1):
+        if number % every and number < len(run.places) and (seconds := line.quiet_seconds()) is not None:
+            passed, before = _added(passed, seconds), line
             continue
+        if before is not None:
+            record, before = before.record(), None
+            step, learned = _step_of(record), _numbers(record.get("learned"), len(starts))
+        record = line.record()
         found = _round(record, len(starts), starts, decays)
         climbs = record.get("shape") is not None  # the base has a course of its own between the rounds
         follows = found.step > step and found.event is None and not decays and not climbs
-        before = _scaled(found.base_before, learned, starts) if follows else found.plain_before
-        yield found._replace(plain_before=before, seconds=_added(passed, found.seconds))
+        plain = _scaled(found.base_before, learned, starts) if follows else found.plain_before
+        yield found._replace(plain_before=plain, seconds=_added(passed, found.seconds))
         step, learned, passed = found.step, found.learned, {}
-
-
-def _is_told(record: Mapping[str, Any]) -> bool:
-    """Whether a report has words about this round."""
-    return any(record.get(name) for name in ("event", "alarm", "excluded", "not_finite"))
 
 
 def _seconds(record: Mapping[str, Any]) -> dict[str, float]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hdet.errors import ArgumentError, HdetError
+from hdet.faces.checkpoint_file import kept, remove
+from hdet.locks import locked
 from hdet.runs.plan import Plan
-
-try:
-    import fcntl
-except ImportError:  # Windows: two runs in one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["Folder", "plain_json", "write_atomically"]
 
@@ -40,7 +36,7 @@ class Folder:
     @property
     def taken(self) -> bool:
         """Whether something is here that a new run would overwrite."""
-        return any(file.exists() for file in (self.summary, self.journal, self.curve, self.checkpoint))
+        return any(file.exists() for file in (self.summary, self.journal, self.curve)) or any(kept(self.checkpoint))
 
     @property
     def complete(self) -> bool:
@@ -54,9 +50,9 @@ class Folder:
             raise ArgumentError(
                 f"{self.path} has a run already; name another folder, go on with --resume, or replace it with --force"
             )
-        before = self.path.glob(f"{self.checkpoint.name}*")
-        for file in (self.summary, self.journal, self.curve, *before, self.log):
+        for file in (self.summary, self.journal, self.curve, self.log):
             file.unlink(missing_ok=True)
+        remove(self.checkpoint)
         self.path.mkdir(parents=True, exist_ok=True)
         head = {"task": plan.task, "name": plan.name or self.path.resolve().name, "seed": plan.seed}
         self.write({**head, "arguments": plan.arguments(), "steps": plan.steps, "complete": False})
@@ -84,23 +80,9 @@ class Folder:
         """Inside, nobody else writes here. The lock dies with its process, however that ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock.open("w") as file:
-            if fcntl is not None:
-                _wait_for(file.fileno(), self.path)
+            if locked(file, _PATIENCE) is False:
+                raise HdetError(f"another process is writing to {self.path}; stop it first, or name another folder")
             yield
-
-
-def _wait_for(descriptor: int, path: Path) -> None:
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if time.monotonic() > until:
-                raise HdetError(
-                    f"another process is writing to {path}; stop it first, or name another folder"
-                ) from error
-        time.sleep(0.1)
 
 
 def write_atomically(path: Path, text: str) -> None:

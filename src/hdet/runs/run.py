@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from hdet.errors import ArgumentError, CheckpointError, DivergedError
-from hdet.faces.saving import load, save
+from hdet.faces.saving import exists, load, save
 from hdet.faces.warm_start import perturb_
 from hdet.journal import Journal, open_journal
 from hdet.runs.curve import CurveFile
@@ -55,7 +55,7 @@ class Run:
     def __init__(self, plan: Plan, folder: Folder, ranks: Ranks, teller: Teller) -> None:
         self.plan, self.folder, self.ranks, self.teller = plan, folder, ranks, teller
         self.task = plan.make_task()
-        resumed = folder.checkpoint.exists()
+        resumed = exists(folder.checkpoint)
         model = self.task.model(plan.seed)
         if plan.start and not resumed:
             _load(Path(plan.start), model=model)

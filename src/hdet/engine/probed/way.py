@@ -362,9 +362,14 @@ class ProbedWay:
             "slots": self._slots.saved(optimizer),
         }
 
+    def check_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
+        """By reading it as a load does, and forgetting it."""
+        _moments(search)
+        self._slots.loaded(search["slots"], optimizer)
+        self._witness.fresh().load(search["witness"], optimizer)
+
     def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
-        moments = tuple(Moment(int(step), int(slot)) for step, slot in search["moments"])
-        slots = self._slots.loaded(search["slots"], optimizer)
+        moments, slots = _moments(search), self._slots.loaded(search["slots"], optimizer)
         self._witness.load(search["witness"], optimizer)
         self._slots = slots
         self.pilot_state = self.pilot_state._replace(moments=moments)
@@ -397,6 +402,10 @@ class ProbedWay:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what was measured and kept of them is left out."""
         return {**vars(self), "_witness": self._witness.fresh(), "_slots": self._slots.emptied()}
+
+
+def _moments(search: Mapping[str, Any]) -> tuple[Moment, ...]:
+    return tuple(Moment(int(step), int(slot)) for step, slot in search["moments"])
 
 
 def _what_trains(optimizer: Optimizer) -> Weights:

@@ -22,6 +22,7 @@ from hdet.engine.probed.origin import Origin, relative
 from hdet.engine.probed.places import parameters_at, places_of, refuse_other_shapes
 from hdet.engine.probed.watch import Watch
 from hdet.engine.rates import Rate, copy_rate
+from hdet.engine.state_rules import check_state, count, integer, maybe
 from hdet.engine.weights import grouped_parameters, trained_parameters
 
 __all__ = ["Measured", "Witness"]
@@ -233,6 +234,7 @@ class Witness:
 
     def load(self, saved: Mapping[str, Any], optimizer: Optimizer) -> None:
         """From :meth:`saved`. What does not fit raises before anything is changed."""
+        check_state(saved, {"steps": count(0), "length": maybe(integer)}, "what was measured of it")
         steps, length, moved, origin = (saved[name] for name in ("steps", "length", "moved", "origin"))
         start, gradients = None, Gradients()
         if origin is not None:

@@ -376,8 +376,11 @@ class TrainedWay:
     def search(self, optimizer: Optimizer) -> dict[str, Any]:
         return {}
 
-    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
+    def check_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
         raise ValueError("replicas that train apart search nothing")
+
+    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
+        self.check_search(search, optimizer)
 
     def lost(self, t: int, seat: Seat) -> str | None:
         """Where there are several: what they have seen of a round that is not over."""

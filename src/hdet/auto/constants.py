@@ -1,0 +1,72 @@
+"""Every number of the rule behind ``max_lr="auto"``: what it means, why it is what it is, and what tested it.
+
+LOG is ``experiments/LOG.md``; its entries are named by their headings: *nothing to hand over*, whose table says what
+the rule loses with each number changed, and *no gain*, *reach*, *lengths* of earlier rules. Those of the judge of
+losses stand in :mod:`hdet.rollback.ruin`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["DEFAULT", "Constants"]
+
+
+class Constants(NamedTuple):
+    """The rule's numbers. An experiment may change one."""
+
+    # rounds
+    short: int = 2
+    """Steps of a round, at least (LOG, lengths)."""
+    growing: float = 0.2
+    """A round has this part of the steps made so far (LOG, nothing to hand over)."""
+    sampled: int = 8
+    """Steps of a round whose gradients are sampled, at most, evenly spread: each costs a few percent of a step (LOG, no
+    gain)."""
+
+    # the first step
+    shortest: int = 40
+    """Runs of fewer steps keep to the guess: they would end before a rate is found (LOG, reach)."""
+    begin: float = 1e-3
+    """The factor on the guess at which the first step is taken. One that moves nothing is tried again at a rate higher
+    by as much, one after which the weights are no numbers at a rate lower by as much (LOG, reach)."""
+    relative_step: float = 5e-3
+    """The second step moves the weights by this part of their norm, whatever the guess was (LOG, nothing to hand over)
+    ..."""
+    resolved: float = 0.5
+    """... or by this many units in the last place of the weights' type, if that is more: less is lost in rounding."""
+    too_far: float = 1e-2
+    """A first step that moved the weights by more than this part of their norm is undone (LOG, reach)."""
+
+    # the length of the run
+    horizon: float = 1000.0
+    """Steps of a run for which the three numbers below are as they stand here."""
+    shrink: float = 1 / 3
+    """A run n times as long wants a rate lower by n to this power: q = (horizon / S)^shrink (LOG, nothing to hand over;
+    the same power was found for language models)."""
+    heed: float = 0.25
+    """The target is raised to q times this part of the reach (LOG, nothing to hand over)."""
+    turn: float = 0.1
+    """While the way has turned by less than q times this, the target is raised whatever the reach: few steps cannot ask
+    for much (LOG, nothing to hand over)."""
+    ceiling: float = 1.5
+    """Once gradients ask for nothing more, the rate rises by at most q times this, and never has to fall (LOG, nothing
+    to hand over)."""
+
+    # the search
+    fastest: float = 2.0
+    """The most by which a round raises the target (LOG, nothing to hand over)."""
+    least_rise: float = 0.3
+    """Until the schedule's peak the rate is below the target, by this factor at first: young weights suffer lasting
+    damage at a rate that does older ones good (LOG, nothing to hand over)."""
+    falling: float = 0.9
+    """Nothing is raised any more once the schedule has fallen below this part of its peak (LOG, one reach)."""
+    slower: float = 3.0
+    """What the rate is divided by where the weights are ruined (LOG, nothing to hand over)."""
+
+    def shortness(self, total_steps: int) -> float:
+        """q: 1 for a run of 1000 steps, more for a shorter one."""
+        return float((self.horizon / total_steps) ** self.shrink)
+
+
+DEFAULT = Constants()

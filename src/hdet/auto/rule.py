@@ -1,0 +1,248 @@
+"""The rule behind ``max_lr="auto"``: what follows from what a round has shown. Pure.
+
+One idea: the rate begins very low and is raised as long as the gradients of all steps so far, together, ask for more
+(:mod:`hdet.auto.reach`). Once it is right, steps go to and fro, gradients cancel, and nothing asks any more. The rest
+is for the edges: a first step whose length nobody knows, and weights that were ruined (:mod:`hdet.rollback.ruin`).
+
+:class:`hdet.auto.search.Search` carries the decisions out on one model, the experiments on a stack of them: both follow
+the same rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from hdet.auto.constants import DEFAULT, Constants
+from hdet.rollback.ruin import LIMITS, Block, Course, Limits, Verdict, judge
+
+__all__ = ["NEVER_MOVED", "NO_GRADIENT", "Action", "Decision", "Evidence", "Phase", "Rule", "Snapshot", "State"]
+
+NEVER_MOVED = "no step has moved the weights"
+NO_GRADIENT = "steps were made, but no gradient was seen"
+LOWEST, HIGHEST = math.log(1e-15), math.log(1e15)
+"""Bounds of log m."""
+
+
+class Phase(IntEnum):
+    """Where the search stands."""
+
+    FIRST = 0
+    """Before a first step whose length is known."""
+    SEARCHING = 1
+    """The rate is raised as long as the gradients ask for more."""
+    KEPT = 2
+    """The guess is kept to, on the schedule as it is: nothing is searched."""
+
+
+class Snapshot(NamedTuple):
+    """Everything that training changes, as it was after a step; it lies in ``slot``."""
+
+    step: int
+    slot: int
+
+
+class State(NamedTuple):
+    """Everything that a search has learned; plain numbers."""
+
+    phase: Phase = Phase.FIRST
+    level: float = math.log(DEFAULT.begin)
+    """log of m, the factor on the user's guess: the target is m times the schedule."""
+    peak: float = 0.0
+    """The step at which the schedule's rising phase ends: until there the rate is below the target."""
+    ceiling: float = math.inf
+    """log of what the rate over the guess may rise to, since the gradients ask for nothing more."""
+    course: Course = Course()
+    """What is remembered of the losses."""
+    snapshots: tuple[Snapshot, ...] = ()
+    """The ends of the last good rounds, two at most."""
+    slowed_from: float = math.nan
+    """The level before training was rolled back, in case that was wrong."""
+
+    @property
+    def found(self) -> float:
+        """The factor on the guess that has been found."""
+        return math.exp(min(self.level, self.ceiling))
+
+    def factor(self, t: float, constants: Constants = DEFAULT) -> float:
+        """The factor on the guess and the schedule at step ``t``: m r(t), and below the ceiling.
+
+        r(t) = max(0.3, (t + 1) / (peak + 1)) until the peak, then 1.
+
+        >>> state = State(Phase.SEARCHING, level=0.0, peak=99.0)
+        >>> state.factor(9), state.factor(49), state.factor(99), state._replace(ceiling=math.log(0.7)).factor(99)
+        (0.3, 0.5, 1.0, 0.7)
+        """
+        rises = self.phase is Phase.SEARCHING and t < self.peak
+        rise = max(constants.least_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
+        return min(math.exp(self.level) * rise, math.exp(min(self.ceiling, HIGHEST)))
+
+    def at(self, level: float) -> State:
+        """The state at another level, within bounds; a ceiling goes down with it."""
+        level = min(max(level, LOWEST), HIGHEST)
+        return self._replace(level=level, ceiling=self.ceiling + min(level - self.level, 0.0))
+
+
+class Evidence(NamedTuple):
+    """What is known when a round ends; equal on all ranks."""
+
+    span: tuple[int, int]
+    """The steps of the schedule at which the round began and ended."""
+    steps: int
+    """How many steps the optimizer made."""
+    blocks: tuple[Block, ...] = ()
+    """The losses of the round; none: none were given."""
+    peak: float = 0.0
+    """The step at which the schedule's rising phase ends."""
+    shape: float = 1.0
+    """The schedule at the round's end, over its highest value."""
+    moved: float = math.nan
+    """How far the weights have come since the search began, over their norm; infinite: they are no numbers."""
+    reach: float = -math.inf
+    """log m of the rate that the gradients ask for; -inf where they say nothing."""
+    straightness: float = 0.0
+    """Of the way since the search began; 1: no gradient has turned yet."""
+    sampled: bool = True
+    """Whether any gradient was sampled since the search began."""
+    resolution: float = 0.0
+    """The relative distance of neighbouring numbers of the weights' type."""
+
+
+class Action(IntEnum):
+    """What is to be done with the weights."""
+
+    NOTHING = 0
+    KEEP = 1
+    """Copy them, with buffers and optimizer state, into the decision's slot."""
+    RESTART = 2
+    """Back to how they were before the first step."""
+    ROLL_BACK = 3
+    """Put back what lies in the decision's slot."""
+    GO_ON = 4
+    """There is nothing to go back to, though there should be: the weights must at least be finite."""
+
+
+class Decision(NamedTuple):
+    """What follows from a round."""
+
+    state: State
+    action: Action = Action.NOTHING
+    slot: int | None = None
+    event: str | None = None
+    """What happened, in words; None: nothing special."""
+    rolled_back_to: int | None = None
+    """The step whose weights training goes on from."""
+    alarm: str | None = None
+    """What people must know: why the guess is kept to."""
+    anew: bool = False
+    """Whether the way that the reach is measured along begins anew."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The rule of one run.
+
+    Args:
+        total_steps: S, the run's length; None: nobody knows, and it is taken for three times the steps so far.
+        searches: whether the rate is searched at all.
+        constants, limits: the numbers; other ones in experiments.
+    """
+
+    total_steps: int | None
+    searches: bool = True
+    constants: Constants = DEFAULT
+    limits: Limits = LIMITS
+
+    @property
+    def long_enough(self) -> bool:
+        return self.total_steps is None or self.total_steps >= self.constants.shortest
+
+    def begin(self) -> State:
+        """Before the first step."""
+        return State(level=math.log(self.constants.begin)) if self.searches and self.long_enough else self.kept()
+
+    def kept(self) -> State:
+        """At the guess, without a search."""
+        return State(Phase.KEPT, level=0.0)
+
+    def remembering(self, state: State, slots: Container[int]) -> State:
+        """The state where only the snapshots in some slots exist: a checkpoint may have none."""
+        return state._replace(snapshots=tuple(one for one in state.snapshots if one.slot in slots))
+
+    def after_round(self, state: State, evidence: Evidence) -> Decision:
+        """One round."""
+        late = evidence.span[1] > max(evidence.peak, self.constants.shortest)
+        if state.phase is Phase.FIRST and late:
+            return self._alarmed(NEVER_MOVED)
+        if state.phase is Phase.KEPT or evidence.steps == 0:
+            return Decision(state)  # no step: skipped, or gradients are still being accumulated
+        if state.phase is Phase.FIRST:
+            return self._measured(state, evidence)
+        if not evidence.sampled and late:
+            return self._alarmed(NO_GRADIENT)
+        falling = evidence.shape < self.constants.falling
+        course, verdict = judge(state.course, evidence.blocks, falling=falling, limits=self.limits)
+        state = state._replace(course=course)
+        if verdict is Verdict.RUINED or not math.isfinite(evidence.moved):
+            return self._ruined(state)
+        event = None
+        if verdict is Verdict.ACQUITTED and math.isfinite(state.slowed_from):
+            state = state._replace(ceiling=math.inf).at(state.slowed_from)
+            event = "the data were harder: the rate is as before"
+        state = state._replace(slowed_from=math.nan)
+        if not falling:
+            state = self._steered(state, evidence)
+        return self._keeping(Decision(state, event=event), evidence.span[1])
+
+    def _measured(self, state: State, evidence: Evidence) -> Decision:
+        """The first step tells how far a step moves the weights: from then on the guess does not matter."""
+        c, moved, event = self.constants, evidence.moved, "first step"
+        if not moved > 0:  # lost in rounding, or skipped by the optimizer itself
+            return Decision(state.at(state.level - math.log(c.begin)), event=event, anew=True)
+        again = "restarted: the first step was too long"
+        if math.isinf(moved):
+            return Decision(state.at(state.level + math.log(c.begin)), Action.RESTART, event=again, anew=True)
+        step = max(c.relative_step, c.resolved * evidence.resolution)
+        found = state._replace(phase=Phase.SEARCHING, level=0.0, peak=evidence.peak)
+        rise = found.factor(evidence.span[1], c)
+        found = found.at(state.level + math.log(step) - math.log(moved) - math.log(rise))
+        if moved >= c.too_far:
+            return Decision(found, Action.RESTART, event=again, anew=True)
+        return self._keeping(Decision(found, event=event, anew=True), evidence.span[1])
+
+    def _ruined(self, state: State) -> Decision:
+        """Back to the weights of two rounds ago, at a third of the rate."""
+        slowed = state.at(state.level - math.log(self.constants.slower))
+        if not state.snapshots:
+            slowed = slowed._replace(course=state.course._replace(accused=math.nan))
+            return Decision(slowed, Action.GO_ON, event="ruined: slowed down", anew=True)
+        back = state.snapshots[0]  # the last one may already be damaged
+        slowed = slowed._replace(snapshots=(back,), slowed_from=state.level)
+        event = f"ruined: rolled back to step {back.step}"
+        return Decision(slowed, Action.ROLL_BACK, back.slot, event, rolled_back_to=back.step, anew=True)
+
+    def _steered(self, state: State, evidence: Evidence) -> State:
+        """Raise the target as far as the gradients ask for it; where they do not, the rate has little left to rise."""
+        c, end = self.constants, evidence.span[1]
+        q, most = c.shortness(self.total_steps or 3 * end), math.log(c.fastest)
+        straight = evidence.straightness >= 1 - q * c.turn
+        asked = most if straight else evidence.reach + math.log(q * c.heed) - state.level
+        if asked > 0:
+            return state._replace(ceiling=math.inf).at(state.level + min(asked, most))
+        if math.isfinite(state.ceiling):
+            return state
+        return state._replace(ceiling=math.log(state.factor(end, c) * max(q * c.ceiling, 1.0)))
+
+    def _alarmed(self, why: str) -> Decision:
+        return Decision(self.kept(), event=f"kept to the guess: {why}", alarm=why)
+
+    @staticmethod
+    def _keeping(decision: Decision, step: int) -> Decision:
+        """The decision, and remember the weights as they are, in a slot that the last snapshot does not need."""
+        last = decision.state.snapshots[-1:]
+        slot = 1 - last[0].slot if last else 0
+        state = decision.state._replace(snapshots=(*last, Snapshot(step, slot)))
+        return decision._replace(state=state, action=Action.KEEP, slot=slot)

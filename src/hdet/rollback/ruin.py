@@ -1,0 +1,158 @@
+r"""Has training been ruined? A judge of training losses, round by round. Pure.
+
+The *level* of a round is the lower median of its losses, in up to eight blocks of steps: single batches far above the
+others do not count. A round is ruined if its level is above that of the rounds before by more than a part of all that
+was gained so far, *and* by more than single batches differ:
+
+.. math:: \text{level} - \text{level before} > \max(0.3 \cdot \text{gain},\ 12\,\sigma).
+
+Gain and noise are differences of losses. So a constant added to the loss, its unit and its sign make no difference.
+
+Losses cannot tell ruined weights from harder data. After going back they can: data that are harder are so for the
+earlier weights, too. Then the verdict was wrong, and is taken back (:attr:`Verdict.ACQUITTED`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+__all__ = ["BLOCKS", "LIMITS", "Block", "Course", "Limits", "Verdict", "judge"]
+
+BLOCKS = 8
+"""Blocks of a round, at most."""
+FEWEST = 4
+"""Blocks that a level is made of, at least; where a round has fewer, those of earlier ones are added."""
+REMEMBERED = 48
+"""Kinks that the noise is estimated from, at most."""
+
+
+class Limits(NamedTuple):
+    """What a round may lose without being called ruined. LOG, *nothing to hand over*, has what they cost."""
+
+    lost: float = 0.3
+    """This part of the gain; all of it while the schedule falls, since only an explosion may undo a trained model."""
+    noise: float = 12.0
+    """So many noise deviations of a single step: harder data may be ten above easy ones."""
+
+
+LIMITS = Limits()
+
+
+class Block(NamedTuple):
+    """Some steps in a row."""
+
+    mean: float
+    """Of their finite losses; NaN: there was none."""
+    steps: int
+
+
+class Verdict(IntEnum):
+    """What is to be thought of a round."""
+
+    FINE = 0
+    RUINED = 1
+    """Its weights are no good: go back."""
+    ACQUITTED = 2
+    """The round before was called ruined, and going back did not help: it was the data."""
+
+
+class Course(NamedTuple):
+    """What is remembered of the losses so far; plain numbers."""
+
+    lowest: float = math.nan
+    """The lowest level."""
+    gain: float = 0.0
+    """By how much the level has fallen in all."""
+    before: tuple[float, ...] = ()
+    """Levels of the last two rounds that were fine."""
+    recent: tuple[Block, ...] = ()
+    """The last blocks, for levels of short rounds."""
+    kinks: tuple[float, ...] = ()
+    """How far blocks are from the line through their neighbours, as single steps would be: until the round before the
+    last ..."""
+    latest: tuple[float, ...] = ()
+    """... and in the last: where an explosion has just begun, it is not to be taken for noise."""
+    dark: int = 0
+    """Steps without a finite loss, in a row."""
+    accused: float = math.nan
+    """The level of a round that was called ruined, until the next one has shown whether it was."""
+
+    @property
+    def noise(self) -> float:
+        """The standard deviation of a single step's loss; infinite as long as nothing is known of it.
+
+        Kinks of normal numbers: three quarters are below 2.82 deviations. Few of them may be small by chance.
+        """
+        count = len(self.kinks)
+        if count < FEWEST:
+            return math.inf
+        ordered = sorted(self.kinks)
+        usual = ordered[3 * count // 4] / 2.82
+        sizes = [kink for kink in ordered if kink > 0]
+        bits = sizes[1] / 2 if len(sizes) > 1 else 0.0  # losses of few bits: half a step between neighbours
+        return max(usual, bits) * (1 + 5 / math.sqrt(count))
+
+
+def judge(course: Course, blocks: Sequence[Block], *, falling: bool, limits: Limits = LIMITS) -> tuple[Course, Verdict]:
+    """One round.
+
+    Args:
+        course: what is remembered.
+        blocks: the round's losses; none where no loss was given.
+        falling: whether the schedule falls.
+        limits: what a round may lose.
+
+    >>> course = Course()
+    >>> for loss in (5.0, 4.1, 3.0, 2.2, 1.9, 2.1):
+    ...     course, verdict = judge(course, [Block(loss, 1), Block(loss + 0.1, 1)], falling=False)
+    >>> judge(course, [Block(2.3, 1), Block(2.2, 1)], falling=False)[1].name
+    'FINE'
+    >>> judge(course, [Block(40.0, 1), Block(50.0, 1)] * 2, falling=False)[1].name
+    'RUINED'
+    """
+    known = tuple(block for block in blocks if math.isfinite(block.mean))
+    dark = _dark(course.dark, blocks)
+    if dark >= FEWEST:
+        return course._replace(recent=(), latest=(), dark=0, accused=math.inf), Verdict.RUINED
+    if not known:
+        return course._replace(dark=dark), Verdict.FINE
+    recent = (*course.recent, *known)[-max(len(known), FEWEST) :]
+    level = _lower_median([block.mean for block in recent])
+    if math.isfinite(course.accused) and course.before and level > (course.accused + min(course.before)) / 2:
+        return course._replace(before=(level,), recent=known, latest=(), dark=dark, accused=math.nan), Verdict.ACQUITTED
+    if len(recent) >= FEWEST and _is_ruined(course, level, falling, limits):
+        return course._replace(recent=(), latest=(), dark=0, accused=level), Verdict.RUINED
+    latest = _kinks((*course.recent[-2:], *known))
+    kinks = (*course.kinks, *course.latest)[-REMEMBERED:]
+    lowest = level if math.isnan(course.lowest) else min(level, course.lowest)
+    gain = course.gain + (course.lowest - lowest if not math.isnan(course.lowest) else 0.0)
+    before = (*course.before[-1:], level)
+    return Course(lowest, gain, before, recent[-FEWEST:], kinks, latest, dark), Verdict.FINE
+
+
+def _dark(before: int, blocks: Sequence[Block]) -> int:
+    """Steps without a finite loss at the end of all blocks so far."""
+    for block in blocks:
+        before = 0 if math.isfinite(block.mean) else before + block.steps
+    return before
+
+
+def _is_ruined(course: Course, level: float, falling: bool, limits: Limits) -> bool:
+    if not course.before:
+        return False
+    lost = course.gain if falling else limits.lost * course.gain
+    return level - min(course.before) > max(lost, limits.noise * course.noise)
+
+
+def _kinks(blocks: Sequence[Block]) -> tuple[float, ...]:
+    """|a - 2 b + c| of three neighbours, times the root of their length: a mean of n losses has the noise of one over
+    sqrt(n). A loss that falls along a line has none."""
+    triples = zip(blocks, blocks[1:], blocks[2:], strict=False)
+    return tuple(abs(a.mean - 2 * b.mean + c.mean) * math.sqrt(min(a.steps, b.steps, c.steps)) for a, b, c in triples)
+
+
+def _lower_median(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]

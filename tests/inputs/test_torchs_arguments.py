@@ -1,0 +1,153 @@
+"""torch's own arguments: what torch takes is taken, and what it refuses is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+import hdet
+from tests.inputs.calls import CALLS, SCHEDULE, Call, optimizer_of
+from tests.inputs.judge import complaint
+from tests.inputs.odd import ODD
+from tests.threads import one_thread  # noqa: F401  # active where it is imported
+
+WITH_TORCHS = [call for call in CALLS if call.function is hdet.OneCycleLR]
+PLAIN = [call for call in WITH_TORCHS if call.right(Path())["max_lr"] != "auto"]
+_NO_NUMBERS = {"nan", "[nan]", "nan tensor"}
+_NOT_ONE = {
+    "1+2j",
+    "numpy array",
+    "numpy empty",
+    "tensor",
+    "empty tensor",
+    "complex tensor",
+    "meta tensor",
+    "parameter",
+}
+REFUSED = {
+    "max_lr": {"-1", "-0.5", "inf", "-inf", *_NO_NUMBERS},
+    "div_factor": {"1e-320", *_NO_NUMBERS},  # no finite rate comes of it
+    "final_div_factor": {"1e-320", *_NO_NUMBERS, *_NOT_ONE},  # torch would fail at the end of the run
+    "pct_start": _NO_NUMBERS,
+    "base_momentum": _NO_NUMBERS,
+    "max_momentum": _NO_NUMBERS,
+    "last_epoch": _NO_NUMBERS,
+    "total_steps": {"10**21"},  # floats cannot count so many
+    "epochs": {"10**21"},
+    "steps_per_epoch": {"10**21"},
+}
+"""What torch takes and hdet does not, on purpose."""
+
+
+def test_the_judge_takes_no_excuse_from_torch(tmp_path: Path) -> None:
+    theirs = dataclasses.replace(PLAIN[0], function=lr_scheduler.OneCycleLR, use=lambda result, given: None)
+    assert complaint(theirs, {"total_steps": 0}, tmp_path) is None  # Expected positive integer total_steps
+    for argument, value in (("total_steps", "100"), ("div_factor", None), ("pct_start", "0.3")):
+        assert complaint(theirs, {argument: value}, tmp_path) is not None
+
+
+@pytest.mark.parametrize("call", WITH_TORCHS, ids=lambda call: call.name)
+@pytest.mark.parametrize("argument", sorted(SCHEDULE))
+def test_whatever_torch_refuses_is_refused_by_name(call: Call, argument: str, tmp_path: Path) -> None:
+    wrong = {name: complaint(call, {argument: odd()}, tmp_path) for name, odd in ODD.items()}
+    assert {name: words for name, words in wrong.items() if words is not None} == {}
+
+
+def accepts(call: Call, kind: Callable[..., Any], spoilt: dict[str, Any]) -> bool:
+    try:
+        scheduler = kind(**{**call.right(Path()), **spoilt})
+        for _ in range(2):
+            for p in scheduler.optimizer.param_groups[0]["params"]:
+                p.grad = torch.ones_like(p)
+            scheduler.optimizer.step()
+            scheduler.step()
+    except Exception:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", PLAIN, ids=lambda call: call.name)
+@pytest.mark.parametrize("argument", sorted(SCHEDULE))
+def test_whatever_torch_takes_is_taken(call: Call, argument: str) -> None:
+    for name, odd in ODD.items():
+        if accepts(call, lr_scheduler.OneCycleLR, {argument: odd()}) and name not in REFUSED.get(argument, ()):
+            assert accepts(call, hdet.OneCycleLR, {argument: odd()}), f"{argument}={name}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"total_steps": "100"}, r"total_steps must be an integer, at least 1, but got total_steps='100'; "),
+        ({"total_steps": numpy.int64(100)}, r"total_steps must be .*int64\(100\)\)?; .*int\(total_steps\)"),
+        ({"total_steps": None, "epochs": numpy.int64(3), "steps_per_epoch": 4}, r"epochs must be .*int\(epochs\)"),
+        ({"div_factor": None}, r"div_factor must be a number other than 0, but got div_factor=None; .*25"),
+        ({"div_factor": 0}, r"div_factor must be .*; .*25"),
+        ({"final_div_factor": torch.tensor(0.0)}, r"final_div_factor must be a number other than 0"),
+        ({"final_div_factor": 1e-320}, r"final_div_factor must .*, but got final_div_factor=1e-320.*; "),
+        ({"max_lr": None}, r"max_lr must be a number, or a list .*, but got max_lr=None; "),
+        ({"max_lr": ["a", 0.1]}, r"max_lr must be a number, or a list .*'a'"),
+        ({"max_lr": 1e300}, r"max_lr must be finite and not below 0, but got max_lr=1e\+300"),
+        ({"max_momentum": None}, r"max_momentum must be a number, or a list"),
+        ({"pct_start": "0.3"}, r"pct_start must be a float from 0 to 1, but got pct_start='0.3'; .*0.3"),
+        ({"pct_start": numpy.float32(0.5)}, r"pct_start must be a float .*float\(pct_start\)"),
+        ({"pct_start": 0.1, "total_steps": 10}, r"pct_start must not .* step 0, but got pct_start=0.1.*10.*; "),
+        ({"anneal_strategy": None}, r"anneal_strategy must be .*cos.*linear.*, but got anneal_strategy=None; "),
+        ({"cycle_momentum": numpy.ones(2)}, r"cycle_momentum must be True or False, but got cycle_momentum=array"),
+        ({"three_phase": torch.ones(0)}, r"three_phase must be True or False, but got three_phase=tensor"),
+        ({"last_epoch": "3"}, r"last_epoch must be .*, but got last_epoch='3'; "),
+        ({"last_epoch": 50}, r"last_epoch must be .* below total_steps = 50, but got last_epoch=50; "),
+    ],
+)
+def test_the_words(arguments: dict[str, Any], words: str) -> None:
+    optimizer = optimizer_of()
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(hdet.ArgumentError, match=words):
+        hdet.OneCycleLR(optimizer, **{"max_lr": 0.1, "total_steps": 50, **arguments})
+    assert optimizer.state_dict() == before
+
+
+def test_what_is_not_used_may_be_anything_as_in_torch(tmp_path: Path) -> None:
+    unused = {"epochs": math.nan, "steps_per_epoch": numpy.ones(3), "base_momentum": None, "max_momentum": object()}
+    journal = tmp_path / "run.jsonl"
+    scheduler = hdet.OneCycleLR(optimizer_of(), 0.1, 50, **unused, cycle_momentum=0, journal=journal)  # type: ignore[arg-type]
+    for _ in range(2):
+        scheduler.optimizer.step()
+        scheduler.step(0.5)
+    assert hdet.read_journal(journal).header["arguments"]["cycle_momentum"] is False
+
+
+def test_what_torch_finds_in_a_resumed_optimizer_may_be_anything() -> None:
+    unused = {"div_factor": None, "final_div_factor": "", "base_momentum": None, "max_momentum": None}
+    rates = []
+    for kind in (lr_scheduler.OneCycleLR, hdet.OneCycleLR):
+        optimizer = optimizer_of()
+        lr_scheduler.OneCycleLR(optimizer, 0.1, 50)
+        scheduler = kind(optimizer, None, 50, **unused, last_epoch=3)  # type: ignore[arg-type]
+        optimizer.step()
+        scheduler.step()
+        rates.append(scheduler.get_last_lr())
+    assert rates[0] == rates[1]
+
+
+def test_numbers_of_other_kinds_are_numbers() -> None:
+    rates = []
+    for kind in (lr_scheduler.OneCycleLR, hdet.OneCycleLR):
+        for number in (numpy.float32(0.5), numpy.array(0.5), torch.tensor(0.5), True):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                scheduler = kind(optimizer_of(), 0.5, 50, div_factor=number, base_momentum=number, three_phase=number)
+            scheduler.optimizer.step()
+            scheduler.step()
+            rates.append(float(scheduler.get_last_lr()[0]))
+    assert rates[:4] == rates[4:]
