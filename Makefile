@@ -11,12 +11,18 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
   sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
+# Tests of what is built on the library. All other folders of tests need nothing but the wheel.
+BEYOND := tests/benchmarks tests/docs tests/examples tests/experiments
+# The range that pyproject.toml states.
+OLDEST_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"$$/\1/p' pyproject.toml)
+NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0-9]*\)",$$/\1/p' pyproject.toml | tail -n 1)
+OLDEST_TORCH := $(shell sed -n 's/^dependencies = \["torch>=\(.*\)"\]$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-frameworks quick lint bench bench-data docs mutants faults clean
+.PHONY: help demo test test-frameworks test-oldest test-newest quick lint bench bench-data docs mutants faults clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 23
 
 demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 	$(VENV)/bin/hdet demo
@@ -26,6 +32,28 @@ test: lint ## lint, then all tests and doctests, in two processes
 
 test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelerate, DeepSpeed, torchtitan: some minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
+
+# By hand, not in CI: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
+test-oldest: PYTHON := python$(OLDEST_PYTHON)
+test-oldest: ## the library's tests on the built wheel, with the oldest Python and torch that pyproject.toml states
+	$(call test_wheel,build/oldest,torch==$(OLDEST_TORCH).0)
+
+test-newest: PYTHON := python$(NEWEST_PYTHON)
+test-newest: ## the same with the newest Python that it names and the newest torch; PYTHON= takes another
+	$(call test_wheel,build/newest,torch)
+
+test-oldest test-newest: export PYTHONPATH :=
+
+# $(1): the folder of the environment, $(2): which torch. The sources are not on the path: hdet is the wheel's.
+define test_wheel
+	@$(PYTHON) --version > /dev/null 2>&1 || { echo "make $@: $(PYTHON) does not run. Install it, or name one that does:" \
+	  "make $@ PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(1)
+	$(1)/bin/python -m pip wheel --no-deps --wheel-dir $(1) .
+	$(1)/bin/python -m pip install '$(2)' "$$(echo $(1)/hdet-*.whl)[test,cli,report]"
+	$(1)/bin/python -c 'import sys, torch, hdet; print(sys.version, torch.__version__, hdet.__file__, sep="\n")'
+	$(1)/bin/python -m pytest -p no:cacheprovider -n 2 --dist loadfile tests $(BEYOND:%=--ignore=%) --pyargs hdet $(PYTEST_ARGS)
+endef
 
 quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one process, under a minute
 	$(PY) -m ruff check .

@@ -34,7 +34,14 @@ def no_leaks() -> Iterator[None]:
 
 def _environment() -> dict[str, str]:
     """Without what pytest, torch's compiler and PEFT set by themselves."""
-    theirs = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "PYTORCH_NVML_BASED_CUDA_CHECK")
+    theirs = (
+        "PYTEST_",
+        "TORCHINDUCTOR_",
+        "_TORCHINDUCTOR_",
+        "TRITON_",
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+        "CUDA_MODULE_LOADING",
+    )
     return {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -248,3 +249,11 @@ def test_a_forked_child_does_not_keep_a_folder(tmp_path: Path) -> None:
             stack.enter_context(persistent_workers())
             assert not is_free(tmp_path / ".lock")
         assert is_free(tmp_path / ".lock")
+
+
+@pytest.mark.filterwarnings("error")  # Python's own, of a file that nobody closed, where a program asks for warnings
+def test_a_run_that_is_let_go_closes_its_journal(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run.jsonl")
+    train(run, 4)
+    del run
+    gc.collect()

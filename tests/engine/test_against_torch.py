@@ -76,7 +76,8 @@ def test_rates_and_momenta(arguments: dict[str, Any], kind: type[Optimizer], ten
 
 
 def test_signature_is_torchs_then_keywords() -> None:
-    theirs = list(inspect.signature(TORCH).parameters.values())
+    parameters = inspect.signature(TORCH).parameters.values()
+    theirs = [p for p in parameters if p.name != "verbose"]  # without effect in torch 2.6, and gone after it
     ours = list(inspect.signature(OURS).parameters.values())
     assert [(p.name, p.default, p.kind) for p in ours[: len(theirs)]] == [(p.name, p.default, p.kind) for p in theirs]
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in ours[len(theirs) :])
@@ -298,7 +299,7 @@ def test_warns_like_torch_when_called_before_the_optimizer() -> None:
             scheduler.step()
             scheduler.get_lr()
         messages.append([(w.category, str(w.message)) for w in caught])
-        assert caught[0].filename == __file__
+    assert caught[0].filename == __file__  # torch's own may be in its file
     assert messages[0] == messages[1]
     assert len(messages[0]) == 2
 

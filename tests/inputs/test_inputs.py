@@ -95,10 +95,10 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 from tests.inputs import calls, judge
 print({call.name: judge.complaint(call, {}, Path(sys.argv[1])) for call in calls.CALLS})
 """
-    root = Path(__file__).parents[2]
-    settings = {**os.environ, "HDET_INPUTS": "1", "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    settings = {**os.environ, "HDET_INPUTS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=100)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert set(ast.literal_eval(done.stdout).values()) == {None}
 

@@ -16,6 +16,10 @@ __all__ = ["Net", "Ran", "batch_of", "found", "loss_of", "mesh_of", "part_of", "
 
 Batch = tuple[Tensor, Tensor]
 
+if torch.__version__ < "2.8":  # there FSDP2 on the CPU asks its streams for events, which they do not have
+    torch.cpu.Stream.record_event = lambda self, event=None: torch.cpu.Event()
+    torch.cpu.Stream.wait_event = lambda self, event: None
+
 
 class Net(nn.Module):
     """Two layers share one weight, one bias is frozen, and ``scale`` stays outside of what is sharded."""

@@ -97,6 +97,7 @@ def _saved_inside_a_round(rank: int, folder: Path) -> tuple[list[Tensor], list[T
 
 
 @pytest.mark.covers("frameworks", "torch.distributed.checkpoint, trained", "HSDP", "fp64")
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="async_save of this torch does not copy what the host holds")
 def test_an_async_save_inside_a_round_stores_the_consensus(tmp_path: Path) -> None:
     for consensus, own, stored in run_ranks(_saved_inside_a_round, 4, tmp_path, timeout=60):
         assert all(map(torch.equal, consensus, stored))

@@ -38,6 +38,7 @@ def train(model: nn.Module, optimizers: list[torch.optim.Optimizer], scheduler: 
 @pytest.mark.covers("frameworks", "plain loop with two optimizers, probed", "one process", "fp32")
 @pytest.mark.parametrize("wrong_by", [1e-4, 1e4])
 @pytest.mark.filterwarnings("error")
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_muon_and_adamw_find_one_factor(wrong_by: float) -> None:
     model = network()
     matrices, vectors = matrices_and_vectors(model)

@@ -20,6 +20,8 @@ from tests.setups.sharded import Net, Ran, batch_of, found, loss_of, mesh_of, pa
 
 LOW, HIGH = 1e-7, 1e3
 SHORT = 60
+CYCLES = torch.__version__ >= "2.9"
+"""Before, torch's Adam keeps to the first beta that it saw of a weight whose gradients are sums in parts."""
 DECIDED = ("step", "event", "went_back_to", "alarm")
 
 
@@ -75,8 +77,8 @@ def _tensor_parallel(rank: int, folder: Path) -> list[Ran]:
     model = _split(Block(), both["tp"])
     fully_shard(model, mesh=both["dp"])
     return [
-        found(_split(Block(), alone), HIGH, 40, folder / "tp.jsonl"),
-        found(model, HIGH, 40, folder / "both.jsonl", both["dp"].get_local_rank(), 2),
+        found(_split(Block(), alone), HIGH, 40, folder / "tp.jsonl", cycle_momentum=CYCLES),
+        found(model, HIGH, 40, folder / "both.jsonl", both["dp"].get_local_rank(), 2, cycle_momentum=CYCLES),
     ]
 
 
@@ -110,7 +112,7 @@ class Block(nn.Module):
 
 @pytest.mark.covers("frameworks", "plain loop, probed", "tensor parallel", "fp64")
 def test_tensor_parallel_weights(tmp_path: Path) -> None:
-    plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl")
+    plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl", cycle_momentum=CYCLES)
     for runs in run_ranks(_tensor_parallel, 4, tmp_path, timeout=100):
         for ran in runs:
             _agree(ran, plain)

@@ -33,8 +33,13 @@ ProbeFn = Callable[[], Tensor | float]
 
 
 def probed_loss(probe: ProbeFn, *, inside: bool = False) -> Tensor:
-    """The probe's loss at the weights of this moment, a scalar; ``inside``: of :func:`rng_put_back`."""
+    """The probe's loss at the weights of this moment, a scalar; ``inside``: of :func:`rng_put_back`.
+
+    Inside ``torch.autocast`` the casts of the weights are cached, in older torch also those that are made without
+    gradients, and training would go on with them: the cache is cleared.
+    """
     loss = probe.loss_inside() if inside and isinstance(probe, ProbeBatch) else probe()
+    torch.clear_autocast_cache()
     number = _one_number(loss, "a probe", probe)
     return number.reshape(()).clone()  # the same memory may hold the next loss, as in a captured graph
 

@@ -37,10 +37,14 @@ class Journal:
     process. Within the process the journal that was claimed last has the file.
     """
 
+    _file: FileIO | None = None
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path_of(path, "journal, its path,")
         _check(self.path)
-        self._file: FileIO | None = None
+
+    def __del__(self) -> None:
+        self.close()  # or Python warns of a file that nobody closed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Journal) and self.path == other.path

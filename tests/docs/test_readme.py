@@ -9,7 +9,7 @@ import pytest
 
 from tests.code_blocks import Block, blocks, failures, missing_package
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 
 
