@@ -44,7 +44,7 @@ from typing import Literal, NamedTuple
 
 from hdet.algorithm.auto import constants
 from hdet.algorithm.auto.rounds import Growing
-from hdet.comm.average import EXTRA_BYTES
+from hdet.distributed.average import EXTRA_BYTES
 
 __all__ = ["Cost", "Machine", "Pass", "Passes", "added", "bytes_per_parameter", "fan_out", "looks", "rounds"]
 
@@ -52,7 +52,7 @@ PCT_START = 0.3
 """Of OneCycle, as in torch."""
 FP32 = 4
 FINGERPRINT = 80
-"""Bytes per parameter, beside the weights, that hdet.comm.fingerprint reads and writes: it makes int64 numbers of them
+"""Bytes per parameter, beside the weights, that hdet.distributed.fingerprint reads and writes: it makes int64 numbers of them
 and of their places. They are made in chunks that a GPU's cache may hold: rather too high."""
 MERGED = 5
 """Reads and writes of a converge: finiteness, pack, divide into the weights."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cost_fit import Errors, Row, share
 from cost_model import Cost, Machine
 
-from hdet.comm.average import EXTRA_BYTES
+from hdet.distributed.average import EXTRA_BYTES
 
 __all__ = ["Entry", "page"]
 

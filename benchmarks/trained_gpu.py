@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from hdet.comm.average import average_
-from hdet.comm.group import Distributed
+from hdet.distributed.average import average_
+from hdet.distributed.group import Distributed
 
 LENGTHS = (1000, 200, 50)
 """T."""

@@ -15,8 +15,8 @@ import torch
 
 import hdet
 from hdet import ArgumentError, Journal, JournalError, read_journal
-from hdet.engine.chronicle import Chronicle
 from hdet.journal import SCHEMA, Several, open_journal, scalars
+from hdet.journal.chronicle import Chronicle
 
 HEADER = {"kind": "header", "schema": SCHEMA}
 

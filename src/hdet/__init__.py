@@ -5,7 +5,7 @@ from hdet._version import __version__
 from hdet.algorithm.controller import Controller
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
-from hdet.comm.arms import arms
+from hdet.distributed.arms import arms
 from hdet.engine.probe import ProbeBatch
 from hdet.engine.train_probe import TrainProbe
 from hdet.engine.trained.signals import ProbeLoss, TrainLoss

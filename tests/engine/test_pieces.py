@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hdet.auto.pieces import Pieces
 from hdet.engine.probed import pieces as module
 from hdet.engine.probed.origin import Origin
-from hdet.engine.probed.pieces import Pieces
 
 
 def some_tensors() -> list[Tensor]:

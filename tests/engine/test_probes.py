@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.algorithm.controller import Update
-from hdet.comm.group import Solo, connect
-from hdet.engine.copies import put_back as kept
-from hdet.engine.copies import write_
+from hdet.copies import put_back as kept
+from hdet.copies import write_
+from hdet.distributed.group import Solo, connect
 from hdet.engine.probe import probed_loss
 from hdet.engine.round_mean import RoundMean
 from tests.models import batch

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.engine.copies import copy_all_, put_back
+from hdet.copies import copy_all_, put_back
 from hdet.engine.probed import storage
 from hdet.engine.probed.slots import Slots
-from hdet.engine.probed.storage import Storage, copied, leaves
+from hdet.rollback.storage import Storage, copied, leaves
 
 
 def test_a_copy_has_the_structure_and_uses_old_memory_where_it_fits() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hdet.comm.group import Distributed
+from hdet.distributed.group import Distributed
 from hdet.faces import checkpoint_file, saving
 from hdet.journal import Journal
 from tests.faults.disks import SPOILS, spoil

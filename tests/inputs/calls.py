@@ -171,7 +171,7 @@ def _train(scheduler: Any, given: dict[str, Any]) -> None:
 
 def _evaluate(probe: Any, given: dict[str, Any]) -> None:
     """What a scheduler does with a probe at the end of a round."""
-    from hdet.comm.group import Solo
+    from hdet.distributed.group import Solo
 
     probe.prepare(0, Solo())
     probe()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hdet
+from hdet.auto.pieces import Pieces
 from hdet.engine.probed import pieces as pieces_module
-from hdet.engine.probed.pieces import Pieces
 from hdet.engine.probed.slots import Slots
 from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of, train
 from tests.setups.runs import plain_loss

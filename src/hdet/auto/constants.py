@@ -31,25 +31,21 @@ class Constants(NamedTuple):
     """The factor on the guess at which the first step is taken. One that moves nothing is tried again at a rate higher
     by as much, one after which the weights are no numbers at a rate lower by as much (LOG, reach)."""
     relative_step: float = 5e-3
-    """The second step moves the weights by this part of their norm, whatever the guess was (LOG, nothing to hand over)
-    ..."""
-    resolved: float = 0.5
-    """... or by this many units in the last place of the weights' type, if that is more: less is lost in rounding."""
+    """The second step moves the weights by this part of their norm, whatever the guess was (LOG, nothing to hand over).
+    It is more than half a unit in the last place of bf16, so it is not lost in rounding."""
     too_far: float = 1e-2
     """A first step that moved the weights by more than this part of their norm is undone (LOG, reach)."""
 
     # the length of the run
-    horizon: float = 1000.0
-    """Steps of a run for which the three numbers below are as they stand here."""
     shrink: float = 1 / 3
-    """A run n times as long wants a rate lower by n to this power: q = (horizon / S)^shrink (LOG, nothing to hand over;
-    the same power was found for language models)."""
-    heed: float = 0.25
+    """A run n times as long wants a rate lower by n to this power: q = S^-shrink, 0.1 for 1000 steps (LOG, nothing to
+    hand over; the same power was found for language models)."""
+    heed: float = 2.5
     """The target is raised to q times this part of the reach (LOG, nothing to hand over)."""
-    turn: float = 0.1
+    turn: float = 1.0
     """While the way has turned by less than q times this, the target is raised whatever the reach: few steps cannot ask
     for much (LOG, nothing to hand over)."""
-    ceiling: float = 1.5
+    ceiling: float = 15.0
     """Once gradients ask for nothing more, the rate rises by at most q times this, and never has to fall (LOG, nothing
     to hand over)."""
 
@@ -64,9 +60,21 @@ class Constants(NamedTuple):
     slower: float = 3.0
     """What the rate is divided by where the weights are ruined (LOG, nothing to hand over)."""
 
+    # steps that do not follow the rate
+    watched: int = 64
+    """Along a way of so many steps it is asked whether they became longer as the rate was raised. Later, weights that
+    are where they belong come no further at any rate (LOG, follow) ..."""
+    raised: float = 20.0
+    """... once it was raised by this. They did not where the weights have come less far, for their rates, than ..."""
+    lags: float = 0.75
+    """... by this power of the raise ..."""
+    wanders: float = 3.0
+    """... and by so many times the number of steps: steps that shrink as Adagrad's do come less far by that number on a
+    way to and fro (LOG, follow)."""
+
     def shortness(self, total_steps: int) -> float:
-        """q: 1 for a run of 1000 steps, more for a shorter one."""
-        return float((self.horizon / total_steps) ** self.shrink)
+        """q."""
+        return float(total_steps**-self.shrink)
 
 
 DEFAULT = Constants()

@@ -19,10 +19,11 @@ from typing import NamedTuple
 from hdet.auto.constants import DEFAULT, Constants
 from hdet.rollback.ruin import LIMITS, Block, Course, Limits, Verdict, judge
 
-__all__ = ["NEVER_MOVED", "NO_GRADIENT", "Action", "Decision", "Evidence", "Phase", "Rule", "Snapshot", "State"]
+__all__ = ["NEVER_MOVED", "NOT_FOLLOWED", "NO_GRADIENT", "Action", "Decision", "Evidence", "Phase", "Rule", "Snapshot", "State"]
 
 NEVER_MOVED = "no step has moved the weights"
-NO_GRADIENT = "steps were made, but no gradient was seen"
+NO_GRADIENT = "weights moved, but no gradient was seen before the schedule's peak"
+NOT_FOLLOWED = "steps do not follow the rate"
 LOWEST, HIGHEST = math.log(1e-15), math.log(1e15)
 """Bounds of log m."""
 
@@ -61,6 +62,10 @@ class State(NamedTuple):
     """The ends of the last good rounds, two at most."""
     slowed_from: float = math.nan
     """The level before training was rolled back, in case that was wrong."""
+    pace: float = math.nan
+    """How far the first step that was measured moved the weights, over its rate ..."""
+    rate: float = math.nan
+    """... and that rate."""
 
     @property
     def found(self) -> float:
@@ -105,10 +110,17 @@ class Evidence(NamedTuple):
     """log m of the rate that the gradients ask for; -inf where they say nothing."""
     straightness: float = 0.0
     """Of the way since the search began; 1: no gradient has turned yet."""
-    sampled: bool = True
-    """Whether any gradient was sampled since the search began."""
-    resolution: float = 0.0
-    """The relative distance of neighbouring numbers of the weights' type."""
+    gradients: tuple[float, ...] = ()
+    """The largest number of each gradient that was sampled in the round."""
+    rates: float = 0.0
+    """The sum of the rates of all steps since the way began ..."""
+    stretch: int = 0
+    """... and how many these were."""
+
+    @property
+    def gradient(self) -> float:
+        """The largest number of the round's gradients; 0: there were none. NaN is not hidden."""
+        return max(self.gradients, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
 
 
 class Action(IntEnum):
@@ -176,13 +188,13 @@ class Rule:
         """One round."""
         late = evidence.span[1] > max(evidence.peak, self.constants.shortest)
         if state.phase is Phase.FIRST and late:
-            return self._alarmed(NEVER_MOVED)
+            return self._alarmed(NO_GRADIENT if evidence.moved > 0 else NEVER_MOVED)
         if state.phase is Phase.KEPT or evidence.steps == 0:
             return Decision(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
             return self._measured(state, evidence)
-        if not evidence.sampled and late:
-            return self._alarmed(NO_GRADIENT)
+        if self._lags(state, evidence):
+            return self._alarmed(NOT_FOLLOWED)
         falling = evidence.shape < self.constants.falling
         course, verdict = judge(state.course, evidence.blocks, falling=falling, limits=self.limits)
         state = state._replace(course=course)
@@ -200,22 +212,34 @@ class Rule:
     def _measured(self, state: State, evidence: Evidence) -> Decision:
         """The first step tells how far a step moves the weights: from then on the guess does not matter."""
         c, moved, event = self.constants, evidence.moved, "first step"
-        if not moved > 0:  # lost in rounding, or skipped by the optimizer itself
+        if evidence.gradient == 0 or not (moved > 0 or math.isfinite(evidence.gradient)):
+            return Decision(state, anew=True)  # without gradients, or skipped because of them: it says nothing
+        if not moved > 0:  # lost in rounding
             return Decision(state.at(state.level - math.log(c.begin)), event=event, anew=True)
         again = "restarted: the first step was too long"
         if math.isinf(moved):
             return Decision(state.at(state.level + math.log(c.begin)), Action.RESTART, event=again, anew=True)
-        step = max(c.relative_step, c.resolved * evidence.resolution)
         found = state._replace(phase=Phase.SEARCHING, level=0.0, peak=evidence.peak)
+        if evidence.rates > 0:
+            found = found._replace(pace=moved / evidence.rates, rate=evidence.rates / evidence.stretch)
         rise = found.factor(evidence.span[1], c)
-        found = found.at(state.level + math.log(step) - math.log(moved) - math.log(rise))
+        found = found.at(state.level + math.log(c.relative_step) - math.log(moved) - math.log(rise))
         if moved >= c.too_far:
             return Decision(found, Action.RESTART, event=again, anew=True)
         return self._keeping(Decision(found, event=event, anew=True), evidence.span[1])
 
+    def _lags(self, state: State, evidence: Evidence) -> bool:
+        """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
+        c = self.constants
+        if not (0 < evidence.stretch <= c.watched and evidence.rates > 0 and evidence.moved > 0):
+            return False
+        raised = evidence.rates / evidence.stretch / state.rate
+        shorter = state.pace * evidence.rates / evidence.moved
+        return raised >= c.raised and shorter >= max(raised**c.lags, c.wanders * evidence.stretch)
+
     def _ruined(self, state: State) -> Decision:
         """Back to the weights of two rounds ago, at a third of the rate."""
-        slowed = state.at(state.level - math.log(self.constants.slower))
+        slowed = state.at(state.level - math.log(self.constants.slower))._replace(pace=math.nan)
         if not state.snapshots:
             slowed = slowed._replace(course=state.course._replace(accused=math.nan))
             return Decision(slowed, Action.GO_ON, event="ruined: slowed down", anew=True)
@@ -226,6 +250,8 @@ class Rule:
 
     def _steered(self, state: State, evidence: Evidence) -> State:
         """Raise the target as far as the gradients ask for it; where they do not, the rate has little left to rise."""
+        if evidence.gradient == 0:  # the sum of rates has grown all the same, and with it the reach
+            return state
         c, end = self.constants, evidence.span[1]
         q, most = c.shortness(self.total_steps or 3 * end), math.log(c.fastest)
         straight = evidence.straightness >= 1 - q * c.turn

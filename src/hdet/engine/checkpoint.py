@@ -9,8 +9,8 @@ from typing import Any
 from hdet.algorithm.controller import Controller
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
-from hdet.engine.state_rules import Rule, check_alike, maybe, pairs
 from hdet.errors import ArgumentError
+from hdet.state_rules import Rule, check_alike, maybe, pairs
 
 __all__ = ["CONTROLLER", "STATE_VERSION", "STATE_WORDS", "controller_from", "controller_saved", "in_pairs"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hdet._version import __version__
 from hdet.algorithm.controller import Update
-from hdet.engine.rollcall import RollCall
+from hdet.distributed.rollcall import RollCall
 from hdet.journal import SCHEMA
 
 __all__ = ["header_record", "resume_record", "round_record"]

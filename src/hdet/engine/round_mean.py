@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hdet.comm.shards import local
-from hdet.engine.copies import wide
+from hdet.copies import wide
+from hdet.distributed.shards import local
 
 __all__ = ["RoundMean"]
 

@@ -18,24 +18,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.comm.agreement import check_arguments
-from hdet.comm.arms import Arms
-from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, arriving
-from hdet.comm.presence import presence
+from hdet.copies import put_back
+from hdet.distributed.agreement import check_arguments
+from hdet.distributed.arms import Arms
+from hdet.distributed.group import Group, ReplicaGroup, Seat, Solo, arriving
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.presence import presence
+from hdet.distributed.resharding import resharded
+from hdet.distributed.rollcall import Occasion
+from hdet.distributed.tally import Tally
+from hdet.distributed.weights import NO_WEIGHTS
 from hdet.engine.checkpoint import STATE_VERSION, STATE_WORDS
-from hdet.engine.chronicle import Chronicle
-from hdet.engine.copies import put_back
 from hdet.engine.losses import LossMeter
-from hdet.engine.meeting import Meeting
-from hdet.engine.rates import Rate
-from hdet.engine.resharding import resharded
-from hdet.engine.rollcall import Occasion
-from hdet.engine.state_rules import check_state, numbers, one_of, texts
-from hdet.engine.tally import Tally
 from hdet.engine.way import RoundEnd, Way
-from hdet.engine.weights import NO_WEIGHTS
 from hdet.errors import ArgumentError, JournalError, ProbeWarning, ResumeWarning
 from hdet.journal import Sink
+from hdet.journal.chronicle import Chronicle
+from hdet.rates import Rate
+from hdet.state_rules import check_state, numbers, one_of, texts
 
 __all__ = ["Run"]
 

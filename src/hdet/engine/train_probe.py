@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hdet.checks import shown
-from hdet.comm.group import ReplicaGroup
+from hdet.distributed.group import ReplicaGroup
 from hdet.engine.probe import LossFn, ProbeBatch, copied
 from hdet.errors import ArgumentError
 

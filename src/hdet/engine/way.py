@@ -12,13 +12,13 @@ from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.controller import Controller, Update
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.rounds import Rounds
-from hdet.comm import fingerprint
-from hdet.comm.group import ReplicaGroup, Seat
-from hdet.engine.meeting import Meeting
-from hdet.engine.rates import Rate
-from hdet.engine.rollcall import Occasion, RollCall
-from hdet.engine.weights import Weights
+from hdet.distributed import fingerprint
+from hdet.distributed.group import ReplicaGroup, Seat
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.rollcall import Occasion, RollCall
+from hdet.distributed.weights import Weights
 from hdet.errors import ArgumentError
+from hdet.rates import Rate
 
 __all__ = ["RoundEnd", "RoundReport", "Way", "check_moves", "in_words", "no_train_probe", "terms"]
 

@@ -13,16 +13,16 @@ from hdet.algorithm.auto import constants as auto
 from hdet.algorithm.auto.pilot import Pilot
 from hdet.algorithm.knob import KnobSpec
 from hdet.checks import is_int, is_one_of, is_real, shown, takes
-from hdet.comm.arms import Arms
-from hdet.comm.group import check_group
-from hdet.comm.shards import is_distributed
+from hdet.distributed.arms import Arms
+from hdet.distributed.group import check_group
+from hdet.distributed.sharding import refuse_flat
+from hdet.distributed.shards import is_distributed
 from hdet.engine.probed.evaluated import parts_of
 from hdet.engine.probed.watch import refuse_unheard
 from hdet.engine.probed.way import ProbedWay
-from hdet.engine.sharding import refuse_flat
 from hdet.engine.trained.signals import ProbeLoss
-from hdet.engine.weights import check_model, trained_parameters
 from hdet.errors import ArgumentError, ProbeWarning
+from hdet.parameters import check_model, trained_parameters
 
 __all__ = ["LONGEST", "PUBLISHED_SPREAD", "Ours", "check_common", "check_guesses", "checked_length", "probed_way"]
 

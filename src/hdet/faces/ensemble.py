@@ -11,15 +11,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.algorithm.controller import Controller
-from hdet.comm.group import Group
+from hdet.distributed.group import Group
 from hdet.engine.probe import ProbeFn
-from hdet.engine.rates import copy_rate, put_rate
-from hdet.engine.state_rules import check_state, count, fields, maybe, some_rates
 from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import OuterStep
 from hdet.engine.trained.signals import Signal
 from hdet.engine.way import RoundEnd
-from hdet.engine.weights import unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces import knobs as knob_factories
 from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
@@ -27,6 +24,9 @@ from hdet.faces.ensemble_arguments import ensemble_run, flat_knobs
 from hdet.faces.foreign import check_schedule, refuse_foreign
 from hdet.faces.knobs import Knob
 from hdet.journal import Journals
+from hdet.parameters import unwrapped
+from hdet.rates import copy_rate, put_rate
+from hdet.state_rules import check_state, count, fields, maybe, some_rates
 
 __all__ = ["Ensemble", "Schedule"]
 

@@ -14,20 +14,21 @@ from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds
 from hdet.checks import is_int, is_one_of, shown
-from hdet.comm.arms import Arms
+from hdet.distributed.arms import Arms
+from hdet.distributed.weights import Body
 from hdet.engine.probed.way import ProbedWay
-from hdet.engine.rates import shared_rates
 from hdet.engine.run import Run
 from hdet.engine.trained.fanout import FanOut
 from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.settings import Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.trained.way import TrainedWay
-from hdet.engine.weights import Body, check_optimizer, unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces.arguments import LONGEST, Ours, check_common, check_guesses, checked_length, probed_way
 from hdet.faces.knobs import Knob
 from hdet.journal import open_journal
+from hdet.parameters import check_optimizer, unwrapped
+from hdet.rates import shared_rates
 
 __all__ = ["ensemble_run", "flat_knobs"]
 

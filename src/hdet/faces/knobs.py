@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.scales import scale_named
 from hdet.checks import is_int, is_one_of, is_real, shown, takes
-from hdet.engine.weights import check_model, check_optimizer, unwrapped
 from hdet.errors import ArgumentError
+from hdet.parameters import check_model, check_optimizer, unwrapped
 
 __all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
 

@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.algorithm.controller import Controller
-from hdet.comm.group import Group, Seat
+from hdet.distributed.group import Group, Seat
 from hdet.engine.probe import ProbeFn
-from hdet.engine.rates import as_type_of, copy_rate
-from hdet.engine.state_rules import check_state, fields, flag
 from hdet.engine.way import RoundEnd
-from hdet.engine.weights import unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import Ours
@@ -25,6 +22,9 @@ from hdet.faces.foreign import refuse_foreign
 from hdet.faces.onecycle_arguments import onecycle_run, rate_knobs
 from hdet.faces.torch_arguments import take_in
 from hdet.journal import Journals
+from hdet.parameters import unwrapped
+from hdet.rates import as_type_of, copy_rate
+from hdet.state_rules import check_state, fields, flag
 
 __all__ = ["OneCycleLR"]
 

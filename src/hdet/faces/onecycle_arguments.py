@@ -14,19 +14,19 @@ from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds, default_length
 from hdet.algorithm.scales import scale_named
 from hdet.checks import is_int, is_one_of, is_real, shown
-from hdet.comm.arms import Arms
+from hdet.distributed.arms import Arms
+from hdet.distributed.weights import Body
 from hdet.engine.probed.way import ProbedWay
-from hdet.engine.rates import shared_rates
 from hdet.engine.run import Run
 from hdet.engine.trained.fanout import FanOut
 from hdet.engine.trained.settings import DECAYS, Settings
 from hdet.engine.trained.way import TrainedWay
-from hdet.engine.weights import Body
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, check_guesses, checked_length, probed_way
 from hdet.faces.torch_arguments import check_levels, check_steps, number_of
 from hdet.journal import open_journal
+from hdet.rates import shared_rates
 
 __all__ = ["onecycle_run", "rate_knobs"]
 

@@ -10,11 +10,11 @@ from functools import partial
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet.engine.rates import put_rate
-from hdet.engine.weights import check_optimizer, unwrapped
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
 from hdet.journal.fields import check_needed
+from hdet.parameters import check_optimizer, unwrapped
+from hdet.rates import put_rate
 
 __all__ = ["Found", "found_schedules", "schedule_from", "value_at"]
 

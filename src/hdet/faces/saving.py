@@ -16,15 +16,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import shown
-from hdet.comm.group import ReplicaGroup, arriving, connect
-from hdet.engine.sharding import refuse_sharded
-from hdet.engine.state_rules import check_state, fields
+from hdet.distributed.group import ReplicaGroup, arriving, connect
+from hdet.distributed.sharding import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.faces.checkpoint_file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.part_checks import check_fits
 from hdet.paths import path_of
+from hdet.state_rules import check_state, fields
 
 __all__ = ["exists", "load", "save"]
 

@@ -11,10 +11,10 @@ from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import shown
 from hdet.engine.probe import ProbeFn
-from hdet.engine.rates import stands_still
-from hdet.engine.weights import unwrapped
 from hdet.errors import ArgumentError
 from hdet.faces.onecycle import OneCycleLR
+from hdet.parameters import unwrapped
+from hdet.rates import stands_still
 
 __all__ = ["auto"]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hdet.checks import is_finite, is_int, is_one_of, shown
-from hdet.comm.group import find_seat
-from hdet.engine.sharding import refuse_sharded
-from hdet.engine.weights import check_model
+from hdet.distributed.group import find_seat
+from hdet.distributed.sharding import refuse_sharded
 from hdet.errors import ArgumentError
+from hdet.parameters import check_model
 
 __all__ = ["perturb_"]
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hdet.engine.probe import ProbeBatch
-from hdet.engine.probed.storage import leaves
 from hdet.errors import ArgumentError
+from hdet.rollback.storage import leaves
 
 __all__ = ["check_probe", "loader_named", "part_of_lightning", "probe_of"]
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from hdet.engine.probe import ProbeBatch
-from hdet.engine.rates import Rate
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.faces.onecycle import OneCycleLR
 from hdet.integrations.lengths import check_length
+from hdet.rates import Rate
 
 try:
     from transformers import TrainerCallback

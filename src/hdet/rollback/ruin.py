@@ -23,9 +23,9 @@ __all__ = ["BLOCKS", "LIMITS", "Block", "Course", "Limits", "Verdict", "judge"]
 
 BLOCKS = 8
 """Blocks of a round, at most."""
-FEWEST = 4
+FEWEST = BLOCKS // 2
 """Blocks that a level is made of, at least; where a round has fewer, those of earlier ones are added."""
-REMEMBERED = 48
+REMEMBERED = 6 * BLOCKS
 """Kinks that the noise is estimated from, at most."""
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.algorithm.auto.reach import Tally, forgetting
-from hdet.comm.shards import local_gradient
+from hdet.auto.pieces import Vectors
+from hdet.distributed.shards import local_gradient
 from hdet.engine.probed.evaluated import parts_of
 from hdet.engine.probed.origin import Origin
-from hdet.engine.probed.pieces import Vectors
-from hdet.engine.rates import Rate, copy_rate
+from hdet.rates import Rate, copy_rate
 
 __all__ = ["PLAIN", "Gradients", "Reading"]
 

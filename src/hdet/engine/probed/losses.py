@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.comm.group import ReplicaGroup, arriving
-from hdet.comm.host import to_host
+from hdet.distributed.group import ReplicaGroup, arriving
+from hdet.distributed.host import to_host
+from hdet.distributed.resharding import resharded
 from hdet.engine.probe import ProbeBatch, ProbeFn, probed_loss, rng_put_back
 from hdet.engine.probed.evaluated import evaluated
-from hdet.engine.resharding import resharded
 from hdet.errors import ArgumentError
 
 __all__ = ["gathered", "loss_now"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hdet.engine.probed.pieces import Pieces, Vectors
+from hdet.auto.pieces import Pieces, Vectors
 
 __all__ = ["Origin", "relative"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from hdet.algorithm.auto.pilot import Phase, Pilot, PilotState
 from hdet.algorithm.knob import FACTOR_LIMITS
 from hdet.engine.checkpoint import STATE_WORDS, in_pairs
-from hdet.engine.state_rules import Rule, check_state, count, flag, number
+from hdet.state_rules import Rule, check_state, count, flag, number
 
 __all__ = ["check_search", "loaded", "saved"]
 

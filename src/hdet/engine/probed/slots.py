@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.comm.shards import local, rewrapped
-from hdet.engine.copies import copy_all_, put_back, write_
-from hdet.engine.partitions import refresh
+from hdet.copies import copy_all_, put_back, write_
+from hdet.distributed.partitions import refresh
+from hdet.distributed.shards import local, rewrapped
 from hdet.engine.probed.evaluated import evaluates_others
 from hdet.engine.probed.places import parameters_at, places_of, refuse_other_shapes
-from hdet.engine.probed.storage import Storage, copied, leaves
-from hdet.engine.weights import trained_parameters
+from hdet.parameters import trained_parameters
+from hdet.rollback.storage import Storage, copied, leaves
 
 __all__ = ["Slots"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.pilot import BLIND, NEVER_MOVED, NO_GRADIENT, NOT_FINITE, NOT_FOLLOWED, Order, PilotState
+from hdet.distributed.rollcall import RollCall
 from hdet.engine.records import round_record
-from hdet.engine.rollcall import RollCall
 from hdet.engine.way import RoundEnd
 
 __all__ = ["record_of", "warning_of"]

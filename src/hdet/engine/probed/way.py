@@ -16,26 +16,27 @@ from hdet.algorithm.auto.evidence import Evidence
 from hdet.algorithm.auto.pilot import Action, Moment, Order, Phase, Pilot, PilotState
 from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.knob import KnobSpec
-from hdet.comm.average import average_
-from hdet.comm.group import ReplicaGroup, Seat, Solo, arriving
-from hdet.comm.shards import hold_alike
+from hdet.distributed.average import average_
+from hdet.distributed.group import ReplicaGroup, Seat, Solo, arriving
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.partitions import refuse_partitions
+from hdet.distributed.rollcall import Occasion, RollCall
+from hdet.distributed.shards import hold_alike
+from hdet.distributed.weights import NO_WEIGHTS, Body, Weights
 from hdet.engine.checkpoint import STATE_WORDS
 from hdet.engine.clock import Clock
-from hdet.engine.meeting import Meeting
-from hdet.engine.partitions import refuse_partitions
 from hdet.engine.probe import ProbeBatch, ProbeFn
 from hdet.engine.probed.losses import gathered, loss_now
 from hdet.engine.probed.saving import check_search, loaded, saved
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.telling import record_of, warning_of
 from hdet.engine.probed.witness import Witness
-from hdet.engine.rates import Rate, stands_still
-from hdet.engine.rollcall import Occasion, RollCall
-from hdet.engine.state_rules import check_state, flag, number, pairs
 from hdet.engine.train_probe import TrainProbe
 from hdet.engine.way import RoundEnd, RoundReport, no_train_probe, terms
-from hdet.engine.weights import NO_WEIGHTS, Body, Weights, trained_parameters
 from hdet.errors import DisagreementError, DivergedError, ShardedParametersError
+from hdet.parameters import trained_parameters
+from hdet.rates import Rate, stands_still
+from hdet.state_rules import check_state, flag, number, pairs
 
 __all__ = ["ProbedWay"]
 

@@ -13,17 +13,17 @@ from torch.optim import Optimizer
 
 from hdet.algorithm.auto.reach import estimate, straightness
 from hdet.algorithm.auto.rounds import heard
-from hdet.comm import fingerprint
-from hdet.comm.shards import counted_once, local
-from hdet.engine.partitions import is_continued, refresh, stepping_now
+from hdet.distributed import fingerprint
+from hdet.distributed.partitions import is_continued, refresh, stepping_now
+from hdet.distributed.shards import counted_once, local
 from hdet.engine.probed.evaluated import evaluated
 from hdet.engine.probed.gradients import Gradients, Reading
 from hdet.engine.probed.origin import Origin, relative
 from hdet.engine.probed.places import parameters_at, places_of, refuse_other_shapes
 from hdet.engine.probed.watch import Watch
-from hdet.engine.rates import Rate, copy_rate
-from hdet.engine.state_rules import check_state, count, integer, maybe
-from hdet.engine.weights import direction, grouped_parameters, trained_parameters
+from hdet.parameters import direction, grouped_parameters, trained_parameters
+from hdet.rates import Rate, copy_rate
+from hdet.state_rules import check_state, count, integer, maybe
 
 __all__ = ["Measured", "Witness"]
 

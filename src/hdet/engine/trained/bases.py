@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from hdet.algorithm.controller import Update
 from hdet.algorithm.decay import Decaying
 from hdet.algorithm.knob import KnobSpec
-from hdet.engine.rates import Rate, as_type_of
 from hdet.engine.trained.settings import Settings
 from hdet.engine.way import RoundEnd
+from hdet.rates import Rate, as_type_of
 
 __all__ = ["Bases"]
 

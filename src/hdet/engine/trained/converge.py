@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hdet.comm import fingerprint
-from hdet.comm.average import average_
-from hdet.comm.group import ReplicaGroup
-from hdet.comm.shards import counted_once, place
-from hdet.engine.rollcall import RollCall
+from hdet.distributed import fingerprint
+from hdet.distributed.average import average_
+from hdet.distributed.group import ReplicaGroup
+from hdet.distributed.rollcall import RollCall
+from hdet.distributed.shards import counted_once, place
+from hdet.distributed.weights import Weights
 from hdet.engine.trained.outer import Mean, OuterStep
-from hdet.engine.weights import Weights
 from hdet.errors import DivergedError
 
 __all__ = ["converge", "refuse_diverged"]

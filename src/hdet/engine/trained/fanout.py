@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hdet.algorithm.design import Design
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.rounds import Rounds
-from hdet.comm.group import Seat
+from hdet.distributed.group import Seat
 
 __all__ = ["FanOut", "Standing"]
 

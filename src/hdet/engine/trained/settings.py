@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hdet.algorithm.rounds import Rounds
-from hdet.engine.state_rules import Rule, count, integer, maybe, one_of
+from hdet.state_rules import Rule, count, integer, maybe, one_of
 
 __all__ = ["DECAYS", "SETTINGS", "Decay", "Settings"]
 

@@ -8,8 +8,8 @@ from typing import Literal
 from torch import Tensor
 
 from hdet.checks import is_one_of, shown, takes
-from hdet.comm.group import ReplicaGroup, arriving
-from hdet.engine.copies import put_back, write_
+from hdet.copies import put_back, write_
+from hdet.distributed.group import ReplicaGroup, arriving
 from hdet.engine.probe import ProbeBatch, ProbeFn, probed_loss
 from hdet.engine.train_probe import TrainProbe
 from hdet.errors import ArgumentError

@@ -15,18 +15,17 @@ from hdet.algorithm.decay import Decaying
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.rounds import Rounds
 from hdet.algorithm.signals import comparable
-from hdet.comm.average import average_
-from hdet.comm.group import ReplicaGroup, Seat, arriving, connect_alike, connect_within
-from hdet.comm.shards import hold_alike, local
+from hdet.distributed.average import average_
+from hdet.distributed.group import ReplicaGroup, Seat, arriving, connect_alike, connect_within
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.partitions import refuse_partitions
+from hdet.distributed.rollcall import Occasion, RollCall
+from hdet.distributed.shards import hold_alike, local
+from hdet.distributed.weights import Body, Weights, warn_without_ensemble
 from hdet.engine.checkpoint import CONTROLLER, STATE_WORDS, controller_from, controller_saved
 from hdet.engine.clock import Clock
-from hdet.engine.meeting import Meeting
-from hdet.engine.partitions import refuse_partitions
-from hdet.engine.rates import Rate
 from hdet.engine.records import round_record
-from hdet.engine.rollcall import Occasion, RollCall
 from hdet.engine.round_mean import RoundMean
-from hdet.engine.state_rules import check_state, numbers
 from hdet.engine.trained.bases import Bases
 from hdet.engine.trained.converge import converge, refuse_diverged
 from hdet.engine.trained.fanout import FanOut
@@ -35,8 +34,10 @@ from hdet.engine.trained.outer import Mean, OuterStep
 from hdet.engine.trained.settings import SETTINGS, Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.way import RoundEnd, RoundReport, check_moves, no_train_probe, terms
-from hdet.engine.weights import Body, Weights, direction, warn_without_ensemble
 from hdet.errors import ArgumentError, ShardedParametersError
+from hdet.parameters import direction
+from hdet.rates import Rate
+from hdet.state_rules import check_state, numbers
 
 __all__ = ["TrainedWay"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from hdet.checks import is_int, shown
-from hdet.comm.new_group import new_group
+from hdet.distributed.new_group import new_group
 from hdet.errors import ArgumentError
 
 if TYPE_CHECKING:

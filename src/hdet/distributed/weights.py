@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import shown
-from hdet.comm.shards import is_distributed, local
-from hdet.engine.resharding import reshard
-from hdet.engine.sharding import check_sharded
-from hdet.errors import ArgumentError, ShardedParametersError
+from hdet.distributed.resharding import reshard
+from hdet.distributed.sharding import check_sharded
+from hdet.distributed.shards import is_distributed, local
+from hdet.errors import ShardedParametersError
 
-__all__ = [
-    "NO_WEIGHTS",
-    "Body",
-    "Weights",
-    "check_model",
-    "check_optimizer",
-    "direction",
-    "grouped_parameters",
-    "trained_parameters",
-    "unwrapped",
-    "warn_without_ensemble",
-]
+__all__ = ["NO_WEIGHTS", "Body", "Weights", "warn_without_ensemble"]
 
 
 class Weights(NamedTuple):
@@ -160,31 +148,6 @@ def _is_averaged(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def check_model(model: object, *, needed: bool = False) -> None:
-    """Raise for what cannot be ``model=``."""
-    if not isinstance(model, nn.Module) and (needed or model is not None):
-        kinds = "an nn.Module" if needed else "an nn.Module or None"
-        raise ArgumentError(f"model must be {kinds}, but got model={shown(model)}; pass the model itself")
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """The optimizer of torch in a wrapper, which holds it as ``.optimizer`` as Accelerate's does, or in several.
-
-    A wrapper need not call step hooks. What holds no optimizer is given back as it is.
-    """
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = inner
-    return optimizer
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Raise for what cannot be ``optimizer=``."""
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(
-            f"optimizer must be a torch optimizer, but got optimizer={shown(optimizer)}; for instance torch.optim.Adam"
-        )
-
-
 def infinite_buffers(model: nn.Module | None) -> frozenset[str]:
     """Names of float buffers with infinities but no NaN: masks, which say nothing about divergence."""
     buffers = model.named_buffers() if model is not None else ()
@@ -216,27 +179,6 @@ def warn_without_ensemble(optimizer: Optimizer) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def grouped_parameters(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
-    """The optimizer's parameters that train, each once, with the number of its group."""
-    found: dict[int, tuple[Tensor, int]] = {}
-    for g, group in enumerate(optimizer.param_groups):
-        for p in group["params"]:
-            if p.requires_grad and (p.is_floating_point() or p.is_complex()):
-                found.setdefault(id(p), (p, g))
-    return list(found.values())
-
-
-def direction(groups: Iterable[Mapping[str, Any]]) -> float:
-    """What an optimizer does with the loss: 1: minimise it, -1: maximise it, 0: each in some parameter groups."""
-    signs = {-1.0 if group.get("maximize", False) else 1.0 for group in groups if group["params"]}
-    return signs.pop() if len(signs) == 1 else 0.0
-
-
-def trained_parameters(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters alone, in the same order."""
-    return [p for p, _ in grouped_parameters(optimizer)]
 
 
 def _trained(optimizer: Optimizer, model: nn.Module | None) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from hdet.comm.shards import local
+from hdet.distributed.shards import local
 
 __all__ = ["bits", "halves", "words"]
 

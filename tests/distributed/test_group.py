@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 
 import hdet
-from hdet.comm import group
+from hdet.distributed import group
 from tests.ranks import run_ranks
 
 

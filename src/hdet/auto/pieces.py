@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from hdet.comm.shards import local, place
-from hdet.engine.copies import wide
+from hdet.copies import wide
+from hdet.distributed.shards import local, place
 
 __all__ = ["Pieces", "Vectors"]
 

@@ -5,21 +5,21 @@ Conclusions are functions of the gathered rows alone, so that every rank takes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 from torch import Tensor
 
-from hdet.comm import fingerprint
-from hdet.comm.agreement import check_equal, check_shapes
-from hdet.comm.group import ReplicaGroup
-from hdet.comm.host import to_host
-from hdet.comm.shards import place
-from hdet.engine.losses import LossMeter
-from hdet.engine.weights import Weights
+from hdet.distributed import fingerprint
+from hdet.distributed.agreement import check_equal, check_shapes
+from hdet.distributed.group import ReplicaGroup
+from hdet.distributed.host import to_host
+from hdet.distributed.shards import place
+from hdet.distributed.weights import Weights
 
-__all__ = ["Occasion", "RollCall", "call", "in_words"]
+__all__ = ["Occasion", "RollCall", "Shown", "call", "in_words", "scalars_of"]
 
 _CURE = (
     "Give every rank the same arguments, and call step(), observe(), converge() and consensus() equally often "
@@ -95,39 +95,63 @@ class RollCall(NamedTuple):
         ]
 
 
+class Shown(NamedTuple):
+    """What a replica shows of itself beside its weights."""
+
+    loss: float = math.nan
+    """Its mean loss of the round; NaN: none."""
+    given: bool = False
+    """Whether it has observed losses in the round."""
+    signal: float | None = None
+    """Its number to be compared; None: its mean loss."""
+    journal: bool = False
+    """Whether it keeps a journal."""
+
+
+def scalars_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
+    """Whether the weights are finite, and fingerprints of what trains and what does not: on the device.
+
+    ``expect_equal``: whether trained weights may be bitwise equal (no spread), so that they are compared.
+    """
+    device = weights.device
+    trained = fingerprint.bits(weights.moving if expect_equal else [], device)
+    return [weights.all_finite(), trained, fingerprint.bits(weights.still, device)]
+
+
 def call(
     group: ReplicaGroup,
     occasion: Occasion,
     agreed: Mapping[str, float],
     weights: Weights,
-    meter: LossMeter,
+    shown: Shown,
     *,
-    signal: Tensor | float | None = None,
     expect_equal: bool,
-    journal: bool,
+    values: Sequence[float] | None = None,
 ) -> RollCall:
-    """Gather, raise on disagreement, conclude. The only synchronisation of host and device in a round.
+    """Gather, raise on disagreement, conclude.
 
     Args:
         group: the replicas.
         occasion: why they meet.
         agreed: named numbers that must be equal on all replicas.
         weights: this replica's.
-        meter: this replica's losses of the round.
-        signal: this replica's number to be compared; None: its mean loss.
+        shown: what else it shows.
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
-        journal: whether this replica keeps a journal.
+        values: of :func:`scalars_of` the weights, if they were read already; else host and device are synchronised.
     """
     must_agree = {
         _OCCASION: float(occasion),
         **agreed,
         "parameter tensors": float(len(weights.tensors)),
         _SHAPES: fingerprint.words(weights.outline),
-        _LOSS_GIVEN: float(meter.count > 0) if occasion is Occasion.ROUND_END else 0.0,
-        _METRICS: float(signal) if occasion is Occasion.METRICS and signal is not None else float("nan"),
+        _LOSS_GIVEN: float(shown.given) if occasion is Occasion.ROUND_END else 0.0,
+        _METRICS: shown.signal if occasion is Occasion.METRICS and shown.signal is not None else math.nan,
     }
     held = fingerprint.words(sorted({place(tensor) for tensor in weights.tensors}))
-    own = [*must_agree.values(), float(journal), held, *_measured(weights, meter, signal, expect_equal)]
+    finite, moving, still = values if values is not None else to_host(scalars_of(weights, expect_equal))
+    hashes = [*fingerprint.halves(int(moving)), *fingerprint.halves(int(still))]
+    signal = shown.loss if shown.signal is None else shown.signal
+    own = [*must_agree.values(), float(shown.journal), held, shown.loss, signal, float(finite), *hashes]
     rows = group.gather(own, weights.device)
     columns = [list(column) for column in zip(*rows, strict=True)]
     table = dict(zip(must_agree, columns, strict=False))
@@ -136,32 +160,17 @@ def call(
         check_shapes(group.gather_objects(weights.outline))
     check_equal(table, _CURE, _in_words)
 
-    has_journal, parts, loss, probe, finite, *hashes = columns[len(must_agree) :]
-    moving, still = hashes[:2], hashes[2:]
+    has_journal, parts, loss, probe, sound, *bits = columns[len(must_agree) :]
     return RollCall(
         losses=_per_replica(loss, group.members, _mean),
         signals=_per_replica(probe, group.members, _mean),
         has_losses=table[_LOSS_GIVEN][0] > 0,
-        finite=[flag > 0 for flag in _per_replica(finite, group.members, min)],
-        moving_equal=expect_equal and _all_equal(parts, moving),
-        still_equal=_all_equal(parts, still),
+        finite=[flag > 0 for flag in _per_replica(sound, group.members, min)],
+        moving_equal=expect_equal and _all_equal(parts, bits[:2]),
+        still_equal=_all_equal(parts, bits[2:]),
         writer=next((rank for rank, flag in enumerate(has_journal) if flag), None),
         held=parts,
     )
-
-
-def _measured(weights: Weights, meter: LossMeter, signal: Tensor | float | None, expect_equal: bool) -> list[float]:
-    """Mean loss, signal, whether the weights are finite, and the fingerprints of what trains and what does not."""
-    device, mean = weights.device, meter.mean()
-    finite, moving, still = to_host(
-        [
-            weights.all_finite(),
-            fingerprint.bits(weights.moving if expect_equal else [], device),
-            fingerprint.bits(weights.still, device),
-        ]
-    )
-    hashes = [*fingerprint.halves(int(moving)), *fingerprint.halves(int(still))]
-    return [mean, mean if signal is None else float(signal), float(finite), *hashes]
 
 
 def _per_replica(column: list[float], members: list[list[int]], fold: Callable[[list[float]], float]) -> list[float]:

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hdet.comm import average
-from hdet.comm.average import average_
-from hdet.comm.fingerprint import bits, halves, words
-from hdet.comm.group import Solo, connect
-from hdet.comm.host import to_host
+from hdet.distributed import average
+from hdet.distributed.average import average_
+from hdet.distributed.fingerprint import bits, halves, words
+from hdet.distributed.group import Solo, connect
+from hdet.distributed.host import to_host
 from tests.ranks import run_ranks
 
 

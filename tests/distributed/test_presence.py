@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hdet
-from hdet.comm.presence import Presence
+from hdet.distributed.presence import Presence
 from tests.ranks import RankFailed, error_of, run_ranks
 
 STEPS, ROUND = 40, 10

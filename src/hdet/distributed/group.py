@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hdet.checks import shown
-from hdet.comm.arms import Arms
-from hdet.comm.new_group import backend_of_device, new_group
-from hdet.comm.presence import presence
+from hdet.distributed.arms import Arms
+from hdet.distributed.new_group import backend_of_device, new_group
+from hdet.distributed.presence import presence
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 
 __all__ = [

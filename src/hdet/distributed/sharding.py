@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hdet.comm.shards import is_distributed
+from hdet.distributed.shards import is_distributed
 from hdet.errors import ShardedParametersError
 
 __all__ = ["check_sharded", "refuse_flat", "refuse_sharded"]

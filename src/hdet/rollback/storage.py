@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.comm.shards import local
-from hdet.engine.copies import copy_all_
+from hdet.copies import copy_all_
+from hdet.distributed.shards import local
 
 __all__ = ["Storage", "copied", "leaves"]
 

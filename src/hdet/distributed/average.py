@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hdet.comm.group import ReplicaGroup
-from hdet.comm.host import to_host
-from hdet.comm.shards import local
+from hdet.distributed.group import ReplicaGroup
+from hdet.distributed.host import to_host
+from hdet.distributed.shards import local
 
 __all__ = ["EXTRA_BYTES", "Distance", "average_"]
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from hdet.comm import fingerprint
-from hdet.comm.group import ReplicaGroup
+from hdet.distributed import fingerprint
+from hdet.distributed.group import ReplicaGroup
 from hdet.errors import DisagreementError
 
 __all__ = ["check_arguments", "check_equal", "check_shapes"]

@@ -8,8 +8,8 @@ from weakref import finalize, ref
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.comm.host import to_host
-from hdet.engine.weights import NO_WEIGHTS
+from hdet.distributed.host import to_host
+from hdet.distributed.weights import NO_WEIGHTS
 
 __all__ = ["Tally"]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from hdet.comm.shards import local
+from hdet.distributed.shards import local
 
 __all__ = ["copies_of", "copy_all_", "put_back", "wide", "write_"]
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 
-from hdet.comm.arms import Arms
-from hdet.comm.group import Group, ReplicaGroup, Seat, Solo, connect, find_seat
-from hdet.comm.presence import presence
-from hdet.engine.chronicle import Chronicle
-from hdet.engine.losses import LossMeter
-from hdet.engine.rollcall import Occasion, RollCall, call, in_words
-from hdet.engine.tally import Tally
-from hdet.engine.weights import NO_WEIGHTS, Weights
+from hdet.distributed.arms import Arms
+from hdet.distributed.group import Group, ReplicaGroup, Seat, Solo, connect, find_seat
+from hdet.distributed.presence import presence
+from hdet.distributed.rollcall import Occasion, RollCall, Shown, call, in_words
+from hdet.distributed.tally import Tally
+from hdet.distributed.weights import NO_WEIGHTS, Weights
 
 __all__ = ["Meeting"]
 
@@ -28,15 +25,11 @@ class Meeting:
 
     Args:
         group: the user's process group or arms; None: the default group, once there is one.
-        meter: this replica's losses, which it shows.
         tally: the steps that this rank has made, which all must have made.
-        chronicle: whether this replica keeps a journal, which it says.
     """
 
-    def __init__(self, group: Group, meter: LossMeter, tally: Tally, chronicle: Chronicle) -> None:
-        self.meter = meter
+    def __init__(self, group: Group, tally: Tally) -> None:
         self._tally = tally
-        self._chronicle = chronicle
         self._user_group = group
         self._group: ReplicaGroup | None = None
 
@@ -71,9 +64,10 @@ class Meeting:
         t: int,
         terms: Mapping[str, float],
         weights: Weights,
+        shown: Shown,
         *,
-        signal: Tensor | float | None = None,
         expect_equal: bool,
+        values: Sequence[float] | None = None,
         within: ReplicaGroup | None = None,
     ) -> RollCall:
         """Show and see, raise on disagreement, conclude. Collective. ``within``: other replicas than :attr:`group`."""
@@ -81,21 +75,9 @@ class Meeting:
         alone = group.seat.size == 1
         if not alone:
             presence().arrive(f"{in_words(occasion)}, step {t}")
-        return call(
-            group,
-            occasion,
-            {} if alone else {"step": float(t), **self._tally.counts(), **terms},
-            NO_WEIGHTS if alone else weights,  # nobody to compare with: do not read them
-            self.meter,
-            signal=signal,
-            expect_equal=expect_equal,
-            journal=self.keeps_journal,
-        )
-
-    @property
-    def keeps_journal(self) -> bool:
-        """Whether this replica has one."""
-        return self._chronicle.sink is not None
+        agreed = {} if alone else {"step": float(t), **self._tally.counts(), **terms}
+        known = NO_WEIGHTS if alone else weights  # nobody to compare with: do not read them
+        return call(group, occasion, agreed, known, shown, expect_equal=expect_equal, values=values)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a process group cannot be copied, so the copy looks for the default group."""

@@ -1,0 +1,313 @@
+"""What the reach is made of: sums over sampled gradients, and the way that the weights have gone since the origin.
+
+Everything stays on the device until a round ends. Memory: the origin and the sum of gradients, both at least in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.auto.gradients import Reading
+from hdet.auto.pieces import Pieces, Vectors
+from hdet.auto.reach import Sums, estimate, straightness, weight_ratio
+from hdet.distributed import fingerprint
+from hdet.distributed.partitions import stepping_now
+from hdet.distributed.shards import counted_once
+from hdet.parameters import grouped_parameters, parameters_at, places_of, refuse_other_shapes
+from hdet.rates import Rate, copy_rate
+
+__all__ = ["Measure", "Measured"]
+
+
+class Measured(NamedTuple):
+    """What the steps have come to; equal on all ranks."""
+
+    moved: float = 0.0
+    """How far the weights are from the origin, over its norm; infinite: they are no numbers."""
+    reach: float = 0.0
+    """The rate that the gradients ask for; 0 where they say nothing."""
+    straightness: float = 0.0
+    """Of the way; 1: nothing has turned yet."""
+    gradients: tuple[float, ...] = ()
+    """The largest number of each gradient that was sampled in the round."""
+    rates: float = 0.0
+    """The sum of the rates of all steps since the origin ..."""
+    stretch: int = 0
+    """... and how many these were."""
+    lost: bool = False
+    """Whether some gradient was not finite, so that the way must begin anew."""
+
+
+class _Origin(NamedTuple):
+    """The weights from which the way is measured."""
+
+    parameters: list[int]
+    """Ids of those whose rate is searched: layers may be frozen and thawed."""
+    pieces: Pieces
+    vectors: Vectors
+
+    @classmethod
+    def at(cls, parameters: Sequence[Tensor], values: Sequence[Tensor] | None = None) -> _Origin:
+        """Where the parameters are now, or at ``values``. At least fp32: bf16 would destroy a small displacement."""
+        pieces = Pieces(parameters)
+        return cls([id(p) for p in parameters], pieces, pieces.copied(parameters if values is None else values))
+
+    def way(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
+        """x_0 - x, piece by piece; each valid until the next one."""
+        for origin, now, way in zip(self.vectors, self.pieces.gathered(weights, 0), self.pieces.scratch, strict=True):
+            yield torch.sub(origin, now, out=way)
+
+
+class Measure:
+    """The way since the origin, and the sums over it. The formula is :mod:`hdet.auto.reach`'s.
+
+    Args:
+        groups: numbers of the parameter groups whose rate is searched: the steps of others are not the rate's.
+    """
+
+    def __init__(self, groups: Collection[int]) -> None:
+        self.groups = set(groups)
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """The way begins with the next step."""
+        self._origin: _Origin | None = None
+        self._sum: Vectors = []
+        """s, the weighted sum of gradients."""
+        self._asked: list[Tensor] = []
+        """Sum of w <g, x_0 - x>, for each of the pieces' places."""
+        self._rates: Rate = 0.0
+        self._stretch = 0
+        self._ahead: Rate = 0.0
+        """Sum of w times the sum of rates before; and the sum of w."""
+        self._weight: Rate = 0.0
+        self._rate: Rate | None = None
+        """Of the last step that was sampled."""
+        self.begin_round()
+
+    def begin_round(self) -> None:
+        """Sums go on; how large gradients are is asked of each round."""
+        self._sizes: list[list[Tensor]] = []
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def begins_here(self, optimizer: Optimizer) -> bool:
+        """Whether no way has been gone yet, or that of other parameters: some were frozen or thawed since."""
+        return self._origin is None or self._origin.parameters != [id(p) for p in self.searched(optimizer)]
+
+    def set_origin(self, optimizer: Optimizer) -> None:
+        """It is here, unless it is somewhere already."""
+        if self._origin is None:
+            self._origin = _Origin.at(self.searched(optimizer))
+
+    def searched(self, optimizer: Optimizer) -> list[Tensor]:
+        """The parameters that train and whose rate is searched."""
+        return [p for p, group in grouped_parameters(optimizer) if group in self.groups]
+
+    def pass_by(self, optimizer: Optimizer) -> None:
+        """A step is made that is not sampled."""
+        self._pass(self.rate(optimizer))
+
+    def _pass(self, rate: Rate) -> None:
+        self._rates, self._stretch = self._rates + rate, self._stretch + 1
+
+    @torch.no_grad()
+    def sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
+        """Add the gradients of the step to come. Does not synchronise, also where the rate is a tensor on a device.
+
+        ``weights``: at which the gradients were taken, if not those of now.
+        """
+        rate = self.rate(optimizer)
+        kept = _weight_ratio(self._rate, rate)
+        own = self.searched(optimizer)
+        self._add(optimizer, own if weights else stepping_now(optimizer, own), weights or own, kept)
+        self._ahead, self._weight = self._ahead * kept + self._rates, self._weight * kept + 1.0
+        self._pass(rate)
+        self._rate = rate
+
+    @torch.no_grad()
+    def sample_part(self, optimizer: Optimizer) -> None:
+        """The gradients of a further part of the step that was sampled last: its weights have not moved yet."""
+        own = self.searched(optimizer)
+        self._add(optimizer, stepping_now(optimizer, own), own, 1.0)
+
+    @torch.no_grad()
+    def look(self, optimizer: Optimizer) -> None:
+        """How large the gradients of the step to come are, and nothing else."""
+        gradients = self._gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
+        self._sizes.append(self._by_place(torch.maximum, [_size(gradient) for gradient in gradients]))
+        self._pass(self.rate(optimizer))
+
+    def _add(
+        self, optimizer: Optimizer, holding: Sequence[Tensor | None], weights: Sequence[Tensor], kept: Rate
+    ) -> None:
+        """Earlier sums times ``kept``, and the gradients that parameters hold now."""
+        assert self._origin is not None  # the caller has set it
+        if not self._sum:
+            self._sum = self._origin.pieces.zeros()
+        products, sizes = [], []
+        gradients = self._gradients(optimizer, holding)
+        for total, way, gradient in zip(self._sum, self._origin.way(weights), gradients, strict=True):
+            products.append(torch.dot(gradient, way))
+            sizes.append(_size(gradient))
+            if isinstance(kept, Tensor):
+                total.mul_(kept.to(total.device)).add_(gradient)
+            else:
+                torch.add(gradient, total, alpha=kept, out=total)
+        self._sizes.append(self._by_place(torch.maximum, sizes))
+        asked = self._by_place(torch.add, products)
+        if self._asked:
+            asked = [old * kept + new for old, new in zip(self._asked, asked, strict=True)]
+        self._asked = asked
+
+    def _gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
+        """Piece by piece; each valid until the next one."""
+        assert self._origin is not None
+        reading = Reading.of(optimizer)
+        return map(reading.read, self._origin.pieces.gathered(reading.held(holding), 1))
+
+    def _by_place(self, fold: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor]) -> list[Tensor]:
+        """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
+        assert self._origin is not None
+        return [_folded(fold, own) for own in self._origin.pieces.by_place(values)]
+
+    def rate(self, optimizer: Optimizer) -> Rate:
+        """That of the first group that is searched; a tensor stays on its device."""
+        return copy_rate(optimizer.param_groups[min(self.groups)]["lr"])
+
+    # -- the end of a round -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def scalars(self, optimizer: Optimizer) -> list[Tensor]:
+        """What the steps since the origin have come to, on the device; :meth:`row` takes their values."""
+        if self._origin is None or self.begins_here(optimizer):
+            return []
+        origin, weights = self._origin, self.searched(optimizer)
+        products, ways = [], []
+        for number, way in enumerate(origin.way(weights)):
+            ways.append(torch.linalg.vector_norm(way))
+            products += [torch.dot(self._sum[number], way)] if self._sum else []
+        norms = [*ways, *(torch.linalg.vector_norm(vector) for vector in origin.vectors)]
+        sums = [*self._asked, *self._by_place(torch.add, products)] if self._asked else []
+        return [*norms, *(size for sizes in self._sizes for size in sizes), *sums]
+
+    def row(self, values: Sequence[float]) -> list[float]:
+        """What this rank shows the others, from the values of :meth:`scalars`: a block for each part of the weights.
+
+        In it: which part, the lengths of way and origin, the sizes of gradients and, if these were sampled, what they
+        asked and gained. Ranks hold different pieces, but blocks of one length.
+        """
+        if self._origin is None or not values:
+            return []
+        places, count = self._origin.pieces.places, len(self._origin.vectors)
+        ways = self._origin.pieces.by_place(values[:count])
+        origins = self._origin.pieces.by_place(values[count : 2 * count])
+        rest = values[2 * count :]
+        blocks = [
+            [fingerprint.words([place]), math.hypot(*ways[i]), math.hypot(*origins[i]), *rest[i :: len(places)]]
+            for i, place in enumerate(places)
+        ]
+        return [number for block in blocks for number in block]
+
+    def measured(self, rows: Sequence[Sequence[float]]) -> Measured:
+        """From every rank's :meth:`row`: what several ranks hold counts once."""
+        if self._origin is None or not rows[0]:
+            return Measured()
+        width = len(rows[0]) // len(self._origin.pieces.places)
+        ways, origins, *more = counted_once(rows, width)
+        sizes = tuple(max(found, key=_nan_last) for found in more[: len(self._sizes)])
+        sums = [sum(found) for found in more[len(self._sizes) :]]
+        lost = not all(map(math.isfinite, sums))
+        found = self._sums(sums) if sums and not lost else Sums(0.0, 0.0, 0.0)
+        moved = _relative(ways, origins)
+        rates = float(self._rates)
+        return Measured(moved, estimate(found), straightness(found), sizes, rates, self._stretch, lost)
+
+    def _sums(self, sums: Sequence[float]) -> Sums:
+        asked, gained = sums
+        return Sums(asked, gained, float(self._rates), float(self._ahead / self._weight))
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def saved(self, optimizer: Optimizer) -> dict[str, Any] | None:
+        """Origin and sums: the tensors themselves. None where there is no way yet."""
+        origin = self._origin
+        places = places_of(origin.parameters, optimizer) if origin is not None else None
+        if origin is None or places is None:
+            return None
+        parameters = parameters_at(places, optimizer)
+        return {
+            "places": places,
+            "origin": origin.pieces.as_tensors(origin.vectors, parameters),
+            "sum": origin.pieces.as_tensors(self._sum, parameters) if self._sum else [],
+            "asked": self._asked,
+            "rates": self._rates,
+            "stretch": self._stretch,
+            "ahead": self._ahead,
+            "weight": self._weight,
+            "rate": self._rate,
+            "sizes": self._sizes,
+        }
+
+    @classmethod
+    def loaded(cls, saved: Mapping[str, Any] | None, groups: Collection[int], optimizer: Optimizer) -> Measure:
+        """A new one from :meth:`saved`. What does not fit raises."""
+        found = cls(groups)
+        if saved is None:
+            return found
+        parameters = parameters_at(saved["places"], optimizer)
+        refuse_other_shapes(parameters, saved["origin"])
+        found._origin = _Origin.at(parameters, saved["origin"])
+        found._sum = found._origin.pieces.copied(saved["sum"]) if saved["sum"] else []
+        device = found._origin.vectors[0].device if found._origin.vectors else torch.device("cpu")
+        found._asked = [asked.to(device, copy=True) for asked in saved["asked"]]
+        found._rates, found._ahead, found._weight = (copy_rate(saved[name]) for name in ("rates", "ahead", "weight"))
+        found._rate, found._stretch = saved["rate"], int(saved["stretch"])
+        found._sizes = [[size.to(device, copy=True) for size in sizes] for sizes in saved["sizes"]]
+        return found
+
+
+def _weight_ratio(before: Rate | None, now: Rate) -> Rate:
+    """What earlier sums count for: the ratio of the squared rates, at most 1. Tensors stay on their device."""
+    if before is None:
+        return 1.0
+    if isinstance(now, Tensor) or isinstance(before, Tensor):
+        ratio = torch.as_tensor(before / now).square().clamp(max=1.0)
+        return torch.where(torch.as_tensor(now) > 0, ratio, torch.ones_like(ratio))
+    return weight_ratio(before, now)
+
+
+def _folded(fold: Callable[[Tensor, Tensor], Tensor], values: Sequence[Tensor]) -> Tensor:
+    """Scalars as one, on the first one's device."""
+    total, *more = values
+    for value in more:
+        total = fold(total, value.to(total.device))
+    return total
+
+
+def _size(gradient: Tensor) -> Tensor:
+    """The largest of its numbers: unlike a sum of squares it neither vanishes nor overflows. A rank may hold none."""
+    largest: Tensor = torch.linalg.vector_norm(gradient, math.inf) if gradient.numel() else gradient.new_zeros(())
+    return largest
+
+
+def _nan_last(size: float) -> float:
+    """For a maximum that does not hide NaN."""
+    return math.inf if math.isnan(size) else size
+
+
+def _relative(ways: Sequence[float], origins: Sequence[float]) -> float:
+    """The length of the way over that of the origin; infinite where it is no number.
+
+    >>> _relative([3.0, 4.0], [6.0, 8.0])
+    0.5
+    """
+    moved, size = math.hypot(*ways), math.hypot(*origins)
+    ratio = moved / size if size > 0 else moved
+    return ratio if math.isfinite(ratio) else math.inf

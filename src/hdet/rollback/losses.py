@@ -1,0 +1,126 @@
+"""The losses of a round, kept without synchronising host and device, and cut into blocks for the judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from hdet.errors import ArgumentError
+from hdet.rollback.ruin import BLOCKS, Block
+
+__all__ = ["Losses", "blocks_of"]
+
+_FIRST_ROOM = 64
+"""Losses for which there is room on a device at first; it doubles when it is full."""
+
+
+class Losses:
+    """What was observed in a round: numbers and CPU tensors on the host, others on their own device.
+
+    A value is copied at once, since the caller may reuse the tensor: one launch a loss.
+    """
+
+    def __init__(self) -> None:
+        self._ever = False
+        self.reset()
+
+    @property
+    def ever(self) -> bool:
+        """Whether a loss was added in any round."""
+        return self._ever or self.count > 0
+
+    @property
+    def count(self) -> int:
+        """Losses of this round."""
+        return len(self._steps)
+
+    def reset(self) -> None:
+        """Forget the losses: a new round begins."""
+        self._ever = self._ever or bool(getattr(self, "_steps", ()))
+        self._steps: list[int] = []
+        """The step of the round that each loss belongs to."""
+        self._on_host: list[float] = []
+        self._on_device: Tensor | None = None
+        self._stored = 0
+
+    def add(self, loss: float | Tensor, step: int = 0) -> None:
+        """Add one loss, of a step of the round: a number or a tensor of one element."""
+        if not isinstance(loss, Tensor):
+            self._on_host.append(_number(loss))
+        elif loss.numel() != 1 or loss.is_complex():
+            raise ArgumentError(
+                f"a loss must be one real number, but got a tensor of shape {tuple(loss.shape)}, {loss.dtype}; "
+                "reduce it first, for instance loss.mean()"
+            )
+        elif loss.is_cpu or loss.is_meta:
+            self._on_host.append(loss.item())
+        else:
+            self._store(loss)
+        self._steps.append(step)
+
+    def _store(self, loss: Tensor) -> None:
+        """On its device, at least in fp32; no float64: not every device has it."""
+        room = self._on_device
+        if room is None or room.device != loss.device:
+            self._on_host += self._read()
+            room = torch.empty(_FIRST_ROOM, device=loss.device, dtype=torch.promote_types(loss.dtype, torch.float32))
+            self._on_device = room
+        elif self._stored == len(room):
+            self._on_device = room = torch.cat([room, torch.empty_like(room)])
+        room[self._stored].copy_(loss.detach().reshape(()))
+        self._stored += 1
+
+    def _read(self) -> list[float]:
+        """Those on the device; nothing is left there. Synchronises."""
+        found: list[float] = self._on_device[: self._stored].tolist() if self._on_device is not None else []
+        self._on_device, self._stored = None, 0
+        return found
+
+    def values(self) -> list[float]:
+        """All of the round. Synchronises host and device if some lie there."""
+        self._on_host += self._read()
+        return list(self._on_host)
+
+    def mean(self) -> float:
+        """Mean of the round's; NaN if there is none."""
+        return math.fsum(self.values()) / self.count if self.count else math.nan
+
+    def blocks(self, length: int) -> list[Block]:
+        """The losses of a round of so many steps, in up to eight blocks of equal length. Synchronises."""
+        return blocks_of(zip(self._steps, self.values(), strict=True), length)
+
+
+def blocks_of(losses: Iterable[tuple[int, float]], length: int) -> list[Block]:
+    """(step, loss) of a round of so many steps, as blocks of equal length: none for steps without a loss.
+
+    >>> blocks_of([(0, 4.0), (1, 2.0), (2, math.nan)], length=3)
+    [Block(mean=4.0, steps=1), Block(mean=2.0, steps=1), Block(mean=nan, steps=1)]
+    """
+    count = min(max(length, 1), BLOCKS)
+    found: dict[int, list[float]] = {}
+    for step, loss in losses:
+        found.setdefault(min(step * count // max(length, 1), count - 1), []).append(loss)
+    steps = {k: (k + 1) * length // count - k * length // count for k in found}
+    return [Block(_mean([loss for loss in own if math.isfinite(loss)]), steps[k]) for k, own in sorted(found.items())]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _number(loss: object) -> float:
+    if not isinstance(loss, Real) or isinstance(loss, bool):
+        raise ArgumentError(
+            f"a loss must be a number or a tensor of one element, but got {loss!r}; "
+            "pass the loss itself, or call step() without an argument"
+        )
+    try:
+        return float(loss)
+    except OverflowError:
+        raise ArgumentError(
+            "a loss must be a number that a float can hold, but got a far larger integer; pass the loss itself"
+        ) from None
