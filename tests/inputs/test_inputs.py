@@ -80,7 +80,7 @@ def test_what_is_right_is_accepted(folder: Path) -> None:
         assert complaint(call, {}, folder) is None, call.name
 
 
-def test_many_inputs_need_no_framework(folder: Path) -> None:
+def test_many_inputs_need_no_framework(tmp_path: Path) -> None:
     """As where none is installed: ``HDET_INPUTS=...`` leaves out what is not there."""
     code = """
 import sys
@@ -96,7 +96,7 @@ from tests.inputs import calls, judge
 print({call.name: judge.complaint(call, {}, Path(sys.argv[1])) for call in calls.CALLS})
 """
     settings = {**os.environ, "HDET_INPUTS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
