@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from misset_data import Supply
-from misset_shapes import Factors, held, onecycle, risen
+from shapes import Factors, held, onecycle, risen
 from stacked import Optimizer, Stack, TrainStep, captured, tf32
+from supply import Supply
 from torch import Tensor
 
 from hdet.algorithm.auto.evidence import Evidence

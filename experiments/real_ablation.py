@@ -25,9 +25,9 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import torch
-from misset_lr import library, versions
+from provenance import commit, library, versions
 from real.bench import Bench, Outcome
-from real.ledger import Ledger, commit
+from real.ledger import Ledger
 from real.processes import in_processes, without
 from real.rows import Best, auto
 from real.score import TUNED, scored_by, table_of

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from misset_data import Supply
-from misset_lr import library, versions
+from provenance import commit, library, versions
 from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
-from real.ledger import Ledger, commit, log_test_run
+from real.ledger import Ledger, log_test_run
 from real.processes import in_processes, without
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
 from real.workloads import SPLITS, WORKLOADS
+from supply import Supply
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "real"

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from misset_auto import AutoRuns, Run
-from misset_ensembles import REPLICAS, Trained
-from misset_shapes import onecycle
+from shapes import onecycle
 from stacked import TrainStep
 
 from real.bench import Bench, Outcome
 from real.finder import range_test
 from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rates
+from real.published import REPLICAS, Trained
 from real.together import run_together
 
 __all__ = ["EXTENSIONS", "FEW", "LABELS", "PASSES", "STARTS", "Best", "Pass", "choose"]
@@ -173,7 +173,7 @@ def published(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[f
     """The published HDET: four replicas of a quarter of the batch each; the mean of their weights is evaluated."""
     guesses = [start * best.rate for start in few]
     stack = bench.stack(len(guesses), each=REPLICAS)
-    runs = Trained(bench, stack, guesses, onecycle(bench.steps))  # type: ignore[arg-type]
+    runs = Trained(bench, stack, guesses, onecycle(bench.steps))
     step = TrainStep(
         stack,
         bench.update(stack),

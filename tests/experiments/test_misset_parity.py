@@ -9,9 +9,9 @@ import misset_auto
 import pytest
 import torch
 from misset_auto import AutoRuns, Prober, Run
-from misset_data import Supply
-from misset_shapes import onecycle
+from shapes import onecycle
 from stacked import Adam, Momentum, Stack
+from supply import Supply
 
 import hdet
 from hdet.algorithm.auto import constants

@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import real.optimizers as optimizers
 import real.peers
+import real.published
 import real_lr
 import torch
-from misset_data import Supply
-from misset_shapes import onecycle
-from real.bench import Bench, Validator, evaluated_at
+from real.bench import Validator, evaluated_at
 from real.finder import suggestion
 from real.optimizers import BUILDERS
 from real.peers import PEERS
@@ -26,17 +24,10 @@ from real.processes import in_processes, without
 from real.rows import LABELS, Best, auto, choose, fixed, peers, published
 from real.together import run_together
 from real.torch_twins import TWINS
+from shapes import onecycle
 from stacked import TrainStep
 
-from tests.experiments.small_tasks import CPU, small
-
-CUSTOMARY = {**optimizers.CUSTOMARY, "adamw": 1e-2, "lion": 1e-3}
-
-
-def bench(optimizer: str = "adamw", name: str = "digits", steps: int = 20, seeds: tuple[int, ...] = (0, 1)) -> Bench:
-    task = small(name)
-    supply = Supply(task, seeds, steps, CPU)
-    return Bench(task, optimizer, CUSTOMARY[optimizer], steps, seeds, supply, CPU, evaluations=2)
+from tests.experiments.small_tasks import CUSTOMARY, bench, small
 
 
 def workload(name: str = "tiny", split: str = "dev", optimizer: str = "adamw", steps: int = 20) -> Any:
@@ -190,6 +181,21 @@ def test_missing_packages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     found = peers(bench(steps=4), Best(1e-2, None), [], [1.0], ["dog", "greedy", "schedulefree"])
     assert found["dog"] == "dog is not installed"
     assert all(isinstance(outcome, str) for outcome in found.values())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+def test_published_without_spread_is_plain_training(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+    monkeypatch.setattr(real.published, "ALPHA", 0.0)
+    here, best = bench(optimizer, "feed"), Best(1e-2, None)
+    plain = fixed(here, best, [1.0, 10.0], [], ["onecycle"])["onecycle"]
+    found = published(here, best, [], [1.0, 10.0], ["published"])["published"]
+    for row, other in zip(found.curves, plain.curves, strict=True):
+        assert [curve[-1] for curve in row] == pytest.approx([curve[-1] for curve in other], rel=1e-5)
+
+
+def test_published_moves_its_rate() -> None:
+    found = published(bench("adam", "feed", steps=24), Best(1e-2, None), [], [1.0], ["published"])["published"]
+    assert all(rate != pytest.approx(1e-2, rel=1e-9) and 0.005 < rate < 0.02 for rate in found.found[0])
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adafactor"])

@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from misset_data import Supply
 from real.bench import Validator
 from real.data import NOTES, stand_in
 from real.optimizers import CUSTOMARY, update_of
@@ -15,6 +14,7 @@ from real.pools import Rows, Windows, held_out
 from real.problems import images, tables, texts
 from real.workloads import SPLITS, WORKLOADS
 from stacked import Stack, TrainStep
+from supply import Supply
 
 from hdet.tasks import Task
 from tests.examples.launch import ROOT

@@ -8,7 +8,7 @@ import numpy as np
 
 from hdet.algorithm.auto.pilot import PilotState
 
-__all__ = ["Factors", "cosine", "held", "onecycle", "risen"]
+__all__ = ["Factors", "held", "onecycle", "risen"]
 
 Factors = np.ndarray
 """Factors at steps 0 ... S, float64. The last one is for the round that ends there."""
@@ -33,16 +33,6 @@ def held(steps: int, pct_start: float = 0.3, linear: bool = False) -> Factors:
     """
     t, top = np.arange(steps + 1.0), pct_start * steps - 1
     return _fall(np.maximum(t, top), top, steps, linear)
-
-
-def cosine(steps: int, warm_up: float = 0.05) -> Factors:
-    """A linear warm-up over a part of the run, then a half cosine to 0.
-
-    >>> cosine(10, warm_up=0.2).round(3).tolist()
-    [0.5, 1.0, 1.0, 0.962, 0.854, 0.691, 0.5, 0.309, 0.146, 0.038, 0.0]
-    """
-    t, rising = np.arange(steps + 1.0), max(1, round(warm_up * steps))
-    return np.where(t < rising, (t + 1) / rising, _between(1.0, 0.0, (t - rising) / (steps - rising), False))
 
 
 def risen(state: PilotState, steps: Factors) -> Factors:

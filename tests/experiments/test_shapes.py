@@ -1,14 +1,14 @@
-"""experiments/misset_shapes.py against torch's scheduler, the product's held schedule and the pilot's rise."""
+"""experiments/shapes.py against torch's scheduler, the product's held schedule and the pilot's rise."""
 
 from __future__ import annotations
 
 import doctest
 
-import misset_shapes
 import numpy as np
 import pytest
+import shapes
 import torch
-from misset_shapes import cosine, held, onecycle, risen
+from shapes import held, onecycle, risen
 
 import hdet
 from hdet.algorithm.auto.pilot import Phase, PilotState
@@ -21,7 +21,7 @@ def optimizer() -> torch.optim.Optimizer:
 
 
 def test_examples() -> None:
-    assert doctest.testmod(misset_shapes).failed == 0
+    assert doctest.testmod(shapes).failed == 0
 
 
 @pytest.mark.parametrize(("pct_start", "linear"), KINDS)
@@ -61,8 +61,3 @@ def test_held_is_the_products(pct_start: float, linear: bool) -> None:
 def test_risen_is_the_pilots(phase: Phase, peak: float) -> None:
     state, steps = PilotState(phase, peak=peak), np.arange(40.0)
     np.testing.assert_allclose(risen(state, steps), [state.rise(t) for t in steps], rtol=1e-12)
-
-
-def test_cosine_ends_at_nothing() -> None:
-    shape = cosine(100)
-    assert (shape[0], shape[5], shape[100]) == pytest.approx((0.2, 1.0, 0.0))
