@@ -18,6 +18,9 @@ __all__ = ["commit", "library", "versions"]
 
 PACKAGES = ("torch", "numpy", "transformers", "prodigyopt", "dadaptation", "dog-optimizer", "schedulefree")
 
+RULE = ("auto/constants.py", "auto/reach.py", "auto/rounds.py", "auto/rule.py", "rollback/ruin.py")
+"""What auto_runs.py takes of the library."""
+
 
 def commit() -> str:
     """``HDET_COMMIT`` where the tree is a copy, otherwise of the working tree."""
@@ -32,8 +35,7 @@ def commit() -> str:
 
 def library() -> str:
     """A fingerprint of the rule, whatever its words: a row made with another does not belong into the same table."""
-    folder = Path(hdet.__file__).parent
-    files = [file for file in sorted((folder / "algorithm").rglob("*.py")) if "reference" not in file.name]
+    files = [Path(hdet.__file__).parent / name for name in RULE]
     return fingerprint("".join(file.read_text(encoding="utf-8") for file in files))
 
 

@@ -35,7 +35,7 @@ from supply import Supply
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "real"
-OURS = ("auto", "placebo")
+OURS = ("auto", "auto-alone", "placebo")
 GROUPS = f"{', '.join(SPLITS)}, all"
 
 
@@ -80,9 +80,6 @@ class Cut:
 
     def batch(self, *place: int) -> tuple[torch.Tensor, ...]:
         return tuple(part[: self.batch_size] for part in self._task.batch(*place))
-
-    def probe(self, seed: int, round: int) -> tuple[torch.Tensor, ...]:
-        return tuple(part[: self.batch_size] for part in self._task.probe(seed, round))
 
     def validation(self) -> list[tuple[torch.Tensor, ...]]:
         return [tuple(part[: 8 * self.batch_size] for part in self._task.validation()[0])]

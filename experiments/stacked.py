@@ -18,7 +18,7 @@ from torch.func import functional_call, grad_and_value, replace_all_batch_norm_m
 
 from hdet.tasks import Task
 
-__all__ = ["Adam", "Momentum", "Optimizer", "Piece", "Stack", "TrainStep", "captured", "tf32"]
+__all__ = ["Adam", "Batch", "Momentum", "Optimizer", "Piece", "Stack", "TrainStep", "captured", "tf32"]
 
 Batch = tuple[Tensor, ...]
 
@@ -84,11 +84,6 @@ class Stack:
     def gradients(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradients like ``theta`` and losses [seed, configuration]; the batch has one row per seed."""
         return vmap(vmap(grad_and_value(self.loss), (0, None)), (0, 0))(theta, batch)
-
-    @torch.no_grad()
-    def losses_at(self, theta: Tensor, batch: Batch) -> Tensor:
-        """Losses [run, point] of ``theta[run, point, parameter]``; the batch has one row per run."""
-        return vmap(vmap(self.loss, (0, None)), (0, 0))(theta, batch)
 
     @torch.no_grad()
     def validation(self, theta: Tensor) -> Tensor:

@@ -36,9 +36,6 @@ class Doubled:
     def batch(self, *place: int) -> tuple[torch.Tensor, ...]:
         return _doubled(self._task.batch(*place))
 
-    def probe(self, seed: int, round: int) -> tuple[torch.Tensor, ...]:
-        return _doubled(self._task.probe(seed, round))
-
     def validation(self) -> list[tuple[torch.Tensor, ...]]:
         return [_doubled(batch) for batch in self._task.validation()]
 

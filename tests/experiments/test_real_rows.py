@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import real.peers
 import real.published
+import real.rows
 import real_lr
 import torch
+from auto_runs import AutoRuns, Run
 from real.bench import Validator, evaluated_at
 from real.finder import suggestion
 from real.optimizers import BUILDERS
@@ -207,13 +209,23 @@ def test_published_runs_on_every_optimizer(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "name", "steps"), [("muon", "text", 16), ("adafactor", "digits", 80)])
-def test_auto_and_its_placebo(optimizer: str, name: str, steps: int) -> None:
-    here = bench(optimizer, name, steps, seeds=(0,))
-    found = auto(here, Best(CUSTOMARY[optimizer], None), [], [100.0], ["auto", "placebo"])
-    assert found["auto"].starts == [100.0]
+def test_auto_and_its_controls(optimizer: str, name: str, steps: int) -> None:
+    here = bench(optimizer, name, steps, seeds=(0, 1))
+    found = auto(here, Best(CUSTOMARY[optimizer], None), [], [100.0, 1.0], ["auto", "auto-alone", "placebo"])
+    assert [outcome.starts for outcome in found.values()] == [[100.0, 1.0]] * 3
     assert all(math.isfinite(curve[-1]) for row in found["auto"].curves for curve in row)
     if steps > 16:  # long enough to have found something
         assert found["auto"].found != found["placebo"].found
+        assert len({rate for row in found["placebo"].found for rate in row}) == 4  # each has its own coins
+        one = auto(here, Best(CUSTOMARY[optimizer], None), [], [100.0], ["auto-alone"])["auto-alone"]
+        assert one.curves[0][1] == pytest.approx(found["auto-alone"].curves[0][1], rel=1e-6)
+
+
+def test_who_is_given_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[list[Run]]] = []
+    monkeypatch.setattr(real.rows, "AutoRuns", lambda *given: (made.append(given[2]), AutoRuns(*given))[1])
+    auto(bench(steps=8, seeds=(0,)), Best(1e-2, None), [], [1.0], ["auto", "auto-alone", "placebo"])
+    assert [run.losses for run in made[0][0]] == [True, False, True]
 
 
 def test_rows_are_kept_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
