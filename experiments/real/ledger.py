@@ -14,7 +14,7 @@ from provenance import commit
 
 from real.bench import Outcome
 
-__all__ = ["Ledger", "log_test_run"]
+__all__ = ["Ledger", "log_test_run", "save"]
 
 TEST_LOG = "test_runs.jsonl"
 
@@ -52,11 +52,16 @@ class Ledger:
         self.content["skipped"][name] = why
 
     def save(self) -> None:
-        """Write the file, all of it or nothing."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_suffix(".part")
-        draft.write_text(json.dumps(_rounded(self.content), allow_nan=False) + "\n")
-        os.replace(draft, self.path)
+        """Write the file."""
+        save(self.path, self.content)
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file, all of it or nothing; numbers to six digits, what is not finite is null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(_rounded(content), allow_nan=False) + "\n")
+    os.replace(draft, path)
 
 
 def _rounded(value: Any, digits: int = 6) -> Any:
