@@ -59,18 +59,17 @@ def train(job: Job) -> Curve:
     model = task.model(job.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=job.rate)
     if job.way == "auto":
-        probe = hdet.ProbeBatch(model, task.loss, lambda k: task.probe(job.seed, k))
-        scheduler: Any = hdet.OneCycleLR(optimizer, "auto", total_steps=job.steps, probe=probe)
+        scheduler: Any = hdet.OneCycleLR(optimizer, "auto", total_steps=job.steps)
     else:
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, job.rate, total_steps=job.steps)
     curve = Curve([0], [task.evaluate(model)["loss"]], [scheduler.get_last_lr()[0]])
     for step in range(1, job.steps + 1):
         optimizer.zero_grad()
-        task.loss(model, task.batch(job.seed, step - 1)).backward()
+        loss = task.loss(model, task.batch(job.seed, step - 1))
+        loss.backward()
         optimizer.step()
         rate = optimizer.param_groups[0]["lr"]
-        if step < job.steps:  # torch's own counts the step of its constructor
-            scheduler.step()
+        scheduler.step(*([loss] if job.way == "auto" else []))
         if step % job.every == 0 or step == job.steps:
             curve.steps.append(step)
             curve.losses.append(task.evaluate(model)["loss"])

@@ -3,8 +3,8 @@
     python experiments/lengths.py --json lengths.json
 
 A few small problems with Adam, AdamW and SGD with momentum, lengths 150 to 600, five seeds, two guesses. The found
-rate, the target at the run's end, as the median over the seeds, should change little from one length to the next: the
-last lines show the largest ratio between neighbours.
+rate, as the median over the seeds, should change little from one length to the next: the last lines show the largest
+ratio between neighbours. Seeds and guesses of a length train as rows of one stack.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import argparse
 import json
 import multiprocessing
 import statistics
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from zoo import model_of, probe_of, train
-from zoo_problems import OPTIMIZERS, PROBLEMS
-
-import hdet
-from hdet.journal import read_journal
+from auto_runs import AutoRuns, Run
+from real.bench import Validator
+from stacked import Stack
+from supply import Supply
+from zoo_stack import UPDATES, ZooTask
 
 LENGTHS = tuple(range(150, 601, 10))
 GUESSES = (1e-3, 1.0)
@@ -39,40 +38,45 @@ PAIRS = (
     "autoencoder/adam",
     "factors/adam",
 )
-"""``function`` is the network and the target of tests/engine/test_probed.py."""
+CPU = torch.device("cpu")
 
 
 class Found(NamedTuple):
     """One run."""
 
     rate: float
-    """The target at its end."""
-    went_back: int
+    rolled_back: int
     """How often."""
     loss: float
     """On held-out data."""
 
 
-def find(pair: str, length: int, seed: int, guess: float) -> Found:
-    """Train once, and read the journal."""
-    name, optimizer = pair.split("/")
-    problem = PROBLEMS[name]
-    model = model_of(problem, seed)
-    opt = OPTIMIZERS[optimizer](model.parameters(), lr=guess)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal.jsonl"
-        arguments: dict[str, Any] = {"total_steps": length, "cycle_momentum": False, "journal": path}
-        scheduler = hdet.OneCycleLR(opt, "auto", probe=probe_of(problem, model, seed), **arguments)
-        loss = train(problem, opt, model, scheduler, seed)
-        rounds = read_journal(path).rounds
-    went_back = sum(record["went_back_to"] is not None for record in rounds)
-    return Found(guess * rounds[-1]["learned"][0], went_back, loss)
+class Job(NamedTuple):
+    """The runs of one length."""
+
+    pair: str
+    length: int
+    seeds: int
+    guesses: Sequence[float]
 
 
-def found(job: tuple[str, int, int, float]) -> Found:
-    """:func:`find` in a process of a pool."""
+def find(job: Job) -> list[list[Found]]:
+    """[guess][seed]"""
     torch.set_num_threads(1)
-    return find(*job)
+    name, optimizer = job.pair.split("/")
+    task, seeds = ZooTask(name), range(job.seeds)
+    stack = Stack(task, seeds, len(job.guesses), CPU)
+    runs = [[Run(job.length, guess) for guess in job.guesses] for _ in seeds]
+    auto_runs = AutoRuns(stack, UPDATES[optimizer](stack.theta), runs)
+    step = auto_runs.train_step(Supply(task, seeds, job.length, CPU).batches)
+    for t in range(1, job.length + 1):
+        step()
+        auto_runs.end_rounds(t)
+    losses = Validator(stack, stack.theta)(stack.theta).tolist()
+    return [
+        [Found(row[k].found, row[k].rolled_back, losses[u][k]) for u, row in enumerate(runs)]
+        for k in range(len(job.guesses))
+    ]
 
 
 def table(runs: dict[tuple[str, float, int], list[Found]]) -> dict[str, list[dict[str, float]]]:
@@ -83,7 +87,7 @@ def table(runs: dict[tuple[str, float, int], list[Found]]) -> dict[str, list[dic
             {
                 "steps": length,
                 "found": statistics.median(run.rate for run in seeds),
-                "went_back": sum(run.went_back > 0 for run in seeds),
+                "rolled_back": sum(run.rolled_back > 0 for run in seeds),
                 "loss": statistics.median(run.loss for run in seeds),
             }
         )
@@ -109,18 +113,19 @@ def main() -> None:
     parser.add_argument("--rows", action="store_true", help="print every length")
     parser.add_argument("--json", type=Path, help="where to write all rows")
     given = parser.parse_args()
+    guesses = [float(guess) for guess in given.guesses.split(",")]
     jobs = [
-        (pair, int(length), seed, float(guess))
+        Job(pair, int(length), given.seeds, guesses)
         for pair in given.pairs.split(",")
-        for guess in given.guesses.split(",")
         for length in given.lengths.split(",")
-        for seed in range(given.seeds)
     ]
     with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
-        results = pool.map(found, jobs, chunksize=10)
-    runs: dict[tuple[str, float, int], list[Found]] = {}
-    for (pair, length, _, guess), result in zip(jobs, results, strict=True):
-        runs.setdefault((pair, guess, length), []).append(result)
+        results = pool.map(find, jobs, chunksize=4)
+    runs = {
+        (job.pair, guess, job.length): found
+        for job, result in zip(jobs, results, strict=True)
+        for guess, found in zip(guesses, result, strict=True)
+    }
     rows = table(runs)
     summary = {name: round(largest_ratio(row["found"] for row in lengths), 3) for name, lengths in rows.items()}
     for name, lengths in rows.items():

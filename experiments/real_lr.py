@@ -25,17 +25,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from misset_data import Supply
-from misset_lr import library, versions
+from provenance import commit, library, versions
 from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
-from real.ledger import Ledger, commit, log_test_run
+from real.ledger import Ledger, log_test_run
 from real.processes import in_processes, without
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
 from real.workloads import SPLITS, WORKLOADS
+from supply import Supply
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "real"
-OURS = ("auto", "placebo")
+OURS = ("auto", "auto-alone", "placebo")
 GROUPS = f"{', '.join(SPLITS)}, all"
 
 
@@ -80,9 +80,6 @@ class Cut:
 
     def batch(self, *place: int) -> tuple[torch.Tensor, ...]:
         return tuple(part[: self.batch_size] for part in self._task.batch(*place))
-
-    def probe(self, seed: int, round: int) -> tuple[torch.Tensor, ...]:
-        return tuple(part[: self.batch_size] for part in self._task.probe(seed, round))
 
     def validation(self) -> list[tuple[torch.Tensor, ...]]:
         return [tuple(part[: 8 * self.batch_size] for part in self._task.validation()[0])]

@@ -63,11 +63,6 @@ class Images(NamedTuple):
         for places in order.split(BATCH):
             yield self.images[places], self.labels[places]
 
-    def some(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A random batch."""
-        places = torch.randint(len(self.labels), (BATCH,), generator=generator, device=self.labels.device)
-        return self.images[places], self.labels[places]
-
 
 def images_of(synthetic: bool, device: torch.device) -> tuple[Images, Images]:
     """Training and test images."""
@@ -100,28 +95,24 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-def default(model: nn.Module, train: Images, steps: int, seed: int) -> Trainer:
+def default(model: nn.Module, steps: int) -> Trainer:
     optimizer = torch.optim.Adadelta(model.parameters(), lr=1.0)
     return Trainer(optimizer, _nothing, torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7).step)
 
 
-def schedule_free(model: nn.Module, train: Images, steps: int, seed: int) -> Trainer:
+def schedule_free(model: nn.Module, steps: int) -> Trainer:
     from schedulefree import AdamWScheduleFree
 
     return Trainer(AdamWScheduleFree(model.parameters(), lr=0.0025), _nothing, _nothing)
 
 
-def auto(model: nn.Module, train: Images, steps: int, seed: int) -> Trainer:
-    generator = torch.Generator(train.labels.device).manual_seed(seed + 1000)
-    probe = hdet.ProbeBatch(model, loss_of, lambda k: train.some(generator))
+def auto(model: nn.Module, steps: int) -> Trainer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=GUESS)
-    scheduler = hdet.OneCycleLR(
-        optimizer, max_lr="auto", total_steps=steps, probe=probe, seed=seed, cycle_momentum=False
-    )
+    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=steps, cycle_momentum=False)
     return Trainer(optimizer, scheduler.step, _nothing)
 
 
-ROWS: dict[str, Callable[[nn.Module, Images, int, int], Trainer]] = {
+ROWS: dict[str, Callable[[nn.Module, int], Trainer]] = {
     "default": default,
     "schedulefree": schedule_free,
     "auto": auto,
@@ -141,7 +132,7 @@ def train(row: str, seed: int, epochs: int, synthetic: bool, device_name: str) -
     torch.manual_seed(seed)
     model = Net().to(device)
     generator = torch.Generator(device).manual_seed(seed)
-    trainer = ROWS[row](model, training, epochs * -(-len(training.labels) // BATCH), seed)
+    trainer = ROWS[row](model, epochs * -(-len(training.labels) // BATCH))
     began, accuracy, highest = time.perf_counter(), [], 0.0
     for _ in range(epochs):
         model.train()

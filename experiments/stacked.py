@@ -15,14 +15,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, replace_all_batch_norm_modules_, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from hdet.tasks import Task
 
-__all__ = ["Adam", "Momentum", "Optimizer", "Piece", "Stack", "TrainStep", "captured", "tf32"]
+__all__ = ["Adam", "Batch", "Momentum", "Optimizer", "Piece", "Stack", "TrainStep", "captured", "tf32"]
 
 Batch = tuple[Tensor, ...]
-_COMPILED: dict[tuple[object, ...], Callable[..., tuple[Tensor, Tensor]]] = {}
 
 
 class Piece(NamedTuple):
@@ -47,13 +45,9 @@ class Stack:
         seeds: of the initial weights and of the data; one may stand there several times.
         configurations: how many runs per seed.
         device: where they train.
-        compiled: whether gradients are compiled; on a GPU, worth it for long runs.
     """
 
-    def __init__(
-        self, task: Task, seeds: Sequence[int], configurations: int, device: torch.device, compiled: bool = False
-    ) -> None:
-        self.compiled = compiled
+    def __init__(self, task: Task, seeds: Sequence[int], configurations: int, device: torch.device) -> None:
         self.task, self.seeds, self.device = task, list(seeds), device
         self.clip: float | None = getattr(task, "clip", None)
         """The largest norm of a run's gradient; longer ones are scaled to it."""
@@ -89,27 +83,7 @@ class Stack:
 
     def gradients(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradients like ``theta`` and losses [seed, configuration]; the batch has one row per seed."""
-        if self.compiled:
-            return self._compiled_gradients(theta, batch)
         return vmap(vmap(grad_and_value(self.loss), (0, None)), (0, 0))(theta, batch)
-
-    def _compiled_gradients(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The same by inductor, for any shape of as many runs: compiled once a process."""
-        seeds, configurations, _ = theta.shape
-        flat = theta.flatten(0, 1)
-        each = tuple(part.repeat_interleave(configurations, 0) for part in batch)
-        key = (self.task.name, *(tuple(part.shape) for part in (flat, *each)))
-        if key not in _COMPILED:
-            function = vmap(grad_and_value(self.loss), (0, 0))
-            traced = make_fx(lambda rows, *parts: function(rows, parts))(flat, *each)
-            _COMPILED[key] = torch.compile(traced, dynamic=False)
-        gradient, losses = _COMPILED[key](flat, *each)
-        return gradient.view_as(theta), losses.view(seeds, configurations)
-
-    @torch.no_grad()
-    def losses_at(self, theta: Tensor, batch: Batch) -> Tensor:
-        """Losses [run, point] of ``theta[run, point, parameter]``; the batch has one row per run."""
-        return vmap(vmap(self.loss, (0, None)), (0, 0))(theta, batch)
 
     @torch.no_grad()
     def validation(self, theta: Tensor) -> Tensor:

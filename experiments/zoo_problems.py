@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from real.models.recurrent import GRU
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
-__all__ = ["OPTIMIZERS", "PROBLEMS", "Problem", "Sign"]
+__all__ = ["BATCH", "OPTIMIZERS", "PROBLEMS", "Batch", "Problem", "Sign", "model_of"]
+
+BATCH = 64
 
 Batch = tuple[Tensor, Tensor]
 
@@ -58,7 +61,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def _mse(model: nn.Module, batch: Batch) -> Tensor:
-    return mse_loss(model(batch[0]), batch[1])
+    return (model(batch[0]) - batch[1]).square().mean()
 
 
 def _entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -150,12 +153,16 @@ class _Factors(nn.Module):
 
 
 class _Recurrent(nn.Module):
+    """A GRU, written out: torch's does not run under vmap. Its weights are drawn as torch draws them."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.gru, self.head = nn.Embedding(128, 24), nn.GRU(24, 32, batch_first=True), nn.Linear(32, 128)
+        self.table, self.gru, self.head = nn.Embedding(128, 24), GRU(24, 32), nn.Linear(32, 128)
+        for p in self.gru.parameters():
+            nn.init.uniform_(p, -1 / math.sqrt(32), 1 / math.sqrt(32))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.gru(self.table(x))[0])
+        return self.head(self.gru(self.table(x)))
 
 
 class _Attending(nn.Module):
@@ -168,7 +175,8 @@ class _Attending(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.table(x) + self.place
         q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2) for part in self.mix(self.norm(h)).chunk(3, -1))
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        later = torch.ones(16, 16, dtype=torch.bool, device=x.device).triu(1)
+        mixed = (q @ k.mT / math.sqrt(8)).masked_fill(later, -math.inf).softmax(-1) @ v
         return self.head(self.block(h + self.out(mixed.transpose(1, 2).flatten(2))))
 
 
@@ -222,7 +230,14 @@ PROBLEMS: dict[str, Problem] = {
     ),
     "convolution": _problem(_convolutions, _entropy, _some_digits, _unseen_digits),
     "autoencoder": _problem(lambda: _layers(64, 32, 8, 32, 64, between=nn.Tanh), _mse, _digits_themselves),
-    "factors": _problem(_Factors, lambda model, batch: mse_loss(model(batch[0]), batch[1]), _some_ratings),
+    "factors": _problem(_Factors, _mse, _some_ratings),
     "recurrent": _problem(_Recurrent, _entropy, _some_source),
     "attention": _problem(_Attending, _entropy, _some_source),
 }
+
+
+def model_of(problem: Problem, seed: int) -> nn.Module:
+    """Its weights as drawn with the seed; the global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return problem.model()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from misset_bench import Clock
-from misset_data import Supply
-from misset_shapes import Factors
+from shapes import Factors
 from stacked import Optimizer, Stack, captured, tf32
+from supply import Supply
 from torch import Tensor
 
 from hdet.tasks import Task
@@ -156,3 +156,23 @@ class Blocks:
         if self._inner is not None:
             self._inner.step_(theta[:, :own], gradient[:, :own], rate[:, :own])
         self.gradients.copy_(gradient[:, own:])
+
+
+class Clock:
+    """Seconds inside ``with``, the device's work included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.seconds = device, 0.0
+
+    def __enter__(self) -> Clock:
+        self._wait()
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
+        self.seconds += time.perf_counter() - self._began
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

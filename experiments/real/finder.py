@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from misset_shapes import Factors
+from shapes import Factors
 from stacked import TrainStep
 
 from real.bench import Bench

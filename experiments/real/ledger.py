@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import subprocess
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from misset_table import plain
+from provenance import commit
 
 from real.bench import Outcome
 
-__all__ = ["Ledger", "commit", "log_test_run"]
+__all__ = ["Ledger", "log_test_run", "save"]
 
 TEST_LOG = "test_runs.jsonl"
 
@@ -37,10 +37,6 @@ class Ledger:
     def __contains__(self, name: str) -> bool:
         return name in self.content["rows"]
 
-    def starts(self, name: str) -> set[float | None]:
-        """From where the row is known."""
-        return {cell["start"] for cell in self.content["rows"].get(name, {"starts": []})["starts"]}
-
     def add(self, name: str, label: str, outcome: Outcome, rate: float, more: dict[str, Any]) -> None:
         """A row; ``rate`` is the best one, which starts are factors of."""
         starts = [
@@ -56,27 +52,27 @@ class Ledger:
         self.content["skipped"][name] = why
 
     def save(self) -> None:
-        """Write the file, all of it or nothing."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.path.with_suffix(".part")
-        draft.write_text(json.dumps(_rounded(self.content), allow_nan=False) + "\n")
-        os.replace(draft, self.path)
+        """Write the file."""
+        save(self.path, self.content)
 
 
-def _rounded(value: Any) -> Any:
-    """As strict JSON can hold it; losses to six digits."""
-    return plain(value, 6)
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file, all of it or nothing; numbers to six digits, what is not finite is null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(_rounded(content), allow_nan=False) + "\n")
+    os.replace(draft, path)
 
 
-def commit() -> str:
-    """``HDET_COMMIT`` where the tree is a copy, otherwise of the working tree."""
-    if "HDET_COMMIT" in os.environ:
-        return os.environ["HDET_COMMIT"]
-    try:
-        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip()
+def _rounded(value: Any, digits: int = 6) -> Any:
+    """As strict JSON can hold it: what is not finite is null; losses to six digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(item, digits) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item, digits) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value
 
 
 def log_test_run(folder: Path, workload: str, rows: Iterable[str], reason: str) -> None:

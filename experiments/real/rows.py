@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from misset_auto import AutoRuns, Run
-from misset_ensembles import REPLICAS, Trained
-from misset_shapes import onecycle
+from auto_runs import AutoRuns, Run
+from shapes import onecycle
 from stacked import TrainStep
 
 from real.bench import Bench, Outcome
 from real.finder import range_test
 from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rates
+from real.published import REPLICAS, Trained
 from real.together import run_together
 
 __all__ = ["EXTENSIONS", "FEW", "LABELS", "PASSES", "STARTS", "Best", "Pass", "choose"]
 
 STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 FEW = (1e-3, 1.0, 100.0)
-"""Of methods that are asked for less: ours, its control, GreedyLR and the published one."""
+"""Of methods that are asked for less: ours, its controls, GreedyLR and the published one."""
 EXTENSIONS = 3
 """How often a grid whose best is on its edge is widened."""
 
@@ -154,13 +154,17 @@ def peers(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float
 
 
 def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
-    """``max_lr="auto"`` from some guesses, and with its losses shuffled."""
-    stack = bench.stack(len(few) * len(wanted))
-    optimizer = bench.update(stack)
-    columns = [(start * best.rate, name == "placebo") for name in wanted for start in few]
-    runs = [[Run(bench.steps, seed, guess, shuffled=shuffled) for guess, shuffled in columns] for seed in bench.seeds]
-    auto_runs = AutoRuns(stack, optimizer, runs, bench.supply, bench.graph)
-    curves, seconds = bench.train(stack, auto_runs.train_step(), auto_runs.after_step)
+    """``max_lr="auto"`` from some guesses: as it is, without losses, and with coins for what it sees."""
+    columns = [(name, start * best.rate) for name in wanted for start in few]
+
+    def run(seed: int, name: str, guess: float) -> Run:
+        placebo = f"{seed} {guess:g}" if name == "placebo" else None
+        return Run(bench.steps, guess, losses=name != "auto-alone", placebo=placebo)
+
+    stack = bench.stack(len(columns))
+    runs = [[run(seed, *column) for column in columns] for seed in bench.seeds]
+    auto_runs = AutoRuns(stack, bench.update(stack), runs)
+    curves, seconds = bench.train(stack, auto_runs.train_step(bench.supply.batches, bench.graph), auto_runs.end_rounds)
     rates = [[row[k].found for row in runs] for k in range(len(columns))]
     found: Found = {}
     for number, name in enumerate(wanted):
@@ -173,7 +177,7 @@ def published(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[f
     """The published HDET: four replicas of a quarter of the batch each; the mean of their weights is evaluated."""
     guesses = [start * best.rate for start in few]
     stack = bench.stack(len(guesses), each=REPLICAS)
-    runs = Trained(bench, stack, guesses, onecycle(bench.steps))  # type: ignore[arg-type]
+    runs = Trained(bench, stack, guesses, onecycle(bench.steps))
     step = TrainStep(
         stack,
         bench.update(stack),
@@ -194,7 +198,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         {"onecycle": "OneCycle", "customary": "OneCycle, customary rate", "finder": "range test, then OneCycle"}, fixed
     ),
-    Pass({"auto": "auto", "placebo": "auto, losses shuffled"}, auto),
+    Pass({"auto": "auto", "auto-alone": "auto, `step()` alone", "placebo": "auto, placebo"}, auto),
     Pass(
         {
             "schedulefree": "Schedule-Free, default rate",

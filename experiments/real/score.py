@@ -25,6 +25,7 @@ __all__ = [
     "Table",
     "area",
     "geometric_mean",
+    "near",
     "profile",
     "scored_by",
     "slowdowns",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 SLACK, LONGEST = 1.05, 4.0
+NEAR_RATE, NEAR_LOSS = 2.0, 1.01
+"""Factors to the best rate, and to the loss that it reaches, within which a run is near the best."""
 TUNED = "tuned"
 """The method that others are measured by."""
 
@@ -69,6 +72,8 @@ class Summary(NamedTuple):
     """Standard deviation over seeds of the final loss as a part of it, mean over workloads and starts."""
     reached: float
     """Share of runs that come to the target."""
+    near: float
+    """Share of runs whose rate, or whose final loss, is near the best."""
     failed: int
     """Runs whose final loss is not finite."""
     runs: int
@@ -155,6 +160,16 @@ def _finals(table: Table, rows: list[list[float]]) -> list[float]:
     return [min(curve[-1], table.initial) for curve in rows]
 
 
+def near(table: Table, method: str) -> list[bool]:
+    """For each start and seed: whether a rate within a factor 2 of the best was found, or a loss within 1 % of its."""
+    tuned, found = _finals(table, table.methods[TUNED][1.0]), table.found.get(method, {})
+    return [
+        1 / NEAR_RATE <= rate <= NEAR_RATE or loss <= NEAR_LOSS * other
+        for start, rows in table.methods[method].items()
+        for rate, loss, other in zip(found.get(start, [math.nan] * len(rows)), _finals(table, rows), tuned, strict=True)
+    ]
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """
     >>> geometric_mean([1.0, 4.0])
@@ -176,6 +191,7 @@ def summary(tables: Sequence[Table], method: str, slow: Sequence[float]) -> Summ
         sensitivity=fmean(found) - 1 if has_starts else None,
         spread=fmean(stdev(row) / fmean(row) if len(row) > 1 else math.nan for row in finals),
         reached=profile(slow, 1e300),
+        near=fmean(one for table in tables for one in near(table, method)),
         failed=sum(not math.isfinite(loss) for loss in last),
         runs=len(last),
     )

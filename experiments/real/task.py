@@ -1,4 +1,4 @@
-"""A task over data that lie in memory: what `hdet.tasks.Task` asks for."""
+"""A task over data that lie in memory: what `hdet.tasks.Task` asks for, but without probes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ __all__ = ["RealTask"]
 class RealTask:
     """A model, a pool of training samples, held-out batches and a loss.
 
-    Batches are as raw as the data (``uint8``, ``int16``): the loss makes them what the model takes. A probe batch is as
-    large as a training batch.
+    Batches are as raw as the data (``uint8``, ``int16``): the loss makes them what the model takes.
 
     Args:
         name: of the task, and of its random numbers.
@@ -64,11 +63,6 @@ class RealTask:
         words = f"{self.name} {seed}"
         _, places = epoch_places(words, self._pool.count, self.batch_size, step, replica, replicas)
         return self._pool.take(places, generator_of(self.name, "batch", seed, step, replica, replicas))
-
-    def probe(self, seed: int, round: int) -> Batch:
-        generator = generator_of(self.name, "probe", seed, round)
-        places = torch.randint(self._pool.count, (self.batch_size,), generator=generator)
-        return self._pool.take(places, generator)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return self._loss(model, batch)

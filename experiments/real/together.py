@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from misset_shapes import Factors
+from shapes import Factors
 from stacked import Stack, TrainStep
 from torch import Tensor
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
 import torch
-from misset_bench import Bench
-from misset_data import Supply
+from real import optimizers
+from real.bench import Bench
+from supply import Supply
 
 from hdet.tasks import Task, task_named
 
+CUSTOMARY = {**optimizers.CUSTOMARY, "adamw": 1e-2, "lion": 1e-3}
 CPU = torch.device("cpu")
 SMALL: dict[str, dict[str, Any]] = {
     "text": {"width": 16, "depth": 1, "heads": 2, "context": 16, "batch_size": 16},
@@ -34,9 +36,6 @@ class Doubled:
     def batch(self, *place: int) -> tuple[torch.Tensor, ...]:
         return _doubled(self._task.batch(*place))
 
-    def probe(self, seed: int, round: int) -> tuple[torch.Tensor, ...]:
-        return _doubled(self._task.probe(seed, round))
-
     def validation(self) -> list[tuple[torch.Tensor, ...]]:
         return [_doubled(batch) for batch in self._task.validation()]
 
@@ -50,7 +49,8 @@ def small(name: str) -> Any:
     return Doubled(task_named(name, **SMALL[name]))
 
 
-def bench(name: str, optimizer: str = "adam", steps: int = 24, seeds: tuple[int, ...] = (0, 1)) -> Bench:
+def bench(optimizer: str = "adamw", name: str = "digits", steps: int = 20, seeds: tuple[int, ...] = (0, 1)) -> Bench:
     """Where rows are run."""
     task = small(name)
-    return Bench(task, optimizer, steps, list(seeds), Supply(task, seeds, steps, CPU), CPU)
+    supply = Supply(task, seeds, steps, CPU)
+    return Bench(task, optimizer, CUSTOMARY[optimizer], steps, seeds, supply, CPU, evaluations=2)

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from zoo import model_of, probe_of, train
-from zoo_problems import PROBLEMS
+from zoo import train
+from zoo_problems import PROBLEMS, model_of
 
 import hdet
 from tests.examples.launch import ROOT, output_of
@@ -21,7 +21,7 @@ def test_a_journal_becomes_a_picture(tmp_path: Path, guess: float) -> None:
     model = model_of(problem, 0)
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
     journal = tmp_path / "run.jsonl"
-    scheduler = hdet.OneCycleLR(optimizer, "auto", 80, probe=probe_of(problem, model, 0), journal=journal)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", 80, journal=journal)
     train(problem, optimizer, model, scheduler, 0)
     output_of(sys.executable, ROOT / "docs" / "make_flight.py", journal, tmp_path / "flight.svg")
     picture = (tmp_path / "flight.svg").read_text()

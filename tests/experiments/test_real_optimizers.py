@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from misset_data import Supply
 from real.optimizers import BUILDERS, DECAY, is_hidden, update_of
 from stacked import Optimizer, Stack, TrainStep
+from supply import Supply
 from torch import Tensor, nn
 
 from tests.experiments.small_tasks import CPU, small

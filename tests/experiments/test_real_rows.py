@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import real.optimizers as optimizers
 import real.peers
+import real.published
+import real.rows
 import real_lr
 import torch
-from misset_data import Supply
-from misset_shapes import onecycle
-from real.bench import Bench, Validator, evaluated_at
+from auto_runs import AutoRuns, Run
+from real.bench import Validator, evaluated_at
 from real.finder import suggestion
 from real.optimizers import BUILDERS
 from real.peers import PEERS
@@ -26,17 +26,10 @@ from real.processes import in_processes, without
 from real.rows import LABELS, Best, auto, choose, fixed, peers, published
 from real.together import run_together
 from real.torch_twins import TWINS
+from shapes import onecycle
 from stacked import TrainStep
 
-from tests.experiments.small_tasks import CPU, small
-
-CUSTOMARY = {**optimizers.CUSTOMARY, "adamw": 1e-2, "lion": 1e-3}
-
-
-def bench(optimizer: str = "adamw", name: str = "digits", steps: int = 20, seeds: tuple[int, ...] = (0, 1)) -> Bench:
-    task = small(name)
-    supply = Supply(task, seeds, steps, CPU)
-    return Bench(task, optimizer, CUSTOMARY[optimizer], steps, seeds, supply, CPU, evaluations=2)
+from tests.experiments.small_tasks import CUSTOMARY, bench, small
 
 
 def workload(name: str = "tiny", split: str = "dev", optimizer: str = "adamw", steps: int = 20) -> Any:
@@ -192,6 +185,21 @@ def test_missing_packages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(isinstance(outcome, str) for outcome in found.values())
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+def test_published_without_spread_is_plain_training(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
+    monkeypatch.setattr(real.published, "ALPHA", 0.0)
+    here, best = bench(optimizer, "feed"), Best(1e-2, None)
+    plain = fixed(here, best, [1.0, 10.0], [], ["onecycle"])["onecycle"]
+    found = published(here, best, [], [1.0, 10.0], ["published"])["published"]
+    for row, other in zip(found.curves, plain.curves, strict=True):
+        assert [curve[-1] for curve in row] == pytest.approx([curve[-1] for curve in other], rel=1e-5)
+
+
+def test_published_moves_its_rate() -> None:
+    found = published(bench("adam", "feed", steps=24), Best(1e-2, None), [], [1.0], ["published"])["published"]
+    assert all(rate != pytest.approx(1e-2, rel=1e-9) and 0.005 < rate < 0.02 for rate in found.found[0])
+
+
 @pytest.mark.parametrize("optimizer", ["nesterov", "adafactor"])
 def test_published_runs_on_every_optimizer(optimizer: str) -> None:
     found = published(bench(optimizer, steps=12), Best(CUSTOMARY[optimizer], None), [], [1.0, 0.1], ["published"])
@@ -201,13 +209,23 @@ def test_published_runs_on_every_optimizer(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "name", "steps"), [("muon", "text", 16), ("adafactor", "digits", 80)])
-def test_auto_and_its_placebo(optimizer: str, name: str, steps: int) -> None:
-    here = bench(optimizer, name, steps, seeds=(0,))
-    found = auto(here, Best(CUSTOMARY[optimizer], None), [], [100.0], ["auto", "placebo"])
-    assert found["auto"].starts == [100.0]
+def test_auto_and_its_controls(optimizer: str, name: str, steps: int) -> None:
+    here = bench(optimizer, name, steps, seeds=(0, 1))
+    found = auto(here, Best(CUSTOMARY[optimizer], None), [], [100.0, 1.0], ["auto", "auto-alone", "placebo"])
+    assert [outcome.starts for outcome in found.values()] == [[100.0, 1.0]] * 3
     assert all(math.isfinite(curve[-1]) for row in found["auto"].curves for curve in row)
     if steps > 16:  # long enough to have found something
         assert found["auto"].found != found["placebo"].found
+        assert len({rate for row in found["placebo"].found for rate in row}) == 4  # each has its own coins
+        one = auto(here, Best(CUSTOMARY[optimizer], None), [], [100.0], ["auto-alone"])["auto-alone"]
+        assert one.curves[0][1] == pytest.approx(found["auto-alone"].curves[0][1], rel=1e-6)
+
+
+def test_who_is_given_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[list[Run]]] = []
+    monkeypatch.setattr(real.rows, "AutoRuns", lambda *given: (made.append(given[2]), AutoRuns(*given))[1])
+    auto(bench(steps=8, seeds=(0,)), Best(1e-2, None), [], [1.0], ["auto", "auto-alone", "placebo"])
+    assert [run.losses for run in made[0][0]] == [True, False, True]
 
 
 def test_rows_are_kept_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

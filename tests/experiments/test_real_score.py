@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import real_table
-from real.score import TUNED, Table, area, profile, ratios, slowdowns, summary, table_of
+from real.score import TUNED, Summary, Table, area, near, profile, ratios, slowdowns, summary, table_of
+from real.targets import check_table, checks
 
 STEPS = [10, 20, 30, 40]
 
@@ -77,8 +78,17 @@ def test_final_losses_by_hand() -> None:
     assert found.worst == 3.0
     assert found.sensitivity == pytest.approx(1.5)
     assert found.spread == pytest.approx((0 + math.sqrt(8) / 3) / 2)
-    assert (found.failed, found.runs, found.reached) == (1, 4, 0.25)
+    assert (found.failed, found.runs, found.reached, found.near) == (1, 4, 0.25, 0.25)
     assert summary([one], TUNED, [1.0, 1.0]).sensitivity is None
+
+
+def test_near_is_by_the_rate_or_by_the_loss() -> None:
+    worse, as_good = [9.0, 9.0, 9.0, 1.02], [9.0, 9.0, 9.0, 1.01]
+    one = table(ours={1.0: [worse, as_good], 100.0: [worse, worse]})
+    assert near(one, "ours") == [False, True, False, False]
+    rates = {1.0: [2.0, 99.0], 100.0: [0.49, 0.5]}
+    assert near(one._replace(found={"ours": rates}), "ours") == [True, True, False, True]
+    assert near(one, TUNED) == [True, True]
 
 
 def test_file() -> None:
@@ -104,6 +114,41 @@ def test_densities_are_scored_by_their_exponentials() -> None:
     assert slowdowns([found])[TUNED] == [pytest.approx(4 / 3), 1.0]
 
 
+def test_targets_are_met_or_missed() -> None:
+    def one(ratio: float, worst: float = 1.1, area: float = 0.5, near: float = 0.9) -> Summary:
+        return Summary(area, ratio, worst, None, 0.0, 1.0, near, 0, 3)
+
+    good = {"auto": one(1.02), "auto-alone": one(1.1), "placebo": one(1.5, 1.0, 0.9), "onecycle": one(0.5, 0.5, 1.0)}
+    good |= {TUNED: one(1.0, 1.0, 0.9), "schedulefree-tuned": one(0.9, 0.9, 0.9), "dog": one(1.2, 1.2, 0.4)}
+    found = checks({"seen": good, "dev": {"auto": one(1.0, near=0.7)}, "kin": good}, {"sorting": {1.0: 2.0, 1e-3: 4.0}})
+    missed = [(check.split, check.what) for check in found if not check.met]
+    assert missed == [
+        ("dev", "mean"),
+        ("dev", "runs near the best rate or its loss"),
+        ("apart", "sorting, the worst start"),
+    ]
+    assert len([check for check in found if check.split == "seen"]) == 8
+    bad = {**good, "auto": one(1.04, 1.3, 0.3, 0.7), "auto-alone": one(1.2), "placebo": one(1.2), "momo": one(1.01)}
+    by_name = {check.what: check for check in checks({"seen": bad}, {})}
+    assert not any(check.met for check in by_name.values())
+    assert by_name["ahead of untuned peers in mean"].found == "not of momo"
+    assert by_name["ahead of untuned peers in worst"].found == "not of dog, momo"
+    assert "| seen | worst | 1.300 | at most 1.12 | MISS |" in check_table(list(by_name.values()))
+
+
+def test_sorting_is_in_no_mean(tmp_path: Path) -> None:
+    for name, loss in (("sorting", 4.0), ("other", 2.0)):
+        made = content("kin")
+        made["workload"] = name
+        made["rows"]["auto"]["starts"][0]["curves"] = [[4.0, 4.0, 4.0, loss]] * 2
+        (tmp_path / f"{name}.json").write_text(json.dumps(made))
+    page = real_table.page(tmp_path, tmp_path, ["kin"])
+    assert "## Kin: 1 workloads" in page
+    assert "| auto | 1.414 | 2.00 |" in page  # from two starts, 2 and 1
+    assert "| apart | sorting, the worst start | 4.000 | at most 3 | MISS |" in page
+    assert "| auto, from x0.001 | 2.000 | 4.000 |" in page
+
+
 def test_tables_and_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +169,8 @@ def test_tables_and_picture(
     assert "Kin" not in out
     assert "| auto, from x0.001 | 0.900 |" in out
     assert "| auto, from x100 | 2 to 5 |" in out
+    assert "| dev | mean | 0.949 | at most 0.99 | PASS |" in out
+    assert "| auto | 0.949 | 1.00 | 0.889 | 100% | 100% |" in out
     assert '| **hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate | 0.95 | 1.00 | 3 |' in out
     assert (tmp_path / "images" / "real_profile_dev.svg").read_text().startswith("<?xml")
     monkeypatch.setattr(

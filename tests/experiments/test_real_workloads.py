@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from misset_data import Supply
 from real.bench import Validator
 from real.data import NOTES, stand_in
 from real.optimizers import CUSTOMARY, update_of
@@ -15,6 +14,7 @@ from real.pools import Rows, Windows, held_out
 from real.problems import images, tables, texts
 from real.workloads import SPLITS, WORKLOADS
 from stacked import Stack, TrainStep
+from supply import Supply
 
 from hdet.tasks import Task
 from tests.examples.launch import ROOT
@@ -88,24 +88,21 @@ def test_gradients_of_a_stack_are_those_of_the_model(name: str) -> None:
 @EVERY
 def test_batches_depend_on_their_arguments_alone(name: str) -> None:
     one, state = task(name), torch.random.get_rng_state()
-    first, probe = one.batch(3, 2), one.probe(3, 1)
+    first = one.batch(3, 2)
     weights = torch.nn.utils.parameters_to_vector(one.model(3).parameters())
     again = WORKLOADS[name].task(synthetic=True)
     again.batch(4, 0)
     assert all(map(torch.equal, first, again.batch(3, 2)))
-    assert all(map(torch.equal, probe, again.probe(3, 1)))
     assert torch.equal(weights, torch.nn.utils.parameters_to_vector(again.model(3).parameters()))
     assert torch.equal(state, torch.random.get_rng_state())
-    for other in (one.batch(3, 3), one.batch(4, 2), one.probe(3, 2), probe):
+    for other in (one.batch(3, 3), one.batch(4, 2)):
         assert not torch.equal(first[0], other[0])
 
 
 @EVERY
-def test_a_probe_is_as_large_as_a_batch(name: str) -> None:
+def test_replicas_share_no_batch(name: str) -> None:
     one = task(name)
-    batch, probe = one.batch(0, 0), one.probe(0, 0)
-    assert [(part.shape, part.dtype) for part in probe] == [(part.shape, part.dtype) for part in batch]
-    assert len(batch[0]) == one.batch_size
+    assert len(one.batch(0, 0)[0]) == one.batch_size
     if name not in ALONE:
         halves = [one.batch(0, 0, replica, 2) for replica in (0, 1)]
         assert not torch.equal(halves[0][0], halves[1][0])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from misset_data import Supply
-from misset_shapes import onecycle
+from shapes import onecycle
 from stacked import Adam, Momentum, Stack, TrainStep
+from supply import Supply
 
 from tests.experiments.small_tasks import CPU, bench, small
 
@@ -22,7 +22,7 @@ def test_a_row_is_plain_training(name: str, optimizer: str) -> None:
     task, seeds, peaks, steps = small(name), [3, 5], [1e-3, 1e-2], 8
     stacked, plain = TORCH[optimizer]
     stack = Stack(task, seeds, len(peaks), CPU)
-    table = bench(name, steps=steps).rates(stack, peaks, onecycle(steps))
+    table = bench(name=name, steps=steps).rates(stack, peaks, onecycle(steps))
     step = TrainStep(stack, stacked(stack.theta), Supply(task, seeds, steps, CPU).batches, table)
     for _ in range(steps):
         step()

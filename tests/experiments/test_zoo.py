@@ -52,7 +52,10 @@ def test_a_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert entry["best_rate"] == zoo.RATES[16]
     assert entry["seeds"][0]["ratio"] == pytest.approx(entry["seeds"][0]["auto"] / entry["seeds"][0]["fixed"])
     assert json.loads(path.read_text())["scores"] == known["scores"]
-    assert zoo.show(known, 60)["worst"] == pytest.approx(entry["seeds"][0]["ratio"], abs=1e-3)
+    shown = zoo.show(known, 60)
+    assert shown["worst"] == pytest.approx(entry["seeds"][0]["ratio"], abs=1e-3)
+    monkeypatch.setattr(zoo, "TARGETS", {60: 0.01})
+    assert [shown["target"], zoo.show(known, 60)["target"]] == ["none", "MISS"]
     assert "softmax" in capsys.readouterr().out
 
 

@@ -1,17 +1,19 @@
-"""Courses of training losses, made up: what a judge of ruin must let pass, and what it must not miss.
+"""Courses of training losses: what a judge of ruin must let pass, and what it must not miss.
 
-A course is a pure function of its kind and a seed. Written before the rule that it tests.
+Those that are made up are pure functions of a kind and a seed, and were written before the rule that they test. A
+hundred are recorded from real runs: ``experiments/record_courses.py`` says how.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["EXPLOSIONS", "KINDS", "Course", "course", "exploding"]
+__all__ = ["EXPLOSIONS", "KINDS", "Course", "course", "exploding", "harder", "recorded"]
 
 Losses = np.ndarray
 """One float64 for each step."""
@@ -177,6 +179,23 @@ def _course(name: str, losses: Losses, seed: int, explodes_at: int | None = None
     steps = len(losses)
     ends = _growing_ends(steps) if seed % 3 else [*range(2, steps, 2), steps]
     return Course(name, losses, ends, int(0.45 * steps), explodes_at)
+
+
+def recorded() -> list[Course]:
+    """Of real runs; the first 400 steps of long ones."""
+    with np.load(Path(__file__).with_name("recorded.npz")) as file:
+        parts = np.split(file["losses"].astype(float), file["ends"][:-1])
+        runs = zip(file["names"].tolist(), file["steps"].tolist(), parts, strict=True)
+    return [Course(name, losses, _growing_ends(len(losses)), int(0.45 * steps)) for name, steps, losses in runs]
+
+
+def harder(seed: int, deviations: float = 100.0) -> Course:
+    """From some step on so many deviations more, whatever the weights: a far harder part of the data begins."""
+    random = np.random.default_rng([seed, *b"harder"])
+    ground = _ground(random)
+    at = int(random.integers(20, len(ground.mean) - 20))
+    rise = deviations * ground.deviations[at] * (np.arange(len(ground.mean)) >= at)
+    return _course(f"harder {seed}", ground.mean + ground.noise + rise, seed, at)
 
 
 # Explosions ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ _BLOCK = 25
 
 
 class Supply:
-    """Training batches of every seed and step, and probe batches as they are asked for.
+    """Training batches of every seed and step.
 
     Args:
         task: whose batches.
@@ -28,10 +28,6 @@ class Supply:
     """
 
     def __init__(self, task: Task, seeds: Sequence[int], steps: int, device: torch.device) -> None:
-        self.seeds, self.steps = list(seeds), steps
-        self._task, self._device = task, device
-        self._probes: dict[tuple[int, int], tuple[Tensor, ...]] = {}
-
         def block(seed: int, first: int) -> list[tuple[Tensor, ...]]:
             return [task.batch(seed, step) for step in range(first, min(first + _BLOCK, steps))]
 
@@ -45,11 +41,3 @@ class Supply:
     def quarters(self) -> tuple[Tensor, ...]:
         """Every batch dealt out to four replicas: [step, seed and replica, ...]."""
         return tuple(part[:, :, : part.shape[2] // 4 * 4].unflatten(2, (4, -1)).flatten(1, 2) for part in self.batches)
-
-    def probes(self, wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, ...]:
-        """Probe batches of (seed, number), one row each."""
-        for seed, number in wanted:
-            if (seed, number) not in self._probes:
-                batch = self._task.probe(seed, number)
-                self._probes[seed, number] = tuple(part.to(self._device, non_blocking=True) for part in batch)
-        return tuple(torch.stack(same) for same in zip(*(self._probes[key] for key in wanted), strict=True))

@@ -1,0 +1,341 @@
+"""``max_lr="auto"`` on a stack: a search for every run, by the library's own rule. What the library does to one model.
+
+Gradients and losses are summed up and kept on the device; the host looks at them where rounds end. Rules with other
+numbers, without losses, with coins in place of what they see, and plain schedules may train side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from shapes import PEAK, Factors, factors, held, onecycle
+from stacked import Batch, Optimizer, Stack, TrainStep
+from torch import Tensor
+
+from hdet.auto.constants import DEFAULT, Constants
+from hdet.auto.reach import Sums, estimate, straightness
+from hdet.auto.rounds import is_sampled, next_end
+from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule
+from hdet.rollback import ruin
+from hdet.rollback.ruin import LIMITS, Block, Limits
+
+__all__ = ["AutoRuns", "Measured", "Run", "blocks_of", "ends_of"]
+
+_TOGETHER = 64
+"""Runs measured in one call; bounds memory."""
+_SLOTS = 2
+
+Place = tuple[int, int]
+"""Seed and configuration of a run in its stack."""
+
+
+def ends_of(steps: int, constants: Constants = DEFAULT) -> tuple[int, ...]:
+    """Where the rounds of a run end. The last two end before and after its last step.
+
+    >>> ends_of(20)
+    (1, 3, 5, 7, 9, 11, 13, 15, 18, 19, 20)
+    """
+    ends = [0]
+    while ends[-1] < steps - 1:
+        ends.append(min(next_end(ends[-1], constants), steps - 1))
+    return (*ends[1:], steps)
+
+
+def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
+    """The losses of a round in equal parts, as the judge takes them.
+
+    >>> blocks_of([1.0, math.nan, 3.0])
+    (Block(mean=1.0, steps=1), Block(mean=nan, steps=1), Block(mean=3.0, steps=1))
+    >>> blocks_of([1.0, math.nan, *range(14)])[:2]
+    (Block(mean=1.0, steps=2), Block(mean=0.5, steps=2))
+    """
+    count = min(len(losses), ruin.BLOCKS)
+    edges = [number * len(losses) // count for number in range(count + 1)]
+    return tuple(_block(losses[begin:end]) for begin, end in pairwise(edges))
+
+
+def _block(losses: Sequence[float]) -> Block:
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return Block(fmean(finite) if finite else math.nan, len(losses))
+
+
+class Measured(NamedTuple):
+    """What the device tells of a round."""
+
+    moved: float
+    """How far the weights have come since the search began, over their norm."""
+    sums: Sums | None
+    """None: they are no numbers."""
+    losses: list[float]
+    """Of each step."""
+    norms: list[float]
+    """Logarithms of the gradients' norms, of each step that was sampled."""
+
+
+class Run:
+    """One run: its rule, and where it stands.
+
+    Args:
+        steps: S.
+        guess: the user's rate.
+        searches: whether the rate is searched; if not, the schedule is followed at the guess.
+        losses: whether ``scheduler.step(loss)`` is given losses. ``scheduler.step()`` alone is not: then the logarithms
+            of gradients' norms take their place.
+        placebo: a control: coins say whether the gradients ask for as much as they can get or for nothing, and the
+            losses are those of any round so far. A name for its random numbers; None: it sees what there is.
+        constants, limits: the rule's numbers.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        guess: float,
+        *,
+        searches: bool = True,
+        losses: bool = True,
+        placebo: str | None = None,
+        constants: Constants = DEFAULT,
+        limits: Limits = LIMITS,
+    ) -> None:
+        self.steps, self.guess, self.losses = steps, guess, losses
+        self.rule = Rule(steps, searches, constants, limits)
+        self.state = self.rule.begin()
+        searching = self.state.phase is not Phase.KEPT
+        self.ends = ends_of(steps, constants) if searching else ()
+        self.decisions: list[tuple[int, Decision]] = []
+        """After which step, and what."""
+        self._held, self._plain = held(steps), onecycle(steps)
+        self._dice = None if placebo is None else random.Random(f"placebo {placebo}")
+        self._rounds: list[tuple[Block, ...]] = []
+
+    @property
+    def sampled(self) -> list[bool]:
+        """At each step, whether its gradient is sampled."""
+        spans = pairwise((0, *self.ends))
+        constants = self.rule.constants
+        return [is_sampled(t - begin, end - begin, constants) for begin, end in spans for t in range(begin, end)]
+
+    @property
+    def shape(self) -> Factors:
+        """The schedule at steps 0 ... S: its rise is held at 1, unless the guess is kept to."""
+        return self._plain if self.state.phase is Phase.KEPT else self._held
+
+    @property
+    def found(self) -> float:
+        """The peak rate that the run has found."""
+        return self.guess * self.state.found
+
+    @property
+    def rolled_back(self) -> int:
+        """How often."""
+        return sum(decision.action is Action.ROLL_BACK for _, decision in self.decisions)
+
+    def rates(self, begin: int, end: int) -> Factors:
+        """Of the steps from ``begin`` on, as things stand."""
+        steps = np.arange(begin, end)
+        return self.guess * factors(self.state, steps, self.rule.constants) * self.shape[begin:end]
+
+    def after_round(self, span: tuple[int, int], measured: Measured, resolution: float) -> Decision:
+        """What follows from a round."""
+        begin, end = span
+        sums = measured.sums or Sums(0.0, 0.0, 0.0)
+        rate, straight = estimate(sums), straightness(sums)
+        reach = math.log(rate / (self.guess * self.shape[end - 1])) if rate > 0 else -math.inf
+        blocks = blocks_of(measured.losses if self.losses else measured.norms)
+        if self._dice is not None:
+            self._rounds.append(blocks)
+            blocks = self._dice.choice(self._rounds)
+            reach, straight = -math.inf, float(self._dice.random() < 0.5)
+        evidence = Evidence(
+            span,
+            end - begin,
+            blocks,
+            PEAK * self.steps - 1,
+            float(self.shape[end]),
+            measured.moved,
+            reach,
+            straight,
+            resolution=resolution,
+        )
+        decision = self.rule.after_round(self.state, evidence)
+        self.state = decision.state
+        self.decisions.append((end, decision))
+        return decision
+
+
+class _Reaches:
+    """The sums of :mod:`hdet.auto.reach` for all runs, on the device."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self._pull = torch.zeros_like(theta)
+        self._sums = torch.zeros(5, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
+        """asked, rates, the rate of the last sample, and for a straight way: sums of rates before it, and of weights"""
+
+    def before_step(self, origin: Tensor, theta: Tensor, gradient: Tensor, rate: Tensor, sampled: Tensor) -> None:
+        """The step at ``rate`` [seed, configuration] is about to be made; ``sampled``: 1, or 0 where it is not."""
+        asked, rates, last, ahead, weight = self._sums
+        kept = torch.where((last > 0) & (sampled > 0), (last / rate).square().clamp(max=1), 1.0)
+        asked.mul_(kept).add_(sampled * (gradient * (origin - theta)).sum(-1))
+        self._pull.mul_(kept[..., None]).add_(sampled[..., None] * gradient)
+        ahead.mul_(kept).add_(sampled * rates)
+        weight.mul_(kept).add_(sampled)
+        rates.add_(rate)
+        last.copy_(torch.where(sampled > 0, rate, last))
+
+    def measured(self, places: tuple[Tensor, Tensor], origin: Tensor, theta: Tensor) -> Tensor:
+        """[4, run] of some runs: as ``Sums`` has them."""
+        gained = (self._pull[places] * (origin - theta)).sum(-1)
+        asked, rates, _, ahead, weight = self._sums[:, places[0], places[1]]
+        return torch.stack([asked, gained, rates, ahead / weight])
+
+    def reset(self, places: tuple[Tensor, Tensor]) -> None:
+        """The ways of some runs begin anew."""
+        self._pull[places] = 0
+        self._sums[:, places[0], places[1]] = 0
+
+
+class AutoRuns:
+    """All runs of a stack under their rules.
+
+    Args:
+        stack: the runs' weights.
+        optimizer: whose state is kept and put back with them.
+        runs: ``runs[seed][configuration]``, all of the same length.
+    """
+
+    def __init__(self, stack: Stack, optimizer: Optimizer, runs: Sequence[Sequence[Run]]) -> None:
+        self._stack, self._optimizer = stack, optimizer
+        self.runs = {(u, k): run for u, row in enumerate(runs) for k, run in enumerate(row)}
+        self._due: dict[int, dict[Place, tuple[int, int]]] = {}
+        """By the step that a round ends at: runs, the step that it began at, and where the next one ends."""
+        for place, run in self.runs.items():
+            for begin, end, following in zip((0, *run.ends), run.ends, (*run.ends[1:], run.steps), strict=False):
+                self._due.setdefault(end, {})[place] = (begin, following)
+        steps, theta = runs[0][0].steps, stack.theta
+        self._origin = theta.clone()
+        self._snapshots = [[torch.zeros_like(tensor) for tensor in self._tensors] for _ in range(_SLOTS)]
+        self._reaches = _Reaches(theta)
+        self._sampled = torch.zeros(steps, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
+        for (u, k), run in self.runs.items():
+            if run.ends:
+                self._sampled[:, u, k] = torch.tensor(run.sampled).to(self._sampled)
+        self._history = torch.zeros(2, *self._sampled.shape, device=theta.device, dtype=theta.dtype)
+        """[what, step, seed, configuration]: losses, and logarithms of gradients' norms."""
+        self._clock = torch.zeros(1, dtype=torch.long, device=theta.device)
+        self.rates = torch.zeros(*self._sampled.shape, len(stack.sizes), device=theta.device, dtype=theta.dtype)
+        """[step, seed, configuration, group]: for TrainStep. Those after the end of a run's round are not yet right."""
+        self._write_rates(0, steps, list(self.runs))
+
+    @property
+    def losses(self) -> Tensor:
+        """[step, seed, configuration] of the steps so far."""
+        return self._history[0]
+
+    @property
+    def _tensors(self) -> tuple[Tensor, ...]:
+        """Everything that training changes."""
+        return (self._stack.theta, *self._optimizer.state)
+
+    def train_step(self, batches: Batch, graph: bool = True) -> TrainStep:
+        """The step of all runs, ready for the first one."""
+        before, after = self._before_step, self._after_step
+        step = TrainStep(self._stack, self._optimizer, batches, self.rates, before=before, after=after, graph=graph)
+        self._reaches.reset(self._indices(list(self.runs)))  # what its capture has left
+        self._clock.zero_()
+        return step
+
+    def _before_step(self, gradient: Tensor, rate: Tensor) -> None:
+        """On the device, before each update."""
+        sampled = self._sampled.index_select(0, self._clock)[0]
+        self._history[1].index_copy_(0, self._clock, gradient.norm(dim=-1).log()[None])
+        self._reaches.before_step(self._origin, self._stack.theta, gradient, rate[..., 0], sampled)
+
+    def _after_step(self, losses: Tensor) -> None:
+        """On the device, after each update."""
+        self._history[0].index_copy_(0, self._clock, losses[None])
+        self._clock += 1
+
+    @torch.no_grad()
+    def end_rounds(self, t: int) -> None:
+        """``t`` steps have been made: decide for the runs whose round ends here, and carry it out."""
+        due = self._due.get(t, {})
+        if not due:
+            return
+        resolution = torch.finfo(self._stack.theta.dtype).eps
+        decisions = {}
+        for place, measured in self._measured(t, {place: begin for place, (begin, _) in due.items()}).items():
+            decision = self.runs[place].after_round((due[place][0], t), measured, resolution)
+            decisions[place] = decision._replace(anew=decision.anew or measured.sums is None)
+        self._carry_out(decisions)
+        self._write_rates(t, max(following for _, following in due.values()), list(due))
+
+    def _measured(self, t: int, begins: dict[Place, int]) -> dict[Place, Measured]:
+        """What the rounds that end at ``t`` have shown, by one synchronisation."""
+        places, first = list(begins), min(begins.values())
+        parts = []
+        for some in self._chunks(places):
+            origin, now = self._origin[some], self._stack.theta[some]
+            own = origin.norm(dim=-1)
+            moved = (now - origin).norm(dim=-1) / torch.where(own > 0, own, 1.0)
+            history = self._history[:, first:t, some[0], some[1]]
+            parts.append(torch.cat([moved[None], self._reaches.measured(some, origin, now), *history]))
+        found = torch.cat(parts, 1).T.double().tolist()
+        return {place: self._told(place, row, begins[place] - first) for place, row in zip(places, found, strict=True)}
+
+    def _told(self, place: Place, row: list[float], skipped: int) -> Measured:
+        """One run: moved, its sums, losses and norms of steps; of these the first few belong to earlier rounds."""
+        moved, sums, history = row[0], row[1:5], row[5:]
+        losses, norms = (history[skipped : len(history) // 2], history[len(history) // 2 + skipped :])
+        constants, length = self.runs[place].rule.constants, len(losses)
+        return Measured(
+            moved if math.isfinite(moved) else math.inf,
+            Sums(*sums) if all(map(math.isfinite, sums)) else None,
+            losses,
+            [norm for step, norm in enumerate(norms) if is_sampled(step, length, constants)],
+        )
+
+    def _carry_out(self, decisions: dict[Place, Decision]) -> None:
+        """Do with the weights what was decided."""
+
+        def those(action: Action, slot: int | None = None) -> list[Place]:
+            return [place for place, one in decisions.items() if (one.action, one.slot) == (action, slot)]
+
+        for slot, snapshot in enumerate(self._snapshots):
+            self._copy(self._tensors, snapshot, those(Action.KEEP, slot))
+            self._copy(snapshot, self._tensors, those(Action.ROLL_BACK, slot))
+        self._copy([self._origin], [self._stack.theta], those(Action.RESTART))
+        for some in self._chunks(those(Action.RESTART)):
+            for tensor in self._optimizer.state:
+                tensor[some] = 0
+        anew = [place for place, one in decisions.items() if one.anew]
+        self._copy([self._stack.theta], [self._origin], anew)
+        for some in self._chunks(anew):
+            self._reaches.reset(some)
+
+    def _copy(self, sources: Sequence[Tensor], targets: Sequence[Tensor], places: list[Place]) -> None:
+        for some in self._chunks(places):
+            for source, target in zip(sources, targets, strict=True):
+                target[some] = source[some]
+
+    def _write_rates(self, begin: int, end: int, places: list[Place]) -> None:
+        """The rates of some runs, as things stand."""
+        if begin < end:
+            table = np.stack([self.runs[place].rates(begin, end) for place in places], 1)
+            seeds, columns = self._indices(places)
+            self.rates[begin:end, seeds, columns] = torch.from_numpy(table).to(self.rates)[..., None]
+
+    def _chunks(self, places: list[Place]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some at a time."""
+        for first in range(0, len(places), _TOGETHER):
+            yield self._indices(places[first : first + _TOGETHER])
+
+    def _indices(self, places: list[Place]) -> tuple[Tensor, Tensor]:
+        seeds, columns = torch.tensor(places, device=self._stack.device).T
+        return seeds, columns

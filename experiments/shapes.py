@@ -1,0 +1,53 @@
+"""Schedules as factors on a peak rate, one per step. Pure functions, in numpy; no torch scheduler is stepped."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hdet.auto.constants import DEFAULT, Constants
+from hdet.auto.rule import HIGHEST, Phase, State
+
+__all__ = ["PEAK", "Factors", "factors", "held", "onecycle"]
+
+Factors = np.ndarray
+"""Factors at steps 0 ... S, float64. The last one is for the round that ends there."""
+PEAK = 0.3
+"""The part of a run in which OneCycle rises."""
+
+
+def onecycle(steps: int) -> Factors:
+    """torch's OneCycleLR with its defaults: up from 1/25, down to 1/250000.
+
+    >>> onecycle(10).round(3).tolist()
+    [0.04, 0.52, 1.0, 0.95, 0.812, 0.611, 0.389, 0.188, 0.05, 0.0, 0.05]
+    """
+    t, top = np.arange(steps + 1.0), PEAK * steps - 1
+    rise = _between(1 / 25, 1.0, t / top) if top > 0 else np.ones_like(t)
+    return np.where(t <= top, rise, _fall(t, top, steps))
+
+
+def held(steps: int) -> Factors:
+    """The same with its rise held at 1, which is what ``hdet.OneCycleLR(max_lr="auto")`` multiplies.
+
+    >>> held(10).round(3).tolist()
+    [1.0, 1.0, 1.0, 0.95, 0.812, 0.611, 0.389, 0.188, 0.05, 0.0, 0.05]
+    """
+    t, top = np.arange(steps + 1.0), PEAK * steps - 1
+    return _fall(np.maximum(t, top), top, steps)
+
+
+def factors(state: State, steps: Factors, constants: Constants = DEFAULT) -> Factors:
+    """:meth:`State.factor` at many steps."""
+    rises = (state.phase is Phase.SEARCHING) & (steps < state.peak)
+    rise = np.where(rises, np.maximum(constants.least_rise, (steps + 1) / (state.peak + 1)), 1.0)
+    return np.minimum(math.exp(state.level) * rise, math.exp(min(state.ceiling, HIGHEST)))
+
+
+def _fall(t: Factors, top: float, steps: int) -> Factors:
+    return _between(1.0, 1 / 25 / 1e4, (t - top) / (steps - 1 - top))
+
+
+def _between(start: float, end: float, done: Factors) -> Factors:
+    return end + (start - end) / 2 * (1 + np.cos(math.pi * done))
