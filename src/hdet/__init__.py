@@ -7,7 +7,6 @@ from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
 from hdet.distributed.arms import arms
 from hdet.engine.probe import ProbeBatch
-from hdet.engine.train_probe import TrainProbe
 from hdet.engine.trained.signals import ProbeLoss, TrainLoss
 from hdet.errors import (
     ArgumentError,
@@ -20,6 +19,7 @@ from hdet.errors import (
     LostReplicaError,
     ProbeWarning,
     ResumeWarning,
+    SearchWarning,
     ShardedParametersError,
 )
 from hdet.faces import knobs
@@ -53,9 +53,9 @@ __all__ = [
     "ProbeWarning",
     "Published",
     "ResumeWarning",
+    "SearchWarning",
     "ShardedParametersError",
     "TrainLoss",
-    "TrainProbe",
     "__version__",
     "arms",
     "auto",

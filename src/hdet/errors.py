@@ -15,6 +15,7 @@ __all__ = [
     "LostReplicaError",
     "ProbeWarning",
     "ResumeWarning",
+    "SearchWarning",
     "ShardedParametersError",
 ]
 
@@ -64,5 +65,8 @@ class ResumeWarning(UserWarning):
 
 
 class ProbeWarning(UserWarning):
-    """The learning rate cannot be found, since the probe tells nothing about the weights or the run is too short; or
-    the probe has no new batches."""
+    """A probe has no new batches."""
+
+
+class SearchWarning(UserWarning):
+    """The rate cannot be found, training was ruined and goes on from earlier weights, or losses are missing."""

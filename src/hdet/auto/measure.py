@@ -140,9 +140,14 @@ class Measure:
     @torch.no_grad()
     def look(self, optimizer: Optimizer) -> None:
         """How large the gradients of the step to come are, and nothing else."""
+        self.look_part(optimizer)
+        self._pass(self.rate(optimizer))
+
+    @torch.no_grad()
+    def look_part(self, optimizer: Optimizer) -> None:
+        """The same for a further part of that step."""
         gradients = self._gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
         self._sizes.append(self._by_place(torch.maximum, [_size(gradient) for gradient in gradients]))
-        self._pass(self.rate(optimizer))
 
     def _add(
         self, optimizer: Optimizer, holding: Sequence[Tensor | None], weights: Sequence[Tensor], kept: Rate

@@ -19,7 +19,18 @@ from typing import NamedTuple
 from hdet.auto.constants import DEFAULT, Constants
 from hdet.rollback.ruin import LIMITS, Block, Course, Limits, Verdict, judge
 
-__all__ = ["NEVER_MOVED", "NOT_FOLLOWED", "NO_GRADIENT", "Action", "Decision", "Evidence", "Phase", "Rule", "Snapshot", "State"]
+__all__ = [
+    "NEVER_MOVED",
+    "NOT_FOLLOWED",
+    "NO_GRADIENT",
+    "Action",
+    "Decision",
+    "Evidence",
+    "Phase",
+    "Rule",
+    "Snapshot",
+    "State",
+]
 
 NEVER_MOVED = "no step has moved the weights"
 NO_GRADIENT = "weights moved, but no gradient was seen before the schedule's peak"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -10,18 +11,18 @@ from torch import Tensor
 __all__ = ["to_host"]
 
 
-def to_host(scalars: Sequence[Tensor]) -> list[float]:
-    """The values of scalar tensors. Synchronises once per device and kind of number.
+def to_host(tensors: Sequence[Tensor]) -> list[float]:
+    """All numbers of some tensors, one after the other. Synchronises once per device and kind of number.
 
-    >>> to_host([torch.tensor(0.5), torch.tensor(True), torch.tensor(2**40)])
-    [0.5, True, 1099511627776]
+    >>> to_host([torch.tensor(0.5), torch.tensor(True), torch.tensor([2**40, 1])])
+    [0.5, True, 1099511627776, 1]
     """
     places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for place, scalar in enumerate(scalars):
-        places.setdefault((scalar.device, scalar.dtype), []).append(place)
-    found: list[float] = [0.0] * len(scalars)
+    for place, tensor in enumerate(tensors):
+        places.setdefault((tensor.device, tensor.dtype), []).append(place)
+    found: list[list[float]] = [[] for _ in tensors]
     for together in places.values():
-        values = torch.stack([scalars[place].detach().reshape(()) for place in together]).tolist()
-        for place, value in zip(together, values, strict=True):
-            found[place] = value
-    return found
+        values = iter(torch.cat([tensors[place].detach().reshape(-1) for place in together]).tolist())
+        for place in together:
+            found[place] = list(islice(values, tensors[place].numel()))
+    return list(chain.from_iterable(found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hdet.distributed.shards import is_distributed
 from hdet.errors import ShardedParametersError
@@ -30,8 +30,8 @@ def refuse_flat(tensors: Iterable[Tensor]) -> None:
             )
 
 
-def check_sharded(tensors: Iterable[Tensor], model: nn.Module | None) -> None:
-    """Raise for shards that cannot be handled, and for shards of an unknown model."""
+def check_sharded(tensors: Iterable[Tensor], *, model_is_missing: bool) -> None:
+    """Raise for shards that cannot be handled, and for shards of a model that must be known and is not."""
     found = list(tensors)
     refuse_flat(found)
     for number, tensor in enumerate(found):
@@ -43,11 +43,10 @@ def check_sharded(tensors: Iterable[Tensor], model: nn.Module | None) -> None:
                 f"parameter number {number} has the placements {whole.placements}: partial sums are no weights; "
                 "redistribute it to Shard or Replicate before the optimizer is built"
             )
-        if model is None:
+        if model_is_missing:
             raise ShardedParametersError(
                 f"parameter number {number} of shape {tuple(tensor.shape)} is sharded (DTensor), and FSDP2's modules "
-                "must be told when their weights are changed; give the model: model=model, or "
-                "probe=hdet.ProbeBatch(model, ...)"
+                "must be told when their weights are changed; give the model: model=model"
             )
 
 

@@ -87,10 +87,13 @@ class Body:
         """At construction: a sharded optimizer will replace its parameters by partitions."""
         self._known = [id(p) for group in optimizer.param_groups for p in group["params"]]
 
-    def first_weights(self, optimizer: Optimizer, model: nn.Module | None) -> Weights:
-        """The weights when the replicas first meet: whole, or shards of a known ``model``, or an error."""
+    def first_weights(self, optimizer: Optimizer, *, needs_model: bool) -> Weights:
+        """The weights when the replicas first meet: whole, or shards, or an error.
+
+        ``needs_model``: whether shards must be those of a known model.
+        """
         refuse_replaced(self._known, optimizer)
-        check_sharded(self.weights(optimizer).tensors, model)
+        check_sharded(self.weights(optimizer).tensors, model_is_missing=needs_model and self.model is None)
         self._set_aside = infinite_buffers(self.model)
         return self.weights(optimizer)
 
@@ -166,7 +169,7 @@ def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:
             "scheduler was built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, "
             "each rank its own, which must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the "
             "rate found on the partitions: leave lr_scheduler out of deepspeed.initialize, and call "
-            "hdet.integrations.deepspeed.auto(engine, total_steps=..., probe=...) after it"
+            "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
         )
 
 

@@ -14,7 +14,7 @@ from hdet.state_rules import Rule, check_alike, maybe, pairs
 
 __all__ = ["CONTROLLER", "STATE_VERSION", "STATE_WORDS", "controller_from", "controller_saved", "in_pairs"]
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 
 STATE_WORDS = "the checkpoint's hdet state"
 CONTROLLER = {

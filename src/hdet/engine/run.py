@@ -25,16 +25,16 @@ from hdet.distributed.group import Group, ReplicaGroup, Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.presence import presence
 from hdet.distributed.resharding import resharded
-from hdet.distributed.rollcall import Occasion
+from hdet.distributed.rollcall import Occasion, Shown
 from hdet.distributed.tally import Tally
 from hdet.distributed.weights import NO_WEIGHTS
 from hdet.engine.checkpoint import STATE_VERSION, STATE_WORDS
-from hdet.engine.losses import LossMeter
 from hdet.engine.way import RoundEnd, Way
-from hdet.errors import ArgumentError, JournalError, ProbeWarning, ResumeWarning
+from hdet.errors import ArgumentError, JournalError, ResumeWarning, SearchWarning
 from hdet.journal import Sink
 from hdet.journal.chronicle import Chronicle
 from hdet.rates import Rate
+from hdet.rollback.losses import Losses
 from hdet.state_rules import check_state, numbers, one_of, texts
 
 __all__ = ["Run"]
@@ -64,12 +64,11 @@ class Run:
         self.way = way
         self._alike = alike
         """Nothing once a checkpoint has replaced them."""
-        self.meter = LossMeter()
+        self.losses = Losses()
         self.chronicle = Chronicle(sink, arguments)
         self._tally = Tally()
-        one_arm = isinstance(group, Arms) and len(group.members) == 1
-        everybody = one_arm and way.name == "probed"  # of one model, whose ranks have things to tell each other
-        self.meeting = Meeting(None if everybody else group, self.meter, self._tally, self.chronicle)
+        everybody = isinstance(group, Arms) and way.name == "search"  # of one model, whose ranks decide together
+        self.meeting = Meeting(None if everybody else group, self._tally)
         self._just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._watches_loading = False
@@ -78,8 +77,6 @@ class Run:
         self._has_doubted = False
         self._has_claimed = False
         """Whether the journal's files are known to be this run's alone."""
-        self._rest = range(0)
-        """Counters between which a step without a loss has nothing to do, so that it takes no time."""
         self._round_began = time.perf_counter()
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -92,6 +89,10 @@ class Run:
     def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """This replica's values of scheduled knobs at step ``t``."""
         return self.way.rates(schedule, t, self.seat)
+
+    @property
+    def keeps_journal(self) -> bool:
+        return self.chronicle.sink is not None
 
     def spread_out(self, base: Sequence[Rate], t: int) -> list[Rate]:
         """Base values of scheduled knobs, made this replica's."""
@@ -110,15 +111,13 @@ class Run:
         if self.seat.size > 1:
             self._tally.watch(optimizer)
 
-    def observe(self, loss: float | Tensor, batch: Any = None) -> None:
-        """Count a loss towards the round; ``batch``: what it is the loss of, for a probe that sets batches aside."""
-        if batch is not None:
-            self.way.set_aside(batch)
-        self.meter.add(loss)
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss towards the round."""
+        self.losses.add(loss, self.way.progress)
 
     def doubt_epoch(self, epoch: int) -> None:
         """Say once that an integer was taken for an epoch, if losses were given before: it may have been one."""
-        if self.meter.ever and not self._has_doubted:
+        if self.losses.ever and not self._has_doubted:
             self._has_doubted = True
             warnings.warn(
                 f"step({epoch}) sets the epoch to {epoch}, as in torch, though losses were given before; if it is "
@@ -136,10 +135,8 @@ class Run:
             )
         if self._tally.step() and self.seat.size > 1:
             self._tally.ask_why(optimizer)
-        if loss is None and before in self._rest and after in self._rest:
-            return False
         if loss is not None:
-            self.meter.add(loss)
+            self.losses.add(loss, max(self.way.progress - 1, 0))
         self._count(optimizer)  # a copy has no hook yet
         if self._just_loaded:
             self._just_loaded = False
@@ -148,23 +145,22 @@ class Run:
         if not self._has_claimed and self.seat.size == 1:
             self._claim_journal(Solo(), writes=True)
         self.way.after_step(optimizer, after, self.meeting)
-        return self.way.rounds.ends_at(after)
+        return self.way.round_ends(after)
 
     def end_round(self, end: RoundEnd) -> None:
         """Let the way end the round, and write the journal. Collective."""
         began = time.perf_counter()
         with arriving(f"the end of a round, at step {end.after}"):
             report = self.way.end_round(end, self.meeting)
-        self.meter.reset()
-        self._rest = self.way.rest(end.after)
+        self.losses.reset()
         self._tally.reset()
         if report.record is not None:
             report.record["seconds"] = {"train": began - self._round_began, **report.record["seconds"]}
             self.chronicle.write(report.record, len(report.record["replicas"]), [s.name for s in self.way.specs])
-        if end.after == self.way.rounds.total_steps:
+        if end.after == self.way.total_steps:
             self.chronicle.close()
         if report.warning is not None and self.meeting.group.rank == 0:
-            warnings.warn(report.warning, ProbeWarning, stacklevel=4)  # end_round, two of the face, the user
+            warnings.warn(report.warning, SearchWarning, stacklevel=4)  # end_round, two of the face, the user
         self._round_began = time.perf_counter()
 
     # -- meeting the other replicas ---------------------------------------------------------------------------------
@@ -185,7 +181,8 @@ class Run:
             presence().arrive(f"the first step, {t}")
             group = meeting.gathered()
             terms = self.way.terms()
-            roll = meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, expect_equal=False, within=group)
+            shown = Shown(journal=self.keeps_journal)
+            roll = meeting.roll_call(Occasion.FIRST_STEP, t, terms, weights, shown, expect_equal=False, within=group)
             check_arguments(group, self._alike, weights.device)
             self.way.met(group, roll)
             if roll.writer is not None:
@@ -234,7 +231,7 @@ class Run:
             return
         with arriving(f"comparing metrics at step {t}"):
             terms = self.way.terms()
-            self.meeting.roll_call(Occasion.METRICS, t, terms, NO_WEIGHTS, signal=metrics, expect_equal=False)
+            self.meeting.roll_call(Occasion.METRICS, t, terms, NO_WEIGHTS, Shown(signal=metrics), expect_equal=False)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -242,7 +239,7 @@ class Run:
         """Plain numbers, lists and strings; the same on every replica, with keys that never change."""
         return {
             "version": STATE_VERSION,
-            "fanout": self.way.name,
+            "way": self.way.name,
             "knobs": [spec.name for spec in self.way.specs],
             "spreads": [spec.spread for spec in self.way.specs],
             **self.way.state(),
@@ -270,11 +267,11 @@ class Run:
                 f"{STATE_WORDS} has version {version!r}, this hdet reads {STATE_VERSION}; "
                 "load it with the hdet that wrote it"
             )
-        check_state(state, {"fanout": one_of("trained", "probed"), "knobs": texts}, STATE_WORDS)
-        if state["fanout"] != self.way.name:
+        check_state(state, {"way": one_of("replicas", "search"), "knobs": texts}, STATE_WORDS)
+        if state["way"] != self.way.name:
             raise ArgumentError(
-                f'the checkpoint was written with fanout="{state["fanout"]}", but here it is "{self.way.name}"; build '
-                "the scheduler as it was when it was saved"
+                f'the checkpoint is of a run of the kind "{state["way"]}", but here it is "{self.way.name}" '
+                '(max_lr="auto" is a search, a number is not); build the scheduler as it was when it was saved'
             )
         names = [spec.name for spec in self.way.specs]
         if list(state["knobs"]) != names:
@@ -316,7 +313,7 @@ class Run:
 
     def _tell_another_length(self, total_steps: int | None) -> None:
         """The checkpoint's length replaces the constructor's, as in torch: the run ends where the file says."""
-        mine = self.way.rounds.total_steps
+        mine = self.way.total_steps
         if mine is not None and mine != total_steps and self.seat.replica == 0:
             theirs = "no known length" if total_steps is None else f"{total_steps} steps"
             warnings.warn(
@@ -329,12 +326,11 @@ class Run:
 
     def _resume(self, t: int) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
-        self.meter.reset()
+        self.losses.reset()
         self._alike = {}
-        self._rest = range(0)
         self._tally.reset()
         self._just_loaded = True
-        self.chronicle.resume(t, mid_round=t > 0 and not self.way.rounds.ends_at(t))
+        self.chronicle.resume(t, mid_round=self.way.inside_round(t))
 
     def watch_loading(self, optimizer: Optimizer, face: Face, rewrite: Callable[[Face], None]) -> None:
         """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the face.
@@ -362,7 +358,7 @@ class Run:
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _watches_loading=False, _has_claimed=False, _rest=range(0))
+        self.__dict__.update(state, _watches_loading=False, _has_claimed=False)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The protocol of a way: how the replicas of a run differ. There are two, ``trained`` and ``probed``."""
+"""The protocol of a way: what a run does. There are two, replicas that train apart and a search."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.controller import Controller, Update
 from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.rounds import Rounds
 from hdet.distributed import fingerprint
 from hdet.distributed.group import ReplicaGroup, Seat
 from hdet.distributed.meeting import Meeting
@@ -19,8 +17,9 @@ from hdet.distributed.rollcall import Occasion, RollCall
 from hdet.distributed.weights import Weights
 from hdet.errors import ArgumentError
 from hdet.rates import Rate
+from hdet.rollback.losses import Losses
 
-__all__ = ["RoundEnd", "RoundReport", "Way", "check_moves", "in_words", "no_train_probe", "terms"]
+__all__ = ["RoundEnd", "RoundReport", "Way", "check_moves", "in_words", "terms"]
 
 
 class RoundEnd(NamedTuple):
@@ -37,6 +36,10 @@ class RoundEnd(NamedTuple):
     """The schedule's lowest value per knob."""
     peak: Callable[[], float]
     """The step at which the schedule's rising phase ends."""
+    losses: Losses
+    """What was observed in the round."""
+    keeps_journal: bool
+    """Whether this rank has a journal."""
 
 
 class RoundReport(NamedTuple):
@@ -53,15 +56,15 @@ class Way(Protocol):
 
     @property
     def name(self) -> str:
-        """As users write it: ``fanout=``."""
+        """What tells the two ways apart in a checkpoint."""
 
     @property
     def specs(self) -> Sequence[KnobSpec]:
         """The knobs."""
 
     @property
-    def rounds(self) -> Rounds | Growing:
-        """Where rounds end, as far as is known."""
+    def total_steps(self) -> int | None:
+        """The run's length, if it is known."""
 
     @property
     def learned(self) -> Sequence[float]:
@@ -109,8 +112,9 @@ class Way(Protocol):
     def met(self, group: ReplicaGroup, roll: RollCall) -> None:
         """The replicas have met, and their roll was called. Collective."""
 
-    def set_aside(self, batch: Any) -> None:
-        """A batch of the training, for a probe that judges by such; raises where there is none."""
+    @property
+    def progress(self) -> int:
+        """The step of the round that a loss which is observed now belongs to."""
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         """A step of training has been made: the counter goes to ``t``."""
@@ -118,8 +122,11 @@ class Way(Protocol):
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
         """A round ends. Collective."""
 
-    def rest(self, t: int) -> range:
-        """A round has ended at ``t``: counters from there on between which nothing is to be done."""
+    def round_ends(self, t: int) -> bool:
+        """Whether a round ends when the counter arrives at ``t``."""
+
+    def inside_round(self, t: int) -> bool:
+        """Whether a run that goes on at ``t`` does so inside a round."""
 
     def weights(self, optimizer: Optimizer) -> Weights:
         """What :meth:`converge` changes."""
@@ -186,14 +193,6 @@ def terms(
         "auto_lr (0: off, 1: on)": float(controller is not None),
         **{name: float(getattr(controller, name, nothing)) for name in ("sigma", "meta_momentum", "meta_lr")},
     }
-
-
-def no_train_probe(probe: str) -> ArgumentError:
-    """For a batch that nobody wants; ``probe``: what judges here, in words."""
-    return ArgumentError(
-        f"batch= is for a run with probe=hdet.TrainProbe(model, loss_fn), but {probe}; leave batch out, or build the "
-        "scheduler with that probe"
-    )
 
 
 def in_words(part: object) -> str:

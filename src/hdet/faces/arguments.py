@@ -1,30 +1,38 @@
-"""The arguments that both faces take beside a schedule: checked, and defaults filled in."""
+"""The arguments that several faces take beside a schedule: checked, and defaults filled in."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import optim
 from torch.optim import Optimizer
 
-from hdet.algorithm.auto import constants as auto
-from hdet.algorithm.auto.pilot import Pilot
 from hdet.algorithm.knob import KnobSpec
-from hdet.checks import is_int, is_one_of, is_real, shown, takes
+from hdet.algorithm.scales import scale_named
+from hdet.auto.constants import DEFAULT
+from hdet.auto.hooks import refuse_without_hooks
+from hdet.auto.rule import Rule
+from hdet.auto.search import Search
+from hdet.checks import is_int, is_real, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
 from hdet.distributed.sharding import refuse_flat
 from hdet.distributed.shards import is_distributed
-from hdet.engine.probed.evaluated import parts_of
-from hdet.engine.probed.watch import refuse_unheard
-from hdet.engine.probed.way import ProbedWay
-from hdet.engine.trained.signals import ProbeLoss
-from hdet.errors import ArgumentError, ProbeWarning
-from hdet.parameters import check_model, trained_parameters
+from hdet.errors import ArgumentError, SearchWarning
+from hdet.parameters import check_model, parts_of, trained_parameters
 
-__all__ = ["LONGEST", "PUBLISHED_SPREAD", "Ours", "check_common", "check_guesses", "checked_length", "probed_way"]
+__all__ = [
+    "LONGEST",
+    "PUBLISHED_SPREAD",
+    "Ours",
+    "check_common",
+    "check_length",
+    "checked_length",
+    "rate_knobs",
+    "search_of",
+]
 
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
@@ -33,7 +41,7 @@ _NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
 """Options that are named like rates, and are what schedules write or a decay."""
 _GUESSES = (1e-14, 1e14)
 """Bounds of a guess: the factor on it that is learned stays between 1e-15 and 1e15."""
-NOT_PROBED: dict[type[Optimizer], str] = {
+_NOT_SEARCHED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
 }
@@ -41,73 +49,26 @@ NOT_PROBED: dict[type[Optimizer], str] = {
 
 
 class Ours(NamedTuple):
-    """What both faces take beside a schedule, as the user has given it."""
+    """What the faces take beside a schedule, as the user has given it."""
 
     group: Any
     model: Any
     journal: Any
-    seed: Any
-    sync_every: Any
-    start: Any
-    fanout: Any
-    probe: Any
-    copies_on_device: Any
 
 
 def check_common(ours: Ours, optimizer: Optimizer) -> None:
-    """Raise for arguments that are of the wrong kind or do not go together."""
-    if not is_one_of(ours.fanout, ("trained", "probed")):
-        raise ArgumentError(f'fanout must be "trained" or "probed", but got fanout={shown(ours.fanout)}; leave it out')
+    """Raise for arguments that are of the wrong kind."""
     check_group(ours.group)
     check_model(ours.model)
     refuse_flat(p for group in getattr(optimizer, "param_groups", ()) for p in group["params"])  # torch checks its kind
-    if not is_int(ours.seed):
-        raise ArgumentError(f"seed must be an integer, but got seed={shown(ours.seed)}; leave it out for 0")
-    if isinstance(ours.probe, ProbeLoss):
-        raise ArgumentError(
-            "probe= takes the function itself, but got hdet.ProbeLoss(fn), which is a signal of replicas that train; "
-            "give probe=fn, for instance probe=hdet.ProbeBatch(model, loss_fn, probe_loader)"
-        )
-    if ours.fanout == "trained":
-        for name, value in (("probe", ours.probe), ("copies_on_device", ours.copies_on_device)):
-            if value is not None:
-                raise ArgumentError(
-                    f'{name}= is for fanout="probed", as max_lr="auto" has it, but got fanout={ours.fanout!r}; give '
-                    f"that, or leave {name} out"
-                )
-        return
-    if ours.copies_on_device is not None and not (is_int(ours.copies_on_device) and ours.copies_on_device >= 0):
-        raise ArgumentError(
-            "copies_on_device must be a number of bytes, 0 or more, but got "
-            f"copies_on_device={shown(ours.copies_on_device)}; leave it out for half of the free memory"
-        )
-    if not takes(ours.probe):
-        raise ArgumentError(
-            'a probed fan-out (max_lr="auto") needs probe=, a function that gives a loss of the current model, but got '
-            f"probe={shown(ours.probe)}; for instance probe=hdet.ProbeBatch(model, loss_fn, probe_loader)"
-        )
-    for name, value in (("sync_every", ours.sync_every), ("auto_lr_start", ours.start)):
-        if value is not None and not (is_int(value) and value == 0):
-            raise ArgumentError(
-                f"a probed fan-out has rounds of its own, and searches from the first step on: {name} is for "
-                f'fanout="trained", but got {name}={shown(value)}; leave it out'
-            )
-    if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
-        raise ArgumentError(
-            "a probed fan-out needs shared gradients, but group= is hdet.arms(n), whose weights come apart; "
-            "leave it out (arms along a mesh go with a model that is sharded over it)"
-        )
 
 
-def check_guesses(guesses: Sequence[Any]) -> None:
-    """Raise for rates from which nothing can be found: what is learned is a factor on them, and has bounds."""
-    low, high = _GUESSES
-    within = [is_real(guess) and (guess == 0 or low <= guess <= high) for guess in guesses]
-    if guesses and not (all(within) and any(guesses)):
+def check_length(total_steps: object) -> None:
+    """Raise for what cannot be the length of a run; None: nobody knows it."""
+    if total_steps is not None and not (is_int(total_steps) and 1 <= total_steps <= LONGEST):  # type: ignore[operator]
         raise ArgumentError(
-            f'a search begins from max_lr, or the optimizer\'s lr with "auto": each rate must be a number from {low:g} '
-            f"to {high:g}, or 0 where a group is to be left alone, and one must be above 0, but got {guesses}; any "
-            "guess will do, for instance 1e-3"
+            f"total_steps must be an integer from 1 to {LONGEST}, or None, but got total_steps={shown(total_steps)}; "
+            "leave it out if nobody knows"
         )
 
 
@@ -123,39 +84,63 @@ def checked_length(sync_every: Any, default: int) -> int:
     return int(sync_every)
 
 
-def probed_way(
+def rate_knobs(first: int, end: int, spread: float = 0.0) -> list[KnobSpec]:
+    """One knob per parameter group: its learning rate."""
+    return [KnobSpec(f"lr[{g}]", scale_named("relative"), float(spread), scheduled=True) for g in range(first, end)]
+
+
+def search_of(
     optimizer: Optimizer,
     ours: Ours,
-    searches: bool,
-    specs: Sequence[KnobSpec],
+    guesses: Sequence[Any],
     total_steps: int | None,
-    guesses: Mapping[int, float],
-) -> ProbedWay:
-    """``guesses``: of the parameter groups whose rates are the knobs, in their order. Groups at 0 are left alone."""
-    for kind, why in NOT_PROBED.items():
+    *,
+    searches: bool = True,
+    go_back: Any = True,
+) -> Search:
+    """The search for the rates of an optimizer, from a guess for each parameter group. Groups at 0 are left alone."""
+    _check_guesses(guesses)
+    if not isinstance(go_back, bool):
+        raise ArgumentError(f"go_back must be True or False, but got go_back={shown(go_back)}; leave it out for True")
+    if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
+        raise ArgumentError(
+            "a search needs shared gradients, but group= is hdet.arms(n), whose weights come apart; leave it out"
+        )
+    for kind, why in _NOT_SEARCHED.items():
         if any(isinstance(part, kind) for part in parts_of(optimizer)):
             raise ArgumentError(
-                f"a probed fan-out cannot find the rate of {kind.__name__}: {why}. Use another optimizer, or torch's "
-                "own scheduler"
+                f"the rate of {kind.__name__} cannot be found: {why}. Use another optimizer, or torch's own scheduler"
             )
-    refuse_unheard(optimizer)
-    pilot, others = Pilot(total_steps, searches), _other_rates(optimizer)
+    refuse_without_hooks(optimizer)
+    rule, others = Rule(total_steps, searches), _other_rates(optimizer)
     if searches and others:
-        warnings.warn(
+        _warn(
             f"the optimizer has rates beside lr, {others}: a search finds one factor on lr, and knows nothing of the "
-            "others; give all of them in the right ratio",
-            ProbeWarning,
-            stacklevel=4,  # probed_way, ..._run, __init__, the user
+            "others; give all of them in the right ratio"
         )
-    if searches and not pilot.long_enough:
-        warnings.warn(
-            f"a run of {total_steps} steps is too short to find its rate, which takes at least {auto.SHORTEST}: the "
-            "guess is kept to; give the rate, or count optimizer steps rather than epochs",
-            ProbeWarning,
-            stacklevel=4,  # probed_way, ..._run, __init__, the user
+    if searches and not rule.long_enough:
+        _warn(
+            f"a run of {total_steps} steps is too short to find its rate, which takes at least {DEFAULT.shortest}: the "
+            "guess is kept to; give the rate, or count optimizer steps rather than epochs"
         )
-    groups = {g: knob for knob, (g, guess) in enumerate(guesses.items()) if guess > 0}
-    return ProbedWay(pilot, specs, groups, ours.probe, ours.model, ours.copies_on_device)
+    groups = [g for g, guess in enumerate(guesses) if guess > 0]
+    return Search(rule, rate_knobs(0, len(guesses)), groups, ours.model, go_back=go_back)
+
+
+def _check_guesses(guesses: Sequence[Any]) -> None:
+    """Raise for rates from which nothing can be found: what is learned is a factor on them, and has bounds."""
+    low, high = _GUESSES
+    within = [is_real(guess) and (guess == 0 or low <= guess <= high) for guess in guesses]
+    if not (all(within) and any(guesses)):
+        raise ArgumentError(
+            f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 where "
+            f"a group is to be left alone, and one must be above 0, but got {list(guesses)}; any guess will do, for "
+            "instance 1e-3"
+        )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, SearchWarning, stacklevel=5)  # this, search_of, ..._run, __init__, the user
 
 
 def _other_rates(optimizer: Optimizer) -> dict[str, float]:

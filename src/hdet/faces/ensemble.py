@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.algorithm.controller import Controller
 from hdet.distributed.group import Group
-from hdet.engine.probe import ProbeFn
 from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import OuterStep
 from hdet.engine.trained.signals import Signal
@@ -23,23 +22,13 @@ from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
 from hdet.faces.ensemble_arguments import ensemble_run, flat_knobs
 from hdet.faces.foreign import check_schedule, refuse_foreign
 from hdet.faces.knobs import Knob
+from hdet.faces.plain_rates import PlainRates, Schedule
 from hdet.journal import Journals
 from hdet.parameters import unwrapped
 from hdet.rates import copy_rate, put_rate
 from hdet.state_rules import check_state, count, fields, maybe, some_rates
 
-__all__ = ["Ensemble", "Schedule"]
-
-_PEAK = 0.3
-"""Where OneCycle's rising phase would end, as a part of the run: a probed run climbs until there."""
-
-
-class Schedule(Protocol):
-    """Anything that writes learning rates into the optimizer: every torch scheduler, HF's, timm's by its adapter."""
-
-    def step(self) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+__all__ = ["Ensemble"]
 
 
 class Ensemble:
@@ -63,7 +52,7 @@ class Ensemble:
         schedule: any torch scheduler of that optimizer; the base of a learning rate is its value times a learned
             factor. None holds the optimizer's values.
         knobs: what is explored: results of ``hdet.knobs.*``, in one list. None: the learning rate of every group.
-        sync_every: T, steps per round; None: 200. Probed rounds grow with the run.
+        sync_every: T, steps per round; None: 200.
         total_steps: the run's length, if known: then there is a converge at its end.
         signal: what replicas are compared by: ``TrainLoss()`` (default), ``ProbeLoss(fn)``, or
             ``ProbeLoss(fn, at="round_mean")``.
@@ -79,11 +68,6 @@ class Ensemble:
             under shared gradients, where they do not.
         inner: averages inside nodes between rounds.
         allow_uninformative: explore loss knobs under shared gradients all the same.
-        fanout: "trained": replicas train at their own values. "probed": everybody trains at the base value, and one
-            factor on the learning rates is searched, from any guess: give a schedule without a warm-up of its own.
-        probe: for ``fanout="probed"``: a loss of the current model, ``hdet.ProbeBatch(model, loss_fn, loader)``, or
-            ``hdet.TrainProbe(model, loss_fn)``.
-        copies_on_device: as in ``hdet.OneCycleLR``.
     """
 
     def __init__(
@@ -105,9 +89,6 @@ class Ensemble:
         optimizer_state: Literal["average", "keep", "reset"] | None = None,
         inner: Inner | None = None,
         allow_uninformative: bool = False,
-        fanout: Literal["trained", "probed"] = "trained",
-        probe: ProbeFn | None = None,
-        copies_on_device: int | None = None,
     ) -> None:
         optimizer = unwrapped(optimizer)
         self._explores_all_rates = knobs is None
@@ -118,7 +99,10 @@ class Ensemble:
             optimizer,
             schedule,
             self._knobs,
-            Ours(group, model, journal, seed, sync_every, start, fanout, probe, copies_on_device),
+            Ours(group, model, journal),
+            sync_every=sync_every,
+            start=start,
+            seed=seed,
             total_steps=total_steps,
             signal=signal,
             controller=controller,
@@ -131,8 +115,7 @@ class Ensemble:
         self.schedule = schedule
         self._written: tuple[list[float], list[float]] | None = None
         self._step = 0
-        self._plain = [copy_rate(row["lr"]) for row in optimizer.param_groups]
-        """The schedule's own rates: what the optimizer would hold without the ensemble."""
+        self._plain = PlainRates(optimizer, schedule)
         self._run.begin(optimizer)
         self._write_values()
 
@@ -151,19 +134,17 @@ class Ensemble:
             self._check_metrics(metrics)
         if self._run.after_step(self.optimizer, self._step, t, loss):
             self._end_round(t)
-        self._step_schedule(metrics)
+        self._plain.step(metrics)
         self._step = t
         self._write_values()
 
     def _end_round(self, t: int) -> None:
-        self._run.end_round(RoundEnd(self._step, t, self.optimizer, self._schedule, self._floors, self._peak))
+        facts = (self._step, t, self.optimizer, self._schedule, self._floors, lambda: 0.0)
+        self._run.end_round(RoundEnd(*facts, self._run.losses, self._run.keeps_journal))
 
-    def observe(self, loss: float | Tensor, *, batch: Any = None) -> None:
-        """Count a loss of this replica towards the round; ``step(loss)`` is observe and step.
-
-        ``batch``: what it is the loss of, with ``probe=hdet.TrainProbe(...)``, which copies one a round.
-        """
-        self._run.observe(loss, batch)
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this replica towards the round; ``step(loss)`` is observe and step."""
+        self._run.observe(loss)
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its values and losses go on."""
@@ -193,28 +174,14 @@ class Ensemble:
 
     def _take_in_new_groups(self) -> None:
         """Groups added to the optimizer follow the schedule; where all rates are explored, theirs are too."""
-        groups = self.optimizer.param_groups
-        new = range(len(self._plain), len(groups))
+        new = self._plain.new_groups()
         if not new:
             return
-        self._plain += [copy_rate(groups[g]["lr"]) for g in new]
         if self._explores_all_rates:
             spread = max(knob.spec.spread for knob in self._knobs)
             more = knob_factories.lr(self.optimizer, spread=spread, groups=list(new))
             self._knobs += more
             self._run.way.grow([knob.spec for knob in more])
-
-    def _step_schedule(self, metrics: float | None) -> None:
-        """Step the schedule on its own rates: many torch schedules go on from what the optimizer holds."""
-        if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and metrics is None):
-            return
-        for row, plain in zip(self.optimizer.param_groups, self._plain, strict=True):
-            put_rate(row, plain)
-        if isinstance(self.schedule, ReduceLROnPlateau) and metrics is not None:
-            self.schedule.step(metrics)
-        else:
-            self.schedule.step()
-        self._plain = [copy_rate(row["lr"]) for row in self.optimizer.param_groups]
 
     def _check_metrics(self, metrics: float) -> None:
         if not isinstance(self.schedule, ReduceLROnPlateau):
@@ -230,7 +197,7 @@ class Ensemble:
         values, learned = way.values(t, seat), list(way.learned)
         fresh = self._written != (values, learned)
         self._written = (values, learned)
-        plain = [self._plain[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
+        plain = [self._plain.values[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
         for knob, rate, value in zip(self._knobs, self._run.rates(plain, t), values, strict=True):
             if knob.group is not None:
                 put_rate(self.optimizer.param_groups[knob.group], rate)
@@ -238,13 +205,10 @@ class Ensemble:
                 knob.write(value)
 
     def _schedule(self, _: int) -> list[float]:
-        return [float(self._plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
+        return [float(self._plain.values[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
 
     def _floors(self) -> list[float]:
         return [0.0] * len(self._knobs)
-
-    def _peak(self) -> float:
-        return _PEAK * (self._run.way.rounds.total_steps or 0)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -252,8 +216,8 @@ class Ensemble:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
         return {
             "step": self._step,
-            "total_steps": self._run.way.rounds.total_steps,
-            "plain_lrs": [copy_rate(lr) for lr in self._plain],
+            "total_steps": self._run.way.total_steps,
+            "plain_lrs": [copy_rate(lr) for lr in self._plain.values],
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
             "tensors": self._run.way.tensors(),
             "hdet": self._run.state(),
@@ -272,11 +236,11 @@ class Ensemble:
         }
         check_state(state_dict, rules, "the checkpoint")
         has_schedule = state_dict["schedule"] is not None
-        if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain):
+        if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain.values):
             raise ArgumentError(
                 f"the checkpoint has {'a' if has_schedule else 'no'} schedule and {len(state_dict['plain_lrs'])} "
-                f"parameter groups, but here the schedule is {self.schedule!r} and there are {len(self._plain)}; "
-                "build the ensemble as it was when it was saved"
+                f"parameter groups, but here the schedule is {self.schedule!r} and there are "
+                f"{len(self._plain.values)}; build the ensemble as it was when it was saved"
             )
         if self.schedule is not None:
             check_schedule(self.schedule, state_dict["schedule"])
@@ -289,7 +253,7 @@ class Ensemble:
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
         self._run.load(state_dict["hdet"], state_dict["total_steps"], t, state_dict["tensors"])
-        self._plain = [copy_rate(lr) for lr in state_dict["plain_lrs"]]
+        self._plain.values = [copy_rate(lr) for lr in state_dict["plain_lrs"]]
         self._step = t
         self._write_again()
         self._run.watch_loading(self.optimizer, self, Ensemble._write_again)

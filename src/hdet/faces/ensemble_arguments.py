@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +16,6 @@ from hdet.algorithm.rounds import Rounds
 from hdet.checks import is_int, is_one_of, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.weights import Body
-from hdet.engine.probed.way import ProbedWay
 from hdet.engine.run import Run
 from hdet.engine.trained.fanout import FanOut
 from hdet.engine.trained.inner import Inner
@@ -24,13 +23,13 @@ from hdet.engine.trained.settings import Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.trained.way import TrainedWay
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import LONGEST, Ours, check_common, check_guesses, checked_length, probed_way
+from hdet.faces.arguments import Ours, check_common, check_length, checked_length
 from hdet.faces.knobs import Knob
 from hdet.journal import open_journal
 from hdet.parameters import check_optimizer, unwrapped
 from hdet.rates import shared_rates
 
-__all__ = ["ensemble_run", "flat_knobs"]
+__all__ = ["check_schedule_of", "ensemble_run", "flat_knobs"]
 
 ENSEMBLE_ROUND = 200
 """T of an ensemble whose length nobody may know."""
@@ -42,6 +41,9 @@ def ensemble_run(
     knobs: list[Knob],
     ours: Ours,
     *,
+    sync_every: Any,
+    start: Any,
+    seed: Any,
     total_steps: Any,
     signal: Any,
     controller: Any,
@@ -51,13 +53,9 @@ def ensemble_run(
     allow_uninformative: bool,
 ) -> Run:
     """The run behind an ``hdet.Ensemble``."""
-    probed = ours.fanout == "probed"
-    _check_schedule(optimizer, schedule)
+    check_optimizer(optimizer)
+    check_schedule_of(optimizer, schedule)
     check_common(ours, optimizer)
-    if probed:
-        _refuse_trained_parts(signal=signal, outer=outer, inner=inner, optimizer_state=optimizer_state)
-        _refuse_controller(controller)
-        _refuse_other_knobs(knobs)
     signal = TrainLoss() if signal is None else signal
     _check_parts(signal, outer, inner, ours.group, optimizer_state)
     _check_knobs(knobs, signal, schedule)
@@ -66,31 +64,24 @@ def ensemble_run(
             f"allow_uninformative must be True or False, but got allow_uninformative={shown(allow_uninformative)}; "
             "leave it out for False"
         )
-    if not (allow_uninformative or probed):
+    if not allow_uninformative:
         _refuse_uninformative(knobs, ours.group)
-    length = checked_length(ours.sync_every, ENSEMBLE_ROUND)
-    _check_lengths(ours.start, ours.seed, total_steps)
-    rule = _ensemble_controller(controller, signal) if not probed else None
+    length = checked_length(sync_every, ENSEMBLE_ROUND)
+    _check_counts(start, seed)
+    check_length(total_steps)
+    rule = _ensemble_controller(controller, signal)
     specs = [knob.spec for knob in knobs]
     learned = [knob.spec.start(knob.read()) for knob in knobs]
     sink = open_journal(ours.journal)
-    way: TrainedWay | ProbedWay
-    if probed:
-        groups = [knob.group for knob in knobs if knob.group is not None]
-        guesses = {g: _guess(optimizer.param_groups[g]) for g in groups}
-        check_guesses(list(guesses.values()))
-        way = probed_way(optimizer, ours, controller is not False, specs, total_steps, guesses)
-    else:
-        settings = Settings(Rounds(length, total_steps), ours.seed, "schedule", ours.start)
-        state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
-        body = Body(ours.model, with_state=state == "average")
-        fan_out = FanOut(specs, Balanced(), ours.seed, _columns(knobs, optimizer))
-        way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, inner, state == "reset")
+    settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
+    state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
+    body = Body(ours.model, with_state=state == "average")
+    fan_out = FanOut(specs, Balanced(), seed, _columns(knobs, optimizer))
+    way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, inner, state == "reset")
     told = {
-        "fanout": ours.fanout,
-        "sync_every": "auto" if probed else length,
-        "seed": ours.seed,
-        "auto_lr_start": ours.start,
+        "sync_every": length,
+        "seed": seed,
+        "auto_lr_start": start,
         "total_steps": total_steps,
         "schedule": type(schedule).__name__ if schedule is not None else None,
         "knobs": {
@@ -103,11 +94,6 @@ def ensemble_run(
     bases = {spec.name: repr(base) for spec, base in zip(specs, learned, strict=True) if not spec.scheduled}
     rates = {"lr": repr([float(group["lr"]) for group in optimizer.param_groups])}
     return Run(way, ours.group, sink, told, {**rates, **bases})
-
-
-def _guess(group: Mapping[str, Any]) -> float:
-    """A group's rate; where a schedule was built on it, the one that the schedule began from."""
-    return float(group.get("initial_lr", group["lr"]))
 
 
 def flat_knobs(knobs: object) -> list[Knob]:
@@ -130,8 +116,8 @@ def flat_knobs(knobs: object) -> list[Knob]:
     return flat
 
 
-def _check_schedule(optimizer: object, schedule: object) -> None:
-    check_optimizer(optimizer)
+def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
+    """Raise for what cannot be the schedule of an optimizer's rates; None: they stay."""
     if schedule is None:
         return
     if not callable(getattr(schedule, "step", None)):
@@ -223,40 +209,11 @@ def _refuse_uninformative(knobs: list[Knob], group: object) -> None:
         )
 
 
-def _refuse_trained_parts(**parts: object) -> None:
-    given = {name: value for name, value in parts.items() if value is not None}
-    if given:
-        raise ArgumentError(
-            f"a probed fan-out averages nothing and compares by its probe, but got {given}; leave these out, or use "
-            'fanout="trained"'
-        )
-
-
-def _refuse_other_knobs(knobs: list[Knob]) -> None:
-    others = [knob.spec.name for knob in knobs if knob.group is None]
-    if others:
-        raise ArgumentError(
-            f"a probed fan-out searches one factor on learning rates, but got the knobs {others}; give learning rates "
-            'only, or use fanout="trained"'
-        )
-
-
-def _check_lengths(start: object, seed: object, total_steps: object) -> None:
+def _check_counts(start: object, seed: object) -> None:
     if not (is_int(start) and start >= 0):  # type: ignore[operator]  # an integer
         raise ArgumentError(f"start must be an integer, at least 0, but got start={start!r}; leave it out for 0")
-    if total_steps is not None and not (is_int(total_steps) and 1 <= total_steps <= LONGEST):  # type: ignore[operator]
-        raise ArgumentError(
-            f"total_steps must be an integer from 1 to {LONGEST}, or None, but got total_steps={shown(total_steps)}; "
-            "leave it out if nobody knows"
-        )
-
-
-def _refuse_controller(controller: object) -> None:
-    if controller not in (None, False):
-        raise ArgumentError(
-            f"a probed fan-out searches by a rule of its own, but got controller={controller!r}; leave it out, or give "
-            "False to keep to the guess"
-        )
+    if not is_int(seed):
+        raise ArgumentError(f"seed must be an integer, but got seed={shown(seed)}; leave it out for 0")
 
 
 def _ensemble_controller(controller: object, signal: Signal) -> Controller | None:

@@ -13,13 +13,12 @@ from torch.optim import Optimizer, lr_scheduler
 
 from hdet.algorithm.controller import Controller
 from hdet.distributed.group import Group, Seat
-from hdet.engine.probe import ProbeFn
 from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import Ours
+from hdet.faces.arguments import Ours, rate_knobs
 from hdet.faces.foreign import refuse_foreign
-from hdet.faces.onecycle_arguments import onecycle_run, rate_knobs
+from hdet.faces.onecycle_arguments import Fanout, onecycle_run
 from hdet.faces.torch_arguments import take_in
 from hdet.journal import Journals
 from hdet.parameters import unwrapped
@@ -37,14 +36,13 @@ _torch = lr_scheduler.OneCycleLR
 class OneCycleLR(lr_scheduler.OneCycleLR):
     r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
 
-    With ``max_lr="auto"`` (or ``fanout="probed"``) the rate is found, on one device and on several alike. The
-    optimizer's own rate is a guess. Training begins far below it, and the rate is raised as long as the gradients of
-    all steps so far, together, ask for more.
+    With ``max_lr="auto"`` the rate is found, on one device and on several alike. The optimizer's own rate is a guess.
+    Training begins far below it, and the rate is raised as long as the gradients of all steps so far, together, ask for
+    more. Should training explode, it goes back to earlier weights: the loss shows it.
 
     .. code-block:: python
 
-        probe = hdet.ProbeBatch(model, loss_fn, probe_loader)
-        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=10_000, probe=probe)
+        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=10_000)
         for batch in loader:
             loss = train_step(batch)
             optimizer.step()
@@ -61,13 +59,12 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     Args:
         optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
             base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
-        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be far off, and
-            ``fanout`` is "probed".
+        max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be far off.
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
-        sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``; probed rounds grow with the run.
-        auto_lr: True for the published controller, False for none, or a controller object. Probed: True searches the
-            rate, False keeps to the guess.
+        sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
+        auto_lr: True for the published controller, False for none, or a controller object. With "auto": False keeps to
+            the guess.
         auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
         decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
@@ -75,15 +72,13 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         seed: for the reassignment of multipliers after every round.
         group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
             single replica where torch.distributed is not initialised. Looked up when it is first needed.
-        model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters. Probed: averages
-            the buffers alone. None: those of the probe's model.
+        model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters. With "auto", the
+            buffers also go back when training does.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
-        fanout: "trained": replicas train at their own rates, as published. "probed": one model, whose rate is searched.
-        probe: a loss of the current model, for ``fanout="probed"``: ``hdet.ProbeBatch(model, loss_fn, loader)``,
-            or ``hdet.TrainProbe(model, loss_fn)`` where there are no data beside those that are trained on.
-        copies_on_device: bytes of each GPU that a probed run's two copies of weights and optimizer state may take; what
-            does not fit lies in host memory. None: half of what is free.
+        go_back: with "auto", whether snapshots of weights and optimizer state are kept to go back to, one on the device
+            and one on the host. False saves their memory; weights that are not finite then raise a
+            :class:`hdet.DivergedError`.
     """
 
     def __init__(
@@ -115,9 +110,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         group: Group = None,
         model: nn.Module | None = None,
         journal: Journals = None,
-        fanout: Literal["trained", "probed"] | None = None,
-        probe: ProbeFn | None = None,
-        copies_on_device: int | None = None,
+        go_back: bool = True,
     ) -> None:
         self._is_auto = isinstance(max_lr, str)
         optimizer = unwrapped(optimizer)
@@ -135,11 +128,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             "final_div_factor": final_div_factor,
             "three_phase": three_phase,
         }
-        ours = Ours(group, model, journal, seed, sync_every, auto_lr_start, fanout, probe, copies_on_device)
         published = (sigma, meta_momentum, meta_lr)
-        run = onecycle_run(
-            optimizer, schedule, last_epoch, ours, spread=spread, auto_lr=auto_lr, decay=decay, published=published
-        )
+        fanout = Fanout(spread, sync_every, auto_lr, auto_lr_start, decay, published, seed)
+        run = onecycle_run(optimizer, schedule, last_epoch, Ours(group, model, journal), fanout, go_back)
         if run is not None:  # torch calls step() in its constructor: the run must be there
             self._run = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
@@ -169,13 +160,12 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         else:
             _torch.step(self, epoch)
 
-    def observe(self, loss: float | Tensor, *, batch: Any = None) -> None:
+    def observe(self, loss: float | Tensor) -> None:
         """Count a loss of this replica towards the round, for frameworks that call ``step()`` without one.
 
         The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
-        ``batch``: what it is the loss of, with ``probe=hdet.TrainProbe(...)``, which copies one a round.
         """
-        self._run.observe(loss, batch)
+        self._run.observe(loss)
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
@@ -185,8 +175,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def consensus(self) -> Iterator[None]:
         """Averaged weights inside, each replica's own back afterwards, also after an exception. A collective.
 
-        For evaluating and saving inside a round. Holds one copy of the weights meanwhile. In a probed run all ranks
-        hold the same weights, and only buffers are averaged.
+        For evaluating and saving inside a round. Holds one copy of the weights meanwhile. In a search all ranks hold
+        the same weights, and only buffers are averaged.
         """
         with self._run.consensus(self.optimizer, self.last_epoch):
             yield
@@ -306,7 +296,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             return  # torch says so
         self._take_in_new_groups()
         if self._run.after_step(self.optimizer, self.last_epoch, t, loss):
-            self._run.end_round(RoundEnd(self.last_epoch, t, self.optimizer, self._schedule, self._floors, self._peak))
+            facts = (self.last_epoch, t, self.optimizer, self._schedule, self._floors, self._peak)
+            self._run.end_round(RoundEnd(*facts, self._run.losses, self._run.keeps_journal))
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""

@@ -3,114 +3,158 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
 from hdet.algorithm.controller import Controller
 from hdet.algorithm.design import Permuted
-from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds, default_length
-from hdet.algorithm.scales import scale_named
 from hdet.checks import is_int, is_one_of, is_real, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.weights import Body
-from hdet.engine.probed.way import ProbedWay
 from hdet.engine.run import Run
 from hdet.engine.trained.fanout import FanOut
 from hdet.engine.trained.settings import DECAYS, Settings
 from hdet.engine.trained.way import TrainedWay
+from hdet.engine.way import Way
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, check_guesses, checked_length, probed_way
+from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, rate_knobs, search_of
 from hdet.faces.torch_arguments import check_levels, check_steps, number_of
 from hdet.journal import open_journal
 from hdet.rates import shared_rates
 
-__all__ = ["onecycle_run", "rate_knobs"]
+__all__ = ["Fanout", "onecycle_run"]
+
+
+class Fanout(NamedTuple):
+    """The arguments for replicas that train apart, as the user has given them."""
+
+    spread: Any
+    sync_every: Any
+    auto_lr: Any
+    start: Any
+    decay: Any
+    published: tuple[Any, Any, Any]
+    """sigma, meta_momentum, meta_lr."""
+    seed: Any
 
 
 def onecycle_run(
-    optimizer: Optimizer,
-    schedule: dict[str, Any],
-    last_epoch: Any,
-    ours: Ours,
-    *,
-    spread: Any,
-    auto_lr: Any,
-    decay: Any,
-    published: tuple[Any, Any, Any],
+    optimizer: Optimizer, schedule: dict[str, Any], last_epoch: Any, ours: Ours, fanout: Fanout, go_back: Any
 ) -> Run | None:
     """The run behind an ``hdet.OneCycleLR``; None where torch will refuse the schedule.
 
-    ``schedule`` has torch's other arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates. ``published``:
-    sigma, meta_momentum, meta_lr.
+    ``schedule`` has torch's other arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates.
     """
     check_steps(schedule, last_epoch)
-    if not is_one_of(decay, DECAYS):
-        raise ArgumentError(f"decay must be one of {DECAYS}, but got decay={shown(decay)}; leave it out for 'schedule'")
-    ours = ours._replace(fanout=_fanout(ours.fanout, schedule["max_lr"], decay))
+    is_auto = _is_auto(schedule["max_lr"])
     check_common(ours, optimizer)
-    probed = ours.fanout == "probed"
-    is_auto = isinstance(schedule["max_lr"], str)
     if is_auto:
+        _refuse_fanout(fanout)
         schedule["max_lr"] = _guesses(optimizer)
-    if probed:
-        check_guesses(_per_group(schedule["max_lr"]))
+    else:
+        _check_fanout(fanout, go_back)
     check_levels(schedule, last_epoch)
-    if decay == "exponential" and schedule["final_div_factor"] == math.inf:
+    if fanout.decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
-    spread = _checked_spread(spread, probed)
-    controller = _onecycle_controller(auto_lr, published, probed)
     sink = open_journal(ours.journal)
     steps, pct_start = torch_private.total_steps_of(schedule), schedule["pct_start"]
     fraction = isinstance(pct_start, float) and 0 <= pct_start <= 1
     if steps is None or not fraction or not isinstance(optimizer, Optimizer):
         return None
-    specs = rate_knobs(0, len(optimizer.param_groups), spread)
-    way: TrainedWay | ProbedWay
-    if probed:
-        guesses = _per_group(schedule["max_lr"], len(specs))
-        way = probed_way(optimizer, ours, bool(auto_lr), specs, steps, dict(enumerate(guesses)))
-        settled: dict[str, Any] = {"sync_every": "auto", "seed": int(ours.seed), "decay": decay}
+    way: Way
+    if is_auto:
+        way = search_of(optimizer, ours, schedule["max_lr"], steps, searches=fanout.auto_lr, go_back=go_back)
+        settled = {"max_lr": "auto", "guess": schedule["max_lr"], "go_back": go_back, "auto_lr": fanout.auto_lr}
     else:
-        rounds = Rounds(checked_length(ours.sync_every, default_length(steps)), steps)
-        warm_up_end = torch_private.warm_up_end(steps, pct_start)
-        settings = Settings(rounds, int(ours.seed), decay, _resolved_start(ours.start, rounds, steps, warm_up_end))
-        isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
-        body = Body(ours.model, with_state=isolated)  # moments differ between arms, and only there
-        fan_out = FanOut(specs, Permuted(), settings.seed, shared_rates(optimizer))
-        way = TrainedWay(settings, fan_out, controller, [spec.start(0.0) for spec in specs], body)
-        settled = settings.state()
-    told = {**schedule, "total_steps": steps, "fanout": ours.fanout, "spread": spread, **settled}
+        way, settled = _replicas(optimizer, ours, fanout, steps, pct_start)
+    told = {**schedule, "total_steps": steps, **settled}
     told = {name: value for name, value in told.items() if name not in ("epochs", "steps_per_epoch")}
-    told = _plain({**told, "auto_lr": auto_lr if probed else repr(controller)})
-    return Run(way, ours.group, sink, told, _in_words(schedule, is_auto))
+    return Run(way, ours.group, sink, _plain(told), _in_words(schedule, is_auto))
 
 
-def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
-    """One knob per parameter group: the published fan-out of its learning rate."""
-    return [KnobSpec(f"lr[{g}]", scale_named("relative"), float(spread), scheduled=True) for g in range(first, end)]
+def _replicas(
+    optimizer: Optimizer, ours: Ours, fanout: Fanout, steps: int, pct_start: float
+) -> tuple[TrainedWay, dict[str, Any]]:
+    """The published ensemble, and its settings for the journal."""
+    spread = PUBLISHED_SPREAD if fanout.spread is None else float(fanout.spread)
+    controller = _controller(fanout)
+    rounds = Rounds(checked_length(fanout.sync_every, default_length(steps)), steps)
+    start = _resolved_start(fanout.start, rounds, steps, torch_private.warm_up_end(steps, pct_start))
+    settings = Settings(rounds, int(fanout.seed), fanout.decay, start)
+    isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
+    body = Body(ours.model, with_state=isolated)  # moments differ between arms, and only there
+    specs = rate_knobs(0, len(optimizer.param_groups), spread)
+    fan_out = FanOut(specs, Permuted(), settings.seed, shared_rates(optimizer))
+    way = TrainedWay(settings, fan_out, controller, [spec.start(0.0) for spec in specs], body)
+    return way, {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
 
 
-def _fanout(fanout: object, max_lr: object, decay: object) -> object:
-    """Which fan-out is meant."""
-    auto = is_one_of(max_lr, ("auto",))
-    if isinstance(max_lr, str) and not auto:
+def _is_auto(max_lr: object) -> bool:
+    if isinstance(max_lr, str) and max_lr != "auto":
         raise ArgumentError(
             f'max_lr must be a number, a list of numbers or "auto", but got max_lr={shown(max_lr)}; with "auto" the '
             "optimizer's lr is the guess"
         )
-    if fanout is None:
-        fanout = "probed" if auto else "trained"
-    if is_one_of(fanout, ("trained",)) and auto:
-        raise ArgumentError('max_lr="auto" needs a probed fan-out; leave fanout="trained" out, or give a rate')
-    if is_one_of(fanout, ("probed",)) and decay != "schedule":
+    return isinstance(max_lr, str)
+
+
+def _refuse_fanout(fanout: Fanout) -> None:
+    """Raise for arguments of replicas that train apart: a search is for one model."""
+    given = {
+        "spread": (fanout.spread, fanout.spread is None),
+        "sync_every": (fanout.sync_every, fanout.sync_every is None),
+        "auto_lr_start": (fanout.start, fanout.start is None),
+        "decay": (fanout.decay, is_one_of(fanout.decay, ("schedule",))),
+        "seed": (fanout.seed, is_int(fanout.seed) and fanout.seed == 0),
+    }
+    for name, (value, left_out) in given.items():
+        if not left_out:
+            raise ArgumentError(
+                f'max_lr="auto" searches the rate of one model, in rounds of its own: {name} is for replicas that '
+                f"train at different rates, but got {name}={shown(value)}; leave it out, or give a number as max_lr"
+            )
+    if not isinstance(fanout.auto_lr, bool):
         raise ArgumentError(
-            f'a probed fan-out keeps the schedule: decay must be "schedule", but got decay={decay!r}; leave it out'
+            f'auto_lr must be True or False with max_lr="auto", but got auto_lr={shown(fanout.auto_lr)}; a search '
+            "goes by a rule of its own: True, or False to keep to the guess"
         )
-    return fanout
+
+
+def _check_fanout(fanout: Fanout, go_back: object) -> None:
+    """Raise for what cannot be meant; what depends on the run's length is checked later."""
+    if not is_one_of(fanout.decay, DECAYS):
+        raise ArgumentError(
+            f"decay must be one of {DECAYS}, but got decay={shown(fanout.decay)}; leave it out for 'schedule'"
+        )
+    if not is_int(fanout.seed):
+        raise ArgumentError(f"seed must be an integer, but got seed={shown(fanout.seed)}; leave it out for 0")
+    if go_back is not True:
+        raise ArgumentError(
+            f'go_back is for max_lr="auto", whose search may roll back, but got go_back={shown(go_back)}; leave it out'
+        )
+    spread = fanout.spread
+    if spread is not None and not (is_real(spread) and 0 <= spread <= 1):
+        raise ArgumentError(
+            f"spread must be at least 0 and at most 1, but got spread={spread!r}; it is the relative distance of "
+            "the outermost replicas from the base rate, published as 1/9, and 0 means no fan-out"
+        )
+    _controller(fanout)
+
+
+def _controller(fanout: Fanout) -> Controller | None:
+    rule = Published(*fanout.published)  # also checks the numbers where they are not used
+    if isinstance(fanout.auto_lr, bool):
+        return rule if fanout.auto_lr else None
+    if isinstance(fanout.auto_lr, Controller):
+        return fanout.auto_lr
+    raise ArgumentError(
+        "auto_lr must be True, False or a controller with init() and update(), but got "
+        f"auto_lr={shown(fanout.auto_lr)}; True is the published controller"
+    )
 
 
 def _guesses(optimizer: object) -> list[float]:
@@ -118,43 +162,6 @@ def _guesses(optimizer: object) -> list[float]:
     if not isinstance(optimizer, Optimizer):
         return []  # torch raises for it
     return [float(group["lr"]) for group in optimizer.param_groups]
-
-
-def _per_group(max_lr: Any, groups: int = 1) -> list[Any]:
-    """One rate per parameter group, as torch takes them."""
-    return list(max_lr) if isinstance(max_lr, (list, tuple)) else [max_lr] * groups
-
-
-def _checked_spread(spread: Any, probed: bool) -> float:
-    if probed:
-        if spread is not None:
-            raise ArgumentError(
-                f"a probed fan-out has one model and no spread, but got spread={spread!r}; leave it out, or use "
-                'fanout="trained" with a number as max_lr'
-            )
-        return 0.0
-    spread = PUBLISHED_SPREAD if spread is None else spread
-    if not (is_real(spread) and 0 <= spread <= 1):
-        raise ArgumentError(
-            f"spread must be at least 0 and at most 1, but got spread={spread!r}; it is the relative distance of "
-            "the outermost replicas from the base rate, published as 1/9, and 0 means no fan-out"
-        )
-    return float(spread)
-
-
-def _onecycle_controller(auto_lr: object, published: tuple[Any, Any, Any], probed: bool) -> Controller | None:
-    rule = Published(*published)  # also checks the numbers where they are not used
-    if isinstance(auto_lr, bool):
-        return rule if auto_lr and not probed else None
-    if isinstance(auto_lr, Controller) and not probed:
-        return auto_lr
-    cure = (
-        "a probed fan-out searches by a rule of its own: True, or False to keep to the guess"
-        if probed
-        else "True is the published controller"
-    )
-    kinds = "True or False" if probed else "True, False or a controller with init() and update()"
-    raise ArgumentError(f"auto_lr must be {kinds}, but got auto_lr={shown(auto_lr)}; {cure}")
 
 
 def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:

@@ -7,13 +7,17 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
-from hdet.checks import shown
-from hdet.engine.probe import ProbeFn
+from hdet.checks import is_int, shown, takes
 from hdet.errors import ArgumentError
+from hdet.faces.arguments import LONGEST, Ours
+from hdet.faces.ensemble_arguments import check_schedule_of
 from hdet.faces.onecycle import OneCycleLR
-from hdet.parameters import unwrapped
+from hdet.faces.plain_rates import Schedule
+from hdet.faces.scheduled import AllSchedules, ScheduledSearch
+from hdet.parameters import parts_of, unwrapped
 from hdet.rates import stands_still
 
 __all__ = ["auto"]
@@ -21,47 +25,116 @@ __all__ = ["auto"]
 Hook = Callable[..., Any]
 
 
-def auto(optimizers: Optimizer | Iterable[Optimizer], *, total_steps: int, probe: ProbeFn, **more: Any) -> OneCycleLR:
+def auto(
+    optimizers: Optimizer | Iterable[Optimizer],
+    *,
+    total_steps: int,
+    schedule: Schedule | Callable[[Optimizer], Schedule] | None = None,
+    schedule_every: int = 1,
+    **more: Any,
+) -> OneCycleLR | ScheduledSearch:
     """The scheduler that finds the learning rate of one optimizer, or one common factor on the rates of several.
 
     Each optimizer's own rate is its guess: the guesses keep their ratios. Step all optimizers, then the scheduler:
 
     .. code-block:: python
 
-        scheduler = hdet.auto([muon, adamw], total_steps=10_000, probe=probe)
+        scheduler = hdet.auto([muon, adamw], total_steps=10_000)
         ...
         muon.step()
         adamw.step()
-        scheduler.step()
+        scheduler.step(loss)
 
     All gradients are looked at when the first of them is stepped: with a GradScaler, call ``scaler.unscale_`` on every
     optimizer before the first ``scaler.step``.
 
+    With a schedule of your own, its rising phase is held at its peak, and the search climbs in its place; from the peak
+    on the rate is the schedule times the factor that was found:
+
+    .. code-block:: python
+
+        scheduler = hdet.auto(adamw, schedule=CosineAnnealingLR(adamw, 10_000), total_steps=10_000)
+
     Args:
         optimizers: one, or several with different parameters; the first is the one to be stepped first.
-        total_steps: steps of the run.
-        probe: as in :class:`hdet.OneCycleLR`.
-        more: further arguments of it. Momenta are not cycled: optimizers keep theirs in different places.
+        total_steps: calls of ``step`` in the run.
+        schedule: a scheduler of torch or transformers on that optimizer, or a function that makes one of an optimizer,
+            which several optimizers need. None: OneCycle.
+        schedule_every: it makes one step in so many.
+        more: ``model``, ``group``, ``journal``, ``go_back`` as in :class:`hdet.OneCycleLR`; without a schedule all of
+            its arguments. Momenta are not cycled: optimizers keep theirs in different places.
     """
-    optimizers = unwrapped(optimizers)
-    if isinstance(optimizers, Optimizer):
-        return OneCycleLR(optimizers, "auto", total_steps=total_steps, probe=probe, **{"cycle_momentum": False, **more})
-    is_one = not isinstance(optimizers, Iterable) or isinstance(optimizers, Tensor)
-    found: list[Any] = [optimizers] if is_one else [unwrapped(one) for one in optimizers]
+    found = _optimizers(optimizers)
+    one = found[0] if len(found) == 1 else Together(found)
+    if schedule is not None:
+        return _scheduled(one, schedule, total_steps, schedule_every, more)
+    if schedule_every != 1:
+        raise ArgumentError(
+            f"schedule_every is for a schedule= of your own, but got schedule_every={shown(schedule_every)} without "
+            "one; leave it out"
+        )
+    if len(found) > 1 and more.get("cycle_momentum"):
+        raise ArgumentError(
+            "cycle_momentum must be False for several optimizers, which keep their momenta in different places, but "
+            "got cycle_momentum=True; leave it out"
+        )
+    return OneCycleLR(one, "auto", total_steps=total_steps, **{"cycle_momentum": False, **more})
+
+
+def _optimizers(optimizers: Any) -> list[Optimizer]:
+    """Those of torch that are meant, out of their wrappers."""
+    inner = unwrapped(optimizers)
+    is_one = isinstance(inner, (Optimizer, Tensor)) or not isinstance(inner, Iterable)
+    found: list[Any] = [inner] if is_one else [unwrapped(one) for one in inner]
     if not found or not all(isinstance(one, Optimizer) for one in found):
         raise ArgumentError(
             f"optimizers must be an optimizer of torch or some of them, but got optimizers={shown(optimizers)}; for "
             "instance hdet.auto([muon, adamw], ...)"
         )
-    if len(found) == 1:
-        return auto(found[0], total_steps=total_steps, probe=probe, **more)
-    if more.get("cycle_momentum"):
+    return found
+
+
+def _scheduled(
+    optimizer: Optimizer, schedule: Any, total_steps: Any, every: Any, more: dict[str, Any]
+) -> ScheduledSearch:
+    """A search on the user's own schedule; arguments are checked."""
+    if not (is_int(total_steps) and 1 <= total_steps <= LONGEST):
         raise ArgumentError(
-            "cycle_momentum must be False for several optimizers, which keep their momenta in different places, but "
-            "got cycle_momentum=True; leave it out"
+            f"total_steps must be an integer from 1 to {LONGEST}, but got total_steps={shown(total_steps)}; count "
+            "optimizer steps"
         )
-    together = Together(found)
-    return OneCycleLR(together, "auto", total_steps=total_steps, probe=probe, **{**more, "cycle_momentum": False})
+    if not (is_int(every) and 1 <= every <= total_steps):
+        raise ArgumentError(
+            f"schedule_every must be an integer from 1 to total_steps = {total_steps}, but got "
+            f"schedule_every={shown(every)}; leave it out for 1"
+        )
+    known = {"model": None, "group": None, "journal": None, "go_back": True}
+    strangers = sorted(set(more) - set(known))
+    if strangers:
+        raise ArgumentError(
+            f"with schedule= the arguments {strangers} of OneCycle have no use; leave them out, or leave schedule out"
+        )
+    parts = parts_of(optimizer)
+    makes = takes(schedule, optimizer) and not callable(getattr(schedule, "step", None))
+    if len(parts) > 1 and not makes:
+        raise ArgumentError(
+            f"several optimizers need a function as schedule=, which makes one of each, but got {shown(schedule)}; for "
+            "instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
+        )
+    made = [schedule(part) for part in parts] if makes else [schedule]
+    for part, own in zip(parts, made, strict=True):
+        check_schedule_of(part, own)
+        if isinstance(own, ReduceLROnPlateau):
+            raise ArgumentError(
+                "ReduceLROnPlateau goes by what it is told, not by the step: a search cannot know where it falls; give "
+                "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
+            )
+    given = {**known, **more}
+    ours = Ours(given["group"], given["model"], given["journal"])
+    whole = made[0] if len(made) == 1 else AllSchedules(made)
+    return ScheduledSearch(
+        optimizer, whole, total_steps=int(total_steps), every=int(every), ours=ours, go_back=given["go_back"]
+    )
 
 
 class Together(Optimizer):

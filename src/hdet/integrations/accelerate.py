@@ -34,7 +34,7 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
 
     .. code-block:: python
 
-        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=optimizer_steps, probe=probe)
+        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=optimizer_steps)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         scheduler = prepare(accelerator, scheduler)
 
@@ -102,9 +102,9 @@ class PreparedScheduler:
         if loss is not None and not isinstance(loss, Integral):  # a positional integer is torch's epoch
             self.scheduler.observe(loss)
 
-    def observe(self, loss: float | Tensor, *, batch: Any = None) -> None:
-        """Count a loss of this replica towards the round, with its batch for an ``hdet.TrainProbe``."""
-        self.scheduler.observe(loss, batch=batch)
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this replica towards the round."""
+        self.scheduler.observe(loss)
 
     def consensus(self) -> AbstractContextManager[None]:
         """Averaged weights inside ``with``, for evaluating and saving in the trained fan-out. A collective."""

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hdet.engine.probe import ProbeFn
-from hdet.engine.probed.evaluated import evaluates_others
 from hdet.errors import ArgumentError
 from hdet.faces.onecycle import OneCycleLR
+from hdet.faces.scheduled import ScheduledSearch
 from hdet.faces.several import auto as auto_of
 from hdet.integrations.deepspeed_masters import Masters, masters_of
 
@@ -25,31 +24,29 @@ _ELSEWHERE = {"swap_optimizer": "NVMe", "zenflow": "ZenFlow"}
 """Where an optimizer's memory may lie out of reach, by the wrapper's attributes."""
 
 
-def auto(engine: Any, *, total_steps: int, probe: ProbeFn, **more: Any) -> OneCycleLR:
+def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | ScheduledSearch:
     """Have the learning rate of a DeepSpeed engine found while it trains.
 
     .. code-block:: python
 
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-        probe = hdet.ProbeBatch(engine, loss_fn, probe_loader)
-        scheduler = auto(engine, total_steps=10_000, probe=probe)
+        scheduler = auto(engine, total_steps=10_000)
 
-    The loop stays as it is: ``engine.step()`` steps the scheduler where it has stepped the optimizer, and
-    ``engine.save_checkpoint`` holds its state. The optimizer's rate is a guess that may be far off.
+    The loop stays as it is but for one line, ``scheduler.observe(loss)`` after the forward pass: ``engine.step()`` steps
+    the scheduler where it has stepped the optimizer, and ``engine.save_checkpoint`` holds its state. The optimizer's
+    rate is a guess that may be far off.
 
-    With ZeRO each rank measures its own partitions, and the sums are added up over the ranks. All ranks evaluate both
-    losses of a round: what is to be seen must be gathered from all of them.
+    With ZeRO each rank measures its own partitions, and the sums are added up over the ranks.
 
     Args:
         engine: made by ``deepspeed.initialize`` without ``lr_scheduler`` and without a scheduler in its config.
         total_steps: optimizer steps of the run.
-        probe: as in :class:`hdet.OneCycleLR`; its model is the engine or the module in it.
         more: further arguments of :class:`hdet.OneCycleLR`. Momenta are not cycled unless ``cycle_momentum=True``.
     """
     _check(engine)
     wrapper = engine.optimizer
     optimizer = wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper, masters_of(wrapper))
-    scheduler = auto_of(optimizer, total_steps=total_steps, probe=probe, **more)
+    scheduler = auto_of(optimizer, total_steps=total_steps, **more)
     engine.lr_scheduler = scheduler
     return scheduler
 
@@ -78,9 +75,3 @@ def _check(engine: Any) -> None:
                 f"hdet copies what the optimizer remembers, but this engine keeps it in {what}; leave that out, or "
                 "use DeepSpeed's own schedulers"
             )
-    inner = getattr(engine.optimizer, "optimizer", None)
-    if isinstance(inner, Optimizer) and evaluates_others(inner):
-        raise ArgumentError(
-            f"{type(inner).__name__} evaluates other weights than it trains, which a DeepSpeed engine would not show "
-            "the probe; use another optimizer, or ZeRO stage 0 in fp32"
-        )

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from hdet.engine.probe import ProbeFn
 from hdet.errors import ArgumentError
 from hdet.faces.several import auto
 
@@ -30,7 +29,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
 
     .. code-block:: python
 
-        config.lr_scheduler = AutoLR.Config(probe=lambda parts: hdet.ProbeBatch(parts[0], loss_fn, batches))
+        config.lr_scheduler = AutoLR.Config()
 
     The rates in the optimizers' config are guesses that may be far off. A checkpoint holds all that the
     search has found, where torchtitan's own container saves the number of steps alone.
@@ -38,29 +37,26 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
     Args:
         optimizers: torchtitan's ``OptimizersContainer``.
         total_steps: steps of the run.
-        probe: as in :class:`hdet.OneCycleLR`.
-        onecycle: further arguments of it.
+        onecycle: further arguments of :class:`hdet.OneCycleLR`.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(_Config):  # type: ignore[misc]  # of an optional package
         """What the trainer builds the container from; of torchtitan's own fields only ``total_steps`` is used."""
 
-        probe: Callable[[list[nn.Module]], ProbeFn]
-        """Makes the probe from the parts of the model, which are there once the trainer has built them."""
         onecycle: dict[str, Any] = field(default_factory=dict)
         """Further arguments of :class:`hdet.OneCycleLR`."""
 
         def build(self, *, optimizers: Any, training_steps: int) -> AutoLR:
             """The container, for so many steps if ``total_steps`` does not say otherwise."""
             steps = training_steps if self.total_steps is None else self.total_steps
-            return AutoLR(optimizers, total_steps=steps, probe=self.probe(optimizers.model_parts), **self.onecycle)
+            return AutoLR(optimizers, total_steps=steps, **self.onecycle)
 
-    def __init__(self, optimizers: Any, *, total_steps: int, probe: ProbeFn, **onecycle: Any) -> None:
+    def __init__(self, optimizers: Any, *, total_steps: int, **onecycle: Any) -> None:
         if not _INSTALLED:
             raise ModuleNotFoundError("AutoLR needs torchtitan, which is not installed: pip install torchtitan")
         self.optimizers = list(optimizers)
-        self.scheduler = auto(self.optimizers, total_steps=total_steps, probe=probe, **onecycle)
+        self.scheduler = auto(self.optimizers, total_steps=total_steps, **onecycle)
         self.schedulers = [self.scheduler]
 
     def get_metrics(self) -> dict[str, float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from hdet.errors import ArgumentError
 from hdet.rollback.ruin import BLOCKS, Block
 
-__all__ = ["Losses", "blocks_of"]
+__all__ = ["Losses", "merged", "table_of"]
 
 _FIRST_ROOM = 64
 """Losses for which there is room on a device at first; it doubles when it is full."""
@@ -89,23 +89,49 @@ class Losses:
         """Mean of the round's; NaN if there is none."""
         return math.fsum(self.values()) / self.count if self.count else math.nan
 
-    def blocks(self, length: int) -> list[Block]:
-        """The losses of a round of so many steps, in up to eight blocks of equal length. Synchronises."""
-        return blocks_of(zip(self._steps, self.values(), strict=True), length)
+    def on_device(self) -> list[Tensor]:
+        """Those that lie on a device, as one tensor, so that they can be read together with other numbers."""
+        return [] if self._on_device is None else [self._on_device[: self._stored]]
+
+    def take(self, values: Sequence[float]) -> None:
+        """The values of :meth:`on_device`, which were read already."""
+        self._on_host += values
+        self._on_device, self._stored = None, 0
+
+    def table(self, length: int) -> list[float]:
+        """:func:`table_of` the losses of a round of so many steps. Synchronises if some lie on a device."""
+        return table_of(zip(self._steps, self.values(), strict=True), length)
 
 
-def blocks_of(losses: Iterable[tuple[int, float]], length: int) -> list[Block]:
-    """(step, loss) of a round of so many steps, as blocks of equal length: none for steps without a loss.
+def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
+    """(step, loss) of a round of so many steps, in up to eight blocks of equal length: as many numbers on every rank.
 
-    >>> blocks_of([(0, 4.0), (1, 2.0), (2, math.nan)], length=3)
-    [Block(mean=4.0, steps=1), Block(mean=2.0, steps=1), Block(mean=nan, steps=1)]
+    For each block: whether it has a loss, and the mean of those that are finite.
     """
-    count = min(max(length, 1), BLOCKS)
-    found: dict[int, list[float]] = {}
+    count = _count(length)
+    found: list[list[float]] = [[] for _ in range(BLOCKS)]
     for step, loss in losses:
-        found.setdefault(min(step * count // max(length, 1), count - 1), []).append(loss)
-    steps = {k: (k + 1) * length // count - k * length // count for k in found}
-    return [Block(_mean([loss for loss in own if math.isfinite(loss)]), steps[k]) for k, own in sorted(found.items())]
+        found[min(step * count // max(length, 1), count - 1)].append(loss)
+    return [number for own in found for number in (float(bool(own)), _mean([x for x in own if math.isfinite(x)]))]
+
+
+def merged(tables: Sequence[Sequence[float]], length: int) -> tuple[Block, ...]:
+    """The blocks of a round from the tables of all ranks: means over those that have a finite one.
+
+    >>> merged([table_of([(0, 4.0), (1, 2.0), (2, math.nan)], 3), table_of([(0, 2.0), (2, math.inf)], 3)], length=3)
+    (Block(mean=3.0, steps=1), Block(mean=2.0, steps=1), Block(mean=nan, steps=1))
+    """
+    count = _count(length)
+    steps = [(k + 1) * length // count - k * length // count for k in range(count)]
+    means = [[table[2 * k + 1] for table in tables] for k in range(count)]
+    given = [any(table[2 * k] for table in tables) for k in range(count)]
+    return tuple(
+        Block(_mean([mean for mean in means[k] if math.isfinite(mean)]), steps[k]) for k in range(count) if given[k]
+    )
+
+
+def _count(length: int) -> int:
+    return min(max(length, 1), BLOCKS)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.copies import copy_all_, write_
 from hdet.distributed.shards import local, rewrapped
 from hdet.parameters import parameters_at, places_of, refuse_other_shapes, trained_parameters
-from hdet.rollback.storage import Storage, copied, copy_all_, leaves, write_
+from hdet.rollback.storage import Storage, copied, leaves
 
 __all__ = ["START", "Snapshots"]
 

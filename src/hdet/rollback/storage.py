@@ -15,17 +15,13 @@ __all__ = ["Storage", "copied", "leaves"]
 
 
 class Storage:
-    """Carries copies out, and knows how much of a device they may take.
+    """Carries copies out, and knows whether a device has room for them.
 
     A copy to the host goes through pinned memory and makes nobody wait: weights on the stream that trains, what the
     optimizer remembers on a stream beside it. :meth:`wait` must be called before the optimizer changes the latter.
-
-    Args:
-        limit: bytes of a device that copies may take; None: half of what is free when they are made.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self._beside: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: dict[torch.device, torch.cuda.Event] = {}
 
@@ -62,13 +58,10 @@ class Storage:
                 torch.cuda.synchronize(device)
         self._under_way = {}
 
-    def has_room(self, needed: Iterable[Tensor], held: Iterable[Tensor]) -> bool:
-        """Whether new copies of some tensors fit on their devices beside the copies that are held."""
-        taken = _bytes(held)
-        for device, size in _bytes(needed).items():
-            if size > (_free(device) // 2 if self.limit is None else self.limit - taken.get(device, 0)):
-                return False
-        return True
+    @staticmethod
+    def has_room(needed: Iterable[Tensor]) -> bool:
+        """Whether copies of some tensors fit on their devices: into half of what is free."""
+        return all(size <= _free(device) // 2 for device, size in _bytes(needed).items())
 
 
 def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tensor]]) -> Any:

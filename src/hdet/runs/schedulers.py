@@ -31,17 +31,14 @@ def optimizer_of(plan: Plan, groups: list[dict[str, Any]]) -> Optimizer:
 
 
 def scheduler_of(plan: Plan, task: Task, model: Module, optimizer: Optimizer, journal: Sink | None) -> Scheduler:
-    """torch's OneCycleLR, or hdet's with one of the two fan-outs; all else as in torch."""
+    """torch's OneCycleLR, or hdet's: a search, or replicas that train apart; all else as in torch."""
     if plan.fanout == "none":
         return lr_scheduler.OneCycleLR(optimizer, float(plan.lr), plan.steps)
     if plan.fanout == "probed":
         return hdet.OneCycleLR(
             optimizer,
-            "auto" if plan.lr == AUTO else float(plan.lr),
+            "auto",
             plan.steps,
-            fanout="probed",
-            probe=hdet.ProbeBatch(model, task.loss, lambda k: task.probe(plan.seed, k)),
-            seed=plan.seed,
             model=model,
             journal=journal,
         )

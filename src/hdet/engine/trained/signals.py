@@ -11,7 +11,6 @@ from hdet.checks import is_one_of, shown, takes
 from hdet.copies import put_back, write_
 from hdet.distributed.group import ReplicaGroup, arriving
 from hdet.engine.probe import ProbeBatch, ProbeFn, probed_loss
-from hdet.engine.train_probe import TrainProbe
 from hdet.errors import ArgumentError
 
 __all__ = ["ProbeLoss", "Signal", "TrainLoss"]
@@ -48,11 +47,6 @@ class ProbeLoss:
             raise ArgumentError(
                 f"fn must be a function without arguments that returns a loss, but got fn={shown(fn)}; for instance a "
                 "ProbeBatch"
-            )
-        if isinstance(fn, TrainProbe):
-            raise ArgumentError(
-                "replicas that train apart need a batch that none of them was trained on, but got fn=hdet.TrainProbe"
-                "(...), whose batches are rank 0's own; give hdet.ProbeBatch(model, loss_fn, loader)"
             )
         if not is_one_of(at, ("replica", "round_mean")):
             raise ArgumentError(f'at must be "replica" or "round_mean", but got at={at!r}; leave it out for "replica"')

@@ -19,7 +19,7 @@ from hdet.distributed.average import average_
 from hdet.distributed.group import ReplicaGroup, Seat, arriving, connect_alike, connect_within
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.partitions import refuse_partitions
-from hdet.distributed.rollcall import Occasion, RollCall
+from hdet.distributed.rollcall import Occasion, RollCall, Shown
 from hdet.distributed.shards import hold_alike, local
 from hdet.distributed.weights import Body, Weights, warn_without_ensemble
 from hdet.engine.checkpoint import CONTROLLER, STATE_WORDS, controller_from, controller_saved
@@ -33,7 +33,7 @@ from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import Mean, OuterStep
 from hdet.engine.trained.settings import SETTINGS, Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
-from hdet.engine.way import RoundEnd, RoundReport, check_moves, no_train_probe, terms
+from hdet.engine.way import RoundEnd, RoundReport, check_moves, terms
 from hdet.errors import ArgumentError, ShardedParametersError
 from hdet.parameters import direction
 from hdet.rates import Rate
@@ -62,7 +62,8 @@ class TrainedWay:
         reset_state: whether the optimizer forgets its state at the end of a round.
     """
 
-    name: Literal["trained"] = "trained"
+    name: Literal["replicas"] = "replicas"
+    progress = 0
     holds_rise = False
     drifts_apart = True
 
@@ -105,6 +106,10 @@ class TrainedWay:
     @property
     def rounds(self) -> Rounds:
         return self.settings.rounds
+
+    @property
+    def total_steps(self) -> int | None:
+        return self.rounds.total_steps
 
     @property
     def learned(self) -> list[float]:
@@ -155,12 +160,9 @@ class TrainedWay:
     def take_over(self) -> None:
         """Rounds are counted by steps: there is nothing to forget."""
 
-    def set_aside(self, batch: Any) -> None:
-        raise no_train_probe("here replicas train apart")
-
     def first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
-        return self.body.first_weights(optimizer, self.model)
+        return self.body.first_weights(optimizer, needs_model=True)
 
     def met(self, group: ReplicaGroup, roll: RollCall) -> None:
         """One starting point for the outer step; for shards, the ranks that hold the same ones in other replicas."""
@@ -179,8 +181,11 @@ class TrainedWay:
         if self.inner is not None and t % self.inner.every == 0 and not self.rounds.ends_at(t):
             self._average_within(self.inner, optimizer, t - 1, meeting)
 
-    def rest(self, t: int) -> range:
-        return range(0)
+    def round_ends(self, t: int) -> bool:
+        return self.rounds.ends_at(t)
+
+    def inside_round(self, t: int) -> bool:
+        return t > 0 and not self.rounds.ends_at(t)
 
     def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
         """Gather, decide, average, move the base values. An error before the mean changes nothing.
@@ -235,7 +240,7 @@ class TrainedWay:
         with arriving(what):
             weights = self.weights(optimizer)
             roll = meeting.roll_call(
-                occasion, t, self.terms(), weights, expect_equal=self._may_be_equal(t), within=group
+                occasion, t, self.terms(), weights, Shown(), expect_equal=self._may_be_equal(t), within=group
             )
             if occasion is Occasion.INNER and not any(roll.live):
                 return  # the whole node will be left out at the end of the round
@@ -251,14 +256,15 @@ class TrainedWay:
         return self._without_spread or self.rounds.ends_at(t)
 
     def _roll_call(self, end: RoundEnd, meeting: Meeting, signal: Tensor | None) -> RollCall:
-        if meeting.group.seat.size == 1 and not meeting.keeps_journal:
+        if meeting.group.seat.size == 1 and not end.keeps_journal:
             return RollCall.alone()
+        losses, number = end.losses, None if signal is None else float(signal)
         return meeting.roll_call(
             Occasion.ROUND_END,
             end.before,
             self.terms(),
             self.weights(end.optimizer),
-            signal=signal,
+            Shown(losses.mean(), losses.count > 0, number, end.keeps_journal),
             expect_equal=self._without_spread,
         )
 

@@ -1,1 +1,0 @@
-"""The rule behind ``max_lr="auto"``: numbers in, orders out. The engine and the experiments carry the orders out."""

@@ -1,0 +1,202 @@
+"""``hdet.auto(..., schedule=...)``: the rate is found on any schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.engine.run import Run
+from hdet.engine.way import RoundEnd
+from hdet.errors import ArgumentError
+from hdet.faces.arguments import Ours, check_common, rate_knobs, search_of
+from hdet.faces.foreign import check_schedule, refuse_foreign
+from hdet.faces.plain_rates import Peak, PlainRates, Schedule, peak_of
+from hdet.journal import open_journal
+from hdet.parameters import parts_of
+from hdet.rates import Rate, put_rate
+from hdet.state_rules import check_state, count, fields, number, numbers, some_rates
+
+__all__ = ["AllSchedules", "ScheduledSearch"]
+
+
+class AllSchedules:
+    """The schedules of several optimizers as one."""
+
+    def __init__(self, schedules: Sequence[Any]) -> None:
+        self.schedules = list(schedules)
+
+    def step(self) -> None:
+        for schedule in self.schedules:
+            schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(i): schedule.state_dict() for i, schedule in enumerate(self.schedules)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        for i, schedule in enumerate(self.schedules):
+            schedule.load_state_dict(state_dict[str(i)])
+
+
+class ScheduledSearch:
+    """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
+
+    The schedule's rising phase is held at its peak: the search climbs by itself. From there on the rate is the schedule
+    times the factor.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        total_steps: int,
+        every: int,
+        ours: Ours,
+        go_back: bool,
+    ) -> None:
+        check_common(ours, optimizer)
+        guesses = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        way = search_of(optimizer, ours, guesses, total_steps, go_back=go_back)
+        lead = min(g for g, guess in enumerate(guesses) if guess > 0)
+        schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
+        owned = list(zip(parts_of(optimizer), schedules, strict=True))
+        self._peak = peak_of(optimizer, owned, total_steps, every, lead)
+        kind = type(schedules[0]).__name__
+        told = {"max_lr": "auto", "guess": guesses, "schedule": kind, "schedule_every": every, "go_back": go_back}
+        alike = {"lr": repr(guesses), "schedule": kind, "schedule_every": repr(every)}
+        sink = open_journal(ours.journal)
+        self._run = Run(way, ours.group, sink, {**told, "total_steps": total_steps}, alike)
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self._every = every
+        self._plain = PlainRates(optimizer, schedule)
+        self._step = 0
+        self._run.begin(optimizer)
+        self._write()
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def step(self, loss: float | Tensor | None = None) -> None:
+        """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule."""
+        t = self._step + 1
+        self._take_in_new_groups()
+        if self._run.after_step(self.optimizer, self._step, t, loss):
+            facts = (self._step, t, self.optimizer, self._rates_at, self._floors, lambda: float(self._peak.step))
+            self._run.end_round(RoundEnd(*facts, self._run.losses, self._run.keeps_journal))
+        if t % self._every == 0:
+            self._plain.step()
+        self._step = t
+        self._write()
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss towards the round; ``step(loss)`` is observe and step."""
+        self._run.observe(loss)
+
+    def converge(self) -> None:
+        """Average the model's buffers over the ranks now, and nothing else."""
+        self._run.converge(self.optimizer, self._step)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Averaged buffers inside, each rank's own back afterwards, also after an exception. A collective."""
+        with self._run.consensus(self.optimizer, self._step):
+            yield
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def get_last_lr(self) -> list[float]:
+        """The rates of the parameter groups, as torch's schedulers tell them."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    @property
+    def base_lrs_now(self) -> list[Rate]:
+        """The rate of each parameter group."""
+        return self._run.way.base(self._values(), self._step)
+
+    def _values(self) -> list[Rate]:
+        """The schedule now, its rise held at the peak."""
+        values = self._plain.values
+        if not self._run.way.holds_rise or self._step >= self._peak.step:
+            return list(values)
+        added = values[len(self._peak.rates) :]
+        return [*self._peak.rates, *added]
+
+    def _rates_at(self, _: int) -> list[float]:
+        return [float(value) for value in self._values()]
+
+    def _floors(self) -> list[float]:
+        return [0.0] * len(self._plain.values)
+
+    def _take_in_new_groups(self) -> None:
+        new = self._plain.new_groups()
+        if new:
+            self._run.way.grow(rate_knobs(new.start, new.stop))
+
+    def _write(self) -> None:
+        rates = self._run.rates(self._values(), self._step)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            put_rate(group, rate)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same on every rank, and no collective. Save the optimizer and the model as usual."""
+        return {
+            "step": self._step,
+            "total_steps": self._run.way.total_steps,
+            "plain_lrs": list(self._plain.values),
+            "peak": self._peak.step,
+            "peak_lrs": list(self._peak.rates),
+            "schedule": self.schedule.state_dict(),
+            "hdet": self._run.state(),
+        }
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
+        refuse_foreign(state_dict, set(self.state_dict()), "hdet.auto", "a state of hdet.auto with a schedule")
+        groups = len(self._plain.values)
+        rules = {
+            "step": count(0),
+            "total_steps": count(1),
+            "plain_lrs": some_rates,
+            "peak": number,
+            "peak_lrs": numbers(len(state_dict["plain_lrs"])),
+            "schedule": fields,
+            "hdet": fields,
+        }
+        check_state(state_dict, rules, "the checkpoint")
+        if len(state_dict["plain_lrs"]) != groups:
+            raise ArgumentError(
+                f"the checkpoint has {len(state_dict['plain_lrs'])} parameter groups, but here there are {groups}; "
+                "build the optimizer as it was when it was saved"
+            )
+        check_schedule(self.schedule, state_dict["schedule"])
+        self._run.check(state_dict["hdet"], state_dict["total_steps"])
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of any rank; its values replace the constructor's."""
+        self.check_state_dict(state_dict)
+        t = int(state_dict["step"])
+        self.schedule.load_state_dict(state_dict["schedule"])
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], t)
+        self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
+        self._plain.values = list(state_dict["plain_lrs"])
+        self._step = t
+        self._write()
+        self._run.watch_loading(self.optimizer, self, ScheduledSearch._write)
+
+    def search_state_dict(self) -> dict[str, Any]:
+        """As in :class:`hdet.OneCycleLR`."""
+        return self._run.search(self.optimizer, self._step)
+
+    def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
+        """As in :class:`hdet.OneCycleLR`."""
+        self._run.check_search(search, self.optimizer, state_dict["step"])
+
+    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As in :class:`hdet.OneCycleLR`."""
+        self._run.load_search(state_dict, self.optimizer, self._step)
