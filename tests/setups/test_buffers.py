@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hdet
 from tests.ranks import run_ranks
-from tests.setups.problems import batch_of, loss_of, network, probe_of
+from tests.setups.problems import batch_of, loss_of, network
 
 STEPS = 60
 
@@ -50,7 +50,7 @@ def _consensus(rank: int) -> dict[str, Any]:
     model = network(nn.BatchNorm1d(32, momentum=0.5), Cached(3 + rank))
     norm: Any = model[1]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model), model=model)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, model=model)
     ends = []
     for t in range(STEPS - 3):
         step(model, optimizer, scheduler, rank, t)
@@ -94,7 +94,7 @@ def _probed_again(rank: int) -> list[float]:
     norm: Any = model[1].eval()
     norm.running_mean.fill_(float(rank))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
     for t in range(3):
         step(model, optimizer, scheduler, 0, t)
     return [float(norm.running_mean.mean()), float(norm.running_mean.std())]

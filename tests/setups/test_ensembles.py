@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import hdet
-from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of
+from tests.setups.problems import batch_of, final_loss, loss_of, network
 from tests.setups.runs import fixed_loss
 
 STEPS = 200
@@ -104,7 +104,7 @@ def test_a_group_whose_rate_is_not_searched_keeps_it_and_does_not_count(guess: f
         other = torch.optim.Adam([first] if own else [{"params": [nn.Parameter(torch.zeros(1))]}])
         optimizer = torch.optim.Adam([last] if own else [last, first])
         knobs = [hdet.knobs.lr(optimizer, groups=[0])]
-        ensemble = hdet.Ensemble(optimizer, knobs=knobs, fanout="probed", probe=probe_of(model), total_steps=STEPS)
+        ensemble = hdet.Ensemble(optimizer, knobs=knobs, fanout="probed", total_steps=STEPS)
         for t in range(60):
             model.zero_grad()
             loss_of(model, batch_of(t)).backward()

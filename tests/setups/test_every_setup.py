@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import hdet
-from tests.setups.problems import Batch, Records, batch_of, final_loss, is_finite, loss_of, network, probe_of, train
+from tests.setups.problems import Batch, Records, batch_of, final_loss, is_finite, loss_of, network, train
 from tests.setups.runs import fixed_loss
 
 STEPS = 200

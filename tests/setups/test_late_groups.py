@@ -11,7 +11,7 @@ from torch import nn
 
 import hdet
 from tests.ranks import run_ranks
-from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of
+from tests.setups.problems import batch_of, final_loss, loss_of, network
 
 STEPS = 200
 ADDED = 80
@@ -68,7 +68,7 @@ def test_of_several_optimizers_any_may_get_one() -> None:
     model: Any = network()
     model[0].bias.requires_grad_(False)
     parts = [torch.optim.SGD([model[0].weight], lr=0.01), torch.optim.Adam(model[2].parameters(), lr=0.001)]
-    scheduler = hdet.auto(parts, total_steps=STEPS, probe=probe_of(model))
+    scheduler = hdet.auto(parts, total_steps=STEPS)
     for t in range(ADDED + 20):
         if t == ADDED:
             model[0].bias.requires_grad_(True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR as TorchOneCycle
 
 import hdet
-from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of, recorded, train, weights_of
+from tests.setups.problems import batch_of, final_loss, loss_of, network, recorded, train, weights_of
 from tests.setups.runs import fixed_loss
 
 Rates = list[tuple[Any, ...]]
@@ -44,7 +44,7 @@ def test_without_a_search_a_probed_run_is_torchs(kind: str, shape: dict[str, Any
     mine, theirs = network(), network()
     probed, plain = made(kind, mine), made(kind, theirs)
     scheduler = hdet.OneCycleLR(
-        probed, 0.02, total_steps=120, fanout="probed", auto_lr=False, probe=probe_of(mine), **shape
+        probed, 0.02, total_steps=120, fanout="probed", auto_lr=False, **shape
     )
     rates, weights = followed(mine, probed, scheduler, 119)
     expected, their_weights = followed(theirs, plain, TorchOneCycle(plain, 0.02, total_steps=120, **shape), 119)
@@ -100,7 +100,7 @@ def test_a_run_too_short_for_a_search_says_so(steps: int) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     with recorded() as caught:
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, probe=probe_of(model))
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps)
         train(model, optimizer, scheduler, range(steps - 1))
     ours = [w for w in caught if issubclass(w.category, UserWarning) and "40" in str(w.message)]
     assert len(ours) == 1
@@ -113,7 +113,7 @@ def test_a_run_too_short_for_a_search_has_torchs_rates(steps: int) -> None:
     mine, theirs = network(), network()
     probed, plain = made("adam", mine), made("adam", theirs)
     with recorded():
-        scheduler = hdet.OneCycleLR(probed, "auto", total_steps=steps, probe=probe_of(mine))
+        scheduler = hdet.OneCycleLR(probed, "auto", total_steps=steps)
         rates, _ = followed(mine, probed, scheduler, steps - 1)
     expected, _ = followed(theirs, plain, TorchOneCycle(plain, 0.02, total_steps=steps), steps - 1)
     assert rates == expected
@@ -123,7 +123,7 @@ def test_a_run_just_long_enough_searches_without_a_warning() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
     with recorded() as caught:
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=60, probe=probe_of(model))
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=60)
         train(model, optimizer, scheduler, range(60))
     assert not caught
     assert final_loss(model) < 2 * fixed_loss(torch.optim.Adam, 0.03, 60)

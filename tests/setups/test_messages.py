@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hdet
-from tests.setups.problems import network, probe_of
+from tests.setups.problems import network
 
 
 def cure(**arguments: Any) -> str:
@@ -55,7 +55,7 @@ def test_what_only_a_trained_one_cycle_has(arguments: dict[str, Any]) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     with pytest.raises(hdet.ArgumentError, match=next(iter(arguments))) as error:
-        hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model), **arguments)
+        hdet.OneCycleLR(optimizer, "auto", total_steps=100, **arguments)
     assert "probed" in str(error.value)
 
 

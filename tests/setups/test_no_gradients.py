@@ -52,7 +52,7 @@ def test_steps_of_which_no_gradient_was_ever_seen_are_alarmed(set_to_none: bool)
     """The guess is kept to, and that is said."""
     with recorded() as caught:
         model, rates, journal = run(True, set_to_none)
-    ours = [str(w.message) for w in caught if issubclass(w.category, hdet.ProbeWarning)]
+    ours = [str(w.message) for w in caught if issubclass(w.category, hdet.SearchWarning)]
     assert len(ours) == 1
     assert "gradient" in ours[0]
     assert [record["alarm"] for record in journal.rounds if record["alarm"]] == [
@@ -114,5 +114,5 @@ def test_a_hundred_steps_without_a_gradient_later_raise_nothing(name: str) -> No
 def test_gradients_that_come_after_the_peak_are_told_of() -> None:
     with recorded() as caught:
         _, journal = silent(Adam, 0, 200)
-    assert any("moved the weights" in str(w.message) for w in caught if w.category is hdet.ProbeWarning)
+    assert any("moved the weights" in str(w.message) for w in caught if w.category is hdet.SearchWarning)
     assert [r["alarm"] for r in journal.rounds if r["alarm"]] == ["no step has moved the weights"]

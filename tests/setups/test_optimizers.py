@@ -19,7 +19,6 @@ from tests.setups.problems import (
     is_finite,
     loss_of,
     network,
-    probe_of,
     train,
     weights_of,
 )
@@ -58,7 +57,7 @@ def auto(optimizer: Optimizer, probe: hdet.ProbeBatch) -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe, cycle_momentum=cycles(optimizer))
 
 
-@pytest.mark.covers("frameworks", "plain loop, probed", "one process", "fp32")
+@pytest.mark.covers("frameworks", "plain loop, auto", "one process", "fp32")
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("name", GOOD)
 def test_it_learns_from_a_guess_that_is_far_off(name: str, off: float) -> None:
@@ -123,7 +122,7 @@ def test_a_first_step_that_was_too_long_is_taken_back(name: str) -> None:
     make, like = RESTARTS[name]
     optimizer = make(model.parameters())
     scheduler = hdet.OneCycleLR(
-        optimizer, "auto", total_steps=STEPS, probe=probe_of(model), cycle_momentum=cycles(optimizer), journal=journal
+        optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer), journal=journal
     )
     train(model, optimizer, scheduler, range(STEPS))
     assert any("restarted" in (record["event"] or "") for record in journal.rounds)
@@ -212,9 +211,9 @@ def test_an_optimizer_whose_rate_is_no_factor_is_refused_with_the_cure(name: str
     before = [dict(group) for group in optimizer.param_groups]
     with pytest.raises(hdet.ArgumentError, match=name) as error:
         if face == "OneCycleLR":
-            hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model), cycle_momentum=False)
+            hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, cycle_momentum=False)
         else:
-            hdet.Ensemble(optimizer, fanout="probed", probe=probe_of(model), total_steps=STEPS)
+            hdet.Ensemble(optimizer, fanout="probed", total_steps=STEPS)
     assert "use" in str(error.value).lower() or "instead" in str(error.value)
     assert [dict(group) for group in optimizer.param_groups] == before
 
@@ -234,7 +233,7 @@ def test_schedule_free_is_probed_at_the_weights_it_evaluates(kind: str, off: flo
         return loss_of(inner, batch)
 
     ensemble = hdet.Ensemble(
-        optimizer, fanout="probed", probe=probe_of(model, looks), total_steps=STEPS, journal=journal
+        optimizer, fanout="probed", total_steps=STEPS, journal=journal
     )
     optimizer.train()
     moved = []

@@ -20,7 +20,6 @@ from tests.setups.problems import (
     found_rate,
     loss_of,
     network,
-    probe_of,
     train,
 )
 
@@ -97,7 +96,7 @@ def auto(
         pytest.param(cast_around_everything_scheduler_first, loss_of, 1e-6, id="scheduler-first"),
     ],
 )
-@pytest.mark.covers("frameworks", "plain loop, probed", "one process", "bf16 autocast")
+@pytest.mark.covers("frameworks", "plain loop, auto", "one process", "bf16 autocast")
 def test_autocast_finds_what_fp32_finds(loop: Loop, loss_fn: Any, guess: float, tmp_path: Path) -> None:
     """An open autocast keeps casts of the weights: a probe that uses them gets one loss for all weights."""
     best, rate = auto(tmp_path / "fp32.jsonl", guess)
@@ -153,7 +152,7 @@ def sgd(params: Any, lr: float) -> Optimizer:
         pytest.param(WithMasters, 30.0, id="masters-from-above"),
     ],
 )
-@pytest.mark.covers("frameworks", "plain loop, probed", "one process", "bf16 weights")
+@pytest.mark.covers("frameworks", "plain loop, auto", "one process", "bf16 weights")
 def test_bf16_weights_find_what_fp32_weights_do(make: Any, guess: float, tmp_path: Path) -> None:
     """A relative step of 2e-3 is lost in bf16: the first step must not depend on it."""
     best, rate = auto(tmp_path / "fp32.jsonl", guess, make=make)

@@ -55,7 +55,7 @@ def run(make: Any, guess: float, face: str = "auto") -> tuple[nn.Module, Records
     with recorded() as caught:
         optimizer = make(model.parameters(), lr=guess)
         train(model, optimizer, searching(model, optimizer, STEPS, face, journal=journal), range(STEPS))
-    return model, journal, [str(w.message) for w in caught if issubclass(w.category, hdet.ProbeWarning)]
+    return model, journal, [str(w.message) for w in caught if issubclass(w.category, hdet.SearchWarning)]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ class TwoRates(SGD):
 @pytest.mark.parametrize("face", FACES)
 def test_rates_beside_lr_are_named_when_the_search_is_built(face: str) -> None:
     model = network()
-    with pytest.warns(hdet.ProbeWarning, match=r"beside lr, \{'lr_1d': 0.003\}.* in the right ratio"):
+    with pytest.warns(hdet.SearchWarning, match=r"beside lr, \{'lr_1d': 0.003\}.* in the right ratio"):
         searching(model, TwoRates(model.parameters(), lr=1e-6), STEPS, face)
 
 
