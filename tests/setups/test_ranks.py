@@ -77,7 +77,7 @@ def _counts_all_reduces(rank: int) -> tuple[int, bool]:
     return calls, same
 
 
-def test_consensus_of_a_probed_run_averages_nothing() -> None:
+def test_consensus_of_a_search_averages_nothing() -> None:
     """All ranks hold the same weights: there is nothing to average."""
     for calls, same in run_ranks(_counts_all_reduces, 2):
         assert calls == 0
