@@ -1,17 +1,18 @@
 """Questions about arguments that never raise, whatever was passed: an array, a number that no float holds, a class.
 
-And how such a thing, or a text of somebody else, is put into words.
+And how such a thing, or a text of somebody else, is put into words, and whom a warning is for.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["harmless", "is_finite", "is_int", "is_one_of", "is_real", "shown", "takes"]
+__all__ = ["harmless", "is_finite", "is_int", "is_one_of", "is_real", "shown", "takes", "users_level"]
 
 _LONGEST = 200
 
@@ -78,3 +79,11 @@ def harmless(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def users_level() -> int:
+    """The ``stacklevel`` of a warning that is to point at the user's line: the first one that is not hdet's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "hdet":
+        level, frame = level + 1, frame.f_back
+    return level

@@ -27,7 +27,7 @@ from tests.setups.problems import (
     said,
     train,
 )
-from tests.setups.runs import fixed_loss, plain_loss, searching
+from tests.setups.runs import FACES, fixed_loss, plain_loss, searching
 
 STEPS = 200
 GUESS = 1e-4
@@ -99,8 +99,23 @@ def test_every_going_back_is_said() -> None:
     assert len(ran.words) == len(back(ran))
     for words, step in zip(ran.words, back(ran), strict=True):
         assert f"the weights of step {step} are put back" in words
-    assert all(w.filename == __file__ or "setups" in w.filename for w in caught)
     assert final_loss(model) < 4 * fixed_loss(SGD, 0.3, STEPS)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_it_is_said_of_the_users_own_line(face: str) -> None:
+    model = network()
+    optimizer = Adam(model.parameters(), lr=GUESS)
+    with recorded() as caught:
+        scheduler = searching(model, optimizer, STEPS, face)
+        for t in range(30):
+            loss_of(model, batch_of(t)).backward()
+            optimizer.step()
+            if t == 20:
+                not_a_number(model)
+            scheduler.step()
+    assert len(said(caught)) == 2  # no loss, and back
+    assert {w.filename for w in caught} == {__file__}
 
 
 @pytest.mark.parametrize("spoil", [not_a_number, far_away])

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.checks import users_level
 from hdet.copies import put_back
 from hdet.distributed.agreement import check_arguments
 from hdet.distributed.arms import Arms
@@ -123,7 +124,7 @@ class Run:
                 f"step({epoch}) sets the epoch to {epoch}, as in torch, though losses were given before; if it is "
                 f"a loss, give step(float(loss)) or step(loss={epoch})",
                 UserWarning,
-                stacklevel=3,  # doubt_epoch, step, the user
+                stacklevel=users_level(),
             )
 
     def after_step(self, optimizer: Optimizer, before: int, after: int, loss: float | Tensor | None = None) -> bool:
@@ -160,7 +161,7 @@ class Run:
         if end.after == self.way.total_steps:
             self.chronicle.close()
         if report.warning is not None and self.meeting.group.rank == 0:
-            warnings.warn(report.warning, SearchWarning, stacklevel=4)  # end_round, two of the face, the user
+            warnings.warn(report.warning, SearchWarning, stacklevel=users_level())
         self._round_began = time.perf_counter()
 
     # -- meeting the other replicas ---------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ class Run:
         """At the first step after a checkpoint: by then all of it is loaded."""
         lost = self.way.lost(t, self.seat)
         if lost is not None and self.seat.replica == 0:
-            warnings.warn(lost, ResumeWarning, stacklevel=5)  # this, after_step, two of the face, the user
+            warnings.warn(lost, ResumeWarning, stacklevel=users_level())
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
@@ -333,7 +334,7 @@ class Run:
                 "checkpoint's length counts, as in torch; build it with that, or load only the weights and begin a new "
                 "run",
                 ResumeWarning,
-                stacklevel=4,  # this, load or adopt, load_state_dict, the user
+                stacklevel=users_level(),
             )
 
     def _resume(self, t: int) -> None:

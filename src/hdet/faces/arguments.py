@@ -15,7 +15,7 @@ from hdet.auto.constants import DEFAULT
 from hdet.auto.hooks import refuse_without_hooks
 from hdet.auto.rule import Rule
 from hdet.auto.search import Search
-from hdet.checks import is_int, is_real, shown
+from hdet.checks import is_int, is_real, shown, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
 from hdet.distributed.sharding import refuse_flat
@@ -147,7 +147,7 @@ def check_guesses(guesses: Sequence[Any]) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, SearchWarning, stacklevel=5)  # this, search_of, ..._run, __init__, the user
+    warnings.warn(text, SearchWarning, stacklevel=users_level())
 
 
 def _other_rates(optimizer: Optimizer) -> dict[str, float]:
