@@ -239,7 +239,7 @@ def test_a_buffer_that_is_nan_from_the_beginning_says_nothing() -> None:
 # -- FSDP2 that keeps what it has gathered ----------------------------------------------------------------------------
 
 SHARDED = 60
-CASES = [(False, False), (True, False), (True, True)]
+CASES = [(False, False), (False, True), (True, False), (True, True)]
 """Whether the scheduler knows the model, and whether it is evaluated before every step of the scheduler: FSDP2 then
 holds weights that nobody told it have changed."""
 

@@ -29,7 +29,7 @@ from hdet.distributed.group import ReplicaGroup, Seat, arriving
 from hdet.distributed.host import to_host
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.partitions import is_continued, refresh, refuse_partitions
-from hdet.distributed.resharding import reshard
+from hdet.distributed.resharding import reshard, reshard_all
 from hdet.distributed.rollcall import Occasion, RollCall, Shown, scalars_of
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers
 from hdet.engine.checkpoint import STATE_WORDS
@@ -410,7 +410,10 @@ class Search:
     def _restore(self, slot: int, optimizer: Optimizer) -> None:
         self._snapshots.restore_(slot, optimizer, self.model)
         refresh(optimizer)
-        reshard(self.model)
+        if self.model is None:
+            reshard_all()
+        else:
+            reshard(self.model)
 
     def _missing_losses(self, t: int) -> str | None:
         """Said once, where the search goes on without a loss."""

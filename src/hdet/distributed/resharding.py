@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
 
-__all__ = ["reshard", "resharded"]
+__all__ = ["reshard", "reshard_all", "resharded"]
 
 
 def reshard(model: nn.Module | None) -> None:
@@ -16,10 +16,20 @@ def reshard(model: nn.Module | None) -> None:
 
     Without gradients nothing else gives them up: the root module keeps its own after its forward pass.
     """
+    _reshard([] if model is None else model.modules())
+
+
+def reshard_all() -> None:
+    """The same for every module of this process, where the model is not known: torch keeps a list of them for itself."""
+    composed = sys.modules.get("torch.distributed._composable_state")
+    _reshard(list(getattr(composed, "_module_state_mapping", ())))
+
+
+def _reshard(modules: Iterable[nn.Module]) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, there is nothing to do
-    if model is None or fsdp is None:
+    if fsdp is None:
         return
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
 
