@@ -66,9 +66,9 @@ class Judged(Run):
         super().__init__(*words, **options)
         self._numbers = numbers
 
-    def after_round(self, span: tuple[int, int], measured: Measured, resolution: float) -> Decision:
+    def after_round(self, span: tuple[int, int], measured: Measured) -> Decision:
         with changed(self._numbers):
-            return super().after_round(span, measured, resolution)
+            return super().after_round(span, measured)
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
     count = _count(length)
     found: list[list[float]] = [[] for _ in range(BLOCKS)]
     for step, loss in losses:
-        found[min(step * count // max(length, 1), count - 1)].append(loss)
+        found[min(((step + 1) * count - 1) // max(length, 1), count - 1)].append(loss)
     return [number for own in found for number in (float(bool(own)), _mean([x for x in own if math.isfinite(x)]))]
 
 
