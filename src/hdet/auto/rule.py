@@ -92,9 +92,12 @@ class State(NamedTuple):
         >>> state.factor(9), state.factor(49), state.factor(99), state._replace(ceiling=math.log(0.7)).factor(99)
         (0.3, 0.5, 1.0, 0.7)
         """
+        return min(math.exp(self.level) * self.rise(t, constants), math.exp(min(self.ceiling, HIGHEST)))
+
+    def rise(self, t: float, constants: Constants = DEFAULT) -> float:
+        """r(t)."""
         rises = self.phase is Phase.SEARCHING and t < self.peak
-        rise = max(constants.least_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
-        return min(math.exp(self.level) * rise, math.exp(min(self.ceiling, HIGHEST)))
+        return max(constants.least_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
 
     def at(self, level: float) -> State:
         """The state at another level, within bounds; a ceiling goes down with it."""
@@ -268,7 +271,8 @@ class Rule:
         straight = evidence.straightness >= 1 - q * c.turn
         asked = most if straight else evidence.reach + math.log(q * c.heed) - state.level
         if asked > 0:
-            return state._replace(ceiling=math.inf).at(state.level + min(asked, most))
+            capped = min(state.ceiling - math.log(state.rise(end, c)), state.level)  # on from the rate as it is
+            return state._replace(ceiling=math.inf).at(capped + min(asked, most))
         if math.isfinite(state.ceiling):
             return state
         return state._replace(ceiling=math.log(state.factor(end, c) * max(q * c.ceiling, 1.0)))
