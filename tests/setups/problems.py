@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -26,9 +26,9 @@ __all__ = [
     "is_finite",
     "loss_of",
     "network",
-    "probe_of",
     "quiet",
     "recorded",
+    "said",
     "train",
     "weights_of",
 ]
@@ -59,11 +59,6 @@ def network(*middle: nn.Module, bias: bool = True) -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 32, bias=bias), *middle, nn.Tanh(), nn.Linear(32, 1, bias=bias))
 
 
-def probe_of(model: nn.Module, loss_fn: Callable[[Any, Any], Tensor] = loss_of, size: int = 32) -> hdet.ProbeBatch:
-    """On batches that training never sees."""
-    return hdet.ProbeBatch(model, loss_fn, lambda k: batch_of(100_000 + k, size))
-
-
 def train(model: nn.Module, optimizer: Optimizer, scheduler: Any, steps: range) -> list[float]:
     """The plain loop; the rate of each step."""
     rates = []
@@ -73,7 +68,7 @@ def train(model: nn.Module, optimizer: Optimizer, scheduler: Any, steps: range) 
         loss.backward()
         optimizer.step()
         rates.append(float(optimizer.param_groups[0]["lr"]))
-        scheduler.step(*([loss.detach()] if isinstance(scheduler, (hdet.OneCycleLR, hdet.Ensemble)) else []))
+        scheduler.step(*([loss.detach()] if hasattr(scheduler, "observe") else []))  # torch's have no use for it
     return rates
 
 
@@ -133,6 +128,11 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def said(caught: list[warnings.WarningMessage]) -> list[str]:
+    """What a search has told people."""
+    return [str(w.message) for w in caught if issubclass(w.category, hdet.SearchWarning)]
 
 
 def is_finite(model: nn.Module) -> bool:

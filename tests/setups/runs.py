@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
 import hdet
-from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of, train
+from tests.setups.problems import batch_of, final_loss, loss_of, network, train
 
 __all__ = ["FACES", "fixed_loss", "plain_loss", "searching", "trained"]
 
-FACES = ("OneCycleLR", "auto", "Ensemble")
-"""What users build such a run with."""
+FACES = ("OneCycleLR", "auto", "schedule")
+"""What users build such a run with; "schedule": :func:`hdet.auto` on a schedule of their own."""
 Make = Callable[..., Optimizer]
 LossFn = Callable[[Any, Any], Tensor]
 
 
 def searching(
-    model: nn.Module, optimizer: Any, steps: int, face: str = "auto", loss_fn: LossFn = loss_of, **more: Any
+    model: nn.Module, optimizer: Any, steps: int, face: str = "auto", *, known: bool = False, **more: Any
 ) -> Any:
     """The scheduler of a run that finds its rate.
 
@@ -35,12 +35,12 @@ def searching(
         optimizer: of it; ``hdet.auto`` takes several.
         steps: of the run.
         face: one of FACES.
-        loss_fn: what is trained on.
+        known: whether the scheduler is told of the model.
         more: further arguments of the face.
     """
-    given = {"total_steps": steps, "probe": probe_of(model, loss_fn), **more}
-    if face == "Ensemble":
-        return hdet.Ensemble(optimizer, fanout="probed", **given)
+    given = {"total_steps": steps, **({"model": model} if known else {}), **more}
+    if face == "schedule":
+        return hdet.auto(optimizer, schedule=lambda one: CosineAnnealingLR(one, steps), **given)
     if face == "OneCycleLR":
         return hdet.OneCycleLR(optimizer, "auto", **{"cycle_momentum": False, **given})
     return hdet.auto(optimizer, **given)

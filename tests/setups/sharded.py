@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import hdet
 
-__all__ = ["Net", "Ran", "batch_of", "found", "loss_of", "mesh_of", "part_of", "probe_of", "sharded", "train", "whole"]
+__all__ = ["Net", "Ran", "batch_of", "found", "loss_of", "mesh_of", "part_of", "sharded", "train", "whole"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -54,11 +54,6 @@ def part_of(batch: Batch, number: int, parts: int) -> Batch:
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-
-def probe_of(model: nn.Module) -> hdet.ProbeBatch:
-    """On batches that training never sees."""
-    return hdet.ProbeBatch(model, loss_of, lambda k: batch_of(100_000 + k))
 
 
 def mesh_of(*shape: int) -> DeviceMesh:
@@ -111,10 +106,9 @@ def train(
 def found(
     model: nn.Module, guess: float, steps: int, journal: Path, number: int = 0, parts: int = 1, **more: Any
 ) -> Ran:
-    """One probed run from its beginning to its end."""
+    """One search from its beginning to its end."""
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
     writes = not dist.is_initialized() or dist.get_rank() == 0
-    given = {"probe": probe_of(model), "journal": journal if writes else None, **more}
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, **given)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, journal=journal if writes else None, **more)
     rates = train(model, optimizer, scheduler, range(steps), number, parts)
     return Ran(whole(model), rates, hdet.read_journal(journal).rounds if writes else [])

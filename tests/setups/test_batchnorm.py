@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import hdet
 from tests.ranks import run_ranks
-from tests.setups.problems import Batch, batch_of, loss_of, network, probe_of, train, weights_of
+from tests.setups.problems import Batch, batch_of, loss_of, network, train, weights_of
 
 STEPS = 60
 

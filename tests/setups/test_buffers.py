@@ -1,4 +1,4 @@
-"""Buffers of a probed run on several ranks: each rank's batch norms see other batches, and one model comes out."""
+"""Buffers of a search on several ranks: each rank's batch norms see other batches, and one model comes out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hdet
 from tests.ranks import run_ranks
-from tests.setups.problems import batch_of, loss_of, network, probe_of
+from tests.setups.problems import batch_of, loss_of, network
 
 STEPS = 60
 
@@ -37,20 +37,21 @@ def shifted(rank: int, k: int) -> tuple[Tensor, Tensor]:
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, rank: int, t: int) -> None:
     """Gradients are averaged by hand, so that nobody touches the buffers."""
     optimizer.zero_grad()
-    loss_of(model, shifted(rank, t)).backward()
+    loss = loss_of(model, shifted(rank, t))
+    loss.backward()
     for p in model.parameters():
         assert p.grad is not None
         dist.all_reduce(p.grad)
         p.grad /= dist.get_world_size()
     optimizer.step()
-    scheduler.step()
+    scheduler.step(loss.detach())
 
 
 def _consensus(rank: int) -> dict[str, Any]:
     model = network(nn.BatchNorm1d(32, momentum=0.5), Cached(3 + rank))
     norm: Any = model[1]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model), model=model)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, model=model)
     ends = []
     for t in range(STEPS - 3):
         step(model, optimizer, scheduler, rank, t)
@@ -86,19 +87,3 @@ def test_buffers_are_averaged_in_consensus_and_where_rounds_end() -> None:
     assert set(mine["last"][32:].tolist()) == {2.0}  # what is not finite reaches nobody
     assert mine["cached"] == ([1.0] * 3, [0.0, -math.inf], 3)
     assert theirs["cached"] == ([1.0] * 4, [0.0, -math.inf], 4)
-
-
-def _probed_again(rank: int) -> list[float]:
-    """A model in eval mode is probed by its running statistics: each rank evaluates one of a round's losses."""
-    model = network(nn.BatchNorm1d(32))
-    norm: Any = model[1].eval()
-    norm.running_mean.fill_(float(rank))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model))
-    for t in range(3):
-        step(model, optimizer, scheduler, 0, t)
-    return [float(norm.running_mean.mean()), float(norm.running_mean.std())]
-
-
-def test_the_buffers_of_the_probes_model_are_averaged_without_model() -> None:
-    assert run_ranks(_probed_again, 2, timeout=60, group_timeout=15) == [[0.5, 0.0]] * 2

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hdet
 from tests.ranks import run_ranks
-from tests.setups.sharded import Net, mesh_of, probe_of, sharded, train, whole
+from tests.setups.sharded import Net, mesh_of, sharded, train, whole
 
 STEPS = 60
 STRETCHES = [(4, range(20)), (2, range(20, 40)), (4, range(40, STEPS))]
@@ -22,7 +22,7 @@ STRETCHES = [(4, range(20)), (2, range(20, 40)), (4, range(40, STEPS))]
 
 def _built(model: Net, journal: Path | None = None) -> tuple[Any, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model), journal=journal)
+    return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, journal=journal)
 
 
 def _stretch(rank: int, folder: Path, world: int, steps: range) -> tuple[list[Tensor], list[float]]:
@@ -60,7 +60,7 @@ def _in_one_process() -> tuple[list[Tensor], list[float]]:
     return whole(model), rates
 
 
-@pytest.mark.covers("frameworks", "torch.distributed.checkpoint, probed", "FSDP2", "fp64")
+@pytest.mark.covers("frameworks", "torch.distributed.checkpoint, auto", "FSDP2", "fp64")
 def test_a_sharded_run_goes_on_in_worlds_of_other_sizes(tmp_path: Path) -> None:
     rates: list[float] = []
     for world, steps in STRETCHES:

@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import hdet
-from tests.setups.problems import Batch, Records, batch_of, final_loss, is_finite, loss_of, network, probe_of, train
+from tests.setups.problems import Batch, Records, batch_of, final_loss, is_finite, loss_of, network, train
 from tests.setups.runs import fixed_loss
 
 STEPS = 200
@@ -54,9 +54,6 @@ class Setup:
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return loss_of(model, batch)
 
-    def probe(self, model: nn.Module) -> Any:
-        return probe_of(model, self.loss)
-
     def step(self, model: nn.Module, optimizer: Optimizer, t: int) -> Tensor:
         optimizer.zero_grad()
         loss = self.loss(model, batch_of(t))
@@ -68,9 +65,7 @@ class Setup:
         model, journal = self.model(), Records()
         wrapped = self.wrapped(model)
         optimizer = self.optimizer(model)
-        scheduler = hdet.OneCycleLR(
-            optimizer, "auto", total_steps=steps, probe=self.probe(wrapped), journal=journal, cycle_momentum=False
-        )
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, journal=journal, cycle_momentum=False)
         for t in range(steps):
             with self.around():
                 loss = self.step(self.called(wrapped), optimizer, t)

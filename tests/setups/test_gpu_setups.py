@@ -23,7 +23,6 @@ from tests.setups.problems import (
     found_rate,
     loss_of,
     network,
-    probe_of,
     train,
     weights_of,
 )
@@ -55,7 +54,7 @@ def test_autocast_finds_what_fp32_finds(dtype: torch.dtype, around: str, guess: 
     model = on_gpu()
     optimizer = torch.optim.Adam(model.parameters(), lr=guess)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model), journal=journal)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, journal=journal)
 
     def update(loss: Tensor) -> None:
         scaler.scale(loss).backward()
@@ -81,7 +80,7 @@ def _sync_batchnorm(rank: int) -> tuple[float, Tensor]:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(on_gpu(nn.BatchNorm1d(32)))
     ddp = DistributedDataParallel(model, device_ids=[0])
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(ddp))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
     for t in range(100):
         optimizer.zero_grad()
         loss_of(ddp, batch_of(2 * t + rank)).backward()
@@ -133,7 +132,7 @@ def test_an_ensemble_needs_no_float64_on_the_device() -> None:
     model = on_gpu()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     with NoDouble():
-        ensemble = hdet.Ensemble(optimizer, fanout="probed", probe=probe_of(model), total_steps=100, journal=Records())
+        ensemble = hdet.Ensemble(optimizer, fanout="probed", total_steps=100, journal=Records())
         train(model, optimizer, ensemble, range(100))
     assert final_loss(model) < 1.5 * plain(0.02, None, 100)
 
@@ -146,7 +145,7 @@ def test_a_rate_on_the_device_is_not_read_by_the_optimizers_step() -> None:
     """At the first step, in the search and after it."""
     model, journal = on_gpu(), Records()
     optimizer = with_rate_on_the_device(model, 1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=150, probe=probe_of(model), journal=journal)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=150, journal=journal)
     for t in range(150):
         optimizer.zero_grad()
         loss_of(model, batch_of(t)).backward()
@@ -167,13 +166,13 @@ def test_a_captured_step_finds_the_rate(built: str, guess: float) -> None:
     x, y = (part.cuda() for part in batch_of(0))
     scheduler: Any = None
     if built == "before-capture":
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model))
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
     loss = _warmed_up(model, optimizer, (x, y))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         loss = _step(model, optimizer, (x, y))
     if scheduler is None:
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model))
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
     for t in range(STEPS):
         for static, new in zip((x, y), batch_of(t), strict=True):
             static.copy_(new)

@@ -74,11 +74,3 @@ def test_the_farthest_guesses_end_where_others_do(guess: float) -> None:
     optimizer = Adam(model.parameters(), lr=guess)
     train(model, optimizer, searching(model, optimizer, 300), range(300))
     assert final_loss(model) < 1.5 * plain_loss(Adam, 1e-3, 300)
-
-
-def test_a_group_whose_rate_is_not_searched_may_have_any() -> None:
-    model: Any = network()
-    optimizer = Adam([{"params": model[0].parameters(), "lr": 1e-20}, {"params": model[2].parameters()}], lr=GUESS)
-    knobs = [hdet.knobs.lr(optimizer, groups=[1])]
-    train(model, optimizer, searching(model, optimizer, STEPS, "Ensemble", knobs=knobs), range(STEPS))
-    assert final_loss(model) == pytest.approx(last_layer_alone("Ensemble")[0], rel=1e-3)

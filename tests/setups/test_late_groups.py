@@ -11,7 +11,7 @@ from torch import nn
 
 import hdet
 from tests.ranks import run_ranks
-from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of
+from tests.setups.problems import batch_of, final_loss, loss_of, network
 
 STEPS = 200
 ADDED = 80
@@ -22,8 +22,6 @@ def thawed(group: dict[str, Any], steps: int = STEPS, **arguments: Any) -> tuple
     model: Any = network()
     model[0].requires_grad_(False)
     optimizer = torch.optim.Adam(model[2].parameters(), lr=0.01)
-    if arguments["max_lr"] == "auto":
-        arguments["probe"] = probe_of(model)
     scheduler = hdet.OneCycleLR(optimizer, total_steps=STEPS, **arguments)
     for t in range(steps):
         if t == ADDED:
@@ -68,16 +66,17 @@ def test_of_several_optimizers_any_may_get_one() -> None:
     model: Any = network()
     model[0].bias.requires_grad_(False)
     parts = [torch.optim.SGD([model[0].weight], lr=0.01), torch.optim.Adam(model[2].parameters(), lr=0.001)]
-    scheduler = hdet.auto(parts, total_steps=STEPS, probe=probe_of(model))
+    scheduler = hdet.auto(parts, total_steps=STEPS)
     for t in range(ADDED + 20):
         if t == ADDED:
             model[0].bias.requires_grad_(True)
             parts[0].add_param_group({"params": [model[0].bias], "lr": 0.02})
         model.zero_grad()
-        loss_of(model, batch_of(t)).backward()
+        loss = loss_of(model, batch_of(t))
+        loss.backward()
         for part in parts:
             part.step()
-        scheduler.step()
+        scheduler.step(loss.detach())
     rates = scheduler.get_last_lr()
     assert rates == pytest.approx([rates[0], 2 * rates[0], 0.1 * rates[0]])
 
@@ -91,7 +90,7 @@ def test_without_a_peak_the_cure_is_named_before_anything_is_changed() -> None:
     for call in (scheduler.step, lambda: scheduler.step(0.5), lambda: scheduler.base_lrs_now, scheduler.state_dict):
         with pytest.raises(hdet.ArgumentError, match=words):
             call()
-    assert (scheduler.last_epoch, scheduler._run.meter.count) == (15, 5)
+    assert (scheduler.last_epoch, scheduler._run.losses.count) == (15, 5)
     assert repr(optimizer.param_groups) == groups
     optimizer.param_groups[1]["max_lr"] = 0.02  # the cure, late
     scheduler.step(0.5)
@@ -116,8 +115,7 @@ def test_its_state_can_be_loaded(max_lr: Any, steps: int) -> None:
     again: Any = network()
     groups = [{"params": again[2].parameters()}, {"params": again[0].parameters()}]
     optimizer = torch.optim.Adam(groups, lr=0.01)
-    probe = {"probe": probe_of(again)} if max_lr == "auto" else {}
-    resumed = hdet.OneCycleLR(optimizer, max_lr, total_steps=STEPS, **probe)
+    resumed = hdet.OneCycleLR(optimizer, max_lr, total_steps=STEPS)
     again.load_state_dict(states[2])
     resumed.load_state_dict(states[0])
     optimizer.load_state_dict(states[1])

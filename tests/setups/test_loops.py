@@ -19,7 +19,6 @@ from tests.setups.problems import (
     found_rate,
     loss_of,
     network,
-    probe_of,
     recorded,
     train,
 )
@@ -63,7 +62,7 @@ def sgd(params: Any, lr: float) -> torch.optim.Optimizer:
 def auto(make: Make, guess: float, steps: int, journal: Path, loop: Callable[..., None], *more: Any) -> float:
     model = network()
     optimizer = make(model.parameters(), guess)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, probe=probe_of(model), journal=journal)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=steps, journal=journal)
     loop(model, optimizer, scheduler, *more)
     return final_loss(model)
 
@@ -104,7 +103,7 @@ def _after_another(first: str, auto: bool) -> tuple[float, list[tuple[str, str]]
         before: Any = LinearLR(optimizer, 0.1, total_iters=30) if first == "linear" else ConstantLR(optimizer, 1.0)
         after: Any
         if auto:
-            after = hdet.OneCycleLR(optimizer, "auto", total_steps=170, probe=probe_of(model))
+            after = hdet.OneCycleLR(optimizer, "auto", total_steps=170)
         else:
             after = TorchOneCycle(optimizer, 0.01, total_steps=170)
         scheduler = SequentialLR(optimizer, [before, after], milestones=[30])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hdet
-from tests.setups.problems import network, probe_of
+from tests.setups.problems import network
 
 
 def cure(**arguments: Any) -> str:
@@ -41,39 +41,35 @@ def test_sync_every_auto_in_a_trained_one_cycle() -> None:
     assert "leave it out" in str(error.value) or "for instance" in str(error.value)
 
 
-@pytest.mark.parametrize("arguments", [{"sync_every": 20}, {"start": 30}, {"controller": hdet.Normalised()}])
-def test_what_only_replicas_that_train_have(arguments: dict[str, Any]) -> None:
-    message = cure(fanout="probed", probe=lambda model, _: probe_of(model), total_steps=100, **arguments)
-    assert "probed" in message
-    assert "leave it out" in message
-
-
 @pytest.mark.parametrize(
     "arguments", [{"sync_every": 20}, {"auto_lr_start": 30}, {"spread": 0.1}, {"auto_lr": hdet.Normalised()}]
 )
-def test_what_only_a_trained_one_cycle_has(arguments: dict[str, Any]) -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+def test_what_only_replicas_that_train_apart_have(arguments: dict[str, Any]) -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=1e-3)
     with pytest.raises(hdet.ArgumentError, match=next(iter(arguments))) as error:
-        hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model), **arguments)
-    assert "probed" in str(error.value)
+        hdet.OneCycleLR(optimizer, "auto", total_steps=100, **arguments)
+    assert "search" in str(error.value)
 
 
-@pytest.mark.parametrize("face", ["OneCycleLR", "Ensemble"])
-def test_a_signal_where_a_probe_is_wanted(face: str) -> None:
+@pytest.mark.parametrize("go_back", [False, None, 1])
+def test_what_only_a_search_has(go_back: Any) -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=1e-3)
+    with pytest.raises(hdet.ArgumentError, match=r"go_back .* leave it out"):
+        hdet.OneCycleLR(optimizer, 0.1, total_steps=100, go_back=go_back)
+
+
+@pytest.mark.parametrize("argument", ["probe", "fanout", "copies_on_device"])
+def test_what_is_not_needed_any_more(argument: str) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    signal = getattr(hdet, "ProbeLoss", getattr(hdet, "Probe", None))(probe_of(model))
-    with pytest.raises(hdet.ArgumentError, match="probe=") as error:
-        if face == "OneCycleLR":
-            hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=signal)
-        else:
-            hdet.Ensemble(optimizer, fanout="probed", probe=signal, total_steps=100)
-    assert type(signal).__name__ in str(error.value)
-    assert "probe=fn" in str(error.value)
+    for face in (hdet.auto, hdet.OneCycleLR, hdet.Ensemble):
+        more = {"max_lr": "auto"} if face is hdet.OneCycleLR else {}
+        with pytest.raises(TypeError, match=argument):
+            face(optimizer, total_steps=100, **{argument: None}, **more)  # type: ignore[operator]
 
 
-def test_the_signal_is_called_probe_loss() -> None:
-    """``Probe`` was its name: next to ``probe=`` and ``ProbeBatch`` it was mistaken for them."""
-    assert "ProbeLoss" in hdet.__all__
-    assert "Probe" not in hdet.__all__
+def test_a_schedule_that_goes_by_what_it_is_told() -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(hdet.ArgumentError, match=r"ReduceLROnPlateau .*for instance CosineAnnealingLR"):
+        hdet.auto(optimizer, schedule=schedule, total_steps=100)

@@ -14,16 +14,13 @@ from torch.optim.lr_scheduler import OneCycleLR
 import hdet
 from tests.setups.problems import (
     Records,
-    batch_of,
     final_loss,
     is_finite,
-    loss_of,
     network,
-    probe_of,
+    quiet,
     train,
-    weights_of,
 )
-from tests.setups.runs import fixed_loss
+from tests.setups.runs import FACES, fixed_loss, searching
 
 STEPS = 200
 optim = torch.optim
@@ -54,18 +51,18 @@ def cycles(optimizer: Optimizer) -> bool:
     return any(name in optimizer.defaults and optimizer.defaults[name] != 0 for name in ("momentum", "betas"))
 
 
-def auto(optimizer: Optimizer, probe: hdet.ProbeBatch) -> hdet.OneCycleLR:
-    return hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe, cycle_momentum=cycles(optimizer))
+def auto(optimizer: Optimizer) -> hdet.OneCycleLR:
+    return hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer))
 
 
-@pytest.mark.covers("frameworks", "plain loop, probed", "one process", "fp32")
+@pytest.mark.covers("frameworks", "plain loop, auto", "one process", "fp32")
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("name", GOOD)
 def test_it_learns_from_a_guess_that_is_far_off(name: str, off: float) -> None:
     make, good = GOOD[name]
     model = network()
     optimizer = make(model.parameters(), good * off)
-    train(model, optimizer, auto(optimizer, probe_of(model)), range(STEPS))
+    train(model, optimizer, auto(optimizer), range(STEPS))
     assert is_finite(model)
     assert final_loss(model) < WORSE.get(name, 2) * fixed_loss(make, good, STEPS)
 
@@ -123,7 +120,7 @@ def test_a_first_step_that_was_too_long_is_taken_back(name: str) -> None:
     make, like = RESTARTS[name]
     optimizer = make(model.parameters())
     scheduler = hdet.OneCycleLR(
-        optimizer, "auto", total_steps=STEPS, probe=probe_of(model), cycle_momentum=cycles(optimizer), journal=journal
+        optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer), journal=journal
     )
     train(model, optimizer, scheduler, range(STEPS))
     assert any("restarted" in (record["event"] or "") for record in journal.rounds)
@@ -153,7 +150,7 @@ def test_muon(off: float) -> None:
         pytest.skip("this torch has no Muon")
     model = unbiased()
     optimizer = muon(model.parameters(), lr=0.05 * off)
-    train(model, optimizer, auto(optimizer, probe_of(model)), range(STEPS))
+    train(model, optimizer, auto(optimizer), range(STEPS))
     assert is_finite(model)
     assert final_loss(model) < 2 * fixed_loss(muon, 0.05, STEPS, unbiased)
 
@@ -192,64 +189,41 @@ def test_sparse_gradients(kind: str, off: float) -> None:
         if rate == good:
             scheduler = OneCycleLR(optimizer, rate, total_steps=STEPS + 1, cycle_momentum=False)
         else:
-            scheduler = auto(optimizer, hdet.ProbeBatch(model, table_loss, lambda k: rows_of(10_000 + k)))
+            scheduler = auto(optimizer)
         for t in range(STEPS):
             optimizer.zero_grad()
-            table_loss(model, rows_of(t)).backward()
+            loss = table_loss(model, rows_of(t))
+            loss.backward()
             optimizer.step()
-            scheduler.step()
+            scheduler.step(*([] if rate == good else [loss.detach()]))
         assert is_finite(model)
         losses.append(float(table_loss(model, rows_of(-1)).detach()))
     assert losses[1] < 2 * losses[0] + 0.01
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "Rprop"])
-@pytest.mark.parametrize("face", ["OneCycleLR", "Ensemble"])
+@pytest.mark.parametrize("face", FACES)
 def test_an_optimizer_whose_rate_is_no_factor_is_refused_with_the_cure(name: str, face: str) -> None:
     """LBFGS searches along a line by itself, Rprop adapts each weight's step: the rate is no factor on a round."""
     model = network()
     optimizer = getattr(optim, name)(model.parameters())
     before = [dict(group) for group in optimizer.param_groups]
-    with pytest.raises(hdet.ArgumentError, match=name) as error:
-        if face == "OneCycleLR":
-            hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model), cycle_momentum=False)
-        else:
-            hdet.Ensemble(optimizer, fanout="probed", probe=probe_of(model), total_steps=STEPS)
-    assert "use" in str(error.value).lower() or "instead" in str(error.value)
+    with pytest.raises(hdet.ArgumentError, match=rf"{name} .*Use another optimizer"):
+        searching(model, optimizer, STEPS, face)
     assert [dict(group) for group in optimizer.param_groups] == before
 
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("kind", ["AdamWScheduleFree", "SGDScheduleFree"])
-def test_schedule_free_is_probed_at_the_weights_it_evaluates(kind: str, off: float) -> None:
-    """Its parameters are two things: y to train with, x to evaluate. A probe wants x, training wants y back."""
+def test_schedule_free(kind: str, off: float) -> None:
+    """Its parameters are two things: y to train with, x to evaluate. It trains, and goes back, at y."""
     schedulefree = pytest.importorskip("schedulefree")
-    model, journal = network(), Records()
+    model = network()
     good = 0.03 if kind.startswith("Adam") else 0.3
     optimizer = getattr(schedulefree, kind)(model.parameters(), lr=good * off)
-    modes: list[bool] = []
-
-    def looks(inner: nn.Module, batch: Any) -> Tensor:
-        modes.append(optimizer.param_groups[0]["train_mode"])
-        return loss_of(inner, batch)
-
-    ensemble = hdet.Ensemble(
-        optimizer, fanout="probed", probe=probe_of(model, looks), total_steps=STEPS, journal=journal
-    )
     optimizer.train()
-    moved = []
-    for t in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, batch_of(t)).backward()
-        optimizer.step()
-        before = weights_of(model)
-        ensemble.step()
-        assert optimizer.param_groups[0]["train_mode"]
-        if not torch.allclose(before, weights_of(model), rtol=1e-3, atol=1e-4):
-            moved.append(t + 1)
+    with quiet():
+        train(model, optimizer, searching(model, optimizer, STEPS), range(STEPS))
+    assert optimizer.param_groups[0]["train_mode"]
     optimizer.eval()
-    undone = [r["step"] for r in journal.rounds if any(w in (r["event"] or "") for w in ("went back", "restarted"))]
-    assert set(moved) <= set(undone)
     assert final_loss(model) < 3 * fixed_loss(*GOOD["AdamW" if kind.startswith("Adam") else "SGD"], STEPS)
-    assert modes
-    assert not any(modes)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from tests.ranks import error_of, run_ranks
-from tests.setups.problems import Batch, batch_of, loss_of, network, probe_of
+from tests.setups.problems import Batch, batch_of, loss_of, network
 
 STEPS = 160
 
@@ -37,7 +37,7 @@ def _raises_late(rank: int) -> tuple[str, str]:
         return loss
 
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(ddp, loss_fn))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
     _steps(ddp, optimizer, scheduler, range(80))
     ruined = True
     with torch.no_grad():
@@ -58,7 +58,7 @@ def _counts_all_reduces(rank: int) -> tuple[int, bool]:
     model = network()
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(ddp))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
     _steps(ddp, optimizer, scheduler, range(7))
     before = [p.detach().clone() for p in model.parameters()]
     real, calls = dist.all_reduce, 0
@@ -77,7 +77,7 @@ def _counts_all_reduces(rank: int) -> tuple[int, bool]:
     return calls, same
 
 
-def test_consensus_of_a_probed_run_averages_nothing() -> None:
+def test_consensus_of_a_search_averages_nothing() -> None:
     """All ranks hold the same weights: there is nothing to average."""
     for calls, same in run_ranks(_counts_all_reduces, 2):
         assert calls == 0
@@ -90,9 +90,9 @@ def _partitions(rank: int, face: str) -> str:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scheduler: Any
     if face == "OneCycleLR":
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model))
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
     else:
-        scheduler = hdet.Ensemble(optimizer, fanout="probed", total_steps=100, probe=probe_of(model))
+        scheduler = hdet.Ensemble(optimizer, fanout="probed", total_steps=100)
     flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     optimizer.param_groups[0]["params"] = [nn.Parameter(flat.chunk(2)[rank].clone())]
 

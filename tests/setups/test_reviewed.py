@@ -17,14 +17,14 @@ from hdet.engine.probed.origin import Origin
 from hdet.engine.probed.slots import Slots
 from hdet.engine.probed.way import ProbedWay
 from tests.ranks import error_of, run_ranks
-from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of
+from tests.setups.problems import batch_of, final_loss, loss_of, network
 
 
 def trained_by_closure(closure: bool) -> list[float]:
     """Rates of a run; Lightning always steps with a closure."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=120, probe=probe_of(model), cycle_momentum=False)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=120, cycle_momentum=False)
     rates = []
 
     def loss_with_gradients() -> Tensor:
@@ -52,7 +52,7 @@ def test_what_another_scheduler_trained_survives_the_milestone() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     first = ConstantLR(optimizer, 1.0)
-    second = hdet.OneCycleLR(optimizer, "auto", total_steps=200, probe=probe_of(model))
+    second = hdet.OneCycleLR(optimizer, "auto", total_steps=200)
     both = SequentialLR(optimizer, [first, second], milestones=[150])
     losses = []
     for t in range(156):
@@ -69,7 +69,7 @@ def test_what_another_scheduler_trained_survives_the_milestone() -> None:
 def test_rounds_without_a_step_are_not_taken_for_a_captured_graph(micro: int) -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100 * micro, probe=probe_of(model))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100 * micro)
     for t in range(60 * micro):
         loss_of(model, batch_of(t)).backward()
         if t % micro == micro - 1:

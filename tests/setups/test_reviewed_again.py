@@ -13,7 +13,7 @@ import hdet
 from hdet.auto.pieces import Pieces
 from hdet.engine.probed import pieces as pieces_module
 from hdet.engine.probed.slots import Slots
-from tests.setups.problems import batch_of, final_loss, loss_of, network, probe_of, train
+from tests.setups.problems import batch_of, final_loss, loss_of, network, train
 from tests.setups.runs import plain_loss
 
 STEPS = 150
@@ -74,7 +74,7 @@ def test_a_gradient_with_the_conjugate_bit() -> None:
 def test_a_round_that_is_resumed_is_heard_as_seldom_as_others() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=3000, probe=probe_of(model))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=3000)
     train(model, optimizer, scheduler, range(530))
     scheduler.load_state_dict(copy.deepcopy(scheduler.state_dict()))
     witness, heard = scheduler._run.way._witness, 0  # type: ignore[union-attr]
@@ -101,7 +101,7 @@ def test_a_layer_that_thaws_before_the_first_step_is_known() -> None:
     first, *rest = list(model.parameters())
     first.requires_grad_(False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e9)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(model))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
     for t in range(STEPS):
         if t == 2:
             first.requires_grad_(True)
@@ -135,7 +135,7 @@ def two() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
 
 def test_looking_at_the_memory_of_several_optimizers_makes_none() -> None:
     model, parts = two()
-    scheduler = hdet.auto(parts, total_steps=STEPS, probe=probe_of(model))
+    scheduler = hdet.auto(parts, total_steps=STEPS)
     unknown = nn.Parameter(torch.zeros(1))
     state = scheduler.optimizer.state
     assert state.get(unknown) is None
@@ -150,7 +150,7 @@ def test_looking_at_the_memory_of_several_optimizers_makes_none() -> None:
 
 def test_a_copy_of_a_scheduler_of_several_optimizers_trains_on() -> None:
     model, parts = two()
-    scheduler = hdet.auto(parts, total_steps=STEPS, probe=probe_of(model))
+    scheduler = hdet.auto(parts, total_steps=STEPS)
     _, copied = copy.deepcopy((model, scheduler))
     assert len(copied.optimizer.param_groups) == 2
     assert copied.optimizer.parts[0] is not parts[0]
@@ -162,4 +162,4 @@ def test_a_copy_of_a_scheduler_of_several_optimizers_trains_on() -> None:
 def test_an_optimizer_that_cannot_be_searched_is_refused_in_a_list_too() -> None:
     model, parts = two()
     with pytest.raises(hdet.ArgumentError, match="Rprop"):
-        hdet.auto([parts[0], torch.optim.Rprop(list(model.parameters())[1:])], total_steps=STEPS, probe=probe_of(model))
+        hdet.auto([parts[0], torch.optim.Rprop(list(model.parameters())[1:])], total_steps=STEPS)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, Shard
 import hdet
 from hdet.engine.probed.slots import Slots
 from tests.ranks import error_of, run_ranks
-from tests.setups.sharded import Net, Ran, batch_of, found, loss_of, mesh_of, part_of, probe_of, sharded, train
+from tests.setups.sharded import Net, Ran, batch_of, found, loss_of, mesh_of, part_of, sharded, train
 
 LOW, HIGH = 1e-7, 1e3
 SHORT = 60
@@ -55,8 +55,8 @@ def _agree(ran: Ran, plain: Ran) -> None:
             assert now[name] == pytest.approx(then[name], rel=1e-9, nan_ok=True), name
 
 
-@pytest.mark.covers("frameworks", "plain loop, probed", "FSDP2", "fp64")
-@pytest.mark.covers("frameworks", "plain loop, probed", "HSDP", "fp64")
+@pytest.mark.covers("frameworks", "plain loop, auto", "FSDP2", "fp64")
+@pytest.mark.covers("frameworks", "plain loop, auto", "HSDP", "fp64")
 @pytest.mark.timeout(300)  # half a minute alone, minutes where others keep the cores busy
 def test_a_sharded_run_is_the_run_of_one_process(tmp_path: Path) -> None:
     plain = [found(Net(), case.guess, case.steps, tmp_path / f"plain {k}.jsonl") for k, case in enumerate(CASES)]
@@ -110,7 +110,7 @@ class Block(nn.Module):
         return made * 1.0  # FSDP warns of views
 
 
-@pytest.mark.covers("frameworks", "plain loop, probed", "tensor parallel", "fp64")
+@pytest.mark.covers("frameworks", "plain loop, auto", "tensor parallel", "fp64")
 def test_tensor_parallel_weights(tmp_path: Path) -> None:
     plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl", cycle_momentum=CYCLES)
     for runs in run_ranks(_tensor_parallel, 4, tmp_path, timeout=100):
@@ -123,7 +123,7 @@ def _copies(rank: int, mesh_size: int) -> int:
     model = Net(width=160)
     model = sharded(model, mesh_of(mesh_size)) if mesh_size > 1 else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(model))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
     train(model, optimizer, scheduler, range(14), rank, mesh_size)
     with_it = _living()
     del scheduler
@@ -176,7 +176,7 @@ def _refused(rank: int) -> dict[str, str]:
         """Two shard groups that share no gradients are two models."""
         lonely = sharded(Net(), both["shard"])
         optimizer = torch.optim.SGD(lonely.parameters(), lr=0.1)
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(lonely), cycle_momentum=False)
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, cycle_momentum=False)
         train(lonely, optimizer, scheduler, range(4), rank, 4)
 
     def outer() -> None:
@@ -233,7 +233,7 @@ def _as_high() -> float:
     return float(probe().detach())
 
 
-@pytest.mark.covers("frameworks", "plain loop, probed", "FSDP2", "bf16 MixedPrecisionPolicy")
+@pytest.mark.covers("frameworks", "plain loop, auto", "FSDP2", "bf16 MixedPrecisionPolicy")
 def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
     whole_bytes = _copies(0, 1)
     answers = run_ranks(_edges, 4, timeout=100)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 import hdet
-from tests.setups.problems import Records, network, recorded, train
+from tests.setups.problems import Records, network, recorded, said, train
 from tests.setups.runs import FACES, searching
 
 STEPS = 300
@@ -55,7 +55,7 @@ def run(make: Any, guess: float, face: str = "auto") -> tuple[nn.Module, Records
     with recorded() as caught:
         optimizer = make(model.parameters(), lr=guess)
         train(model, optimizer, searching(model, optimizer, STEPS, face, journal=journal), range(STEPS))
-    return model, journal, [str(w.message) for w in caught if issubclass(w.category, hdet.ProbeWarning)]
+    return model, journal, said(caught)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_steps_that_do_not_follow_the_rate_are_said(make: Any, guess: float) -> 
     assert at <= 65
 
 
-@pytest.mark.parametrize("face", ["OneCycleLR", "Ensemble"])
+@pytest.mark.parametrize("face", ["OneCycleLR", "schedule"])
 def test_by_any_face(face: str) -> None:
     assert len(run(OwnRate, 1e-3, face)[2]) == 1
 
@@ -95,7 +95,7 @@ class TwoRates(SGD):
 @pytest.mark.parametrize("face", FACES)
 def test_rates_beside_lr_are_named_when_the_search_is_built(face: str) -> None:
     model = network()
-    with pytest.warns(hdet.ProbeWarning, match=r"beside lr, \{'lr_1d': 0.003\}.* in the right ratio"):
+    with pytest.warns(hdet.SearchWarning, match=r"beside lr, \{'lr_1d': 0.003\}.* in the right ratio"):
         searching(model, TwoRates(model.parameters(), lr=1e-6), STEPS, face)
 
 

@@ -137,16 +137,16 @@ def test_a_step_that_calls_its_base_class_is_one_step(how: str) -> None:
         model.zero_grad()
         loss = loss_of(model, batch_of(t))
         loss.backward()
-        return loss
+        return loss.detach()
 
     for t in range(STEPS):
         if how == "by a closure":
-            optimizers[0].step(partial(loss_and_gradients, t))
+            loss = optimizers[0].step(partial(loss_and_gradients, t))
         else:
-            loss_and_gradients(t)
+            loss = loss_and_gradients(t)
             for optimizer in optimizers:
                 optimizer.step()
-        scheduler.step()
+        scheduler.step(loss)
     assert final_loss(model) == pytest.approx(plain, rel=1e-6)
 
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from tests.ranks import run_ranks
-from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network, probe_of, train, weights_of
+from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network, train, weights_of
 from tests.setups.runs import searching
 
 STEPS = 50
@@ -50,7 +50,7 @@ def _run(rank: int, wrap: str) -> tuple[float, Tensor, bool]:
     return final_loss(model), weights_of(model), met_ddp
 
 
-@pytest.mark.covers("frameworks", "plain loop, probed", "DDP", "fp32")
+@pytest.mark.covers("frameworks", "plain loop, auto", "DDP", "fp32")
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_a_probe_never_runs_ddp(wrap: str) -> None:
     answers = run_ranks(_run, 2, wrap, timeout=60, group_timeout=10)
@@ -77,7 +77,7 @@ def test_a_compiled_model_is_probed_in_one_process() -> None:
         return loss_of(inner, batch)
 
     optimizer = torch.optim.Adam(wrapped.parameters(), lr=1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe_of(wrapped, looks))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
     for t in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped, batch_of(t)).backward()
@@ -103,7 +103,7 @@ def test_a_compiled_model_needs_one_further_graph_for_its_probe(middle: tuple[nn
     model = network(*middle)
     fast = torch.compile(model, backend=backend)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, probe=probe_of(fast))
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
     for t in range(100):
         optimizer.zero_grad()
         loss_of(fast, batch_of(t)).backward()

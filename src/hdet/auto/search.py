@@ -31,7 +31,7 @@ from hdet.distributed.meeting import Meeting
 from hdet.distributed.partitions import is_continued, refresh, refuse_partitions
 from hdet.distributed.resharding import reshard
 from hdet.distributed.rollcall import Occasion, RollCall, Shown, scalars_of
-from hdet.distributed.weights import NO_WEIGHTS, Body, Weights
+from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers
 from hdet.engine.checkpoint import STATE_WORDS
 from hdet.engine.clock import Clock
 from hdet.engine.way import RoundEnd, RoundReport, terms
@@ -182,6 +182,7 @@ class Search:
     def begin(self, optimizer: Optimizer) -> None:
         refuse_partitions(optimizer, _NOT_SEARCHED)
         self._body.remember(optimizer)
+        self._body.set_aside(nan_buffers(self.model))  # what was never a number does not become none
         self._hook.begin(optimizer, self, Search._before_step)
 
     def take_over(self) -> None:

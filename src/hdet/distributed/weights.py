@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from hdet.distributed.sharding import check_sharded
 from hdet.distributed.shards import is_distributed, local
 from hdet.errors import ShardedParametersError
 
-__all__ = ["NO_WEIGHTS", "Body", "Weights", "warn_without_ensemble"]
+__all__ = ["NO_WEIGHTS", "Body", "Weights", "nan_buffers", "warn_without_ensemble"]
 
 
 class Weights(NamedTuple):
@@ -94,8 +94,12 @@ class Body:
         """
         refuse_replaced(self._known, optimizer)
         check_sharded(self.weights(optimizer).tensors, model_is_missing=needs_model and self.model is None)
-        self._set_aside = infinite_buffers(self.model)
+        self._set_aside |= infinite_buffers(self.model)
         return self.weights(optimizer)
+
+    def set_aside(self, names: Collection[str]) -> None:
+        """Buffers that say nothing about divergence."""
+        self._set_aside |= set(names)
 
     def weights(self, optimizer: Optimizer) -> Weights:
         """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out.
@@ -155,6 +159,13 @@ def infinite_buffers(model: nn.Module | None) -> frozenset[str]:
     """Names of float buffers with infinities but no NaN: masks, which say nothing about divergence."""
     buffers = model.named_buffers() if model is not None else ()
     return frozenset(name for name, b in buffers if b.is_floating_point() and bool(b.isinf().any() & ~b.isnan().any()))
+
+
+def nan_buffers(model: nn.Module | None) -> frozenset[str]:
+    """Names of float buffers with NaN. Synchronises host and device."""
+    buffers = model.named_buffers() if model is not None else ()
+    held = ((name, local(b)) for name, b in buffers if _is_averaged(b) and not b.is_meta)
+    return frozenset(name for name, b in held if bool(b.isnan().any()))
 
 
 def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:

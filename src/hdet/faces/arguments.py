@@ -28,7 +28,9 @@ __all__ = [
     "PUBLISHED_SPREAD",
     "Ours",
     "check_common",
+    "check_guesses",
     "check_length",
+    "check_search",
     "checked_length",
     "rate_knobs",
     "search_of",
@@ -89,17 +91,9 @@ def rate_knobs(first: int, end: int, spread: float = 0.0) -> list[KnobSpec]:
     return [KnobSpec(f"lr[{g}]", scale_named("relative"), float(spread), scheduled=True) for g in range(first, end)]
 
 
-def search_of(
-    optimizer: Optimizer,
-    ours: Ours,
-    guesses: Sequence[Any],
-    total_steps: int | None,
-    *,
-    searches: bool = True,
-    go_back: Any = True,
-) -> Search:
-    """The search for the rates of an optimizer, from a guess for each parameter group. Groups at 0 are left alone."""
-    _check_guesses(guesses)
+def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any) -> None:
+    """Raise where the rates of an optimizer cannot be searched."""
+    check_guesses(guesses)
     if not isinstance(go_back, bool):
         raise ArgumentError(f"go_back must be True or False, but got go_back={shown(go_back)}; leave it out for True")
     if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
@@ -112,6 +106,19 @@ def search_of(
                 f"the rate of {kind.__name__} cannot be found: {why}. Use another optimizer, or torch's own scheduler"
             )
     refuse_without_hooks(optimizer)
+
+
+def search_of(
+    optimizer: Optimizer,
+    ours: Ours,
+    guesses: Sequence[Any],
+    total_steps: int | None,
+    *,
+    searches: bool = True,
+    go_back: Any = True,
+) -> Search:
+    """The search for the rates of an optimizer, from a guess for each parameter group. Groups at 0 are left alone."""
+    check_search(optimizer, ours, guesses, go_back)
     rule, others = Rule(total_steps, searches), _other_rates(optimizer)
     if searches and others:
         _warn(
@@ -127,7 +134,7 @@ def search_of(
     return Search(rule, rate_knobs(0, len(guesses)), groups, ours.model, go_back=go_back)
 
 
-def _check_guesses(guesses: Sequence[Any]) -> None:
+def check_guesses(guesses: Sequence[Any]) -> None:
     """Raise for rates from which nothing can be found: what is learned is a factor on them, and has bounds."""
     low, high = _GUESSES
     within = [is_real(guess) and (guess == 0 or low <= guess <= high) for guess in guesses]

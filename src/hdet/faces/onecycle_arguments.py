@@ -21,7 +21,15 @@ from hdet.engine.trained.way import TrainedWay
 from hdet.engine.way import Way
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, rate_knobs, search_of
+from hdet.faces.arguments import (
+    PUBLISHED_SPREAD,
+    Ours,
+    check_common,
+    check_guesses,
+    checked_length,
+    rate_knobs,
+    search_of,
+)
 from hdet.faces.torch_arguments import check_levels, check_steps, number_of
 from hdet.journal import open_journal
 from hdet.rates import shared_rates
@@ -55,6 +63,8 @@ def onecycle_run(
     if is_auto:
         _refuse_fanout(fanout)
         schedule["max_lr"] = _guesses(optimizer)
+        if schedule["max_lr"]:
+            check_guesses(schedule["max_lr"])  # torch would speak of a max_lr that nobody gave
     else:
         _check_fanout(fanout, go_back)
     check_levels(schedule, last_epoch)

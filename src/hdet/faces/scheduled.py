@@ -12,15 +12,20 @@ from torch.optim import Optimizer
 from hdet.engine.run import Run
 from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import Ours, check_common, rate_knobs, search_of
+from hdet.faces.arguments import Ours, rate_knobs, search_of
 from hdet.faces.foreign import check_schedule, refuse_foreign
 from hdet.faces.plain_rates import Peak, PlainRates, Schedule, peak_of
 from hdet.journal import open_journal
 from hdet.parameters import parts_of
 from hdet.rates import Rate, put_rate
-from hdet.state_rules import check_state, count, fields, number, numbers, some_rates
+from hdet.state_rules import check_state, count, fields, number, some_rates
 
-__all__ = ["AllSchedules", "ScheduledSearch"]
+__all__ = ["AllSchedules", "ScheduledSearch", "guesses_of"]
+
+
+def guesses_of(optimizer: Optimizer) -> list[float]:
+    """The rates that a schedule was built on, or is to be."""
+    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
 class AllSchedules:
@@ -58,8 +63,7 @@ class ScheduledSearch:
         ours: Ours,
         go_back: bool,
     ) -> None:
-        check_common(ours, optimizer)
-        guesses = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        guesses = guesses_of(optimizer)
         way = search_of(optimizer, ours, guesses, total_steps, go_back=go_back)
         lead = min(g for g, guess in enumerate(guesses) if guess > 0)
         schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
@@ -164,7 +168,7 @@ class ScheduledSearch:
             "total_steps": count(1),
             "plain_lrs": some_rates,
             "peak": number,
-            "peak_lrs": numbers(len(state_dict["plain_lrs"])),
+            "peak_lrs": some_rates,  # fewer, where groups were added since
             "schedule": fields,
             "hdet": fields,
         }

@@ -12,11 +12,11 @@ from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import is_int, shown, takes
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import LONGEST, Ours
+from hdet.faces.arguments import LONGEST, Ours, check_common, check_search
 from hdet.faces.ensemble_arguments import check_schedule_of
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.plain_rates import Schedule
-from hdet.faces.scheduled import AllSchedules, ScheduledSearch
+from hdet.faces.scheduled import AllSchedules, ScheduledSearch, guesses_of
 from hdet.parameters import parts_of, unwrapped
 from hdet.rates import stands_still
 
@@ -114,6 +114,10 @@ def _scheduled(
         raise ArgumentError(
             f"with schedule= the arguments {strangers} of OneCycle have no use; leave them out, or leave schedule out"
         )
+    given = {**known, **more}
+    ours = Ours(given["group"], given["model"], given["journal"])
+    check_common(ours, optimizer)
+    check_search(optimizer, ours, guesses_of(optimizer), given["go_back"])  # before a schedule writes anything
     parts = parts_of(optimizer)
     makes = takes(schedule, optimizer) and not callable(getattr(schedule, "step", None))
     if len(parts) > 1 and not makes:
@@ -129,8 +133,6 @@ def _scheduled(
                 "ReduceLROnPlateau goes by what it is told, not by the step: a search cannot know where it falls; give "
                 "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
             )
-    given = {**known, **more}
-    ours = Ours(given["group"], given["model"], given["journal"])
     whole = made[0] if len(made) == 1 else AllSchedules(made)
     return ScheduledSearch(
         optimizer, whole, total_steps=int(total_steps), every=int(every), ours=ours, go_back=given["go_back"]
