@@ -87,7 +87,7 @@ class Losses:
 
     def mean(self) -> float:
         """Mean of the round's; NaN if there is none."""
-        return math.fsum(self.values()) / self.count if self.count else math.nan
+        return _mean(self.values())
 
     def on_device(self) -> list[Tensor]:
         """Those that lie on a device, as one tensor, so that they can be read together with other numbers."""
@@ -135,7 +135,12 @@ def _count(length: int) -> int:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+    if not values:
+        return math.nan
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # losses near the largest float; or infinite ones of both signs
+        return sum(value / len(values) for value in values)
 
 
 def _number(loss: object) -> float:
