@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 Dots = Literal["replicas", "probe", "ruined"]
-"""What single points are: train losses of replicas, losses of a probe batch (``signal=ProbeLoss``), or train losses of a
-search's rounds whose weights were not kept."""
+"""What single points are: train losses of replicas, losses of a probe batch (``signal=ProbeLoss``), or train losses of
+those rounds of a search that were ruined."""
 Marks = Mapping[Word, Line]
 """Where in a figure stands what a round said."""
 
