@@ -138,7 +138,7 @@ def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: 
 
 
 def _words_of_rates(found: Sequence[Rates], run: RunData) -> str:
-    words = ["Lines: base value" if run.rounds else "Line: the fixed schedule"]
+    words = [("Lines: the rate" if run.searched else "Lines: base value") if run.rounds else "Line: the fixed schedule"]
     if any(one.band for one in found):
         words.append("band: lowest to highest replica")
     words += ["grey dashes: if nothing were learned"] if any(one.plain for one in found) else []
@@ -224,7 +224,7 @@ def _points(seen: Losses) -> dict[str, Any]:
         "x": list(seen.points.x),
         "y": list(seen.points.y),
         "text": [html.escape(text, quote=False) for text in seen.labels],
-        "marker": {"color": f"{_DOTS[seen.dots][1]}/0.55", "size": 4},
+        "marker": {"color": f"{_DOTS[seen.dots][1]}/0.55", "size": 8 if seen.dots == "ruined" else 4},
         "hovertemplate": "%{text}<br>step %{x}: %{y:.4~g}<extra></extra>",
     }
 
