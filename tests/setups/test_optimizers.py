@@ -119,9 +119,7 @@ def test_a_first_step_that_was_too_long_is_taken_back(name: str) -> None:
     model, journal = network(), Records()
     make, like = RESTARTS[name]
     optimizer = make(model.parameters())
-    scheduler = hdet.OneCycleLR(
-        optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer), journal=journal
-    )
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer), journal=journal)
     train(model, optimizer, scheduler, range(STEPS))
     assert any("restarted" in (record["event"] or "") for record in journal.rounds)
     assert is_finite(model)
