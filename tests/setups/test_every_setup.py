@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import hdet
-from tests.setups.problems import Batch, Records, batch_of, final_loss, is_finite, loss_of, network, train
+from tests.setups.problems import Batch, Records, batch_of, final_loss, is_finite, loss_of, network, quiet, train
 from tests.setups.runs import fixed_loss
 
 STEPS = 200
@@ -61,7 +61,8 @@ class Setup:
         optimizer.step()
         return loss.detach()
 
-    def run(self, steps: int = STEPS) -> Found:
+    def run(self, steps: int = STEPS, told: bool = True) -> Found:
+        """``told``: whether the scheduler is told the loss."""
         model, journal = self.model(), Records()
         wrapped = self.wrapped(model)
         optimizer = self.optimizer(model)
@@ -69,7 +70,7 @@ class Setup:
         for t in range(steps):
             with self.around():
                 loss = self.step(self.called(wrapped), optimizer, t)
-                scheduler.step(loss)
+                scheduler.step(*([loss] if told else []))
         rounds = journal.rounds
         return Found(model, [(r["step"], r["event"]) for r in rounds], [r["learned"][0] for r in rounds])
 
@@ -350,6 +351,24 @@ def test_it_learns_from_a_guess_that_is_far_too_low(name: str) -> None:
         assert final_loss(found.model) < 2.5 * min(fixed_loss(Adam, rate, STEPS, _trainable(make)) for rate in RATES)
     for p, q in zip(found.model.parameters(), untrained.parameters(), strict=True):
         assert p.requires_grad or torch.equal(p, q), "what is frozen stays as it was"
+
+
+WITHOUT = (
+    "gradient accumulation",
+    "`GradScaler` that skips steps",
+    "autocast around the loop",
+    "clipping by norm",
+    "LoRA, frozen base",
+    "frozen layers",
+)
+
+
+@pytest.mark.parametrize("name", [row(name, "without the loss") for name in WITHOUT])
+def test_it_learns_without_being_told_the_loss(name: str) -> None:
+    make = EQUAL[name][0] if name in EQUAL else OTHER[name]
+    with quiet():
+        found = make().run(told=False)
+    assert final_loss(found.model) < 2.5 * min(fixed_loss(Adam, rate, STEPS, _trainable(make)) for rate in RATES)
 
 
 @cache

@@ -83,9 +83,10 @@ def _sync_batchnorm(rank: int) -> tuple[float, Tensor]:
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
     for t in range(100):
         optimizer.zero_grad()
-        loss_of(ddp, batch_of(2 * t + rank)).backward()
+        loss = loss_of(ddp, batch_of(2 * t + rank))
+        loss.backward()
         optimizer.step()
-        scheduler.step()
+        scheduler.step(loss.detach())
     return final_loss(model), weights_of(model).cpu()
 
 
@@ -110,9 +111,8 @@ class NoDouble(TorchDispatchMode):
 def test_a_run_needs_no_float64_on_the_device(arguments: dict[str, Any]) -> None:
     model = on_gpu(nn.BatchNorm1d(32))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    extra = {"probe": probe_of(model)} if arguments["max_lr"] == "auto" else {"model": model}
     with NoDouble():
-        scheduler = hdet.OneCycleLR(optimizer, total_steps=100, journal=Records(), **arguments, **extra)
+        scheduler = hdet.OneCycleLR(optimizer, total_steps=100, journal=Records(), model=model, **arguments)
         for t in range(100):
             optimizer.zero_grad()
             loss = loss_of(model, batch_of(t))
@@ -128,12 +128,11 @@ def test_a_run_needs_no_float64_on_the_device(arguments: dict[str, Any]) -> None
     assert final_loss(model) < 1.5 * plain(0.02, None, 100, nn.BatchNorm1d(32))
 
 
-def test_an_ensemble_needs_no_float64_on_the_device() -> None:
+def test_a_search_on_any_schedule_needs_no_float64_on_the_device() -> None:
     model = on_gpu()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     with NoDouble():
-        ensemble = hdet.Ensemble(optimizer, fanout="probed", total_steps=100, journal=Records())
-        train(model, optimizer, ensemble, range(100))
+        train(model, optimizer, searching(model, optimizer, 100, "schedule", journal=Records()), range(100))
     assert final_loss(model) < 1.5 * plain(0.02, None, 100)
 
 
@@ -148,10 +147,11 @@ def test_a_rate_on_the_device_is_not_read_by_the_optimizers_step() -> None:
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=150, journal=journal)
     for t in range(150):
         optimizer.zero_grad()
-        loss_of(model, batch_of(t)).backward()
+        loss = loss_of(model, batch_of(t))
+        loss.backward()
         with no_synchronising():
             optimizer.step()
-        scheduler.step()
+        scheduler.step(loss.detach())
     assert any(record["reach"] > 0 for record in journal.rounds)
     assert final_loss(model) < 1.5 * plain(1e-5, None, 150)
 

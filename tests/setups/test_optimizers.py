@@ -42,8 +42,8 @@ GOOD: dict[str, tuple[Make, float]] = {
 }
 """With a good rate of each on this problem."""
 OFF = [1e-6, 1e3]
-WORSE = {"SGD-momentum": 8}
-"""What a found rate may cost here, over a good one, if not 2: see "what it cannot do"."""
+WORSE = {"ASGD": 3, "SGD": 3}
+"""What a found rate may cost here, over a good one, if not 2: where training has gone back, the rate is a third."""
 
 
 def cycles(optimizer: Optimizer) -> bool:

@@ -53,6 +53,7 @@ def cast_around_forward(model: nn.Module, optimizer: Optimizer, scheduler: Any) 
 
 def cast_around_everything_scheduler_first(model: nn.Module, optimizer: Optimizer, scheduler: Any) -> None:
     """The forward pass comes after a round's end here, which may have put other weights there."""
+    loss = torch.zeros(())
     for t in range(STEPS):
         with torch.autocast("cpu", torch.bfloat16):
             if t > 0:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import hdet
-from hdet.engine.probed.slots import Slots
+from hdet.rollback.snapshots import Snapshots
 from tests.ranks import error_of, run_ranks
 from tests.setups.sharded import Net, Ran, batch_of, found, loss_of, mesh_of, part_of, sharded, train
 
@@ -32,7 +32,7 @@ class Case(NamedTuple):
     by_arms: bool = False
 
 
-CASES = [Case(HIGH, 200, (4,)), Case(LOW, 200, (2, 2), by_arms=True), Case(LOW, 40, (4,)), Case(HIGH, 40, (2, 2))]
+CASES = [Case(HIGH, 120, (4,)), Case(LOW, 120, (2, 2), by_arms=True), Case(LOW, 40, (4,)), Case(HIGH, 40, (2, 2))]
 
 
 def _all_meshes(rank: int, folder: Path) -> list[Ran]:
@@ -51,7 +51,7 @@ def _agree(ran: Ran, plain: Ran) -> None:
     assert ran.rates == pytest.approx(plain.rates, rel=1e-9)
     for now, then in zip(ran.rounds, plain.rounds, strict=bool(ran.rounds)):  # on the rank that writes the journal
         assert [now[name] for name in DECIDED] == [then[name] for name in DECIDED]
-        for name in ("learned", "reach", "loss_before", "base"):
+        for name in ("learned", "reach", "base"):
             assert now[name] == pytest.approx(then[name], rel=1e-9, nan_ok=True), name
 
 
@@ -60,9 +60,7 @@ def _agree(ran: Ran, plain: Ran) -> None:
 @pytest.mark.timeout(300)  # half a minute alone, minutes where others keep the cores busy
 def test_a_sharded_run_is_the_run_of_one_process(tmp_path: Path) -> None:
     plain = [found(Net(), case.guess, case.steps, tmp_path / f"plain {k}.jsonl") for k, case in enumerate(CASES)]
-    events = "; ".join(r["event"] or "" for r in plain[0].rounds)
-    assert "restarted" in events
-    assert "went back" in events
+    assert any("restarted" in (r["event"] or "") for r in plain[0].rounds)  # going back: test_going_back.py
     for runs in run_ranks(_all_meshes, 4, tmp_path, timeout=280):
         for ran, whole_run in zip(runs, plain, strict=True):
             _agree(ran, whole_run)
@@ -143,14 +141,14 @@ def _edges(rank: int) -> dict[str, Any]:
 
 def _put_back() -> bool:
     """What the optimizer has forgotten meanwhile comes back in shards."""
-    model, slots = sharded(Net(), mesh_of(4)), Slots()
+    model, snapshots = sharded(Net(), mesh_of(4)), Snapshots()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss_of(model, batch_of(0)).backward()
     optimizer.step()
-    slots.keep(0, optimizer, model)
+    snapshots.keep(0, optimizer, model)
     before = [optimizer.state[p]["exp_avg"] for p in model.body.parameters() if p.requires_grad]
     optimizer.state.clear()
-    slots.restore_(0, optimizer, model)
+    snapshots.restore_(0, optimizer, model)
     after = [optimizer.state[p]["exp_avg"] for p in model.body.parameters() if p.requires_grad]
     return all(torch.equal(now.full_tensor(), then.full_tensor()) for now, then in zip(after, before, strict=True))
 
@@ -169,8 +167,8 @@ def _refused(rank: int) -> dict[str, str]:
         optimizer.step()
         scheduler.step()
 
-    def probed(parameters: Any, **more: Any) -> Callable[[], None]:
-        return lambda: step(parameters, "auto", **{"probe": probe_of(model), **more})
+    def search(parameters: Any, **more: Any) -> Callable[[], None]:
+        return lambda: step(parameters, "auto", **more)
 
     def apart() -> None:
         """Two shard groups that share no gradients are two models."""
@@ -191,11 +189,9 @@ def _refused(rank: int) -> dict[str, str]:
     attempts: dict[str, Callable[[], object]] = {
         "trained": lambda: step(model.parameters(), 0.1, model=model),
         "unknown model": lambda: step(model.parameters(), 0.1),
-        "unknown model, probed": probed(model.parameters(), probe=lambda: 1.0),
-        "arms that cut": probed(model.parameters(), group=hdet.arms(2)),
-        "arms of whole models": probed(Net().parameters(), group=hdet.arms(2)),
-        "partial": probed([partial]),
-        "flat": probed(flat.parameters()),
+        "arms of whole models": search(Net().parameters(), group=hdet.arms(2)),
+        "partial": search([partial]),
+        "flat": search(flat.parameters()),
         "noise": lambda: hdet.perturb_(model),
         "apart": apart,
         "outer": outer,
@@ -204,33 +200,23 @@ def _refused(rank: int) -> dict[str, str]:
 
 
 def _lowered(rank: int, **precision: Any) -> float:
-    """The loss after a short run with a probe of the user's own: a part of the batch on each rank."""
+    """The loss after a short run, on a part of the batch."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     model = sharded(Net(), mesh_of(4), mp_policy=MixedPrecisionPolicy(**precision, output_dtype=torch.float64))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    held_out = part_of(batch_of(100_000), rank, 4)
-
-    def probe() -> Tensor:
-        return loss_of(model, held_out)
-
-    given: Any = {"probe": probe, "model": model, "group": hdet.arms(1)}
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=SHORT, **given)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=SHORT, group=hdet.arms(1))
     train(model, optimizer, scheduler, range(SHORT), rank, 4)
     with torch.no_grad():
-        return float(probe())
+        return float(loss_of(model, part_of(batch_of(100_000), rank, 4)))
 
 
 def _as_high() -> float:
     """The same in one process and in float64."""
     model = Net()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-
-    def probe() -> Tensor:
-        return loss_of(model, batch_of(100_000))
-
-    train(model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=SHORT, probe=probe), range(SHORT))
-    return float(probe().detach())
+    train(model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=SHORT), range(SHORT))
+    return float(loss_of(model, batch_of(100_000)).detach())
 
 
 @pytest.mark.covers("frameworks", "plain loop, auto", "FSDP2", "bf16 MixedPrecisionPolicy")
@@ -244,8 +230,6 @@ def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
         assert 'hdet.arms(mesh, "replicate")' in errors["trained"]
         assert 'max_lr="auto"' in errors["trained"]
         assert "model=model" in errors["unknown model"]
-        assert "model=model" in errors["unknown model, probed"]
-        assert "[[0, 1], [2, 3]]" in errors["arms that cut"]
         assert "shared gradients" in errors["arms of whole models"]
         assert "Partial" in errors["partial"]
         assert "FullyShardedDataParallel" in errors["flat"]

@@ -72,7 +72,7 @@ class Constants(NamedTuple):
     """... and by so many times the number of steps: steps that shrink as Adagrad's do come less far by that number on a
     way to and fro (LOG, follow)."""
 
-    def shortness(self, total_steps: int) -> float:
+    def shortness(self, total_steps: float) -> float:
         """q."""
         return float(total_steps**-self.shrink)
 

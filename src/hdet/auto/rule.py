@@ -130,6 +130,18 @@ class Evidence(NamedTuple):
     """The sum of the rates of all steps since the way began ..."""
     stretch: int = 0
     """... and how many these were."""
+    made: int = 0
+    """Steps that the optimizer has made in all; 0: as many as the schedule."""
+
+    @property
+    def steps_per_call(self) -> float:
+        """Of the optimizer, for each step of the schedule: Accelerate steps that once for each process.
+
+        >>> Evidence(span=(40, 41), steps=4, made=21).steps_per_call
+        0.5
+        """
+        calls = self.span[1] - 1  # the call that is being made may be the first one after a step
+        return (self.made - 1) / calls if self.made > 1 and calls > 0 else 1.0
 
     @property
     def gradient(self) -> float:
@@ -172,7 +184,8 @@ class Rule:
     """The rule of one run.
 
     Args:
-        total_steps: S, the run's length; None: nobody knows, and it is taken for three times the steps so far.
+        total_steps: S, the run's length in steps of the schedule; None: nobody knows, and it is taken for three times
+            the steps so far.
         searches: whether the rate is searched at all.
         constants, limits: the numbers; other ones in experiments.
     """
@@ -270,7 +283,7 @@ class Rule:
         if evidence.gradient == 0:  # the sum of rates has grown all the same, and with it the reach
             return state
         c, end = self.constants, evidence.span[1]
-        q, most = c.shortness(self.total_steps or 3 * end), math.log(c.fastest)
+        q, most = c.shortness((self.total_steps or 3 * end) * evidence.steps_per_call), math.log(c.fastest)
         straight = evidence.straightness >= 1 - q * c.turn
         asked = most if straight else evidence.reach + math.log(q * c.heed) - state.level
         if asked > 0:

@@ -364,6 +364,7 @@ class Search:
             gradients=() if measured.lost else measured.gradients,
             rates=measured.rates,
             stretch=measured.stretch,
+            made=self._made,
         )
 
     def _judged(self, gathered: _Gathered, optimizer: Optimizer) -> tuple[Block, ...]:
