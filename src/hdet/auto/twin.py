@@ -378,7 +378,8 @@ class Run:
         self.m, self.C = m, self.C * min(m / self.m, 1.0)
 
     def keep(self, t: int) -> None:
-        if self.settings.go_back:
+        """Four steps apart at least: so many it takes to see an explosion."""
+        if self.settings.go_back and (not self.kept or t - self.kept[-1].t >= 4):
             self.kept = [*self.kept[-1:], Copy(t, self.x, copy.deepcopy(self.optimizer))]
 
     def restart(self) -> None:
