@@ -271,10 +271,13 @@ def test_a_ceiling_goes_down_with_the_rate_and_not_up() -> None:
 
 def test_where_it_was_the_data_the_rate_is_as_before() -> None:
     """Losses stay as high after going back."""
-    back = after(SEARCHING._replace(ceiling=0.5), 5.0).state
+    back = after(SEARCHING._replace(ceiling=-0.5), 5.0).state
     acquitted = after(back, 5.0)
     assert acquitted.event == HARDER
     assert (acquitted.action, acquitted.state.level) == (Action.KEEP, 0.0)
+    assert acquitted.state.ceiling == pytest.approx(-0.5)
+    free = after(after(SEARCHING, 5.0, shape=0.5).state, 5.0, shape=0.5).state
+    assert (free.level, free.ceiling) == (0.0, math.inf)
     assert math.isnan(acquitted.state.slowed_from)
     helped = after(back, 1.0)
     assert (helped.event, helped.state.level) == (None, pytest.approx(-math.log(3)))

@@ -213,7 +213,7 @@ class Rule:
             return self._ruined(state)
         event = None
         if verdict is Verdict.ACQUITTED and math.isfinite(state.slowed_from):
-            state = state._replace(ceiling=math.inf).at(state.slowed_from)
+            state = state._replace(ceiling=state.ceiling + state.slowed_from - state.level).at(state.slowed_from)
             event = "the data were harder: the rate is as before"
         state = state._replace(slowed_from=math.nan)
         if not falling:

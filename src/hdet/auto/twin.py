@@ -313,7 +313,7 @@ class Run:
             return self.ruined()
         event = None
         if verdict is Verdict.ACQUITTED and not math.isnan(self.m_before):
-            self.m, self.C = self.m_before, math.inf
+            self.m, self.C = self.m_before, self.C * self.m_before / self.m
             event = "the data were harder: the rate is as before"
         self.m_before = math.nan
         if not self.falling and G != 0:
