@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hdet.auto import pieces as module
+from hdet.auto.measure import _Origin
 from hdet.auto.pieces import Pieces
-from hdet.engine.probed import pieces as module
-from hdet.engine.probed.origin import Origin
 
 
 def some_tensors() -> list[Tensor]:
@@ -77,7 +77,7 @@ def test_a_large_tensor_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -
     assert len(seen) == 3
     assert seen[0] == tensors[1].data_ptr()
     assert tensors[2].data_ptr() not in seen  # not in the order of memory
-    way = list(Origin(tensors).way([t + 1 for t in tensors]))
+    way = list(_Origin.at(tensors).way([t + 1 for t in tensors]))
     assert all(bool((vector == -1).all()) for vector in way)
     assert tensors[1].flatten().tolist() == list(range(8))
 

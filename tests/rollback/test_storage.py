@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hdet.copies import copy_all_, put_back
-from hdet.engine.probed import storage
-from hdet.engine.probed.slots import Slots
+from hdet.rollback import storage
 from hdet.rollback.storage import Storage, copied, leaves
 
 
@@ -38,43 +37,18 @@ class OnDevice:
         self.device, self.nbytes = torch.device("cuda", device), size
 
 
-@pytest.mark.parametrize(
-    ("limit", "free", "held", "fits"),
-    [
-        (None, 200, 0, True),
-        (None, 199, 0, False),
-        (100, 0, 0, True),
-        (99, 1000, 0, False),
-        (150, 1000, 51, False),
-        (150, 1000, 50, True),
-        (0, 1000, 0, False),
-    ],
-)
-def test_copies_stay_on_a_device_while_there_is_room(
-    limit: int | None, free: int, held: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("free", "fits"), [(200, True), (199, False)])
+def test_copies_stay_on_a_device_while_half_of_what_is_free_is_enough(
+    free: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred bytes on each of two devices; the second has room enough."""
     monkeypatch.setattr(storage, "_free", lambda device: free if device.index == 0 else 10**9)
     needed = [OnDevice(0, 60), OnDevice(0, 40), OnDevice(1, 100)]
-    assert Storage(limit).has_room(needed, [OnDevice(0, held)]) is fits  # type: ignore[list-item, arg-type]
+    assert Storage.has_room(needed) is fits  # type: ignore[arg-type]
 
 
-def test_slots_use_their_memory_again() -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    slots = Slots()
-    for slot in (0, 1):
-        slots.keep(slot, optimizer, model)
-    memory = {t.data_ptr() for copy in slots._copies.values() for t in copy.tensors}
-    slots.keep_only(frozenset({0}))  # training went back to it
-    optimizer.step()
-    slots.keep(1, optimizer, model)
-    slots.keep(0, optimizer, model)
-    assert {t.data_ptr() for copy in slots._copies.values() for t in copy.tensors} == memory
-    slots.keep_only(frozenset())
-    assert slots._spare is None
+def test_the_host_has_room() -> None:
+    assert Storage.has_room([torch.ones(3)])
 
 
 def test_tensors_of_many_kinds_are_copied_in_few_calls() -> None:

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.rollback.ruin import LIMITS, Block, Course, Limits, Verdict, judge
+from hdet.rollback.ruin import FEWEST, LIMITS, Block, Course, Limits, Verdict, judge
 
 __all__ = [
     "NEVER_MOVED",
@@ -70,7 +70,7 @@ class State(NamedTuple):
     course: Course = Course()
     """What is remembered of the losses."""
     snapshots: tuple[Snapshot, ...] = ()
-    """The ends of the last good rounds, two at most."""
+    """The ends of good rounds, the last two at most."""
     slowed_from: float = math.nan
     """The level before training was rolled back, in case that was wrong."""
     pace: float = math.nan
@@ -229,7 +229,7 @@ class Rule:
             return self._ruined(state)
         event = None
         if verdict is Verdict.ACQUITTED and math.isfinite(state.slowed_from):
-            state = state._replace(ceiling=math.inf).at(state.slowed_from)
+            state = state._replace(ceiling=state.ceiling + state.slowed_from - state.level).at(state.slowed_from)
             event = "the data were harder: the rate is as before"
         state = state._replace(slowed_from=math.nan)
         if not falling:
@@ -298,8 +298,13 @@ class Rule:
 
     @staticmethod
     def _keeping(decision: Decision, step: int) -> Decision:
-        """The decision, and remember the weights as they are, in a slot that the last snapshot does not need."""
+        """The decision, and remember the weights as they are, in a slot that the last snapshot does not need.
+
+        Rounds are short at first, and an explosion takes some steps to be seen: snapshots are as far apart.
+        """
         last = decision.state.snapshots[-1:]
+        if last and step - last[0].step < FEWEST:
+            return decision
         slot = 1 - last[0].slot if last else 0
         state = decision.state._replace(snapshots=(*last, Snapshot(step, slot)))
         return decision._replace(state=state, action=Action.KEEP, slot=slot)

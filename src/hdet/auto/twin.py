@@ -313,7 +313,7 @@ class Run:
             return self.ruined()
         event = None
         if verdict is Verdict.ACQUITTED and not math.isnan(self.m_before):
-            self.m, self.C = self.m_before, math.inf
+            self.m, self.C = self.m_before, self.C * self.m_before / self.m
             event = "the data were harder: the rate is as before"
         self.m_before = math.nan
         if not self.falling and G != 0:
@@ -378,7 +378,8 @@ class Run:
         self.m, self.C = m, self.C * min(m / self.m, 1.0)
 
     def keep(self, t: int) -> None:
-        if self.settings.go_back:
+        """Four steps apart at least: so many it takes to see an explosion."""
+        if self.settings.go_back and (not self.kept or t - self.kept[-1].t >= 4):
             self.kept = [*self.kept[-1:], Copy(t, self.x, copy.deepcopy(self.optimizer))]
 
     def restart(self) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["BLOCKS", "LIMITS", "Block", "Course", "Limits", "Verdict", "judge"]
+__all__ = ["BLOCKS", "FEWEST", "LIMITS", "Block", "Course", "Limits", "Verdict", "judge"]
 
 BLOCKS = 8
 """Blocks of a round, at most."""
