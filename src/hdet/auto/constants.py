@@ -72,8 +72,8 @@ class Constants(NamedTuple):
     """... and by so many times the number of steps: steps that shrink as Adagrad's do come less far by that number on a
     way to and fro (LOG, follow)."""
 
-    def shortness(self, total_steps: int) -> float:
-        """q."""
+    def shortness(self, total_steps: float) -> float:
+        """q of a run of so many steps of the optimizer."""
         return float(total_steps**-self.shrink)
 
 

@@ -127,6 +127,8 @@ class Evidence(NamedTuple):
     """The sum of the rates of all steps since the way began ..."""
     stretch: int = 0
     """... and how many these were."""
+    calls: float = 1.0
+    """Steps of the schedule for each step of the optimizer, so far: Accelerate makes one for each process."""
 
     @property
     def gradient(self) -> float:
@@ -264,7 +266,7 @@ class Rule:
         if evidence.gradient == 0:  # the sum of rates has grown all the same, and with it the reach
             return state
         c, end = self.constants, evidence.span[1]
-        q, most = c.shortness(self.total_steps or 3 * end), math.log(c.fastest)
+        q, most = c.shortness((self.total_steps or 3 * end) / evidence.calls), math.log(c.fastest)
         straight = evidence.straightness >= 1 - q * c.turn
         asked = most if straight else evidence.reach + math.log(q * c.heed) - state.level
         if asked > 0:

@@ -360,6 +360,7 @@ class Search:
             gradients=() if measured.lost else measured.gradients,
             rates=measured.rates,
             stretch=measured.stretch,
+            calls=end.after / self._made if self._made else 1.0,
         )
 
     def _judged(self, gathered: _Gathered, optimizer: Optimizer) -> tuple[Block, ...]:
