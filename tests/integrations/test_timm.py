@@ -190,7 +190,14 @@ def searched(make: Any, gives_loss: bool = True) -> float:
 
 
 @pytest.mark.parametrize("gives_loss", [True, False])
-@pytest.mark.parametrize("make", [stand_in, by_updates, of_timm])
+@pytest.mark.parametrize(
+    "make",
+    [
+        stand_in,
+        by_updates,
+        pytest.param(of_timm, marks=pytest.mark.covers("frameworks", "timm, search", "one process", "fp32")),
+    ],
+)
 def test_a_search_on_timms_schedule_ends_where_one_on_torchs_ends(make: Any, gives_loss: bool) -> None:
     assert searched(make, gives_loss) / searched(of_torch) == pytest.approx(1, abs=0.05)
 
