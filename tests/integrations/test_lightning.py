@@ -102,9 +102,12 @@ def own(optimizer: Any, steps: int) -> Any:
     return auto_on(optimizer, steps)
 
 
+def shape(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+
+
 def cosine(optimizer: Any, steps: int) -> Any:
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    return hdet.auto(optimizer, schedule=schedule, total_steps=steps)
+    return hdet.auto(optimizer, schedule=shape, total_steps=steps)
 
 
 class Own(Module):
@@ -123,15 +126,18 @@ def test_it_ends_where_the_plain_loop_ends(way: str) -> None:
     assert final_loss(module.net) / loss_of_plain_loop(steps=100) == pytest.approx(1, rel=1e-3)
 
 
-@pytest.mark.parametrize("looked_after", [True, False])
-def test_a_schedule_of_the_users_own(looked_after: bool) -> None:
-    module, auto = Own(scheduler=lambda optimizer: cosine(optimizer, 100)), AutoLR()
-    trainer_of(*([auto] if looked_after else []), max_epochs=1).fit(module, loader_of(0, 100))
-    assert auto.story is None
+@pytest.mark.parametrize("way", ["callback", "scheduler with callback", "scheduler alone"])
+def test_a_schedule_of_the_users_own(way: str) -> None:
+    auto = AutoLR(schedule=shape) if way == "callback" else AutoLR()
+    module = Own(scheduler=None if way == "callback" else lambda optimizer: cosine(optimizer, 100))
+    trainer_of(*([] if way == "scheduler alone" else [auto]), max_epochs=1).fit(module, loader_of(0, 100))
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=GUESS)
     plain = train(net, optimizer, cosine(optimizer, 100), (batch_of(t) for t in range(100)))
     assert final_loss(module.net) / plain == pytest.approx(1, rel=1e-3)
+    assert (auto.story is None) == (way != "callback")
+    if auto.story is not None:
+        assert "from a guess of 1e-05" in str(auto.story.verdict)
 
 
 def test_without_the_callback_it_is_said_that_the_loss_is_missing() -> None:

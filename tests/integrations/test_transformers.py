@@ -122,9 +122,19 @@ def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
     assert logged(trainer, "hdet/event")[0].startswith("first step")
 
 
+def shape(optimizer: Any) -> Any:
+    return transformers.get_cosine_schedule_with_warmup(optimizer, STEPS // 10, STEPS)
+
+
 def cosine(optimizer: Any, steps: int = STEPS) -> Any:
-    schedule = transformers.get_cosine_schedule_with_warmup(optimizer, steps // 10, steps)
-    return hdet.auto(optimizer, schedule=schedule, total_steps=steps)
+    return hdet.auto(optimizer, schedule=shape, total_steps=steps)
+
+
+def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
+    trainer = AutoLR(schedule=shape).attach(trainer_of(tmp_path))
+    trainer.train()
+    assert loss_after(trainer) / by_hand(trainer_of(tmp_path), cosine) == pytest.approx(1, abs=0.1)
+    assert logged(trainer, "hdet/event")[0].startswith("first step")
 
 
 @pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "one process", "fp32")

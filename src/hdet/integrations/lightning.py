@@ -17,6 +17,7 @@ from hdet.errors import ArgumentError
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.scheduled import ScheduledSearch
+from hdet.faces.several import auto
 from hdet.integrations.lengths import check_length
 from hdet.integrations.lightning_story import Story, part_of_lightning
 from hdet.journal import Journals, open_journal
@@ -62,7 +63,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 
     Args:
         journal: as in :class:`hdet.OneCycleLR`.
-        onecycle: further arguments of :class:`hdet.OneCycleLR`. ``total_steps`` is the trainer's
+        onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function that makes one of an
+            optimizer, and further arguments of :func:`hdet.auto`. ``total_steps`` is the trainer's
             ``estimated_stepping_batches`` if it is left out.
     """
 
@@ -111,13 +113,14 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.onecycle.get("total_steps") is None:
             check_length(_total_steps(trainer), self.scheduler, "max_epochs and max_steps")
 
-    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story) -> OneCycleLR:
+    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story) -> OneCycleLR | ScheduledSearch:
         arguments = {"total_steps": None, **self.onecycle}
         if arguments["total_steps"] is None:
             arguments["total_steps"] = _total_steps(trainer)
         given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
         known = {"model": pl_module, **arguments, "journal": [*given, story]}
-        return OneCycleLR(trainer.optimizers[0], "auto", **known)
+        optimizer = trainer.optimizers[0]
+        return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
 
     def _check_nothing_given(self) -> None:
         given = {"journal": self.journal, **self.onecycle}
@@ -162,7 +165,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.scheduler is not None:
             self.scheduler.converge()
         if self.story is not None:
-            self.story.conclude(float(trainer.optimizers[0].param_groups[0]["max_lr"]))
+            group = trainer.optimizers[0].param_groups[0]
+            self.story.conclude(float(group["max_lr" if isinstance(self.scheduler, OneCycleLR) else "initial_lr"]))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Other ranks may have seen no exception: from here on nothing waits for them."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.scheduled import ScheduledSearch
+from hdet.faces.several import auto
 from hdet.integrations.lengths import check_length
 from hdet.rates import Rate
 
@@ -32,7 +33,7 @@ __all__ = ["AutoLR", "Replicas"]
 Trainer: TypeAlias = Any
 """A ``transformers.Trainer``."""
 _OURS = ("max_lr", "total_steps", "epochs", "steps_per_epoch", "last_epoch", "model")
-"""Arguments of ``hdet.OneCycleLR`` that :class:`AutoLR` fills in."""
+"""Arguments of a scheduler that :class:`AutoLR` fills in."""
 
 
 class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
@@ -185,15 +186,16 @@ class AutoLR(_Attached):
         trainer.train()
 
     ``args.learning_rate`` is a guess, and ``lr_scheduler_type`` and warm-up are not used. ``trainer.lr_scheduler`` is
-    an ``hdet.OneCycleLR``, saved and loaded with the trainer's checkpoints. It is given the loss of every optimizer
-    step, undivided by accumulation, and the trainer's model. The logs get ``hdet/rate`` and, where something happened,
-    ``hdet/event``.
+    made by :func:`hdet.auto`, and saved and loaded with the trainer's checkpoints. It is given the loss of every
+    optimizer step, undivided by accumulation, and the trainer's model. The logs get ``hdet/rate`` and, where something
+    happened, ``hdet/event``.
 
     If the trainer was given a search by ``optimizers=``, an ``hdet.OneCycleLR`` or what ``hdet.auto`` makes, AutoLR
     gives that one the loss; then it takes no arguments.
 
     Args:
-        options: further arguments of ``hdet.OneCycleLR``: ``pct_start``, ``journal``, ... Momentum is not cycled unless
+        options: further arguments of ``hdet.auto``: ``journal``, ``go_back``, ``schedule``, a function that makes one
+            of an optimizer, and without it those of ``hdet.OneCycleLR``. Momentum is not cycled unless
             ``cycle_momentum=True``.
     """
 
@@ -205,7 +207,7 @@ class AutoLR(_Attached):
                 "and give it by optimizers="
             )
         self.options = options
-        self._made: OneCycleLR | None = None
+        self._made: OneCycleLR | ScheduledSearch | None = None
         self._events = _Events()
 
     def attach(self, trainer: Trainer) -> Trainer:
@@ -244,7 +246,7 @@ class AutoLR(_Attached):
                 "used; give them to that scheduler, or give optimizers=(optimizer, None)"
             )
 
-    def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> OneCycleLR:
+    def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> OneCycleLR | ScheduledSearch:
         """In place of the Trainer's: called when model and optimizer are ready, before a checkpoint is loaded."""
         trainer = self._trainer
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
@@ -261,10 +263,8 @@ class AutoLR(_Attached):
         optimizer = optimizer if optimizer is not None else trainer.optimizer
         journals = self.options.get("journal")
         known = journals if isinstance(journals, (list, tuple)) else [journals]
-        options = {"cycle_momentum": False, **self.options, "journal": [*known, self._events]}
-        self._made = trainer.lr_scheduler = OneCycleLR(
-            optimizer, "auto", total_steps=num_training_steps, model=trainer.model, **options
-        )
+        options = {**self.options, "model": trainer.model, "journal": [*known, self._events]}
+        self._made = trainer.lr_scheduler = auto(optimizer, total_steps=num_training_steps, **options)
         return self._made
 
     def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
