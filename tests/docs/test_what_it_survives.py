@@ -44,5 +44,5 @@ def test_the_loop_of_the_page_starts_a_killed_run_again(tmp_path: Path) -> None:
     text = (tmp_path / "log").read_text()
     assert (tmp_path / "killed").exists(), text
     assert (tmp_path / "began").read_text() == "18", text  # the last checkpoint before step 20
-    whole, _ = undisturbed(Plan("probed", 2, save_every=3))
+    whole, _ = undisturbed(Plan("search", 2, save_every=3))
     assert (tmp_path / "end").read_text() == whole.ends[0].digest, text

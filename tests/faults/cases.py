@@ -33,7 +33,7 @@ def kills(count: int = 200, seed: int = 0) -> list[Case]:
     """So many: every way, point, number of ranks and victim once, then again at other steps."""
     dice = random.Random(seed)
     everything = list(itertools.product(WAYS, POINTS, (2, 3, 4), ("first", "last", "any")))
-    sensible = [one for one in everything if one[0] == "probed" or one[1] != "take-off"]  # only a search takes off
+    sensible = [one for one in everything if one[0] == "search" or one[1] != "take-off"]  # only a search takes off
     found: list[Case] = []
     while len(found) < count:
         dice.shuffle(sensible)
@@ -48,17 +48,17 @@ def a_few() -> list[Case]:
         ("trained", 3, "checkpoint", 0),
         ("trained", 3, "journal", 2),
         ("trained", 3, "between rounds", 1),
-        ("probed", 2, "converge", 1),
-        ("probed", 2, "checkpoint", 1),
-        ("probed", 2, "journal", 0),
-        ("probed", 2, "take-off", 0),
+        ("search", 2, "converge", 1),
+        ("search", 2, "checkpoint", 1),
+        ("search", 2, "journal", 0),
+        ("search", 2, "take-off", 0),
         ("arms", 4, "converge", 3),
         ("arms", 4, "checkpoint", 0),
         ("arms", 4, "journal", 1),
         ("arms", 4, "between rounds", 2),
     ]
     return [
-        Case(Plan(way, ranks, 3 if way == "probed" else ROUND), Trap(rank, point, 4 if point == "take-off" else 20))
+        Case(Plan(way, ranks, 3 if way == "search" else ROUND), Trap(rank, point, 4 if point == "take-off" else 20))
         for way, ranks, point, rank in chosen
     ]
 
@@ -67,7 +67,7 @@ def others() -> list[Case]:
     """Ranks that are silent, ranks that are late by more than the process group waits, and disks."""
     faults = itertools.product(("silent", "late"), WAYS, ("converge", "between rounds"))
     of_ranks = [
-        Case(Plan(way, 3, 3 if way == "probed" else ROUND), Trap(2, point, 20, fault, seconds=2 * GROUP_TIMEOUT))
+        Case(Plan(way, 3, 3 if way == "search" else ROUND), Trap(2, point, 20, fault, seconds=2 * GROUP_TIMEOUT))
         for fault, way, point in faults
     ]
     spoils = itertools.product(SPOILS, WAYS, ("checkpoint", "journal"))
@@ -76,11 +76,11 @@ def others() -> list[Case]:
 
 def _spoiled(fault: str, way: str, point: str) -> Case:
     never_opens = (fault, point) == ("read-only folder", "journal")  # one that is open already is written on
-    return Case(Plan(way, 2, 3 if way == "probed" else ROUND), Trap(0, point, 0 if never_opens else 20, fault))
+    return Case(Plan(way, 2, 3 if way == "search" else ROUND), Trap(0, point, 0 if never_opens else 20, fault))
 
 
 def _case(dice: random.Random, way: str, point: str, ranks: int, victim: str) -> Case:
     rank = {"first": 0, "last": ranks - 1, "any": dice.randrange(ranks)}[victim]
-    save_every = 3 if way == "probed" else dice.choice((ROUND, 5))
+    save_every = 3 if way == "search" else dice.choice((ROUND, 5))
     step = dice.randrange(2, 9) if point == "take-off" else dice.randrange(4, STEPS - ROUND)
     return Case(Plan(way, ranks, save_every), Trap(rank, point, step, share=dice.choice((0.0, 0.3, 0.7, 1.0))))

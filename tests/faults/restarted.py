@@ -23,7 +23,7 @@ def main() -> None:
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    end = train(Plan("probed", ranks, save_every=3), folder, journal=rank == 0, before_step=before_step)
+    end = train(Plan("search", ranks, save_every=3), folder, journal=rank == 0, before_step=before_step)
     if rank == 0:
         (folder / "began").write_text(str(end.began))
         (folder / "end").write_text(end.digest)

@@ -14,7 +14,7 @@ _HEAD = (
     *("what", "tried", "came back", "bit-equal", "buffers too", "close", "lost", "rank named", "noticed by torch"),
     *("seconds until noticed: median", "worst"),
 )
-_WAYS = {"trained": "replicas train apart, shared gradients", "probed": 'search, `max_lr="auto"`', "arms": "arms"}
+_WAYS = {"trained": "replicas train apart, shared gradients", "search": 'search, `max_lr="auto"`', "arms": "arms"}
 
 
 def tables(results: list[Result]) -> dict[str, str]:
@@ -57,7 +57,7 @@ def _way(result: Result) -> str:
 
 
 def _in_words(way: str, inside: bool) -> str:
-    if way == "probed":
+    if way == "search":
         return f"{_WAYS[way]}, saved anywhere"
     return f"{_WAYS[way]}, saved {'inside rounds' if inside else 'at ends of rounds'}"
 

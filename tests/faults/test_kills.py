@@ -13,7 +13,7 @@ def test_a_killed_run_comes_back_bit_by_bit(case: Case) -> None:
     result = try_it(case)
     assert result.came_back, result.told
     assert result.bit_equal
-    assert result.buffers_equal or result.way == "probed"  # which is saved inside rounds, where ranks have their own
+    assert result.buffers_equal or result.way == "search"  # which is saved inside rounds, where ranks have their own
     assert not result.lost
     assert result.seconds is not None
     assert result.seconds < 10
@@ -26,10 +26,10 @@ def test_the_matrix_has_every_way_point_number_and_victim() -> None:
     assert cases == kills()
     assert {(case.plan.way, case.plan.ranks, case.trap.point) for case in cases} == {
         (way, ranks, point)
-        for way in ("trained", "probed", "arms")
+        for way in ("trained", "search", "arms")
         for ranks in (2, 3, 4)
         for point in ("converge", "checkpoint", "journal", "take-off", "between rounds")
-        if way == "probed" or point != "take-off"
+        if way == "search" or point != "take-off"
     }
     assert all(case.trap.rank < case.plan.ranks for case in cases)
     assert {case.trap.rank == 0 for case in cases} == {True, False}

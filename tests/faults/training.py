@@ -19,7 +19,7 @@ import hdet
 __all__ = ["ROUND", "STEPS", "WAYS", "End", "Plan", "train"]
 
 STEPS, ROUND = 48, 8
-WAYS = ("trained", "probed", "arms")
+WAYS = ("trained", "search", "arms")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Plan:
     """What is trained, and when it is saved."""
 
     way: str
-    """ "trained": replicas at rates of their own, with shared gradients; "arms": with gradients of their own; "probed":
+    """ "trained": replicas at rates of their own, with shared gradients; "arms": with gradients of their own; "search":
     a search for the rate."""
     ranks: int
     save_every: int
@@ -36,7 +36,7 @@ class Plan:
     @property
     def saves_inside_rounds(self) -> bool:
         """Where replicas train apart, a run that is cut there goes on from their mean: close, but not bit-equal."""
-        return self.way != "probed" and self.save_every % ROUND != 0
+        return self.way != "search" and self.save_every % ROUND != 0
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,8 @@ def train(plan: Plan, folder: Path, *, journal: bool, before_step: Callable[[int
 def _built(plan: Plan, journal: Path | None) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
     model = _network(plan.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    if plan.way == "probed":
-        probe = hdet.ProbeBatch(model, _loss, [_batch(plan.seed, -1 - k, 0) for k in range(4)])
-        scheduler = hdet.OneCycleLR(optimizer, "auto", STEPS, probe=probe, journal=journal)
+    if plan.way == "search":
+        scheduler = hdet.OneCycleLR(optimizer, "auto", STEPS, model=model, journal=journal)
         return model, _shared(model, dist.group.WORLD), optimizer, scheduler
     arms = hdet.arms(2 if plan.ranks == 4 else plan.ranks) if plan.way == "arms" else None
     shared = dist.group.WORLD if arms is None else arms.gradients
