@@ -268,10 +268,8 @@ class Rule:
         """Back to the weights of two rounds ago, at a third of the rate."""
         slowed = state.at(state.level - math.log(self.constants.slower))._replace(pace=math.nan)
         if not state.snapshots:
-            anew = state.course._replace(
-                accused=math.nan, before=()
-            )  # these weights stay: what follows is judged by them
-            slowed = slowed._replace(course=anew)
+            course = state.course._replace(accused=math.nan, before=())  # these weights stay, and are the measure now
+            slowed = slowed._replace(course=course)
             return Decision(slowed, Action.GO_ON, event="ruined: slowed down", anew=True)
         back = state.snapshots[0]  # the last one may already be damaged
         slowed = slowed._replace(snapshots=(back,), slowed_from=state.level)

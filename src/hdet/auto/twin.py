@@ -364,10 +364,11 @@ class Run:
 
     def steer(self, t: int, asks_for: float, kappa: float) -> None:
         """Raise m to 2.5 q of the reach, at most twofold; twofold while the way is straight. If not, set a ceiling."""
-        q = 1 / self.settings.S**c.shrink
+        often = (self.made - 1) / (t - 1) if self.made > 1 and t > 1 else 1.0  # steps left out make a shorter run
+        q = 1 / (self.settings.S * often) ** c.shrink
         raised = c.fastest if kappa >= 1 - q * c.turn else c.heed * q * asks_for / self.m
         if raised > 1:
-            self.C = math.inf
+            self.m, self.C = min(self.m, self.C / self.settings.r(t)), math.inf  # on from the rate as it is
             self.set_m(self.m * min(raised, c.fastest))
         elif math.isinf(self.C):
             self.C = self.factor(t) * max(c.ceiling * q, 1.0)
