@@ -18,7 +18,7 @@ from hdet.report.data import load_run
 from hdet.report.verdict import verdict
 from tests.report.made_up import a_header, a_round
 
-RECORDS = [a_header(total_steps=40, fanout="trained"), *(a_round(k) for k in range(4))]
+RECORDS = [a_header(total_steps=40), *(a_round(k) for k in range(4))]
 STRANGE = st.sampled_from(
     [None, True, 7, -1, 0.5, 1e308, 10**400, "", "NaN", "Infinity", [], [None], [1.0, "x"], [[1]], {}, {"a": []}]
 )

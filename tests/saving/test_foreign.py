@@ -28,8 +28,13 @@ def decaying() -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer, 0.1, 50, decay="exponential", auto_lr=hdet.Normalised())
 
 
-def probed() -> hdet.OneCycleLR:
+def search() -> hdet.OneCycleLR:
     return Searching().go(0, 12).scheduler
+
+
+def on_a_schedule() -> Any:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    return hdet.auto(optimizer, schedule=lr_scheduler.CosineAnnealingLR(optimizer, 50), total_steps=50)
 
 
 def ensemble() -> hdet.Ensemble:
@@ -38,7 +43,7 @@ def ensemble() -> hdet.Ensemble:
     return hdet.Ensemble(optimizer, lr_scheduler.CosineAnnealingLR(optimizer, 50), knobs, sync_every=5)
 
 
-KINDS: dict[str, Callable[[], Any]] = {f.__name__: f for f in (trained, decaying, probed, ensemble)}
+KINDS: dict[str, Callable[[], Any]] = {f.__name__: f for f in (trained, decaying, search, on_a_schedule, ensemble)}
 
 
 def torchs(make: Callable[[torch.optim.Optimizer], Any]) -> dict[str, Any]:
@@ -94,7 +99,7 @@ def test_what_is_said_of_damaged_numbers() -> None:
         ("sync_every", 0, "has sync_every=0, but it must be an integer, at least 1"),
         ("controller_state", [["velocity", [0.0]]], "2 finite numbers, as many as here"),
         ("controller_arguments", [["sigma", 0.1]], r"has the entries \['sigma'\], but must have"),
-        ("fanout", 3, r"must be one of \['trained', 'probed'\]"),
+        ("way", 3, r"must be one of \['replicas', 'search'\]"),
     ):
         state = copy.deepcopy(scheduler.state_dict())
         state["hdet"][name] = value
@@ -152,7 +157,7 @@ def mutated(state: Any, path: tuple[Any, ...], removes: bool, value: Any) -> Any
 
 
 STATES = {name: copy.deepcopy(make().state_dict()) for name, make in KINDS.items()}
-BARE: dict[str, Callable[[], Any]] = {**KINDS, "probed": lambda: Searching().scheduler}
+BARE: dict[str, Callable[[], Any]] = {**KINDS, "search": lambda: Searching().scheduler}
 
 
 @pytest.mark.filterwarnings("ignore::hdet.ResumeWarning")

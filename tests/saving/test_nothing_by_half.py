@@ -341,11 +341,12 @@ def test_the_error_says_what_has_changed(tmp_path: Path) -> None:
 def test_a_search_that_does_not_fit(tmp_path: Path) -> None:
     run = Searching().go(0, 20)
     changes: dict[str, Callable[[dict[str, Any]], object]] = {
-        "KeyError: 'moments'": lambda search: search.pop("moments"),
-        "KeyError: 'weights'": lambda search: search["slots"]["copies"][0][1].pop("weights"),
-        "it holds tensors of shapes": lambda search: search["witness"]["origin"]["searched"].pop(),
-        "of version 5 at step 19": lambda search: search.update(step=19),
-        "has steps='many', but it must be": lambda search: search["witness"].update(steps="many"),
+        "KeyError: 'losses'": lambda search: search.pop("losses"),
+        "KeyError: 'measure'": lambda search: search.pop("measure"),
+        "KeyError: 'weights'": lambda search: search["snapshots"][0][1].pop("weights"),
+        "it holds tensors of shapes": lambda search: search["measure"]["origin"].pop(),
+        "of version 6 at step 19": lambda search: search.update(step=19),
+        "invalid literal": lambda search: search["measure"].update(stretch="many"),
     }
     for words, change in changes.items():
         run.save(tmp_path / "run.pt")

@@ -156,16 +156,16 @@ def _search(rank: int, ranks: int, path: str, begin: int, end: int) -> list[floa
     plain = two_layer(begin)  # a checkpoint replaces the weights
     model: nn.Module = DistributedDataParallel(plain) if ranks > 1 else plain
     optimizer = torch.optim.Adam(plain.parameters(), 1e-6)
-    probe = hdet.ProbeBatch(plain, squared, [batch(1000 + k, 0) for k in range(3)])
-    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, probe=probe)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
     parts = {"model": plain, "optimizer": optimizer, "scheduler": scheduler}
     rates = hdet.load(path, **parts)["rates"] if begin else []
     for step in range(begin, end):
         x, y = (part.chunk(ranks)[rank] for part in batch(step, 0, WHOLE_BATCH))
         optimizer.zero_grad()
-        squared(model, (x, y)).backward()
+        loss = squared(model, (x, y))
+        loss.backward()
         optimizer.step()
-        scheduler.step()
+        scheduler.step(loss.detach())
         rates.append(float(optimizer.param_groups[0]["lr"]))
     hdet.save(path, **parts, rates=rates)
     return rates

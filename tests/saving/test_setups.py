@@ -25,42 +25,40 @@ def squared(model: nn.Module, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.
     return (model(pair[0]) - pair[1]).square().mean()
 
 
-def several(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+def several(model: nn.Sequential) -> Parts:
     both = [torch.optim.SGD(model[0].parameters(), 1.0, momentum=0.9), torch.optim.AdamW(model[2].parameters(), 1e-5)]
-    return both, hdet.auto(both, total_steps=STEPS, probe=probe)
+    return both, hdet.auto(both, total_steps=STEPS)
 
 
-def any_schedule(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+def any_schedule(model: nn.Sequential) -> Parts:
     optimizer = torch.optim.Adam(model.parameters(), 1e-5)
     schedule = CosineAnnealingLR(optimizer, STEPS)
-    return [optimizer], hdet.Ensemble(optimizer, schedule, total_steps=STEPS, fanout="probed", probe=probe)
+    return [optimizer], hdet.auto(optimizer, schedule=schedule, total_steps=STEPS)
 
 
-def rate_as_tensor(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+def rate_as_tensor(model: nn.Sequential) -> Parts:
     optimizer = torch.optim.Adam(model.parameters(), torch.tensor(1e-5))
-    return [optimizer], hdet.OneCycleLR(optimizer, "auto", STEPS, probe=probe)
+    return [optimizer], hdet.OneCycleLR(optimizer, "auto", STEPS)
 
 
-def in_a_sequence(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+def in_a_sequence(model: nn.Sequential) -> Parts:
     """Its turn begins between the first two cuts."""
     optimizer = torch.optim.Adam(model.parameters(), 1e-5)
-    search = hdet.OneCycleLR(optimizer, "auto", STEPS, probe=probe)
+    search = hdet.OneCycleLR(optimizer, "auto", STEPS)
     return [optimizer], SequentialLR(optimizer, [ConstantLR(optimizer, 0.1), search], milestones=[7])
 
 
-def in_a_chain(model: nn.Sequential, probe: hdet.ProbeBatch) -> Parts:
+def in_a_chain(model: nn.Sequential) -> Parts:
     optimizer = torch.optim.Adam(model.parameters(), 1e-5)
-    return [optimizer], ChainedScheduler([hdet.OneCycleLR(optimizer, "auto", STEPS, probe=probe)], optimizer)
+    return [optimizer], ChainedScheduler([hdet.OneCycleLR(optimizer, "auto", STEPS)], optimizer)
 
 
 class Run:
     """Model, optimizers and scheduler. The first layer is frozen at first."""
 
-    def __init__(self, seed: int, make: Callable[[nn.Sequential, hdet.ProbeBatch], Parts]) -> None:
+    def __init__(self, seed: int, make: Callable[[nn.Sequential], Parts]) -> None:
         self.model = two_layer(seed)
-        self.optimizers, self.scheduler = make(
-            self.model, hdet.ProbeBatch(self.model, squared, [batch(1000 + k, 0) for k in range(3)])
-        )
+        self.optimizers, self.scheduler = make(self.model)
         self.freezes = make is not several
         self.parts = {"model": self.model, "scheduler": self.scheduler}
         self.parts |= {f"optimizer_{i}": optimizer for i, optimizer in enumerate(self.optimizers)}
@@ -69,9 +67,13 @@ class Run:
         self.model[0].requires_grad_(not self.freezes or number >= THAWS)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        squared(self.model, batch(number, 0)).backward()
+        loss = squared(self.model, batch(number, 0))
+        loss.backward()
         for optimizer in self.optimizers:
             optimizer.step()
+        for one in (self.scheduler, *getattr(self.scheduler, "_schedulers", ())):
+            if hasattr(one, "observe"):
+                one.observe(loss.detach())  # torch's schedulers around it do not take a loss
         self.scheduler.step()
 
     @property

@@ -283,21 +283,33 @@ class Run:
         self.way.check(state, tensors, total_steps)
 
     def search(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
-        """What a search holds in tensors at step ``t``; nothing where nothing is searched."""
+        """What a search holds in tensors at step ``t``, and the losses of the round so far: this rank's.
+
+        Nothing where nothing is searched.
+        """
         found = self.way.search(optimizer)
-        return {"version": STATE_VERSION, "step": t, **found} if found else {}
+        return {"version": STATE_VERSION, "step": t, "losses": [self.losses.saved()], **found} if found else {}
 
     def check_search(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Raise unless :meth:`load_search` can go on with it at step ``t``. Changes nothing."""
         if search:
             with _fitting(search, t):
+                self._losses_in(search)
                 self.way.check_search(search, optimizer)
 
     def load_search(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`search`, after :meth:`load`. Checks everything before it changes anything."""
         if search:
             with _fitting(search, t):
+                losses = self._losses_in(search)
                 self.way.load_search(search, optimizer)
+                self.losses = losses
+
+    def _losses_in(self, search: Mapping[str, Any]) -> Losses:
+        """This rank's, of the round so far; where other ranks have saved, all of theirs."""
+        rows, seat = search["losses"], self.seat
+        own = [rows[seat.replica]] if len(rows) == seat.size else rows
+        return Losses.loaded(row for one in own for row in one)
 
     def _tell_what_was_lost(self, t: int) -> None:
         """At the first step after a checkpoint: by then all of it is loaded."""

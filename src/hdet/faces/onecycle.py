@@ -265,7 +265,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def search_state_dict(self) -> dict[str, Any]:
         """What a search for the rate holds in tensors: with it a resumed run is bit-equal, without it it begins anew.
 
-        The tensors themselves, not copies: save it at once. Up to twice the weights, gradients and optimizer state.
+        The tensors themselves, not copies: save it at once. Up to twice the weights, gradients and optimizer state. Of
+        the losses of a round that has not ended it has this rank's; :func:`hdet.save` has those of all ranks.
         """
         return self._run.search(self.optimizer, self.last_epoch)
 

@@ -23,13 +23,14 @@ from hdet.faces.checkpoint_file import Whole, digest_of, kept, newest_whole, rea
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.part_checks import check_fits
+from hdet.faces.scheduled import ScheduledSearch
 from hdet.paths import path_of
 from hdet.state_rules import check_state, fields
 
 __all__ = ["exists", "load", "save"]
 
 Result = TypeVar("Result")
-Scheduler = OneCycleLR | Ensemble
+Scheduler = OneCycleLR | Ensemble | ScheduledSearch
 _FORMAT = 1
 _MOST = 1000
 """Checkpoints that may be kept."""
@@ -65,7 +66,10 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         for scheduler in _schedulers(parts).values():
             if not scheduler._run.in_consensus:
                 inside.enter_context(scheduler.consensus())
-        _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, search), keep))
+        with arriving(f"writing {file}"):
+            found = {name: group.gather_objects(one._run.losses.saved()) for name, one in _searches(parts).items()}
+        losses = found if search else None
+        _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, losses), keep))
 
 
 def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
@@ -185,12 +189,16 @@ def _kind(path: Path) -> str:
     return "a socket" if path.is_socket() else "a device"
 
 
-def _content(parts: Mapping[str, Any], search: bool) -> dict[str, Any]:
-    """What goes into the file. Sharded state is refused once more: some parts only show it now."""
+def _content(parts: Mapping[str, Any], losses: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What goes into the file. Sharded state is refused once more: some parts only show it now.
+
+    ``losses``: of all ranks, for each search; None: searches are not saved.
+    """
     stateful = _stateful(parts)
     states = {name: part.state_dict() for name, part in stateful.items()}
     values = {name: value for name, value in parts.items() if name not in stateful}
-    searches = {name: one.search_state_dict() for name, one in _schedulers(stateful).items()} if search else {}
+    found = _searches(stateful) if losses is not None else {}
+    searches = {name: {**one.search_state_dict(), "losses": (losses or {})[name]} for name, one in found.items()}
     content = {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
     for name, value in {**states, **values}.items():
         _refuse_shards(name, _leaves(value))
@@ -278,7 +286,7 @@ def _put_back(file: Path, content: Mapping[str, Any], parts: Mapping[str, Any]) 
 
 
 def _turn(part: Any) -> int:
-    kinds: tuple[Any, ...] = (nn.Module, Optimizer, (LRScheduler, Ensemble))
+    kinds: tuple[Any, ...] = (nn.Module, Optimizer, (LRScheduler, Ensemble, ScheduledSearch))
     return next((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), 0)
 
 
@@ -305,6 +313,11 @@ def _is_stateful(name: str, part: Any) -> bool:
 def _schedulers(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
     """hdet's by their names, also those inside torch's."""
     return {name: part for name, part in _inside(parts).items() if isinstance(part, Scheduler)}
+
+
+def _searches(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
+    """Those that search."""
+    return {name: one for name, one in _schedulers(parts).items() if one._run.way.name == "search"}
 
 
 def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,6 +89,18 @@ class Losses:
         """Mean of the round's; NaN if there is none."""
         return _mean(self.values())
 
+    def saved(self) -> list[list[float]]:
+        """Pairs of step and loss, for a checkpoint inside a round. Synchronises if some lie on a device."""
+        return [[step, loss] for step, loss in zip(self._steps, self.values(), strict=True)]
+
+    @classmethod
+    def loaded(cls, rows: Iterable[Sequence[float]]) -> Losses:
+        """From pairs of step and loss. What does not fit raises."""
+        found = cls()
+        for step, loss in rows:
+            found.add(_number(loss), int(step))
+        return found
+
     def on_device(self) -> list[Tensor]:
         """Those that lie on a device, as one tensor, so that they can be read together with other numbers."""
         return [] if self._on_device is None else [self._on_device[: self._stored]]
