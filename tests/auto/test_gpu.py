@@ -1,4 +1,4 @@
-"""On a GPU: an ordinary step of a search waits for nothing and launches little, and copies are few. Skips without one."""
+"""On a GPU: an ordinary step of a search waits for nothing and launches little. Skips without one."""
 
 from __future__ import annotations
 
