@@ -238,9 +238,7 @@ def test_what_the_loss_is_measured_in_does_not_matter(unit: float, offset: float
     assert rates[0] == rates[1]
 
 
-@pytest.mark.parametrize(
-    "kind", [Tensor.item, Tensor.detach, lambda loss: loss.reshape(1)], ids=["float", "0", "1"]
-)
+@pytest.mark.parametrize("kind", [Tensor.item, Tensor.detach, lambda loss: loss.reshape(1)], ids=["float", "0", "1"])
 def test_losses_of_every_kind(kind: Callable[[Tensor], Any]) -> None:
     rates = train(*built(steps=60), range(60), tells=lambda loss, t: kind(loss))
     assert rates == train(*built(steps=60), range(60))
