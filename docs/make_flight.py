@@ -6,6 +6,7 @@ python docs/make_flight.py run.jsonl           # writes docs/images/flight.svg
 import argparse
 import math
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,8 +81,9 @@ def draw(rounds: list[Round]) -> Drawing:
         if step <= total:
             drawing.text((x(step), 544), str(step), colour="pale", size=12)
     drawing.text((LEFT - 14, 544), "step", "end", "pale", 12)
-    asked = [(x(part.end), above.at(part.reach)) for part in rounds if part.reach > 0]
-    drawing.line(asked, "mark", 1.2, "3 3")
+    for asks, stretch in groupby(rounds, lambda part: part.reach > 0):
+        if asks:
+            drawing.line([(x(part.end), above.at(part.reach)) for part in stretch], "mark", 1.2, "3 3")
     path: list[Point] = []
     for part in rounds[1:]:  # the first step was made at a rate that says nothing
         steps = (part.start, part.end)
