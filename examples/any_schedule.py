@@ -3,9 +3,9 @@
     python examples/any_schedule.py --lr 1e-6        # a guess, and far too low
     torchrun --standalone --nproc-per-node 4 examples/any_schedule.py --lr 1e-6
 
-The schedule is torch's and is built as ever; the optimizer's rate is a guess. The search steps the schedule. It climbs in
-place of the warm-up, and from there on the rate is the schedule times the factor that was found. Under torchrun ordinary
-DDP shares the gradients, and all processes find the same factor.
+The schedule is torch's and is built as ever; the optimizer's rate is a guess. The search steps the schedule. It climbs
+in place of the warm-up, and from there on the rate is the schedule times the factor that was found. Under torchrun
+ordinary DDP shares the gradients, and all processes find the same factor.
 
 Needs scikit-learn, which brings the digits.
 """
