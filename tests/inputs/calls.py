@@ -87,19 +87,17 @@ def _cycling(_: Path) -> dict[str, Any]:
 
 
 def _auto(_: Path) -> dict[str, Any]:
-    model = model_of()
-    probe = hdet.ProbeBatch(model, loss_fn, batches)
-    given = {"optimizer": optimizer_of(model), "max_lr": "auto", "total_steps": 50, "probe": probe}
-    return {**given, "cycle_momentum": False}
+    return {"optimizer": optimizer_of(), "max_lr": "auto", "total_steps": 50, "cycle_momentum": False}
 
 
 def _several(_: Path) -> dict[str, Any]:
-    model = model_of()
-    return {
-        "optimizers": optimizer_of(model),
-        "total_steps": 50,
-        "probe": hdet.ProbeBatch(model, loss_fn, batches),
-    }
+    return {"optimizers": optimizer_of(), "total_steps": 50}
+
+
+def _scheduled(_: Path) -> dict[str, Any]:
+    optimizer = optimizer_of()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+    return {"optimizers": optimizer, "schedule": schedule, "schedule_every": 1, "total_steps": 50}
 
 
 def _ensemble(_: Path) -> dict[str, Any]:
@@ -179,14 +177,15 @@ def _evaluate(probe: Any, given: dict[str, Any]) -> None:
 
 SCHEDULE = frozenset(inspect.signature(torch.optim.lr_scheduler.OneCycleLR).parameters)
 """Arguments of torch's OneCycleLR, which checks them."""
-_WORDS = {"fanout": ("fan-out",), "optimizer": ("Optimizer",), "total_steps": ("total steps",)}
+_WORDS = {"optimizer": ("Optimizer",), "total_steps": ("total steps",)}
 
 CALLS = [
     Call("OneCycleLR", hdet.OneCycleLR, _onecycle, SCHEDULE, _train, _WORDS),
     Call("OneCycleLR, momentum", hdet.OneCycleLR, _cycling, SCHEDULE, _train, _WORDS),
     Call('OneCycleLR("auto")', hdet.OneCycleLR, _auto, SCHEDULE, _train, _WORDS),
     Call("auto", hdet.auto, _several, frozenset({"total_steps"}), _train, _WORDS),
-    Call("Ensemble", hdet.Ensemble, _ensemble, frozenset(), _train, {"fanout": ("fan-out",)}),
+    Call("auto, any schedule", hdet.auto, _scheduled, frozenset({"total_steps"}), _train, _WORDS),
+    Call("Ensemble", hdet.Ensemble, _ensemble, frozenset(), _train),
     Call("ProbeBatch", hdet.ProbeBatch, _probe, frozenset(), _evaluate),
     Call("ProbeLoss", hdet.ProbeLoss, lambda _: {"fn": lambda: 1.0}),
     Call("Published", hdet.Published, lambda _: {}),
@@ -226,8 +225,6 @@ CALLS = [
         lambda folder: {"accelerator": _Accelerator(), "scheduler": hdet.OneCycleLR(**_onecycle(folder))},
     ),
 ]
-if hasattr(hdet, "TrainProbe"):
-    CALLS.append(Call("TrainProbe", hdet.TrainProbe, lambda _: {"model": model_of(), "loss_fn": loss_fn}))
 if hasattr(hdet, "save"):
     CALLS.append(Call("save", hdet.save, lambda folder: {"path": folder / "run.pt", "model": model_of(), "epoch": 3}))
     CALLS.append(Call("load", hdet.load, lambda folder: {"path": _checkpoint(folder), "model": model_of()}))

@@ -20,10 +20,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
 from hdet import ArgumentError
-from tests.inputs.calls import CALLS, NOT_CALLED, Call, model_of, optimizer_of
+from tests.inputs.calls import CALLS, NOT_CALLED, Call, optimizer_of
 from tests.inputs.judge import complaint
 from tests.inputs.odd import ODD
 from tests.threads import one_thread  # noqa: F401  # active where it is imported
@@ -120,9 +121,11 @@ def onecycle(**more: Any) -> hdet.OneCycleLR:
 
 
 def auto(**more: Any) -> hdet.OneCycleLR:
-    model = model_of()
-    probe = hdet.ProbeBatch(model, lambda m, batch: m(batch).mean(), lambda k: torch.ones(1, 2))
-    return hdet.OneCycleLR(optimizer_of(model), "auto", 50, cycle_momentum=False, **{"probe": probe, **more})
+    return hdet.OneCycleLR(optimizer_of(), "auto", 50, cycle_momentum=False, **more)
+
+
+def scheduled(**more: Any) -> object:
+    return hdet.auto(optimizer_of(), **{"schedule": lambda one: CosineAnnealingLR(one, 50), "total_steps": 50, **more})
 
 
 def save(**more: Any) -> None:
@@ -151,8 +154,14 @@ def ensemble(**more: Any) -> hdet.Ensemble:
         (onecycle, "journal", torch.ones(())),
         (onecycle, "journal", hdet.Journal),
         (onecycle, "journal", ""),
-        (auto, "probe", torch.nn.Linear(2, 1)),
-        (auto, "copies_on_device", 0.5),
+        (auto, "go_back", 0),
+        (auto, "go_back", None),
+        (scheduled, "go_back", "no"),
+        (scheduled, "schedule_every", 0),
+        (scheduled, "schedule_every", True),
+        (scheduled, "total_steps", 10**21),
+        (scheduled, "total_steps", None),
+        (scheduled, "pct_start", 0.3),
         (ensemble, "optimizer_state", False),
         (ensemble, "optimizer_state", ""),
         (ensemble, "allow_uninformative", 1),

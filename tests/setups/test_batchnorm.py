@@ -1,4 +1,4 @@
-"""Batch norms on two ranks, and frozen ones: a search changes no mode and no statistic, and starts no collective.
+"""Batch norms on two ranks, and frozen ones: a search changes no mode and no statistic.
 
 What becomes of their statistics where training goes back: ``test_going_back.py``.
 """

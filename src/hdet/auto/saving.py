@@ -46,7 +46,7 @@ def saved(state: State) -> list[list[Any]]:
 def check_saved(search: Sequence[Sequence[Any]]) -> None:
     """Raise unless :func:`loaded` can read it."""
     what = f"{STATE_WORDS}, in what it says about the search,"
-    found: dict[str, Any] = {pair[0]: pair[1] for pair in search}
+    found = {str(name): value for name, value in search}
     check_state(found, _STATE, what)
     check_state(dict(found["course"]), _COURSE, what)
 
