@@ -56,7 +56,7 @@ AUTO = {
     "reach": ("reach", "measure", "parity"),
     "rounds": ("rounds", "golden", "parity"),
     "rule": ("rule", "twin", "golden", "parity"),
-    "saving": ("saving", "search"),
+    "saving": ("saving", "checkpoints"),
     "twin": ("twin", "rounds", "parity"),
 }
 """Tests in tests/auto of the files in auto/, fast ones first."""
