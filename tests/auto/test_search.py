@@ -1,12 +1,9 @@
-"""The search on real training: what it finds, what it leaves alone, and that ranks decide alike."""
+"""The search on real training: what it finds, what it undoes, and what it leaves alone."""
 
 from __future__ import annotations
 
 import copy
-import gc
-import json
 import math
-import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,91 +17,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import hdet
 from hdet.auto.rounds import next_end
 from hdet.auto.rule import Phase
-from hdet.auto.search import Search
-from hdet.errors import ArgumentError, DisagreementError, DivergedError, SearchWarning
-from tests.ranks import error_of, run_ranks
+from hdet.errors import ArgumentError, DivergedError, SearchWarning
+from tests.auto import runs
+from tests.auto.runs import built, final_loss, fixed, loss_of, momentum, network, problem, search_of, train, two_groups
 
-Batch = tuple[Tensor, Tensor]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:resumed at step:hdet.errors.ResumeWarning"),
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
 ]
-
-
-def problem(k: int, size: int = 64) -> Batch:
-    """Batch ``k`` of an endless stream: a smooth target with a little noise."""
-    g = torch.Generator().manual_seed(1000 + k)
-    x = torch.randn(size, 6, generator=g)
-    y = torch.sin(x[:, :1]) + 0.5 * x[:, 1:2] * x[:, 2:3]
-    return x, y + 0.05 * torch.randn(size, 1, generator=g)
-
-
-def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-
-def network(batch_norm: bool = False) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        middle = [nn.BatchNorm1d(32)] if batch_norm else []
-        return nn.Sequential(nn.Linear(6, 32), *middle, nn.Tanh(), nn.Linear(32, 1))
-
-
-def two_groups(model: nn.Module) -> list[dict[str, Any]]:
-    layers = list(model.children())
-    return [{"params": layers[0].parameters()}, {"params": layers[-1].parameters()}]
-
-
-def train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scheduler: Any,
-    steps: range,
-    own: int = 0,
-    tells: Callable[[Tensor, int], Any] = lambda loss, t: loss,
-) -> list[list[float]]:
-    """The rates of all steps. ``tells``: what the scheduler is given."""
-    rates = []
-    for t in steps:
-        optimizer.zero_grad()
-        loss = loss_of(model, problem(t + own))
-        loss.backward()
-        optimizer.step()
-        rates.append([float(group["lr"]) for group in optimizer.param_groups])
-        told = tells(loss, t)
-        scheduler.step(*([] if told is None else [told]))
-    return rates
-
-
-def final_loss(model: nn.Module) -> float:
-    with torch.no_grad():
-        return float(loss_of(model, problem(999_999, 2000)))
-
-
-def built(
-    guess: float = 1e-3, steps: int = 300, make: Any = torch.optim.Adam, **arguments: Any
-) -> tuple[nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
-    model = network()
-    optimizer = make(model.parameters(), lr=guess)
-    return model, optimizer, hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=steps, **arguments)
-
-
-def search_of(scheduler: hdet.OneCycleLR) -> Search:
-    search = scheduler._run.way
-    assert isinstance(search, Search)
-    return search
-
-
-def fixed(rate: float, steps: int = 300, make: Any = torch.optim.Adam) -> float:
-    model = network()
-    optimizer = make(model.parameters(), lr=rate)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
-    train(model, optimizer, scheduler, range(steps - 1), tells=lambda loss, t: None)
-    return final_loss(model)
-
-
-def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
 
 
 # -- what is found -----------------------------------------------------------------------------------------------------
@@ -225,7 +145,7 @@ def test_without_a_loss_it_finds_the_rate_and_says_once_what_is_missing() -> Non
     told = [w for w in caught if issubclass(w.category, SearchWarning)]
     assert len(told) == 1
     assert "scheduler.step(loss)" in str(told[0].message)
-    assert told[0].filename == __file__
+    assert told[0].filename == runs.__file__
     assert final_loss(model) < 0.5 * final_loss(network())
 
 
@@ -269,8 +189,7 @@ def ruin(model: nn.Module, how: Callable[[Tensor], Any]) -> None:
 
 
 @pytest.mark.parametrize("gives_loss", [True, False])
-@pytest.mark.parametrize("go_on", [7, 2])
-def test_weights_that_are_no_numbers_are_put_back_at_a_third_of_the_rate(gives_loss: bool, go_on: int) -> None:
+def test_weights_that_are_no_numbers_are_put_back_at_a_third_of_the_rate(gives_loss: bool) -> None:
     model, optimizer, scheduler = built()
     tells = (lambda loss, t: loss) if gives_loss else (lambda loss, t: None)
     with warnings.catch_warnings():
@@ -280,10 +199,9 @@ def test_weights_that_are_no_numbers_are_put_back_at_a_third_of_the_rate(gives_l
     ruin(model, lambda p: p.mul_(math.nan))
     with pytest.warns(SearchWarning, match=r"ruined at step 124: the weights of step 87 are put back") as caught:
         train(model, optimizer, scheduler, range(120, 200), tells=tells)
-    assert [w.filename for w in caught if w.category is SearchWarning] == [__file__]
+    assert [w.filename for w in caught if w.category is SearchWarning] == [runs.__file__]
     assert scheduler._run.way.learned[0] == pytest.approx(rate / 3)
     assert math.isfinite(final_loss(model))
-    assert go_on
 
 
 def test_a_network_that_explodes_without_overflowing_comes_back(tmp_path: Path) -> None:
@@ -409,246 +327,6 @@ def test_after_another_scheduler_its_training_stays() -> None:
     assert before < 0.95 * final_loss(network())
     assert final_loss(model) < 1.1 * before
     assert search_of(second)._made == 10
-
-
-# -- checkpoints and copies --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("with_search", [True, False])
-@pytest.mark.parametrize("stop", [1, 10, 26, 70, 150])
-def test_resume_goes_on_as_if_nothing_had_happened(stop: int, with_search: bool, tmp_path: Path) -> None:
-    """With what the search holds in tensors; without it, a way and snapshots of its own are made."""
-
-    def made() -> tuple[nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
-        model = network()
-        optimizer = torch.optim.Adam(two_groups(model), lr=1e-3)
-        return model, optimizer, hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=200)
-
-    model, optimizer, scheduler = made()
-    train(model, optimizer, scheduler, range(stop))
-    before = scheduler._run.way.learned
-    parts = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), scheduler.search_state_dict()]
-    torch.save(parts, tmp_path / "saved.pt")
-    json.dumps(scheduler.state_dict()["hdet"], default=str)
-    rest = train(model, optimizer, scheduler, range(stop, 200))
-
-    resumed, optimizer, scheduler = made()
-    *states, search = torch.load(tmp_path / "saved.pt")
-    for part, state in zip((resumed, optimizer, scheduler), states, strict=True):
-        part.load_state_dict(state)  # type: ignore[attr-defined]
-    if with_search:
-        scheduler.check_search_state_dict(search, states[2])
-        scheduler.load_search_state_dict(search)
-    assert scheduler._run.way.learned == before
-    again = train(resumed, optimizer, scheduler, range(stop, 200))
-    if with_search:  # losses of the round that was interrupted are lost, and matter to the judge alone
-        assert again == rest
-        assert all(map(torch.equal, resumed.state_dict().values(), model.state_dict().values()))
-    else:
-        assert final_loss(resumed) < 0.7 * final_loss(network())
-
-
-def test_an_earlier_checkpoint_is_searched_on_from() -> None:
-    model, optimizer, scheduler = built(steps=100)
-    train(model, optimizer, scheduler, range(7))
-    early = copy.deepcopy([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()])
-    search = search_of(scheduler)
-    found = search.learned
-    train(model, optimizer, scheduler, range(7, 80))
-    assert not search._looks
-    for part, state in zip((model, optimizer, scheduler), early, strict=True):
-        part.load_state_dict(state)  # type: ignore[attr-defined]
-    assert search._looks
-    assert search.learned == found
-    train(model, optimizer, scheduler, range(7, 11))
-    assert search.learned != found
-
-
-def damaged(state: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-    return {**state, "hdet": {**state["hdet"], name: value}}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("version", 5),
-        ("way", "replicas"),
-        ("way", "probed"),
-        ("searches", 1),
-        ("search", [["level", 0.0]]),
-        ("search", None),
-        ("made", -1),
-        ("begun", "one"),
-        ("ended", 0.5),
-        ("highest", math.nan),
-        ("falling", None),
-        ("has_losses", 0),
-        ("knobs", ["lr[0]", "lr[1]"]),
-    ],
-)
-def test_a_damaged_state_is_refused_before_anything_changes(name: str, value: Any) -> None:
-    model, optimizer, scheduler = built(steps=100)
-    train(model, optimizer, scheduler, range(15))
-    good = scheduler.state_dict()
-    with pytest.raises(ArgumentError):
-        scheduler.load_state_dict(damaged(good, name, value))
-    assert repr(scheduler.state_dict()) == repr(good)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda s: s.update(version=5),
-        lambda s: s.update(step=3),
-        lambda s: s.pop("measure"),
-        lambda s: s["measure"].pop("rates"),
-        lambda s: s["measure"].update(origin=[torch.ones(1)]),
-        lambda s: s["measure"].update(places=[99]),
-        lambda s: s.update(kept=[["a", "b"]]),
-        lambda s: s["snapshots"][0][1].pop("states"),
-        lambda s: s["snapshots"][0][1].update(weights=[]),
-    ],
-)
-def test_a_damaged_search_is_refused_before_anything_changes(damage: Callable[[Any], None]) -> None:
-    model, optimizer, scheduler = built(steps=100)
-    train(model, optimizer, scheduler, range(15))
-    held = scheduler.search_state_dict()
-    bad = {**held, "measure": dict(held["measure"])}
-    bad["snapshots"] = [[slot, dict(row)] for slot, row in held["snapshots"]]
-    damage(bad)
-    search = search_of(scheduler)
-    before = (search._measure, search._snapshots, search.found)
-    for refuse in (
-        lambda: scheduler.check_search_state_dict(bad, scheduler.state_dict()),
-        lambda: scheduler.load_search_state_dict(bad),
-    ):
-        with pytest.raises(ArgumentError, match="the state of a search does not fit"):
-            refuse()
-    assert (search._measure, search._snapshots, search.found) == before
-
-
-def test_checkpoints_of_other_schedulers() -> None:
-    model, optimizer, searching = built(0.01, 100)
-    trained = hdet.OneCycleLR(optimizer, 0.01, total_steps=100)
-    for one, other in ((trained, searching), (searching, trained)):
-        with pytest.raises(ArgumentError, match='of a run of the kind "'):
-            one.load_state_dict(other.state_dict())
-    torchs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=100)
-    for _ in range(50):
-        torchs.step()
-    searching.load_state_dict(torchs.state_dict())
-    optimizer.step()
-    searching.step()
-    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(torchs.get_last_lr()[0], rel=0.1)
-    assert model is not None
-
-
-def test_a_copy_finds_the_rate_too() -> None:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=200, model=model)
-    copied = copy.deepcopy(scheduler)
-    found = search_of(copied).model
-    assert found is not None
-    assert found is not model
-    train(found, copied.optimizer, copied, range(200))
-    assert final_loss(found) < 0.5 * final_loss(network())
-
-
-def test_copies_of_a_scheduler_go_their_own_way() -> None:
-    model, optimizer, scheduler = built(steps=100)
-    train(model, optimizer, scheduler, range(10))
-    for other in (copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler.state_dict()))):
-        state = other if isinstance(other, dict) else other.state_dict()
-        search = dict(state["hdet"]["search"])
-        assert search["level"] == pytest.approx(math.log(scheduler._run.way.learned[0]))
-        assert repr(search) == repr(dict(scheduler.state_dict()["hdet"]["search"]))
-
-
-def test_nothing_is_left_on_the_optimizer() -> None:
-    _, optimizer, scheduler = built(steps=100)
-    assert len(optimizer._optimizer_step_pre_hooks) == 1
-    scheduler.load_state_dict(scheduler.state_dict())
-    del scheduler
-    gc.collect()
-    assert not optimizer._optimizer_step_pre_hooks
-
-
-# -- ranks -------------------------------------------------------------------------------------------------------------
-
-
-def rounds_of(rank: int, path: str) -> list[tuple[Any, ...]]:
-    """Every rank trains the same, without DDP: weights are equal."""
-    model = network()
-    optimizer = torch.optim.Adam(two_groups(model), lr=1e-3)
-    journal = f"{path}-{rank}"
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, journal=journal)
-    train(model, optimizer, scheduler, range(60))
-    if rank > 0:
-        assert not Path(journal).exists()  # one rank writes
-        return []
-    told = ("reach", "learned", "event", "base")
-    rows = hdet.read_journal(journal).rounds
-    assert {len(record["replicas"]) for record in rows} == {1}  # the one model
-    return [tuple(record[name] for name in told) for record in rows]
-
-
-def test_what_is_found_is_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
-    alone = rounds_of(0, str(tmp_path / "alone"))
-    assert len(alone) > 10
-    assert run_ranks(rounds_of, 3, str(tmp_path / "shared"))[0] == alone
-
-
-def apart(rank: int) -> Exception:
-    model, optimizer, scheduler = built(steps=60)
-    return error_of(lambda: train(model, optimizer, scheduler, range(60), 1000 * rank))
-
-
-def test_ranks_that_train_apart_are_told() -> None:
-    for error in run_ranks(apart, 2):
-        assert isinstance(error, DisagreementError)
-        assert "DistributedDataParallel" in str(error)
-
-
-def guesses(rank: int) -> str:
-    model, optimizer, scheduler = built(1e-3 * (1 + rank), 60)
-    return repr(error_of(lambda: train(model, optimizer, scheduler, range(60))))
-
-
-def test_guesses_that_differ_are_told_as_such() -> None:
-    for message in run_ranks(guesses, 2):
-        assert "DisagreementError" in message
-        assert "rank 0: max_lr (the optimizer's lr) = [0.001]" in message
-        assert "rank 1: max_lr (the optimizer's lr) = [0.002]" in message
-        assert "DistributedDataParallel" not in message
-
-
-LOSSES: dict[str, Callable[[Tensor, int, int], Any]] = {
-    "all": lambda loss, t, rank: loss,
-    "rank 0 only": lambda loss, t, rank: loss if rank == 0 else None,
-    "NaN on one": lambda loss, t, rank: math.nan if rank == 1 else loss,
-    "none": lambda loss, t, rank: None,
-}
-
-
-def ddp(rank: int, kind: str) -> tuple[list[list[float]], float, str]:
-    model = network()
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=120)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        rates = train(
-            wrapped, optimizer, scheduler, range(120), 1000 * rank, tells=lambda loss, t: LOSSES[kind](loss, t, rank)
-        )
-    return rates, final_loss(model), repr(scheduler.state_dict())
-
-
-@pytest.mark.parametrize("kind", LOSSES)
-def test_ranks_decide_alike_whoever_has_a_loss(kind: str) -> None:
-    first, *others = run_ranks(ddp, 3, kind)
-    assert all(other == first for other in others)
-    assert first[1] < 0.5 * final_loss(network())
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
