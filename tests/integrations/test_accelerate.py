@@ -148,48 +148,6 @@ def _trained(rank: int, how: str, built: str, split_batches: bool, gives_loss: b
         return loop.final_loss, counts
 
 
-@pytest.mark.parametrize("gives_loss", [True, False])
-def test_parameters_that_fsdp2_has_replaced(gives_loss: bool) -> None:
-    """As ``accelerator.prepare`` does it on GPUs: the optimizer gets the sharded parameters in place of its own."""
-    losses = run_ranks(_sharded, 2, gives_loss, timeout=200)
-    assert losses[0] == losses[1]
-    assert losses[0] / in_a_plain_loop(1) == pytest.approx(1, abs=0.02)
-
-
-def _sharded(rank: int, gives_loss: bool) -> float:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=GUESS)
-    scheduler = auto_on(optimizer, STEPS, model=model)
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    optimizer.param_groups[0]["params"] = list(model.parameters())
-    with quiet():
-        return train(model, optimizer, scheduler, slices(SAMPLES, SIZE, STEPS), gives_loss=gives_loss)
-
-
-@pytest.mark.parametrize("processes", [8, 64])
-def test_many_processes_change_nothing(processes: int) -> None:
-    """What Accelerate's wrapper does with as many: so many steps of the schedule for each of the optimizer."""
-    losses = []
-    for calls in (1, processes):
-        net = network()
-        optimizer = torch.optim.Adam(net.parameters(), lr=GUESS)
-        scheduler = _Often(auto_on(optimizer, calls * 300), calls)
-        losses.append(train(net, optimizer, scheduler, (batch_of(t) for t in range(300))))
-    assert losses[1] / losses[0] == pytest.approx(1, abs=0.05)
-
-
-class _Often:
-    def __init__(self, scheduler: Any, calls: int) -> None:
-        self.scheduler, self.calls = scheduler, calls
-
-    def step(self, loss: Any) -> None:
-        for _ in range(self.calls):
-            self.scheduler.step(loss)
-
-
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_one_process_steps_with_the_optimizer(accumulate: int) -> None:
     with quiet():
