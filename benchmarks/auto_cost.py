@@ -201,13 +201,10 @@ class Bench:
         optimizer, scheduler = self.begin(HELD, auto, **more)
         found = {}
         for phase, until in (("searching", HELD // 3), ("descent", HELD - 2)):
-            start = scheduler.last_epoch
-            held = []
             with _counted(self.device) as peak:
-                for t in range(start, until):
+                for t in range(scheduler.last_epoch, until):
                     _advance(scheduler, self.step(t, optimizer))
-                    held.append(peak())
-            found[phase] = max(held), _alive("cpu")
+                found[phase] = peak(), _alive("cpu")
             for t in range(until, until + HELD // 4 if phase == "searching" else until):  # into the descent
                 _advance(scheduler, self.step(t, optimizer))
             optimizer.zero_grad()
