@@ -226,7 +226,11 @@ def test_a_rate_that_is_a_tensor(kind: str) -> None:
     assert both(kind, [1e-3, 2e-3], 120, as_tensor=True)[0] == FIRST
 
 
-@pytest.mark.parametrize("skips", [{0}, {0, 1, 2, 3}, {1, 2, 17, 18, 60}, set(range(0, 150, 2)), {148, 149}], ids=str)
+@pytest.mark.parametrize(
+    "skips",
+    [{0}, {0, 1, 2, 3}, {1, 2, 17, 18, 60}, set(range(0, 150, 2)), {148, 149}],
+    ids=["first", "first four", "some", "every other", "last two"],
+)
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_steps_that_are_left_out_only_move_the_schedule(kind: str, skips: set[int]) -> None:
     assert both(kind, [1e-3], 150, skips=skips)[0] == FIRST
@@ -311,7 +315,9 @@ def test_without_a_loss_gradients_are_judged(kind: str, outliers: dict[int, floa
     assert any("rolled back" in event for event in story) == (bool(outliers) and kind != "adam")  # it has seen worse
 
 
-@pytest.mark.parametrize("given", [lambda t: t >= 30, lambda t: t < 30, lambda t: t % 3 == 0], ids=str)
+@pytest.mark.parametrize(
+    "given", [lambda t: t >= 30, lambda t: t < 30, lambda t: t % 3 == 0], ids=["late", "early", "every third"]
+)
 def test_losses_of_some_steps_only(given: Callable[[int], bool]) -> None:
     both("sgd", [0.01], 200, outliers={60: 1e4}, tells=lambda loss, t: loss if given(t) else None)
 
