@@ -58,8 +58,9 @@ endef
 quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one process, under a minute
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest -q tests/algorithm tests/test_journal.py tests/report/test_data.py tests/engine/test_golden.py \
-	  tests/engine/test_knobs.py tests/engine/test_reach.py src/hdet/algorithm $(PYTEST_ARGS)
+	$(PY) -m pytest -q tests/algorithm tests/auto/test_rule.py tests/auto/test_reach.py tests/auto/test_golden.py \
+	  tests/test_journal.py tests/report/test_data.py tests/engine/test_golden.py tests/engine/test_knobs.py \
+	  src/hdet/algorithm src/hdet/auto $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import-linter
 	$(PY) -m ruff check .
@@ -82,7 +83,7 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(DOCS) ## build the documentation into site/
 	$(PY) -m mkdocs build --strict
 
-mutants: $(MUTANT) ## do the tests bite? 100 small faults in algorithm/, half an hour
+mutants: $(MUTANT) ## do the tests bite? 100 small faults in the rules, half an hour
 	$(PY) tools/mutants.py
 
 faults: export OMP_NUM_THREADS := 1

@@ -25,14 +25,13 @@ class Row(NamedTuple):
     """Time of a run with auto over that of one without."""
     step: float
     look: float
-    forward: float
     keep: float
-    swap: float
+    keep_host: float
     end: float
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Row:
-        """From a row of the JSON file of benchmarks/probed.py."""
+        """From a row of the JSON file of benchmarks/auto_cost.py."""
         seconds = {name: float(row["parts_ms"][name]) / 1e3 for name in cls._fields[5:]}
         for name, value in seconds.items():
             if not value > 0:
@@ -55,16 +54,15 @@ def fit(rows: Sequence[Row]) -> Passes:
     Where a part does not grow with the size, because launches hide it, the bandwidth of a look is taken.
     """
     if len({row.parameters for row in rows}) < 2:
-        raise ValueError("a fit needs rows of at least two sizes; measure more models with benchmarks/probed.py")
+        raise ValueError("a fit needs rows of at least two sizes; measure more models with benchmarks/auto_cost.py")
     sizes = bytes_per_parameter(WEIGHT_BYTES, MOMENT_BYTES)
-    unexplained = [row.end - 2 * row.forward - row.swap - row.keep for row in rows]
+    unexplained = [row.end - (row.keep + row.keep_host) / 2 for row in rows]
     taken = (
         [row.look for row in rows],
-        [row.swap for row in rows],
         [row.keep for row in rows],
         [max(0.0, seconds) for seconds in unexplained],
     )
-    scales = (*taken[:3], [row.end for row in rows])  # what is left of an end is judged as a part of it
+    scales = (*taken[:2], [row.end for row in rows])  # what is left of an end is judged as a part of it
     found = []
     for size, seconds, scale in zip(sizes, taken, scales, strict=True):
         fixed, slope = line([size * row.parameters for row in rows], seconds, scale)
@@ -117,10 +115,10 @@ def errors(rows: Sequence[Row], passes: Passes) -> Errors:
 
 
 def fitted(row: Row, passes: Passes) -> tuple[float, float]:
-    """Look and end of a round of a measured model on one device; step and forward are as measured."""
+    """Look and end of a round of a measured model on one device; step and copies to the host are as measured."""
     sizes = [size * row.parameters for size in bytes_per_parameter(WEIGHT_BYTES, MOMENT_BYTES)]
-    look, *others = (one.seconds(size) for one, size in zip(passes, sizes, strict=True))
-    return look, 2 * row.forward + sum(others)
+    look, keep, measure = (one.seconds(size) for one, size in zip(passes, sizes, strict=True))
+    return look, (keep + row.keep_host) / 2 + measure
 
 
 def share(row: Row, look: float, end: float, steps: int) -> float:

@@ -1,39 +1,36 @@
-"""What ``auto`` and the trained fan-out add to a run, as formulas.
+"""What ``auto`` and replicas that train apart add to a run, as formulas.
 
     n  GPUs, g of them in a node        P  parameters; p = P where every GPU has the whole model, P / n where they are
     S  steps                               sharded
     B  tokens per GPU and step          w, v  bytes per parameter of weights and of moments; all the rest is fp32
-    b  tokens of the probe batch        F  FLOP/s times utilisation
+    F  FLOP/s times utilisation         c  bytes/s of the link: inside a node, or between nodes where n > g; of the bus
+                                           to pinned host memory: e
 
 A pass over x bytes per parameter takes l + x p / m: l for its launches, m bytes/s of memory. benchmarks/cost_fit.py
 fits both to what was measured, for each kind of pass by itself.
 
     step    = 6 P B / F
-    forward = 2 P b / F
     look    = pass over 2 w + 12 bytes: gradient, weights and origin are read, the sum of gradients read and written
-    swap    = pass over 4 w: earlier weights are put in place, and those of now put back
-    keep    = pass over 2 (w + v): weights and moments are copied
+    keep    = half the rounds: pass over 2 (w + v), weights and moments are copied on the device; the other half: l and
+              (w + v) p / e, to the host. What of it goes on beside training is not taken off
     measure = pass over 2 w + 12: the way gone, and its inner product with the sum; reads of single numbers are in l
     check   = (2 w + 80) p / m on two ranks or more: are weights finite, and equal on all ranks? m as of a look
-    talk    = 2 h ceil(log2 n) + 8 b / c: a gather of a few numbers, the probe batch from rank 0; h is a message's
-              latency, c the bandwidth of the link: inside a node, or between nodes where n > g
-    end     = forwards + swap + keep + measure + check + talk
+    talk    = 2 h ceil(log2 n): two gathers of a few numbers; h is a message's latency
+    end     = keep + measure + check + talk
 
-A round ends with two forwards. Two ranks with whole models share them, so that one is waited for; those of a sharded
-model are collectives of all ranks, and none is saved. With R rounds, whose number follows from S, and H looks (at most
-HEARD in a round, none once the schedule falls):
+With R rounds, whose number follows from S, and H looks (at most 8 in a round, none once the schedule falls):
 
     auto    = H look + R end        steps that are repeated after going back are not in it
-    memory  = 8 p while it searches, w p more while earlier weights are probed, and two kept copies of (w + v) p
+    memory  = 8 p while it searches: origin and sum of gradients; a snapshot of (w + v) p on the device, and one on the
+              host
 
-The trained fan-out averages the weights once in T steps, over r replicas: all n GPUs with whole models, or the n / g
-nodes, where each shards one replica. One replica averages nothing.
+Replicas that train apart are averaged once in T steps, r of them: all n GPUs with whole models, or the n / g nodes,
+where each shards one replica. One replica averages nothing.
 
-    fan-out = ceil(S / T) (2 (r - 1) / r * w p / c + h ceil(log2 r) + 5 w p / m)        p = P, or P / g
+    apart   = ceil(S / T) (2 (r - 1) / r * w p / c + h ceil(log2 r) + 5 w p / m)        p = P, or P / g
 
-Its ordinary steps cost microseconds of the host; benchmarks/trained_gpu.py measures them. Left out
-is what training itself, and the forwards of a sharded model, send over the links: it hides behind computing, or makes
-steps and forwards longer alike.
+Their ordinary steps cost microseconds of the host; benchmarks/trained_gpu.py measures them. Left out is what training
+itself sends over the links: it hides behind computing, or makes steps longer alike.
 """
 
 from __future__ import annotations
@@ -42,8 +39,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from hdet.algorithm.auto import constants
-from hdet.algorithm.auto.rounds import Growing
+from hdet.auto.constants import DEFAULT
+from hdet.auto.rounds import next_end
 from hdet.distributed.average import EXTRA_BYTES
 
 __all__ = ["Cost", "Machine", "Pass", "Passes", "added", "bytes_per_parameter", "fan_out", "looks", "rounds"]
@@ -52,8 +49,8 @@ PCT_START = 0.3
 """Of OneCycle, as in torch."""
 FP32 = 4
 FINGERPRINT = 80
-"""Bytes per parameter, beside the weights, that hdet.distributed.fingerprint reads and writes: it makes int64 numbers of them
-and of their places. They are made in chunks that a GPU's cache may hold: rather too high."""
+"""Bytes per parameter, beside the weights, that hdet.distributed.fingerprint reads and writes: it makes int64 numbers
+of them and of their places. They are made in chunks that a GPU's cache may hold: rather too high."""
 MERGED = 5
 """Reads and writes of a converge: finiteness, pack, divide into the weights."""
 
@@ -76,18 +73,17 @@ class Pass(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """The four kinds of them."""
+    """The three kinds of them."""
 
     look: Pass
-    swap: Pass
     keep: Pass
     measure: Pass
 
 
-def bytes_per_parameter(weights: float, moments: float) -> tuple[float, float, float, float]:
+def bytes_per_parameter(weights: float, moments: float) -> tuple[float, float, float]:
     """What each kind of pass reads and writes, in the order of :class:`Passes`."""
     seen = 2 * weights + 3 * FP32
-    return seen, 4 * weights, 2 * (weights + moments), seen
+    return seen, 2 * (weights + moments), seen
 
 
 # Rounds ---------------------------------------------------------------------------------------------------------------
@@ -99,19 +95,28 @@ def rounds(steps: int) -> int:
     >>> rounds(100)
     20
     """
-    return len(Growing(steps).ends)
+    return len(_ends(steps))
 
 
-def looks(steps: int, heard: int | None = constants.HEARD) -> int:
+def looks(steps: int, sampled: int | None = DEFAULT.sampled) -> int:
     """H: the steps that are looked at. The last round that begins before the schedule falls has all of its own.
 
-    >>> looks(100, heard=None), looks(100, heard=2)
+    >>> looks(100, sampled=None), looks(100, sampled=2)
     (51, 29)
     """
-    falls = PCT_START + (1 - PCT_START) * math.acos(2 * constants.FALLING - 1) / math.pi
-    ends = Growing(steps).ends
+    falls = PCT_START + (1 - PCT_START) * math.acos(2 * DEFAULT.falling - 1) / math.pi
+    ends = _ends(steps)
     lengths = [end - start for start, end in zip((0, *ends), ends, strict=False) if start < falls * steps]
-    return sum(length if heard is None else min(length, heard) for length in lengths)
+    apart = [1 if sampled is None else math.ceil(length / sampled) for length in lengths]
+    return sum(math.ceil(length / own) for length, own in zip(lengths, apart, strict=True))
+
+
+def _ends(steps: int) -> list[int]:
+    """Of rounds: they grow, and the last two end at S - 1 and S."""
+    ends = [1]
+    while (end := next_end(ends[-1])) < steps - 1:
+        ends.append(end)
+    return [*ends, *(end for end in (steps - 1, steps) if end > ends[-1])]
 
 
 # On paper -------------------------------------------------------------------------------------------------------------
@@ -123,7 +128,6 @@ class Machine:
 
     passes: Passes
     tokens: int
-    probe_part: float
     flops: float
     utilisation: float
     gpus_per_node: int
@@ -134,15 +138,12 @@ class Machine:
     moment_bytes: float
     sync_every: int
     keep: Literal["device", "host"]
+    """Where one of two snapshots lies; the other is on the host."""
     pinned: float
 
     def step(self, parameters: float) -> float:
         """Seconds of a training step."""
         return 6 * parameters * self.tokens / (self.flops * self.utilisation)
-
-    def forward(self, parameters: float) -> float:
-        """Seconds of one loss of the probe batch."""
-        return self.step(parameters) * self.probe_part / 3
 
     def link(self, gpus: int) -> float:
         """Bytes per second between that many GPUs."""
@@ -164,25 +165,20 @@ class Cost(NamedTuple):
     """Seconds of the end of a round."""
     searching: float
     """Bytes while it searches; of a converge: its buffers."""
-    probing: float
-    """Bytes more at the end of a round."""
     kept: float
-    """Bytes of kept copies, on the device or in pinned host memory."""
+    """Bytes of the snapshot on the device, until the end of the run."""
+    on_host: float
+    """Bytes of snapshots in pinned host memory."""
 
 
 def added(machine: Machine, parameters: float, gpus: int, steps: int, *, sharded: bool) -> Cost:
     """By ``auto``."""
     own = parameters / gpus if sharded else parameters
-    look, end = _look(machine, own), _end(machine, parameters, own, gpus, sharded)
+    look, end = _look(machine, own), _end(machine, own, gpus)
     seconds = looks(steps) * look + rounds(steps) * end
-    return Cost(
-        seconds,
-        100 * seconds / (steps * machine.step(parameters)),
-        end,
-        2 * FP32 * own,
-        machine.weight_bytes * own,
-        2 * (machine.weight_bytes + machine.moment_bytes) * own,
-    )
+    percent = 100 * seconds / (steps * machine.step(parameters))
+    snapshot, on_device = (machine.weight_bytes + machine.moment_bytes) * own, machine.keep == "device"
+    return Cost(seconds, percent, end, 2 * FP32 * own, on_device * snapshot, (2 - on_device) * snapshot)
 
 
 def _look(machine: Machine, own: float) -> float:
@@ -190,19 +186,14 @@ def _look(machine: Machine, own: float) -> float:
     return machine.passes.look.seconds(size * own)
 
 
-def _end(machine: Machine, parameters: float, own: float, gpus: int, sharded: bool) -> float:
+def _end(machine: Machine, own: float, gpus: int) -> float:
     w, v = machine.weight_bytes, machine.moment_bytes
-    passes, (_, swapped, kept, measured) = machine.passes, bytes_per_parameter(w, v)
-    forwards = 2 if sharded or gpus == 1 else 1
-    swap, keep = passes.swap.seconds(swapped * own), passes.keep.seconds(kept * own)
-    if machine.keep == "host":  # over the bus: kept once, and its weights fetched once
-        swap, keep = swap + w * own / machine.pinned, passes.keep.launch + (w + v) * own / machine.pinned
-    end = forwards * machine.forward(parameters) + swap + keep + passes.measure.seconds(measured * own)
+    passes, (_, kept, measured) = machine.passes, bytes_per_parameter(w, v)
+    there = passes.keep.launch + (w + v) * own / machine.pinned
+    here = passes.keep.seconds(kept * own) if machine.keep == "device" else there
+    end = (here + there) / 2 + passes.measure.seconds(measured * own)
     if gpus > 1:
-        batch = 8 * machine.tokens * machine.probe_part
-        end += (
-            (2 * w + FINGERPRINT) * own / passes.look.bandwidth + 2 * machine.message(gpus) + batch / machine.link(gpus)
-        )
+        end += (2 * w + FINGERPRINT) * own / passes.look.bandwidth + 2 * machine.message(gpus)
     return end
 
 

@@ -30,6 +30,7 @@ SIZES = {
     "gpt-0.8M": Size(4, 128, 4, 64, 16, bf16=False),
     "gpt-10M": Size(8, 320, 5, 256, 16, bf16=True),
     "gpt-86M": Size(12, 768, 12, 512, 16, bf16=True),
+    "gpt-1B": Size(20, 2048, 16, 512, 4, bf16=True),
 }
 
 

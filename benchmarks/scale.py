@@ -1,7 +1,7 @@
-"""What ``auto`` and the trained fan-out would cost large models on many GPUs: a table on paper from measured parts.
+"""What ``auto``, and replicas that train apart, would cost large models on many GPUs: a table from measured parts.
 
-    python benchmarks/probed.py ...     on a GPU: writes benchmarks/results/probed_gpu.json
-    python benchmarks/scale.py          prints the measured rows, the error of the fit, and the table
+    python benchmarks/auto_cost.py --write benchmarks/results/auto_cost.json     # on a GPU, first
+    python benchmarks/scale.py          # prints the measured rows, the error of the fit, and the table
     python benchmarks/scale.py --docs docs/cost.md --plot docs/images/cost.svg
 
 benchmarks/cost_model.py has the formulas. Every assumption is an argument; launch time and memory bandwidth are fitted
@@ -22,10 +22,10 @@ import scale_picture
 from cost_fit import Errors, Row, errors, fit
 from cost_model import Machine, Pass, Passes, added, fan_out
 from harness import parser
-from scale_page import Entry, page
+from scale_page import Entry, Held, page
 
 HERE = Path(__file__).resolve().parent
-MEASURED = HERE / "results" / "probed_gpu.json"
+MEASURED = HERE / "results" / "auto_cost.json"
 BEGIN, END = "<!-- made by benchmarks/scale.py -->", "<!-- end -->"
 PICTURED_GPUS = 64
 GRADIENT_BYTES = 4
@@ -35,17 +35,18 @@ GRADIENT_BYTES = 4
 # Computing ------------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> tuple[list[Row], float]:
-    """Measured rows, and bytes per second of a copy to pinned host memory."""
+def read(path: Path) -> tuple[list[Row], list[Held], float]:
+    """Measured rows, memory, and bytes per second of a copy to pinned host memory."""
     if not path.exists():
-        raise ValueError(f"{path} does not exist; run benchmarks/probed.py on a GPU first, or give --measured")
+        raise ValueError(f"{path} does not exist; run benchmarks/auto_cost.py on a GPU first, or give --measured")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return [Row.read(row) for row in found["rows"]], 1e9 * float(found["copy_gb_per_s"]["pinned"])
+        pinned = 1e9 * float(found["copy_gb_per_s"]["pinned"])
+        return [Row.read(row) for row in found["rows"]], [Held.read(row) for row in found.get("memory", ())], pinned
     except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"{path} is no JSON file of benchmarks/probed.py: {error}") from error
+        raise ValueError(f"{path} is no JSON file of benchmarks/auto_cost.py: {error}") from error
     except KeyError as error:
-        raise ValueError(f"{path} has no entry {error}; write it anew with benchmarks/probed.py") from error
+        raise ValueError(f"{path} has no entry {error}; write it anew with benchmarks/auto_cost.py") from error
 
 
 def machine_of(given: argparse.Namespace, fitted: Passes, pinned: float) -> Machine:
@@ -60,7 +61,6 @@ def machine_of(given: argparse.Namespace, fitted: Passes, pinned: float) -> Mach
     return Machine(
         passes=Passes(*passes),
         tokens=given.tokens,
-        probe_part=given.probe_part,
         flops=1e12 * given.tflops,
         utilisation=given.utilisation,
         gpus_per_node=given.gpus_per_node,
@@ -135,7 +135,6 @@ def count(text: str) -> int:
 
 ASSUMED: Mapping[str, tuple[Any, Any, str]] = {
     "tokens": (count, 8192, "per GPU and step"),
-    "probe-part": (positive, 1.0, "tokens of the probe batch over those of a GPU's step"),
     "tflops": (positive, 989.0, "of a GPU: bf16 of an H100 or H200, dense"),
     "utilisation": (positive, 0.4, "the part of them that training uses"),
     "launch-us": (positive, None, "microseconds of a pass over memory whatever its size (default: as measured)"),
@@ -147,7 +146,7 @@ ASSUMED: Mapping[str, tuple[Any, Any, str]] = {
     "weight-bytes": (positive, 4.0, "per parameter: fp32"),
     "moment-bytes": (positive, 8.0, "per parameter: two of Adam in fp32"),
     "gpu-gb": (positive, 141.0, "memory of a GPU: an H200"),
-    "sync-every": (count, 1000, "T of the trained fan-out"),
+    "sync-every": (count, 1000, "T of replicas that train apart"),
 }
 """Type, default and meaning."""
 
@@ -155,13 +154,18 @@ ASSUMED: Mapping[str, tuple[Any, Any, str]] = {
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     made = parser(__doc__)
-    made.add_argument("--measured", type=Path, default=MEASURED, help="JSON file of benchmarks/probed.py")
+    made.add_argument("--measured", type=Path, default=MEASURED, help="JSON file of benchmarks/auto_cost.py")
     made.add_argument("--docs", type=Path, help=f"page whose block {BEGIN} is filled, instead of printing")
     made.add_argument("--plot", type=Path, help="SVG file: percent added against steps")
     made.add_argument("--billions", type=positive, nargs="+", default=[1.0, 8.0, 70.0], help="of parameters")
     made.add_argument("--gpus", type=count, nargs="+", default=[8, 64, 512], help="numbers of GPUs")
     made.add_argument("--steps", type=count, nargs="+", default=[10_000, 100_000], help="lengths of runs")
-    made.add_argument("--keep", choices=("device", "host"), default="device", help="where copies are kept")
+    made.add_argument(
+        "--keep",
+        choices=("device", "host"),
+        default="device",
+        help="where one snapshot is kept; the other is on the host",
+    )
     for name, (kind, default, meaning) in ASSUMED.items():
         words = meaning if default is None else f"{meaning} (default: {default:g})"
         made.add_argument(f"--{name}", type=kind, default=default, help=words)
@@ -184,7 +188,7 @@ def main() -> None:
 
 def report(given: argparse.Namespace) -> None:
     """Print, fill the page, draw."""
-    rows, pinned = read(given.measured)
+    rows, held, pinned = read(given.measured)
     fitted = fit(rows)
     machine, error = machine_of(given, fitted, pinned), errors(rows, fitted)
     sizes = [1e9 * billions for billions in given.billions]
@@ -193,7 +197,7 @@ def report(given: argparse.Namespace) -> None:
         scale_picture.draw(rows, fitted, machine, sizes, PICTURED_GPUS).write(given.plot)
     if given.json:
         print(json.dumps(as_json(rows, machine, error, found)))
-    made = page(rows, machine, error, found, 1e9 * given.gpu_gb)
+    made = page(rows, held, machine, error, found, 1e9 * given.gpu_gb)
     if given.docs is not None:
         link = f"![{scale_picture.TITLE}]({_relative(given.plot, given.docs)})\n\n" if given.plot is not None else ""
         fill(given.docs, link + made)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from cost_fit import Errors, Row, share
 from cost_model import Cost, Machine
 
 from hdet.distributed.average import EXTRA_BYTES
 
-__all__ = ["Entry", "page"]
+__all__ = ["Entry", "Held", "page"]
 
 LONG = 10_000
 """Steps of a run that is computed from the measured parts."""
@@ -30,7 +30,31 @@ class Entry(NamedTuple):
     fan_out: Cost
 
 
-def page(rows: Sequence[Row], machine: Machine, error: Errors, found: Sequence[Entry], gpu_bytes: float) -> str:
+class Held(NamedTuple):
+    """Measured memory of one model, in units of the bytes of its weights."""
+
+    model: str
+    parameters: int
+    searching: float
+    descent: float
+    searching_host: float
+    searching_go_back_false: float
+    descent_go_back_false: float
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Held:
+        """From a row of the JSON file of benchmarks/auto_cost.py."""
+        return cls(str(row["model"]), int(row["parameters"]), *(float(row[name]) for name in cls._fields[2:]))
+
+
+def page(
+    rows: Sequence[Row],
+    held: Sequence[Held],
+    machine: Machine,
+    error: Errors,
+    found: Sequence[Entry],
+    gpu_bytes: float,
+) -> str:
     """Markdown: what was measured, how well the formulas fit, what they say, and what they assume."""
     return "\n\n".join(
         [
@@ -38,7 +62,8 @@ def page(rows: Sequence[Row], machine: Machine, error: Errors, found: Sequence[E
             measured_table(rows),
             f"The formulas of `benchmarks/cost_model.py` fit these rows with a relative error of at most "
             f"{_percent(error.look)} in a look, {_percent(error.end)} in the end of a round and "
-            f"{_percent(error.ratio)} in the time of a whole run.",
+            f"{_percent(error.ratio)} in the time of a whole run. A compiled model's time has the compiling in it.",
+            *(["### Memory", memory_table(held)] if held else []),
             "### On paper",
             table(found, machine.sync_every, gpu_bytes),
             assumptions(machine, gpu_bytes),
@@ -59,11 +84,23 @@ def measured_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def memory_table(held: Sequence[Held]) -> str:
+    """What auto adds to the most that is allocated at once."""
+    head = ["model", "parameters", "while searching", "in the descent", "on the host"]
+    head += ["`go_back=False`, while searching", "in the descent"]
+    lines = [_line(head), "|" + " --- |" * len(head)]
+    for row in held:
+        lines.append(_line([row.model, _number(row.parameters), *(f"{value:.1f}" for value in row[2:])]))
+    lines += ["", "In units of the bytes of the weights, under AdamW: what auto adds to the peak of a run on one GPU."]
+    return "\n".join(lines)
+
+
 def table(found: Sequence[Entry], sync_every: int, gpu_bytes: float) -> str:
     """One line per size, GPUs and sharding; lengths are columns."""
     lengths = list(dict.fromkeys(entry.steps for entry in found))
     head = ["parameters", "GPUs", "weights", "a step", *(f"`auto`, {_number(steps)} steps" for steps in lengths)]
-    head += [f"fan-out, T = {sync_every}", "training itself", "`auto`: search + probe", "`auto`: kept copies"]
+    head += [f"replicas apart, T = {sync_every}", "training itself"]
+    head += ["`auto`, while searching", "in the descent", "on the host"]
     lines = [_line(head), "|" + " --- |" * len(head)]
     kinds: dict[tuple[float, int, bool], list[Entry]] = {}
     for entry in found:
@@ -74,8 +111,9 @@ def table(found: Sequence[Entry], sync_every: int, gpu_bytes: float) -> str:
         kind = ("sharded" if sharded else "whole") + (" †" if first.training_bytes > gpu_bytes else "")
         cells = [_number(parameters), str(gpus), kind, _seconds(first.step_seconds)]
         cells += [f"{_percent(e.auto.percent / 100)}, {_seconds(e.auto.seconds)}" for e in same]
+        auto = first.auto
         cells += [merged, _bytes(first.training_bytes)]
-        cells += [f"{_bytes(first.auto.searching)} + {_bytes(first.auto.probing)}", _bytes(first.auto.kept)]
+        cells += [_bytes(size) for size in (auto.searching + auto.kept, auto.kept, auto.on_host)]
         lines.append(_line(cells))
     return "\n".join(lines)
 
@@ -83,10 +121,9 @@ def table(found: Sequence[Entry], sync_every: int, gpu_bytes: float) -> str:
 def assumptions(machine: Machine, gpu_bytes: float) -> str:
     """In words, with the name of the argument that changes each."""
     look, keep = machine.passes.look, machine.passes.keep
-    where = "on the device" if machine.keep == "device" else f"in pinned memory, {machine.pinned / 1e9:.3g} GB/s"
+    where = "one snapshot on the device and one" if machine.keep == "device" else "both snapshots"
     parts = [
-        f"{machine.tokens} tokens per GPU and step (`--tokens`), a probe batch of {machine.probe_part:g} of that "
-        "(`--probe-part`)",
+        f"{machine.tokens} tokens per GPU and step (`--tokens`)",
         f"{machine.flops / 1e12:g} TFLOP/s (`--tflops`), {_percent(machine.utilisation)} of them used "
         "(`--utilisation`)",
         f"a look of {_seconds(look.launch)} and {look.bandwidth / 1e12:.3g} TB/s, a copy of {_seconds(keep.launch)} "
@@ -96,11 +133,11 @@ def assumptions(machine: Machine, gpu_bytes: float) -> str:
         f"{1e6 * machine.latency:g} µs per message (`--latency-us`)",
         f"{machine.weight_bytes:g} bytes of weights and {machine.moment_bytes:g} of moments per parameter "
         "(`--weight-bytes`, `--moment-bytes`)",
-        f"copies kept {where} (`--keep`)",
+        f"{where} in pinned host memory (`--keep`), {machine.pinned / 1e9:.3g} GB/s",
     ]
     return (
         f"Computed, not run. Assumed: {'; '.join(parts)}. Times are of a whole run; memory is of one GPU. *Sharded*: "
-        "over all GPUs for `auto`, inside each node for the fan-out, whose replicas are then the nodes. †: weights, "
+        "over all GPUs for `auto`, inside each node for replicas, which are then the nodes. †: weights, "
         f"gradients and moments alone are more than the {_bytes(gpu_bytes)} of a GPU (`--gpu-gb`). A converge takes up "
         f"to {EXTRA_BYTES // 2**20} MiB in addition."
     )

@@ -1,4 +1,4 @@
-"""The picture of docs/finding-the-rate.md, from a journal of a probed run: its rate and its probe loss over the steps.
+"""The picture of docs/finding-the-rate.md, from the journal of a search: its rate and its train loss over the steps.
 
 python docs/make_flight.py run.jsonl           # writes docs/images/flight.svg
 """
@@ -6,6 +6,7 @@ python docs/make_flight.py run.jsonl           # writes docs/images/flight.svg
 import argparse
 import math
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ class Round(NamedTuple):
     reach: float
     """What the gradients asked for at its end; 0: nothing."""
     loss: float
-    """Probe loss."""
+    """Mean train loss."""
     event: str
 
 
@@ -56,7 +57,7 @@ def read(path: Path) -> list[Round]:
                 end=record["step"],
                 rates=(first, record["base_before"][0]),
                 reach=record["reach"],
-                loss=record["replicas"][0]["signal"],
+                loss=record["replicas"][0]["loss"] or math.nan,
                 event=record["event"] or "",
             )
         )
@@ -65,22 +66,24 @@ def read(path: Path) -> list[Round]:
 
 def draw(rounds: list[Round]) -> Drawing:
     """Rates above, losses below, over the logarithm of steps: rounds are evenly wide there."""
-    drawing = Drawing(900, 560, "Learning rate and probe loss of a probed run over its steps")
+    drawing = Drawing(900, 560, "Learning rate and train loss of a search over its steps")
     total = rounds[-1].end
 
     def x(step: float) -> float:
         return LEFT + (RIGHT - LEFT) * math.log(max(step, 1)) / math.log(total)
 
     rates = [rate for part in rounds[1:] for rate in (*part.rates, part.reach) if rate > 0]
-    above, below = _scale(rates, 290, 50), Axis(0.003, 3.0, 520, 340)
+    losses = [part.loss for part in rounds if part.loss > 0 and math.isfinite(part.loss)]
+    above, below = _scale(rates, 290, 50), _scale(losses or [0.1, 1.0], 520, 340)
     _frame(drawing, above, "learning rate")
-    _frame(drawing, below, "loss on the probe batch")
+    _frame(drawing, below, "mean train loss of a round")
     for step in (1, 3, 10, 30, 100, 300, 1000):
         if step <= total:
             drawing.text((x(step), 544), str(step), colour="pale", size=12)
     drawing.text((LEFT - 14, 544), "step", "end", "pale", 12)
-    asked = [(x(part.end), above.at(part.reach)) for part in rounds if part.reach > 0]
-    drawing.line(asked, "mark", 1.2, "3 3")
+    for asks, stretch in groupby(rounds, lambda part: part.reach > 0):
+        if asks:
+            drawing.line([(x(part.end), above.at(part.reach)) for part in stretch], "mark", 1.2, "3 3")
     path: list[Point] = []
     for part in rounds[1:]:  # the first step was made at a rate that says nothing
         steps = (part.start, part.end)

@@ -6,13 +6,14 @@
 
 A test says what it shows by a mark, at the function or at one of its parameters::
 
-    @pytest.mark.covers("frameworks", "Lightning, probed", "DDP", "bf16")
+    @pytest.mark.covers("frameworks", "Lightning, search", "DDP", "bf16")
     @pytest.mark.covers("setups", "tied weights", "from a guess 100 times too low")
 
 which is the table, the row, the column and what stands in the cell (left out: "yes"). The row of a framework is its
-name and the fan-out, the column is how the model is shared out, the cell is the precision; cells of several tests are
-put together. New rows and columns need nothing but marks. Tests that fail say so on the page; a test that is skipped
-(no GPU, a package that is missing) leaves the outcome it had, else the page says that it was not run.
+name and what is run, "search" or "replicas". The column is how the model is shared out, the cell is the precision;
+cells of several tests are put together. New rows and columns need nothing but marks. Tests that fail say so on the
+page; a test that is skipped (no GPU, a package that is missing) leaves the outcome it had, else the page says that it
+was not run.
 
 ``docs/support.json`` has the outcomes. tests/docs/test_support.py checks that file and page say what the marks say.
 """
@@ -27,7 +28,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "support.json", HERE / "frameworks.md"
 END = "<!-- end -->"
-TABLES = {"frameworks": "framework, fan-out", "setups": "set-up"}
+TABLES = {"frameworks": "framework, what is run", "setups": "set-up"}
 """Every table, and what its rows are."""
 COLUMNS = ("one process", "DDP", "FSDP2", "HSDP", "tensor parallel", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 """Their order; others follow by name."""

@@ -2,7 +2,7 @@
 
     python experiments/real_lr.py --workloads dev,kin --rows onecycle --processes 10     # first: the best rates
     python experiments/ablation.py --processes 10 --seconds 500                          # dev, kin and the zoo
-    python experiments/ablation.py --workloads dev,zoo/line/adam/100 --variants "heed=0.18,turn=0.2"
+    python experiments/ablation.py --workloads dev,zoo/line/adam/100 --variants "heed=1.8,turn=0.2"
     python experiments/ablation.py --table
 
 A variant is the rule with one number changed, or a control. All variants of a problem train as rows of one stack, from

@@ -75,8 +75,8 @@ class Measured(NamedTuple):
     """None: they are no numbers."""
     losses: list[float]
     """Of each step."""
-    norms: list[float]
-    """Logarithms of the gradients' norms, of each step that was sampled."""
+    sizes: list[float]
+    """Logarithms of the gradients' largest numbers, of each step that was sampled."""
 
 
 class Run:
@@ -87,7 +87,7 @@ class Run:
         guess: the user's rate.
         searches: whether the rate is searched; if not, the schedule is followed at the guess.
         losses: whether ``scheduler.step(loss)`` is given losses. ``scheduler.step()`` alone is not: then the logarithms
-            of gradients' norms take their place.
+            of gradients' sizes take their place.
         placebo: a control: coins say whether the gradients ask for as much as they can get or for nothing, and the
             losses are those of any round so far. A name for its random numbers; None: it sees what there is.
         constants, limits: the rule's numbers.
@@ -114,6 +114,9 @@ class Run:
         self._held, self._plain = held(steps), onecycle(steps)
         self._dice = None if placebo is None else random.Random(f"placebo {placebo}")
         self._rounds: list[tuple[Block, ...]] = []
+        self._stretch = 0
+        """Steps since the way began."""
+        self._falling = False
 
     @property
     def sampled(self) -> list[bool]:
@@ -142,13 +145,14 @@ class Run:
         steps = np.arange(begin, end)
         return self.guess * factors(self.state, steps, self.rule.constants) * self.shape[begin:end]
 
-    def after_round(self, span: tuple[int, int], measured: Measured, resolution: float) -> Decision:
+    def after_round(self, span: tuple[int, int], measured: Measured) -> Decision:
         """What follows from a round."""
         begin, end = span
+        self._stretch += end - begin
         sums = measured.sums or Sums(0.0, 0.0, 0.0)
         rate, straight = estimate(sums), straightness(sums)
         reach = math.log(rate / (self.guess * self.shape[end - 1])) if rate > 0 else -math.inf
-        blocks = blocks_of(measured.losses if self.losses else measured.norms)
+        blocks = blocks_of(measured.losses) if self.losses else self._judged(measured.sizes)
         if self._dice is not None:
             self._rounds.append(blocks)
             blocks = self._dice.choice(self._rounds)
@@ -162,12 +166,22 @@ class Run:
             measured.moved,
             reach,
             straight,
-            resolution=resolution,
+            tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
+            sums.rates,
+            self._stretch,
         )
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state
         self.decisions.append((end, decision))
+        self._falling = evidence.shape < self.rule.constants.falling
+        if decision.anew or measured.sums is None:
+            self._stretch = 0
         return decision
+
+    def _judged(self, sizes: Sequence[float]) -> tuple[Block, ...]:
+        """Once the schedule falls, no gradients are looked at any more."""
+        looks = self.state.phase is Phase.SEARCHING and not self._falling
+        return tuple(Block(size, 1) for size in sizes) if looks else ()
 
 
 class _Reaches:
@@ -227,7 +241,7 @@ class AutoRuns:
             if run.ends:
                 self._sampled[:, u, k] = torch.tensor(run.sampled).to(self._sampled)
         self._history = torch.zeros(2, *self._sampled.shape, device=theta.device, dtype=theta.dtype)
-        """[what, step, seed, configuration]: losses, and logarithms of gradients' norms."""
+        """[what, step, seed, configuration]: losses, and logarithms of gradients' sizes."""
         self._clock = torch.zeros(1, dtype=torch.long, device=theta.device)
         self.rates = torch.zeros(*self._sampled.shape, len(stack.sizes), device=theta.device, dtype=theta.dtype)
         """[step, seed, configuration, group]: for TrainStep. Those after the end of a run's round are not yet right."""
@@ -254,7 +268,7 @@ class AutoRuns:
     def _before_step(self, gradient: Tensor, rate: Tensor) -> None:
         """On the device, before each update."""
         sampled = self._sampled.index_select(0, self._clock)[0]
-        self._history[1].index_copy_(0, self._clock, gradient.norm(dim=-1).log()[None])
+        self._history[1].index_copy_(0, self._clock, gradient.abs().amax(-1).log()[None])
         self._reaches.before_step(self._origin, self._stack.theta, gradient, rate[..., 0], sampled)
 
     def _after_step(self, losses: Tensor) -> None:
@@ -268,10 +282,9 @@ class AutoRuns:
         due = self._due.get(t, {})
         if not due:
             return
-        resolution = torch.finfo(self._stack.theta.dtype).eps
         decisions = {}
         for place, measured in self._measured(t, {place: begin for place, (begin, _) in due.items()}).items():
-            decision = self.runs[place].after_round((due[place][0], t), measured, resolution)
+            decision = self.runs[place].after_round((due[place][0], t), measured)
             decisions[place] = decision._replace(anew=decision.anew or measured.sums is None)
         self._carry_out(decisions)
         self._write_rates(t, max(following for _, following in due.values()), list(due))
@@ -290,15 +303,15 @@ class AutoRuns:
         return {place: self._told(place, row, begins[place] - first) for place, row in zip(places, found, strict=True)}
 
     def _told(self, place: Place, row: list[float], skipped: int) -> Measured:
-        """One run: moved, its sums, losses and norms of steps; of these the first few belong to earlier rounds."""
+        """One run: moved, its sums, losses and sizes of steps; of these the first few belong to earlier rounds."""
         moved, sums, history = row[0], row[1:5], row[5:]
-        losses, norms = (history[skipped : len(history) // 2], history[len(history) // 2 + skipped :])
+        losses, sizes = (history[skipped : len(history) // 2], history[len(history) // 2 + skipped :])
         constants, length = self.runs[place].rule.constants, len(losses)
         return Measured(
             moved if math.isfinite(moved) else math.inf,
             Sums(*sums) if all(map(math.isfinite, sums)) else None,
             losses,
-            [norm for step, norm in enumerate(norms) if is_sampled(step, length, constants)],
+            [size for step, size in enumerate(sizes) if is_sampled(step, length, constants)],
         )
 
     def _carry_out(self, decisions: dict[Place, Decision]) -> None:

@@ -17,6 +17,19 @@ from hdet.rollback.ruin import LIMITS, Limits
 __all__ = ["ALONE", "AS_IT_IS", "CHANGES", "PLACEBO", "VARIANTS", "changed", "run_of"]
 
 AS_IT_IS = "as it is"
+
+
+def _with_what_it_scales(name: str, value: float) -> dict[str, float]:
+    """A number and those that are tied to it. Runs of 1000 steps stay as they are with another ``shrink``."""
+    if name == "shrink":
+        scale = 1000 ** (value - DEFAULT.shrink)
+        return {name: value, **{own: getattr(DEFAULT, own) * scale for own in ("heed", "turn", "ceiling")}}
+    if name == "BLOCKS":
+        scale = value / ruin.BLOCKS
+        return {name: int(value), **{own: int(getattr(ruin, own) * scale) for own in ("FEWEST", "REMEMBERED")}}
+    return {name: value}
+
+
 CHANGES: dict[str, tuple[float, ...]] = {
     "short": (1, 4),
     "growing": (0.1, 0.3),
@@ -24,22 +37,22 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "shortest": (20, 80),
     "begin": (1e-5, 1e-2),
     "relative_step": (2.5e-3, 1e-2),
-    "resolved": (0.1, 2.0),
     "too_far": (1e-3, 0.1),
-    "horizon": (500.0, 2000.0),
-    "shrink": (0.0, 0.5),
-    "heed": (0.18, 0.35),
-    "turn": (0.05, 0.2),
-    "ceiling": (1.0, 2.0),
+    "heed": (1.8, 3.5),
+    "turn": (0.5, 0.7, 1.5),
+    "ceiling": (10.0, 20.0),
     "fastest": (1.5, 3.0),
     "least_rise": (0.1, 1.0),
     "falling": (0.8, 0.99),
     "slower": (2.0, 10.0),
+    "watched": (16, 256),
+    "raised": (5.0, 80.0),
+    "lags": (0.5, 1.0),
+    "wanders": (1.0, 9.0),
     "lost": (0.15, 0.6),
     "noise": (6.0, 24.0),
     "BLOCKS": (4, 16),
-    "FEWEST": (2, 8),
-    "REMEMBERED": (24, 96),
+    "shrink": (0.0, 0.2, 0.5),
 }
 """Every number of the rule, and what it is changed to, one at a time."""
 PARTS: dict[str, dict[str, float]] = {
@@ -52,7 +65,7 @@ PARTS: dict[str, dict[str, float]] = {
 ALONE, PLACEBO = "step() alone", "placebo"
 VARIANTS: dict[str, dict[str, float]] = {
     AS_IT_IS: {},
-    **{f"{name}={value:g}": {name: value} for name, values in CHANGES.items() for value in values},
+    **{f"{name}={value:g}": _with_what_it_scales(name, value) for name, values in CHANGES.items() for value in values},
     **PARTS,
     ALONE: {},
     PLACEBO: {},
@@ -66,9 +79,9 @@ class Judged(Run):
         super().__init__(*words, **options)
         self._numbers = numbers
 
-    def after_round(self, span: tuple[int, int], measured: Measured, resolution: float) -> Decision:
+    def after_round(self, span: tuple[int, int], measured: Measured) -> Decision:
         with changed(self._numbers):
-            return super().after_round(span, measured, resolution)
+            return super().after_round(span, measured)
 
 
 @contextmanager

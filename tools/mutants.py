@@ -1,4 +1,4 @@
-"""Do the tests bite? Change the algorithm in one place, run the tests that cover it, and list what they let pass.
+"""Do the tests bite? Change a rule in one place, run the tests that cover it, and list what they let pass.
 
     python tools/mutants.py --sample 100 --seed 0
 
@@ -33,7 +33,13 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = Path("src/hdet/algorithm")
+SOURCES = (
+    "src/hdet/algorithm/*.py",
+    *(f"src/hdet/auto/{name}.py" for name in ("constants", "reach", "rounds", "rule", "saving", "twin")),
+    "src/hdet/rollback/losses.py",
+    "src/hdet/rollback/ruin.py",
+)
+"""What is pure: the rules of the ensemble, of a search, and of going back, and their twins."""
 FAMILIES = (
     "NumberReplacer",
     "ReplaceBinaryOperator",
@@ -45,15 +51,18 @@ FAMILIES = (
     "ReplaceFalseWithTrue",
     "AddNot",
 )
-ALGORITHM = "tests/algorithm"
-AUTO = ("test_pilot", "test_auto_twin", "test_reach", "test_rounds")
-"""Of tests/algorithm, those that come first where the auto rule was changed."""
-PUBLISHED = ("assignment.py", "decay.py", "published.py", "published_reference.py", "rounds.py")
-NEITHER = ("normalised.py", "scales.py")
-TRAINS = ("reference.py", "published_reference.py")
-"""Files of the published method, and those that neither it nor the auto rule needs. All others are the auto rule's.
-Twins that train: only parity can catch a fault of theirs."""
-SECONDS = 300
+AUTO = {
+    "constants": ("rule", "golden", "twin", "parity"),
+    "reach": ("reach", "measure", "parity"),
+    "rounds": ("rounds", "golden", "parity"),
+    "rule": ("rule", "twin", "golden", "parity"),
+    "saving": ("saving", "checkpoints"),
+    "twin": ("twin", "rounds", "parity"),
+}
+"""Tests in tests/auto of the files in auto/, fast ones first."""
+PUBLISHED = ("assignment", "decay", "published", "published_reference", "rounds")
+"""Files of the published method: its histories and parity catch a fault of theirs, too."""
+SECONDS = 600
 """For the tests of one mutant; what takes longer hangs, and counts as caught."""
 
 
@@ -78,8 +87,14 @@ class Mutant:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing that runs has changed: 1e300 + 1 is 1e300, and ``strict=`` only checks equal lengths."""
-        return _what_runs(self.source) == _what_runs(self.code)
+        """Whether nothing that runs has changed: 1e300 + 1 is 1e300, and ``strict=`` only checks equal lengths.
+
+        What is no Python any more says nothing about the tests.
+        """
+        try:
+            return _what_runs(self.source) == _what_runs(self.code)
+        except SyntaxError:
+            return True
 
     @property
     def change(self) -> tuple[str, str]:
@@ -114,7 +129,7 @@ def main() -> int:
 def sample(size: int, seed: int, only: str) -> list[Mutant]:
     """Sites first, and then one change of each: otherwise a plus, with its eleven changes, would count eleven times."""
     sites: dict[tuple[str, tuple[int, int]], list[Mutant]] = {}
-    for path in sorted((ROOT / SOURCE).rglob("*.py")):
+    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
         file = path.relative_to(ROOT).as_posix()
         if only in file:
             for place, mutant in _changes(file, path.read_text()):
@@ -161,15 +176,16 @@ def _what_runs(source: str) -> str:
 
 
 def tests_of(file: str, folder: Path) -> list[str]:
-    """Fast ones first: the file's own examples, tests/algorithm, then histories and parity."""
-    name = Path(file).name
-    auto = name not in PUBLISHED + NEITHER
-    names = sorted(path.stem for path in (folder / ALGORITHM).glob("test_*.py"))
-    names.sort(key=lambda test: (AUTO.index(test) - len(AUTO) if auto else 1) if test in AUTO else 0)
-    algorithm = [f"{ALGORITHM}/{test}.py" for test in names]
-    kinds = ("auto_golden", "auto_parity") if auto else ("golden", "parity") if name in PUBLISHED else ()
-    engine = [f"tests/engine/test_{kind}.py" for kind in kinds]
-    if name in TRAINS:
+    """Fast ones first: the file's own examples, then those of its room, then histories and parity."""
+    path = Path(file)
+    room, name = path.parent.name, path.stem
+    if room == "auto":
+        return [file, *(f"tests/auto/test_{test}.py" for test in AUTO[name])]
+    if room == "rollback":
+        return [file, f"tests/rollback/test_{name}.py", "tests/auto/test_golden.py", "tests/auto/test_parity.py"]
+    algorithm = sorted(test.relative_to(folder).as_posix() for test in (folder / "tests/algorithm").glob("test_*.py"))
+    engine = [f"tests/engine/test_{kind}.py" for kind in ("golden", "parity")] if name in PUBLISHED else []
+    if name == "published_reference":  # a twin that trains: only parity can catch a fault of its
         return [file, *reversed(engine), *algorithm]
     return [file, *algorithm, *engine]
 

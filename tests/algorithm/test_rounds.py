@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.algorithm.auto.rounds import Growing
 from hdet.algorithm.decay import Decaying, decay_rate
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.rounds import Rounds, default_length
@@ -85,26 +84,3 @@ def test_nothing_decays_to_a_floor_above_it() -> None:
     assert [decay_rate(1.0, floor, 3) for floor in (1.0, 2.0)] == [0.0, 0.0]
     assert decay_rate(-1.0, -2.0, 3) == 0.0
     assert decay_rate(1.0, -5.0, 3) == decay_rate(1.0, 0.0, 3) == 1.0
-
-
-@given(st.integers(1, 400))
-def test_growing_rounds_agree_with_their_list(total: int) -> None:
-    rounds = Growing(total)
-    ends = list(rounds.ends)
-    assert [t for t in range(-2, total + 5) if rounds.ends_at(t)] == ends
-    assert {1, max(total - 1, 1), total} <= set(ends)
-    for t in range(1, total + 1):
-        start, end = rounds.span(t)
-        assert start < t <= end
-        assert end == min(e for e in ends if e >= t) == rounds.next_end(t)
-        assert rounds.index(t) == sum(e <= t for e in ends)
-        if end < total - 1:  # the last two are cut short
-            assert end - start == (max(2, int(0.2 * start)) if start else 1)
-
-
-def test_growing_rounds_of_a_run_without_an_end() -> None:
-    rounds = Growing(None)
-    assert rounds.ends == ()
-    assert [t for t in range(60) if rounds.ends_at(t)] == [1, 3, 5, 7, 9, 11, 13, 15, 18, 21, 25, 30, 36, 43, 51]
-    assert (rounds.next_end(50), rounds.index(50), rounds.span(50)) == (51, 14, (43, 51))
-    assert rounds.next_end(10**9) >= 10**9

@@ -13,7 +13,7 @@ LAUNCH, BANDWIDTH = 1e-4, 2e12
 
 def passes(launch: float = LAUNCH, bandwidth: float = BANDWIDTH) -> Passes:
     """All alike."""
-    return Passes(*[Pass(launch, bandwidth)] * 4)
+    return Passes(*[Pass(launch, bandwidth)] * 3)
 
 
 def machine(**changed: Any) -> Machine:
@@ -21,7 +21,6 @@ def machine(**changed: Any) -> Machine:
     plain: dict[str, Any] = {
         "passes": passes(launch=0.0, bandwidth=1e12),
         "tokens": 1000,
-        "probe_part": 1.0,
         "flops": 1e15,
         "utilisation": 0.5,
         "gpus_per_node": 8,
@@ -39,11 +38,11 @@ def machine(**changed: Any) -> Machine:
 
 def measured(model: str, parameters: int, *, steps: int = 1000, compiled: bool = False) -> dict[str, Any]:
     """A row as it would be if the formulas were exact."""
-    look, swap, keep = (LAUNCH + size * parameters / BANDWIDTH for size in (20, 16, 24))
-    step, forward = 1e-2, 2e-3
-    end = 2 * forward + swap + keep + look  # the measure of a round reads as much as a look
-    row = Row(model, parameters, steps, compiled, 1.0, step, look, forward, keep, swap, end)
-    parts = {name: 1e3 * getattr(row, name) for name in ("step", "look", "forward", "keep", "swap", "end")}
+    look, keep = (LAUNCH + size * parameters / BANDWIDTH for size in (20, 24))
+    step, keep_host = 1e-2, LAUNCH + 12 * parameters / 50e9
+    end = (keep + keep_host) / 2 + look  # the measure of a round reads as much as a look
+    row = Row(model, parameters, steps, compiled, 1.0, step, look, keep, keep_host, end)
+    parts = {name: 1e3 * getattr(row, name) for name in ("step", "look", "keep", "keep_host", "end")}
     return {
         "model": model,
         "parameters": parameters,
@@ -65,4 +64,10 @@ def document() -> dict[str, Any]:
         measured("made-up-100M", 100_000_000, steps=2000),
     ]
     copies = {"device": 1000.0, "pinned": 50.0, "pageable": 8.0}
-    return {"rows": rows, "copy_gb_per_s": copies, "versions": {"torch": "9.9"}}
+    names = ("searching", "descent", "searching_host", "searching_go_back_false", "descent_go_back_false")
+    memory = {
+        "model": "made-up-1M",
+        "parameters": 1_000_000,
+        **dict(zip(names, (5.1, 3.1, 3.0, 2.1, 0.1), strict=True)),
+    }
+    return {"rows": rows, "memory": [memory], "copy_gb_per_s": copies, "versions": {"torch": "9.9"}}

@@ -98,7 +98,7 @@ def test_runs_that_are_shown_while_they_train() -> None:
     """A run that is resumed has its name from a file."""
     jobs = [Job(f"{EVIL}[bold]", 10)]
     step: dict[str, Any] = {"kind": "step", "run": 0, "step": 5, "base": [0.1], "loss": 1.25}
-    start = {"kind": "start", "run": 0, "steps": 10, "step": 0, "replicas": 1, "groups": ["a"], "fanout": "none"}
+    start = {"kind": "start", "run": 0, "steps": 10, "step": 0, "replicas": 1, "groups": ["a"], "method": "none"}
     lines = io.StringIO()
     with Lines(Console(file=lines, width=200), jobs) as display:
         display.show(start)

@@ -10,11 +10,11 @@ import pytest
 from hdet.cli.plot import plot
 from hdet.report.lines import Line
 from tests.cli.command import hdet_here
-from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_folder, write_journal
+from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = probed_folder(tmp_path / "run")
+    folder = searched_folder(tmp_path / "run")
     done = hdet_here(capsys, "report", folder, "--json")
     assert done.code == 0, done.err
     assert done.json["out"] == str(folder / "report.html")
@@ -24,11 +24,13 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_alarm_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blind = write_journal(tmp_path / "blind.jsonl", a_header(max_lr=0.1), a_round(0, alarm="the probe is blind"))
+    blind = write_journal(
+        tmp_path / "blind.jsonl", a_header(max_lr=0.1), a_round(0, alarm="steps do not follow the rate")
+    )
     for command in (("report", blind, "-o", tmp_path / "page.html"), ("compare", blind, blind)):
         done = hdet_here(capsys, *command)
         assert done.code == 0
-        assert "blind, step 10: the probe is blind. Do not use the rate of this run." in done.out
+        assert "blind, step 10: steps do not follow the rate. Do not use the rate of this run." in done.out
         assert "Use again" not in done.out
 
 
@@ -43,9 +45,8 @@ def test_a_page_is_replaced_only_by_force(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [
-        probed_folder(tmp_path / name, name, seed, final) for seed, (name, final) in enumerate([("a", 3.3), ("b", 3.2)])
-    ]
+    finals = {"a": 3.3, "b": 3.2}
+    runs = [searched_folder(tmp_path / name, name, seed, end) for seed, (name, end) in enumerate(finals.items())]
     page = tmp_path / "compare.html"
     done = hdet_here(capsys, "compare", *runs, "-o", page)
     assert done.code == 0
@@ -66,7 +67,7 @@ def test_compare_runs_without_curves(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = probed_folder(tmp_path / "run")
+    folder = searched_folder(tmp_path / "run")
     shown = hdet_here(capsys, "export", folder)
     assert shown.out.startswith("step,lr[embedding],lr[transformer],lr[head]\n")
     as_json = hdet_here(capsys, "export", folder, "--json")

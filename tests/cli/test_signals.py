@@ -16,7 +16,7 @@ from hdet.runs.folder import Folder
 from hdet.runs.run import Run
 from tests.cli.command import DIGITS, hdet_here
 
-TRAINED = ("train", *DIGITS, "--fanout", "trained", "--lr", "0.01", "--sync-every", "5", "--steps", "30")
+TRAINED = ("train", *DIGITS, "--method", "replicas", "--lr", "0.01", "--sync-every", "5", "--steps", "30")
 
 
 def signalled(patch: pytest.MonkeyPatch, step: int, signals: Sequence[signal.Signals]) -> None:
@@ -93,7 +93,7 @@ def test_the_library_installs_no_handler() -> None:
         import torch, hdet
         p = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([p], lr=0.1)
-        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=50, probe=lambda: p.square().sum())
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=50)
         for _ in range(5):
             p.grad = p.detach().clone()
             optimizer.step()

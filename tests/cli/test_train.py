@@ -16,7 +16,7 @@ from hdet.runs.folder import Folder
 from tests.cli.command import DIGITS, HDET, hdet_here, pids_with, processes_with, run, said, started, wait_until
 from tests.examples.launch import TORCHRUN
 
-TRAINED = ("train", *DIGITS, "--fanout", "trained", "--lr", "0.01", "--sync-every", "5")
+TRAINED = ("train", *DIGITS, "--method", "replicas", "--lr", "0.01", "--sync-every", "5")
 
 
 def step_of(folder: Folder) -> int:
@@ -101,7 +101,7 @@ def a_rank(path: Path) -> int:
     raise AssertionError("no rank found")
 
 
-def test_probed_under_torchrun(tmp_path: Path) -> None:
+def test_a_search_under_torchrun(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = (*TORCHRUN, "--nproc-per-node", 2, "-m", "hdet", "train", *DIGITS, "--guess", "1e-7", "--steps", 60)
     done = run(*command, "--out", out, "--json")
@@ -109,7 +109,7 @@ def test_probed_under_torchrun(tmp_path: Path) -> None:
     assert len(done.out.splitlines()) == 1  # one rank speaks
     assert done.json["arguments"]["replicas"] == 2
     assert done.json["rate"] > 1e-5  # the guess was far off
-    assert load_run(out).probed
+    assert load_run(out).searched
     assert not load_run(out).summary.crashed
 
 
@@ -153,7 +153,7 @@ def test_resume_remembers_the_options_and_refuses_others(tmp_path: Path, capsys:
     for option, value, words in (
         ("--lr", "0.02", "--lr is 0.02 here, but the run in"),
         ("--steps", "6", "--steps is 6 here"),
-        ("--fanout", "none", "--fanout is none here"),
+        ("--method", "none", "--method is none here"),
         ("--no-auto-lr", None, "--auto-lr is none here"),
     ):
         other = hdet_here(capsys, "train", "--out", tmp_path, "--resume", option, *([value] if value else []))
@@ -165,7 +165,7 @@ def test_resume_remembers_the_options_and_refuses_others(tmp_path: Path, capsys:
 
 
 def test_a_run_that_diverges_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--fanout", "none", "--optimizer", "sgd", "--lr", "1e30", "--steps", 30, "--out", tmp_path, "--json")
+    arguments = ("--method", "none", "--optimizer", "sgd", "--lr", "1e30", "--steps", 30, "--out", tmp_path, "--json")
     done = hdet_here(capsys, "train", *DIGITS, *arguments)
     assert done.code == 1
     assert done.json["outcome"] == "crashed"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import shutil
 import subprocess
 import sys
+from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import hdet
-from hdet.algorithm.auto import constants
+from hdet.auto.constants import DEFAULT
+from hdet.rollback.ruin import LIMITS
 from tests.code_blocks import Block, blocks, commands, failures, missing_package
 
 pytestmark = pytest.mark.timeout(500)  # the first block that is asked for waits for all of them
@@ -81,15 +82,13 @@ def test_the_table_of_arguments_is_the_signature() -> None:
 
 
 def test_the_table_of_constants_is_the_code() -> None:
-    """All of ``constants.py``; some are logs there and plain numbers on the page."""
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([\d., e-]+) \| \w", _text("how-it-works.md"), re.MULTILINE)
+    """Those of the rule and of the judge of losses."""
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([\d., e/-]+) \| \w", _text("how-it-works.md"), re.MULTILINE)
     found = {}
     for names, values in rows:
         pairs = zip(re.findall(r"\w+", names), values.split(","), strict=True)
-        found |= {name: float(value) for name, value in pairs}
-    known = {name: value for name, value in vars(constants).items() if name.isupper()}
-    logs = {name: math.exp(known[name]) for name in ("BEGIN", "TRY_HIGHER", "TRY_LOWER")}
-    assert found == pytest.approx(known | logs)
+        found |= {name: float(Fraction(value.strip())) for name, value in pairs}
+    assert found == pytest.approx({**DEFAULT._asdict(), **LIMITS._asdict()})
 
 
 def test_the_table_of_extras_has_all_of_them() -> None:

@@ -41,7 +41,7 @@ def test_it_is_short() -> None:
 def test_the_first_screen_has_what_counts_in_this_order() -> None:
     parts = (
         "```diff",
-        '+scheduler = OneCycleLR(optimizer, max_lr="auto"',
+        '+scheduler = hdet.OneCycleLR(optimizer, max_lr="auto"',
         "docs/images/front.svg",
         "<!-- table: results -->",
         "make demo",

@@ -417,7 +417,7 @@ def test_a_truth_value_is_no_loss(value: bool) -> None:
     for call in (scheduler.step, scheduler.observe, lambda v: scheduler.step(loss=v)):
         with pytest.raises(ValueError, match="a loss must be"):
             call(value)
-    assert (scheduler.last_epoch, scheduler._run.meter.count) == (0, 0)
+    assert (scheduler.last_epoch, scheduler._run.losses.count) == (0, 0)
 
 
 def test_a_loss_that_no_float_can_hold_is_refused() -> None:
@@ -425,7 +425,7 @@ def test_a_loss_that_no_float_can_hold_is_refused() -> None:
     for call in (scheduler.observe, lambda v: scheduler.step(loss=v)):
         with pytest.raises(ValueError, match="a loss must be"):
             call(10**400)
-    assert (scheduler.last_epoch, scheduler._run.meter.count) == (0, 0)
+    assert (scheduler.last_epoch, scheduler._run.losses.count) == (0, 0)
 
 
 def test_a_loss_tensor_may_be_reused_at_once() -> None:
@@ -435,7 +435,7 @@ def test_a_loss_tensor_may_be_reused_at_once() -> None:
     with torch.no_grad():
         loss.fill_(99)
     scheduler.observe(3.0)
-    assert scheduler._run.meter.mean() == 2.0
+    assert scheduler._run.losses.mean() == 2.0
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), torch.ones(0), "0.5", [0.5], torch.tensor(1j), object()])
@@ -447,7 +447,7 @@ def test_what_is_no_loss_is_refused_before_anything_changes(value: Any) -> None:
         with pytest.raises(ValueError, match="a loss must be"):
             call(value)
     assert scheduler.state_dict() == before
-    assert scheduler._run.meter.count == 0
+    assert scheduler._run.losses.count == 0
 
 
 @pytest.mark.parametrize("arguments", [{"epoch": "x"}, {"epoch": torch.tensor(1)}])

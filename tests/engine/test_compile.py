@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 import hdet
 from tests.ranks import run_ranks
 from tests.setups.problems import batch_of, final_loss, loss_of, network
-from tests.setups.runs import plain_loss, searching
 
 
 @pytest.mark.timeout(300)
@@ -56,13 +55,13 @@ def compiled(kind: str, tensor: bool, wrap: Any = nn.Sequential) -> tuple[int, f
     if kind == "torch":
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=STEPS, cycle_momentum=False)
     else:
-        scheduler = searching(called, optimizer, STEPS)
+        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=STEPS, cycle_momentum=False)
 
     def count(graph: torch.fx.GraphModule, _: object) -> object:
         graphs.append(graph)
         return graph.forward
 
-    step = torch.compile(optimizer.step, backend=count)
+    step = optimizer.step if kind == "plain" else torch.compile(optimizer.step, backend=count)
     for t in range(STEPS):
         optimizer.zero_grad()
         loss = loss_of(called, batch_of(t))
@@ -78,7 +77,7 @@ def compiled(kind: str, tensor: bool, wrap: Any = nn.Sequential) -> tuple[int, f
 def test_a_search_needs_as_many_graphs_as_torchs_scheduler(tensor: bool) -> None:
     (expected, _), (graphs, loss) = compiled("torch", tensor), compiled("auto", tensor)
     assert graphs == expected
-    assert loss == pytest.approx(plain_loss(torch.optim.Adam, 1e-4, STEPS), rel=1e-3)
+    assert loss == pytest.approx(compiled("plain", tensor)[1], rel=1e-3)
 
 
 @pytest.mark.timeout(300)

@@ -27,7 +27,7 @@ def test_no_step_inside_a_round_synchronises() -> None:
             scheduler.step(loss)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert math.isfinite(scheduler._run.meter.mean())
+    assert math.isfinite(scheduler._run.losses.mean())
 
 
 def test_mean_of_device_losses() -> None:
@@ -38,4 +38,4 @@ def test_mean_of_device_losses() -> None:
     loss.fill_(5.0)
     scheduler.observe(loss)
     scheduler.observe(3.0)
-    assert scheduler._run.meter.mean() == 3.0
+    assert scheduler._run.losses.mean() == 3.0

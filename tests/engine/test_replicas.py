@@ -200,10 +200,10 @@ def test_converge_averages_and_nothing_else() -> None:
 def _converge_mid_round(rank: int) -> tuple[list[torch.Tensor], bool]:
     model, scheduler = build(sync_every=10)
     train(scheduler, model, 4, rank)
-    before = scheduler.state_dict(), scheduler.multipliers, scheduler._run.meter.count, scheduler.get_last_lr()
+    before = scheduler.state_dict(), scheduler.multipliers, scheduler._run.losses.count, scheduler.get_last_lr()
     scheduler.converge()
-    after = scheduler.state_dict(), scheduler.multipliers, scheduler._run.meter.count, scheduler.get_last_lr()
-    return weights_of(model), before == after and scheduler._run.meter.count == 4
+    after = scheduler.state_dict(), scheduler.multipliers, scheduler._run.losses.count, scheduler.get_last_lr()
+    return weights_of(model), before == after and scheduler._run.losses.count == 4
 
 
 def test_consensus_lends_the_mean_and_gives_back_each_replicas_own() -> None:
@@ -646,7 +646,7 @@ def _resume_inside(rank: int, folder: str) -> tuple[list[str], bool, list[int], 
     scheduler.optimizer.load_state_dict(saved["optimizer"])
     scheduler.load_state_dict(saved["scheduler"])
     expected = assign(multipliers(2, 0.3), seed=0, k=2, knobs=3)[rank]
-    kept, count = scheduler.multipliers == expected, scheduler._run.meter.count
+    kept, count = scheduler.multipliers == expected, scheduler._run.losses.count
     equal = []
     said: list[str] = []
     for t in range(13, 22):

@@ -13,37 +13,31 @@ from tests.examples.launch import EXAMPLES, TORCHRUN, output_of
 
 pytest.importorskip("sklearn")
 SCRIPT = EXAMPLES / "any_schedule.py"
-LINE = re.compile(
-    r"^step (\d+): lr\[weights\] (\S+), lr\[biases\] (\S+), weight_decay\[weights\] (\S+); "
-    r"validation accuracy ([\d.]+)%$",
-    re.MULTILINE,
-)
+LINE = re.compile(r"^step (\d+): rate (\S+); validation accuracy ([\d.]+)%$", re.MULTILINE)
 
 
 def lines(output: str) -> list[tuple[float, ...]]:
-    """(step, rate of the weights, rate of the biases, weight decay, accuracy) of every line."""
+    """(step, rate, accuracy) of every line."""
     found = [tuple(float(part) for part in match) for match in LINE.findall(output)]
     assert found, output
     return found
 
 
-def test_two_replicas_explore_around_the_schedule(tmp_path: Path) -> None:
+def test_two_processes_find_one_rate(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    options = ("--steps=200", "--sync-every=20", f"--journal={path}")
+    options = ("--steps=200", "--lr=1e-6", f"--journal={path}")
     rows = lines(output_of(*TORCHRUN, "--nproc-per-node=2", SCRIPT, *options, timeout=110))
     assert [row[0] for row in rows] == [20 * i for i in range(1, 11)]
-    assert rows[-1][4] > 70
+    assert rows[-1][2] > 70
     journal = hdet.read_journal(path)
-    assert journal.header["knobs"] == ["lr[weights]", "lr[biases]", "weight_decay[weights]"]
     assert journal.header["arguments"]["schedule"] == "SequentialLR"
-    first, second = (replica["values"] for replica in journal.rounds[0]["replicas"])
-    assert all(a != b for a, b in zip(first, second, strict=True))
+    assert journal.rounds[-1]["learned"][0] > 100  # the guess was far too low
 
 
-def test_one_process_follows_the_plain_schedule() -> None:
-    rows = lines(output_of(sys.executable, SCRIPT, "--steps=100", "--sync-every=20"))
+def test_after_the_climb_the_rate_follows_the_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    rows = lines(output_of(sys.executable, SCRIPT, "--steps=200", f"--journal={path}"))
     rates = {row[0]: row[1] for row in rows}
-    assert rates[10] == rates[50] == rates[80] == 1e-3  # warm, stable, before the decay
-    assert rates[90] == pytest.approx(1e-3 * (1 + 0.01) / 2, rel=1e-3)  # half-way down
-    assert rates[100] == pytest.approx(1e-5, rel=1e-3)
-    assert all(row[3] == 0.1 for row in rows)
+    assert rates[200] == pytest.approx(0.01 * rates[160], rel=1e-2)  # the decay goes from 1 to 0.01
+    shapes = {record["step"]: record["shape"][0] for record in hdet.read_journal(path).rounds}
+    assert {shape for step, shape in shapes.items() if step <= 160} == {1e-3}  # the warm-up is held at its end

@@ -22,7 +22,7 @@ from hdet.rollback import ruin
 from hdet.rollback.ruin import LIMITS, Limits
 from tests.experiments.small_tasks import CPU, small
 
-JUDGE = {name: getattr(ruin, name) for name in ("BLOCKS", "FEWEST", "REMEMBERED")}
+JUDGE = {name: getattr(ruin, name) for name in ("BLOCKS",)}
 NUMBERS = {**DEFAULT._asdict(), **LIMITS._asdict(), **JUDGE}
 STEPS = 60
 
@@ -58,11 +58,11 @@ def test_the_judges_numbers_are_a_runs_own(monkeypatch: pytest.MonkeyPatch) -> N
     judge = ruin._lower_median
     monkeypatch.setattr(ruin, "_lower_median", lambda values: (seen.append(ruin.FEWEST), judge(values))[1])
     measured = Measured(1e-3, Sums(0.0, 0.0, 0.0), [1.0, 2.0], [0.0, 0.0])
-    for name in ("FEWEST=2", AS_IT_IS, "FEWEST=8"):
+    for name in ("BLOCKS=4", AS_IT_IS, "BLOCKS=16"):
         run = run_of(name, STEPS, 1e-5, 0)
         for span in ((0, 1), (1, 3)):  # the first is not judged
-            run.after_round(span, measured, 1e-7)
-    assert seen == [2, JUDGE["FEWEST"], 8]
+            run.after_round(span, measured)
+    assert seen == [2, JUDGE["BLOCKS"] // 2, 8]
     with pytest.raises(RuntimeError), changed({"BLOCKS": 1}):
         assert ruin.BLOCKS == 1
         raise RuntimeError
@@ -70,7 +70,7 @@ def test_the_judges_numbers_are_a_runs_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_variants_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = (AS_IT_IS, "least_rise=1", "heed=0.35", "no reach", "shortest=80", PLACEBO)
+    names = (AS_IT_IS, "least_rise=1", "heed=3.5", "no reach", "shortest=80", PLACEBO)
     there = run_problem(plan(tmp_path, *names), tiny())
     assert (tmp_path / "tiny.json").stat().st_size < 2000
     assert list(there["variants"]) == list(names)
@@ -81,7 +81,7 @@ def test_variants_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest
     assert max(there["fixed"]) < there["initial"]
     monkeypatch.setattr(ablation, "trained", lambda plan, problem, variants: pytest.fail(f"runs {variants}"))
     assert run_problem(plan(tmp_path, AS_IT_IS, PLACEBO), tiny()) == there
-    for another in (plan(tmp_path, AS_IT_IS, again=True), plan(tmp_path, "turn=0.2")):
+    for another in (plan(tmp_path, AS_IT_IS, again=True), plan(tmp_path, "turn=0.5")):
         with pytest.raises(BaseException, match="runs"):
             run_problem(another, tiny())
     monkeypatch.setattr(ablation, "library", lambda: "another rule")
@@ -90,9 +90,9 @@ def test_variants_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_variant_is_the_same_whoever_trains_beside_it(tmp_path: Path) -> None:
-    alone = run_problem(plan(tmp_path / "a", "turn=0.2"), tiny())
-    beside = run_problem(plan(tmp_path / "b", AS_IT_IS, "BLOCKS=4", "turn=0.2", "sampled=4"), tiny())
-    assert alone["variants"]["turn=0.2"] == beside["variants"]["turn=0.2"]  # to six digits, as the file has them
+    alone = run_problem(plan(tmp_path / "a", "turn=0.5"), tiny())
+    beside = run_problem(plan(tmp_path / "b", AS_IT_IS, "BLOCKS=4", "turn=0.5", "sampled=4"), tiny())
+    assert alone["variants"]["turn=0.5"] == beside["variants"]["turn=0.5"]  # to six digits, as the file has them
     assert alone["fixed"] == pytest.approx(beside["fixed"])
 
 
@@ -102,17 +102,17 @@ def test_parts_are_switched_off() -> None:
     for name, action in ((AS_IT_IS, Action.ROLL_BACK), ("never ruined", Action.KEEP)):
         run = run_of(name, 200, 1e-5, 0)
         for number in range(4):
-            run.after_round((8 * number, 8 * number + 8), fine, 1e-7)
-        assert run.after_round((32, 40), ruined, 1e-7).action is action
+            run.after_round((8 * number, 8 * number + 8), fine)
+        assert run.after_round((32, 40), ruined).action is action
     levels = {}
     for name in (AS_IT_IS, "never straight", "no reach", "no ceiling"):
         run = run_of(name, 200, 1e-5, 0)
-        run.after_round((0, 1), fine, 1e-7)
+        run.after_round((0, 1), fine)
         first = run.state.level
         straight = Sums(asked=1.0, gained=1.0, rates=1e-9, straight=1e-9)
-        run.after_round((1, 3), fine._replace(sums=straight), 1e-7)
+        run.after_round((1, 3), fine._replace(sums=straight))
         levels[name] = run.state.level - first
-        run.after_round((3, 5), fine._replace(sums=None), 1e-7)
+        run.after_round((3, 5), fine._replace(sums=straight._replace(asked=-1.0)))
         assert math.isinf(run.state.ceiling) == (name == "no ceiling"), name
     assert levels[AS_IT_IS] == levels["no reach"] == pytest.approx(math.log(2))
     assert levels["never straight"] <= levels[AS_IT_IS]
@@ -120,19 +120,19 @@ def test_parts_are_switched_off() -> None:
 
 def test_table_by_hand() -> None:
     def content(name: str, group: str, worse: float) -> dict[str, Any]:
-        variants = {AS_IT_IS: {"losses": [1.0, 4.0]}, "heed=0.35": {"losses": [worse, 4 * worse]}}
+        variants = {AS_IT_IS: {"losses": [1.0, 4.0]}, "heed=3.5": {"losses": [worse, 4 * worse]}}
         return {"problem": name, "group": group, "initial": 100.0, "fixed": [1.0, 2.0], "variants": variants}
 
     table = table_of([content("a", "zoo 100", 1.1), content("b", "zoo 100", 1.3), content("c", "dev and kin", 0.9)])
     assert table[AS_IT_IS]["zoo 100"].mean == pytest.approx(math.sqrt(2))
-    cell = table["heed=0.35"]["zoo 100"]
+    cell = table["heed=3.5"]["zoo 100"]
     first, second = math.log(1.1), math.log(1.3)
     assert (cell.worst, cell.difference) == pytest.approx((1.3 * math.sqrt(2), (first + second) / 2))
     assert cell.error == pytest.approx((second - first) / 2)
     assert cell.mark == "worse"
-    assert table["heed=0.35"]["dev and kin"].mark == ""  # one problem has no error
+    assert table["heed=3.5"]["dev and kin"].mark == ""  # one problem has no error
     text = markdown(table, {"dev and kin": 1, "zoo 100": 2})
-    assert "| heed=0.35 | 1.273, 1.27 | -0.1054 | 1.691, 1.84 | +0.1788 ± 0.0835 worse |" in text
+    assert "| heed=3.5 | 1.273, 1.27 | -0.1054 | 1.691, 1.84 | +0.1788 ± 0.0835 worse |" in text
     assert "| as it is | 1.414, 1.41 |  | 1.414, 1.41 |  |" in text
 
 
@@ -166,7 +166,7 @@ def test_the_best_rate_is_known_or_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_table_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_problem(plan(tmp_path, AS_IT_IS, "heed=0.35"), tiny())
+    run_problem(plan(tmp_path, AS_IT_IS, "heed=3.5"), tiny())
     ablation.main(["--table", "--results", str(tmp_path)])
     assert "dev and kin (1): mean, worst" in capsys.readouterr().out
     with pytest.raises(SystemExit):

@@ -1,26 +1,25 @@
-"""experiments/auto_runs.py: a run on the stack is the rule on one model, step by step, whoever trains beside it."""
+"""experiments/auto_runs.py: a run on the stack is the product on one model, step by step, whoever trains beside it."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
-from copy import deepcopy
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from auto_runs import AutoRuns, Run, blocks_of, ends_of
-from shapes import held, onecycle
+from shapes import onecycle
 from stacked import Adam, Momentum, Optimizer, Stack
 from supply import Supply
 from torch import Tensor
 
+import hdet
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.reach import Sums, estimate, straightness, weight_ratio
-from hdet.auto.rounds import is_sampled
-from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule
-from hdet.rollback.ruin import BLOCKS, LIMITS, Block, Limits
+from hdet.auto.rule import Action, Decision, Evidence, Rule
+from hdet.rollback.ruin import BLOCKS, LIMITS, Limits
 from tests.experiments.small_tasks import CPU, small
 
 STEPS, SEED = 150, 2
@@ -32,127 +31,50 @@ OPTIMIZERS: dict[str, tuple[Callable[[Tensor], Optimizer], Callable[..., torch.o
 }
 
 
-# The slow loop -------------------------------------------------------------------------------------------------------
+# The product ---------------------------------------------------------------------------------------------------------
 
 
-class Sample(NamedTuple):
-    """A step whose gradient was looked at."""
+class Product(NamedTuple):
+    """What ``hdet.OneCycleLR(max_lr="auto")`` has done."""
 
-    gradient: Tensor
-    weights: Tensor
-    rate: float
-    before: float
-    """The sum of the rates before it."""
+    rates: list[float]
+    losses: list[float]
+    decisions: list[tuple[int, Decision]]
+    found: float
 
 
-class Slow:
-    """The rule on one model, by hooks of nobody: keeps every sample and sums up anew where a round ends."""
+def product(task: Any, optimizer: str, guess: float, *, losses: bool = True, **rule: Any) -> Product:
+    """Train one model by it; ``rule``: other numbers of its rule."""
+    model = task.model(SEED)
+    parameters = [p for group in task.groups(model) for p in group["params"]]
+    own = OPTIMIZERS[optimizer][1](parameters, lr=guess)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hdet.SearchWarning)
+        scheduler = hdet.OneCycleLR(own, "auto", STEPS, cycle_momentum=False)
+        search = scheduler._run.way
+        search.rule = Noted(STEPS, decisions=[], **rule)
+        done = Product([], [], search.rule.decisions, 0.0)
+        for t in range(STEPS):
+            done.rates.append(float(own.param_groups[0]["lr"]))
+            own.zero_grad()
+            loss = task.loss(model, task.batch(SEED, t))
+            loss.backward()
+            own.step()
+            done.losses.append(loss.item())
+            scheduler.step(loss) if losses else scheduler.step()
+    return done._replace(found=guess * search.found.found)
 
-    def __init__(self, task: Any, optimizer: str, guess: float, **options: Any) -> None:
-        self.task, self.guess, self.losses = task, guess, options.pop("losses", True)
-        self.rule = Rule(STEPS, **options)
-        self.state = self.rule.begin()
-        self.model = task.model(SEED)
-        self.parameters = [p for group in task.groups(self.model) for p in group["params"]]
-        self.optimizer = OPTIMIZERS[optimizer][1](self.parameters, lr=guess)
-        self.decisions: list[tuple[int, Decision]] = []
-        self.rates: list[float] = []
-        self.seen: list[float] = []
-        self.slots: dict[int | None, Any] = {None: self.copy()}  # without a slot: as it was before the first step
-        self.begin_anew()
 
-    def begin_anew(self) -> None:
-        self.origin, self.samples, self.sum = self.weights(), list[Sample](), 0.0
+@dataclass(frozen=True)
+class Noted(Rule):
+    """A rule whose decisions can be read afterwards."""
 
-    def weights(self) -> Tensor:
-        return torch.cat([p.detach().flatten() for p in self.parameters])
+    decisions: list[tuple[int, Decision]] = field(default_factory=list)
 
-    def gradient(self) -> Tensor:
-        return torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None])
-
-    def copy(self) -> Any:
-        return deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
-
-    def put_back(self, slot: int | None) -> None:
-        model, optimizer = deepcopy(self.slots[slot])
-        self.model.load_state_dict(model)
-        self.optimizer.load_state_dict(optimizer)
-
-    def train(self) -> Slow:
-        for begin, end in pairwise((0, *ends_of(STEPS, self.rule.constants))):
-            values = []
-            for t in range(begin, end):
-                sampled = is_sampled(t - begin, end - begin, self.rule.constants)
-                loss = self.step(t, sampled)
-                if self.losses or sampled:
-                    values.append(loss if self.losses else self.gradient().norm().log().item())
-            self.end_round((begin, end), values)
-        return self
-
-    def step(self, t: int, sampled: bool) -> float:
-        rate = self.guess * self.state.factor(t, self.rule.constants) * self.shape[t]
-        self.optimizer.param_groups[0]["lr"] = rate
-        self.rates.append(rate)
-        self.optimizer.zero_grad()
-        loss = self.task.loss(self.model, self.task.batch(SEED, t))
-        loss.backward()
-        if sampled:
-            self.samples.append(Sample(self.gradient(), self.weights(), rate, self.sum))
-        self.sum += rate
-        self.optimizer.step()
-        self.seen.append(loss.item())
-        return loss.item()
-
-    @property
-    def shape(self) -> Any:
-        return onecycle(STEPS) if self.state.phase is Phase.KEPT else held(STEPS)
-
-    def end_round(self, span: tuple[int, int], values: list[float]) -> None:
-        now = self.weights()
-        moved = ((now - self.origin).norm() / self.origin.norm()).item()
-        sums = self.summed_up(now)
-        finite = all(map(math.isfinite, sums))
-        rate = estimate(sums) if finite else 0.0
-        evidence = Evidence(
-            span=span,
-            steps=span[1] - span[0],
-            blocks=tuple(self.blocks(values)),
-            peak=0.3 * STEPS - 1,
-            shape=self.shape[span[1]],
-            moved=moved if math.isfinite(moved) else math.inf,
-            reach=math.log(rate / self.guess / self.shape[span[1] - 1]) if rate > 0 else -math.inf,
-            straightness=straightness(sums) if finite else 0.0,
-            resolution=torch.finfo(now.dtype).eps,
-        )
-        decision = self.rule.after_round(self.state, evidence)
-        self.decisions.append((span[1], decision))
-        self.state = decision.state
-        if decision.action is Action.KEEP:
-            self.slots[decision.slot] = self.copy()
-        elif decision.action in (Action.RESTART, Action.ROLL_BACK):
-            self.put_back(decision.slot)
-        if decision.anew or not finite:
-            self.begin_anew()
-
-    def summed_up(self, now: Tensor) -> Sums:
-        """The equations of hdet.auto.reach."""
-        weights: list[float] = []
-        for before, sample in zip([None, *self.samples], self.samples, strict=False):
-            ratio = weight_ratio(before.rate, sample.rate) if before is not None else 1.0
-            weights = [*(weight * ratio for weight in weights), 1.0]
-        pairs = list(zip(weights, self.samples, strict=True))
-        asked = sum(w * (s.gradient @ (self.origin - s.weights)).item() for w, s in pairs)
-        gained = (sum(w * s.gradient for w, s in pairs) @ (self.origin - now)).item()
-        return Sums(asked, gained, self.sum, sum(w * s.before for w, s in pairs) / sum(weights))
-
-    @staticmethod
-    def blocks(values: list[float]) -> list[Block]:
-        blocks = []
-        for number in range(count := min(len(values), BLOCKS)):
-            part = values[number * len(values) // count : (number + 1) * len(values) // count]
-            numbers = [value for value in part if math.isfinite(value)]
-            blocks.append(Block(sum(numbers) / len(numbers) if numbers else math.nan, len(part)))
-        return blocks
+    def after_round(self, state: Any, evidence: Evidence) -> Decision:
+        decision = super().after_round(state, evidence)
+        self.decisions.append((evidence.span[1], decision))
+        return decision
 
 
 # The stack -----------------------------------------------------------------------------------------------------------
@@ -180,28 +102,28 @@ def told(decisions: list[tuple[int, Decision]]) -> list[tuple[Any, ...]]:
         ("digits", "momentum", 1e3, {"limits": SOON}, STEPS),  # restarted, and often rolled back
         ("digits", "momentum", 1e-2, {"losses": False}, STEPS),
         ("feed", "adam", 1e-6, {}, STEPS),
-        ("feed", "adam", 1e200, {}, STEPS),  # the first step ends in infinity
+        ("feed", "adam", 1e13, {}, STEPS),  # the first step goes very far
         ("feed", "adam", 1.0, {"constants": DEFAULT._replace(sampled=3, growing=0.4, least_rise=0.1)}, STEPS),
         ("text", "adam", 1e-3, {}, 44),  # the small model is chaotic at its rate
     ],
-    ids=["plain", "ruined", "norms", "low", "infinite", "numbers", "text"],
+    ids=["plain", "ruined", "norms", "low", "far", "numbers", "text"],
 )
-def test_a_run_is_the_rule_on_one_model(
+def test_a_run_is_what_the_product_does(
     name: str, optimizer: str, guess: float, options: dict[str, Any], until: int
 ) -> None:
     task = small(name)
-    slow = Slow(task, optimizer, guess, **options).train()
+    slow = product(task, optimizer, guess, **options)
     run = Run(STEPS, guess, **options)
     others = [Run(STEPS, 1.0), Run(STEPS, 1.0, constants=Constants(growing=0.5)), Run(STEPS, 1e-3, searches=False)]
     runs = stacked(task, optimizer, others[0], run, *others[1:])
     mine, theirs = runs.rates[:, 0, 1, 0], torch.tensor(slow.rates, dtype=torch.float64)
     torch.testing.assert_close(mine[:until], theirs[:until], rtol=1e-6, atol=0)
     soon = min(until, 100)  # later rounding may have grown
-    assert runs.losses[:soon, 0, 1].tolist() == pytest.approx(slow.seen[:soon], rel=1e-6, nan_ok=True)
+    assert runs.losses[:soon, 0, 1].tolist() == pytest.approx(slow.losses[:soon], rel=1e-6, nan_ok=True)
     same = [(t, one) for t, one in slow.decisions if t <= until]
     assert told([(t, one) for t, one in run.decisions if t <= until]) == told(same)
     if until == STEPS:
-        assert run.found == pytest.approx(guess * slow.state.found, rel=1e-6)
+        assert run.found == pytest.approx(slow.found, rel=1e-6)
     if options.get("limits") is SOON:
         assert {Action.RESTART, Action.ROLL_BACK} <= {one.action for _, one in run.decisions}
         assert run.rolled_back == sum(one.action is Action.ROLL_BACK for _, one in slow.decisions) > 1

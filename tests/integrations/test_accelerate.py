@@ -1,4 +1,4 @@
-"""hdet.integrations.accelerate: one scheduler step per optimizer step, checkpoints, consensus; on 1 and 2 processes."""
+"""Accelerate on 1 and 2 processes: its own ``prepare``, which steps a scheduler once for each process, and hdet's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
 from hdet.integrations.accelerate import prepare
+from tests.integrations.loops import auto_on, slices, train
 from tests.ranks import run_ranks
 from tests.setups.problems import batch_of, final_loss, loss_of, network, quiet
-from tests.setups.runs import searching
 
 accelerate = pytest.importorskip("accelerate")
+pytestmark = pytest.mark.timeout(300)
 
 STEPS = 100
 GUESS = 1e-4
@@ -43,22 +44,41 @@ def accelerator_of(rank: int = 0, size: int = 1, accumulate: int = 1, split_batc
 
 
 class Loop:
-    """A training script on Accelerate. ``built``: whether the scheduler is, before or after ``accelerator.prepare``."""
+    """A training script on Accelerate.
 
-    def __init__(self, accelerator: Any, steps: int = STEPS, built: str = "before", **options: Any) -> None:
-        self.accelerator = accelerator
+    Args:
+        accelerator: of the script.
+        steps: of the optimizer.
+        how: "theirs", which is ``accelerator.prepare``, or "ours", which is hdet's.
+        built: whether the scheduler is, before or after ``accelerator.prepare``; in "theirs" it is before.
+        gives_loss: whether the scheduler's step gets it.
+    """
+
+    def __init__(
+        self,
+        accelerator: Any,
+        steps: int = STEPS,
+        how: str = "ours",
+        built: str = "before",
+        gives_loss: bool = True,
+        **options: Any,
+    ) -> None:
+        self.accelerator, self.gives_loss = accelerator, gives_loss
         model = network()
         optimizer = torch.optim.Adam(model.parameters(), lr=GUESS)
         loader = DataLoader(TensorDataset(*batch_of(0, SAMPLES)), batch_size=SIZE)
+        calls = accelerator.num_processes if how == "theirs" and not accelerator.split_batches else 1
 
-        def scheduler_of(model: Any, optimizer: Any) -> Any:
-            if "max_lr" in options:
-                return hdet.OneCycleLR(optimizer, total_steps=steps, **options)
-            return searching(model, optimizer, steps, "OneCycleLR", **options)
+        def scheduler_of(optimizer: Any) -> Any:
+            return hdet.OneCycleLR(optimizer, **{"max_lr": "auto", "total_steps": calls * steps, **options})
 
-        scheduler = scheduler_of(model, optimizer) if built == "before" else None
+        scheduler = scheduler_of(optimizer) if built == "before" else None
+        if how == "theirs":
+            prepared = accelerator.prepare(model, optimizer, loader, scheduler)
+            self.model, self.optimizer, self.loader, self.scheduler = prepared
+            return
         self.model, self.optimizer, self.loader = accelerator.prepare(model, optimizer, loader)
-        self.scheduler = prepare(accelerator, scheduler or scheduler_of(self.model, self.optimizer))
+        self.scheduler = prepare(accelerator, scheduler or scheduler_of(self.optimizer))
 
     def train(self, batches: int) -> list[int]:
         """The scheduler's step after each batch."""
@@ -68,10 +88,14 @@ class Loop:
                 loss = loss_of(self.model, batch)
                 self.accelerator.backward(loss)
                 self.optimizer.step()
-                self.scheduler.step(loss)
+                self.scheduler.step(*([loss] if self.gives_loss else []))
                 self.optimizer.zero_grad()
-            counts.append(self.scheduler.last_epoch)
+            counts.append(self.scheduler.scheduler.last_epoch)
         return counts
+
+    @property
+    def final_loss(self) -> float:
+        return final_loss(self.accelerator.unwrap_model(self.model))
 
     @property
     def weights(self) -> list[list[float]]:
@@ -83,40 +107,45 @@ def in_a_plain_loop(batches: int) -> float:
     """The final loss without Accelerate, in one process; ``batches`` of them make a step."""
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=GUESS)
-    scheduler = searching(model, optimizer, STEPS, "OneCycleLR")
-    x, y = batch_of(0, SAMPLES)
-    for t in range(STEPS):
-        part = slice(t * batches * SIZE, (t + 1) * batches * SIZE)
-        optimizer.zero_grad()
-        loss = loss_of(model, (x[part], y[part]))
-        loss.backward()
-        optimizer.step()
-        scheduler.step(loss)
-    return final_loss(model)
+    return train(model, optimizer, auto_on(optimizer, STEPS), slices(SAMPLES, batches * SIZE, STEPS))
 
 
-@pytest.mark.covers("frameworks", "Accelerate, probed", "one process", "fp32")
-@pytest.mark.parametrize("built", ["before", "after"])
+@pytest.mark.covers("frameworks", "Accelerate, search", "one process", "fp32")
+@pytest.mark.parametrize("gives_loss", [True, False])
+@pytest.mark.parametrize(("how", "built"), [("theirs", "before"), ("ours", "before"), ("ours", "after")])
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_one_process_ends_where_the_plain_loop_ends(accumulate: int, built: str) -> None:
-    loop = Loop(accelerator_of(accumulate=accumulate), built=built)
-    loop.train(STEPS * accumulate)
-    assert final_loss(loop.model) == pytest.approx(in_a_plain_loop(accumulate), rel=1e-3)
-
-
-@pytest.mark.covers("frameworks", "Accelerate, probed", "DDP", "fp32")
-@pytest.mark.parametrize("built", ["before", "after"])
-@pytest.mark.parametrize("split_batches", [False, True])
-def test_two_processes_end_where_the_plain_loop_ends(split_batches: bool, built: str) -> None:
-    losses = run_ranks(_trained, 2, split_batches, built)
-    assert losses[0] == losses[1] == pytest.approx(in_a_plain_loop(1 if split_batches else 2), rel=1e-3)
-
-
-def _trained(rank: int, split_batches: bool, built: str) -> float:
+def test_one_process_ends_where_the_plain_loop_ends(accumulate: int, how: str, built: str, gives_loss: bool) -> None:
     with quiet():
-        loop = Loop(accelerator_of(rank, 2, split_batches=split_batches), built=built)
-        loop.train(STEPS)
-        return final_loss(loop.accelerator.unwrap_model(loop.model))
+        loop = Loop(accelerator_of(accumulate=accumulate), how=how, built=built, gives_loss=gives_loss)
+        loop.train(STEPS * accumulate)
+        assert loop.final_loss / in_a_plain_loop(accumulate) == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.covers("frameworks", "Accelerate, search", "DDP", "fp32")
+@pytest.mark.parametrize("gives_loss", [True, False])
+@pytest.mark.parametrize("split_batches", [False, True])
+def test_two_processes_end_where_the_plain_loop_ends(split_batches: bool, gives_loss: bool) -> None:
+    """By Accelerate's own ``prepare``: without ``split_batches`` two steps of the schedule for one of the optimizer."""
+    (loss, counts), (other, _) = run_ranks(_trained, 2, "theirs", "before", split_batches, gives_loss, timeout=200)
+    assert counts[:3] == ([1, 2, 3] if split_batches else [2, 4, 6])
+    assert loss == other
+    assert loss / in_a_plain_loop(1 if split_batches else 2) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize(("split_batches", "built"), [(False, "before"), (True, "after")])
+def test_prepared_by_hdet_there_is_one_step_for_one_of_the_optimizer(split_batches: bool, built: str) -> None:
+    (loss, counts), (other, _) = run_ranks(_trained, 2, "ours", built, split_batches, True, timeout=200)
+    assert counts[:3] == [1, 2, 3]
+    assert loss == other
+    assert loss / in_a_plain_loop(1 if split_batches else 2) == pytest.approx(1, abs=0.02)
+
+
+def _trained(rank: int, how: str, built: str, split_batches: bool, gives_loss: bool) -> tuple[float, list[int]]:
+    with quiet():
+        accelerator = accelerator_of(rank, 2, split_batches=split_batches)
+        loop = Loop(accelerator, how=how, built=built, gives_loss=gives_loss)
+        counts = loop.train(STEPS)
+        return loop.final_loss, counts
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
@@ -128,9 +157,9 @@ def test_one_process_steps_with_the_optimizer(accumulate: int) -> None:
 
 @pytest.mark.parametrize(("accumulate", "split_batches"), [(1, False), (1, True), (4, False)])
 def test_two_processes_step_once_per_optimizer_step(accumulate: int, split_batches: bool) -> None:
-    rows = run_ranks(_two, 2, accumulate, split_batches)
+    rows = run_ranks(_two, 2, accumulate, split_batches, timeout=200)
     assert [counts for counts, _ in rows] == [[n // accumulate for n in range(1, 13)]] * 2
-    assert rows[0][1] == rows[1][1]  # a probed run: one model
+    assert rows[0][1] == rows[1][1]  # a search: one model
 
 
 def _two(rank: int, accumulate: int, split_batches: bool) -> tuple[list[int], list[list[float]]]:
@@ -143,32 +172,35 @@ def test_losses_of_all_batches_count() -> None:
     with quiet():
         loop = Loop(accelerator_of(accumulate=4))
         loop.train(3)
-    assert loop.scheduler.scheduler._run.meter.count == 3
+    assert loop.scheduler.scheduler._run.losses.count == 3
 
 
+@pytest.mark.parametrize("how", ["theirs", "ours"])
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_saved_state_holds_the_search(size: int, tmp_path: Path) -> None:
-    rows = [_resumed(0, 1, tmp_path)] if size == 1 else run_ranks(_resumed, 2, 2, tmp_path)
-    for before, after, saved, loaded in rows:
-        assert saved == loaded
-        assert after == before + 4
+def test_a_saved_state_holds_the_search(size: int, how: str, tmp_path: Path) -> None:
+    rows = [_resumed(0, 1, how, tmp_path)] if size == 1 else run_ranks(_resumed, 2, 2, how, tmp_path, timeout=200)
+    for steps, saved, loaded, loss in rows:
+        assert repr(saved) == repr(loaded)  # NaN is not equal to itself
+        assert steps == [24 * (size if how == "theirs" else 1)] * 2
+        assert loss < 1.3 * in_a_plain_loop(size)
 
 
-def _resumed(rank: int, size: int, folder: Path) -> tuple[int, int, Any, Any]:
+def _resumed(rank: int, size: int, how: str, folder: Path) -> tuple[list[int], Any, Any, float]:
     with quiet():
-        first = Loop(accelerator_of(rank, size))
-        first.train(20)
+        first = Loop(accelerator_of(rank, size), how=how)
+        first.train(24)
         first.accelerator.save_state(str(folder / "state"))
-        again = Loop(accelerator_of(rank, size))
+        again = Loop(accelerator_of(rank, size), how=how)
         again.accelerator.load_state(str(folder / "state"))
-        before, found = again.scheduler.last_epoch, again.scheduler.state_dict()
-        again.train(4)
-        return before, again.scheduler.last_epoch, first.scheduler.state_dict()["hdet"], found["hdet"]
+        steps = [loop.scheduler.scheduler.last_epoch for loop in (first, again)]
+        found = [loop.scheduler.state_dict()["hdet"] for loop in (first, again)]
+        again.train(STEPS - 24)
+        return steps, found[0], found[1], again.final_loss
 
 
-@pytest.mark.covers("frameworks", "Accelerate, trained", "DDP", "fp32")
+@pytest.mark.covers("frameworks", "Accelerate, replicas", "DDP", "fp32")
 def test_consensus_shows_the_mean_of_replicas_that_train() -> None:
-    rows = run_ranks(_consensus, 2)
+    rows = run_ranks(_consensus, 2, timeout=200)
     (own, shown, rate), (other, shown_there, other_rate) = rows
     assert own != other  # inside a round
     assert shown == shown_there
@@ -200,6 +232,28 @@ def test_an_ensemble_is_taken_as_well() -> None:
                 optimizer.zero_grad()
         assert scheduler.state_dict()["step"] == 3
         assert list(scheduler.base_values) == ["lr[0]"]
+
+
+def test_a_search_on_another_schedule_is_taken_as_well() -> None:
+    def cosine(optimizer: Any) -> Any:
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        return hdet.auto(optimizer, schedule=schedule, total_steps=STEPS)
+
+    with quiet():
+        accelerator = accelerator_of()
+        model, net = network(), network()
+        optimizer, own = (torch.optim.Adam(one.parameters(), lr=GUESS) for one in (model, net))
+        scheduler = prepare(accelerator, cosine(optimizer))
+        model, optimizer = accelerator.prepare(model, optimizer)
+        for t in range(STEPS):
+            loss = loss_of(model, batch_of(t))
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step(loss)
+            optimizer.zero_grad()
+        assert scheduler.state_dict()["step"] == STEPS
+        plain = train(net, own, cosine(own), (batch_of(t) for t in range(STEPS)))
+        assert final_loss(model) / plain == pytest.approx(1, abs=0.02)
 
 
 def test_it_is_prepared_once() -> None:

@@ -1,4 +1,4 @@
-"""TimmSchedule, with stand-ins: timm is not installed here.
+"""TimmSchedule, with stand-ins, and with timm itself where it is installed.
 
 ``Cosine`` and ``Plateau`` keep timm's interface: the caller counts, ``step_update`` acts where ``t_in_epochs`` is
 False and ``step`` where it is True, values replace what the param groups held, ``lr_scale`` is respected, and the state
@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
 import hdet
 from hdet.integrations.timm import TimmSchedule
+from tests.integrations.loops import train
 from tests.models import groups_of, make_optimizer, two_layer
 from tests.ranks import run_ranks
+from tests.setups.problems import batch_of, network, quiet
 
 
 class Cosine:
@@ -145,6 +147,78 @@ def test_rates_in_tensors_stay_the_same_tensors() -> None:
         values.append(float(rate))
     assert optimizer.param_groups[0]["lr"] is rate
     assert values == pytest.approx([0.05 * (1 + math.cos(math.pi * t / 10)) for t in range(1, 6)])
+
+
+EPOCHS, PER_EPOCH, WARM = 30, 5, 6
+STEPS = EPOCHS * PER_EPOCH
+
+
+def stand_in(optimizer: Optimizer) -> TimmSchedule:
+    return TimmSchedule(Cosine(optimizer, EPOCHS, warmup_t=WARM), PER_EPOCH)
+
+
+def by_updates(optimizer: Optimizer) -> TimmSchedule:
+    return TimmSchedule(Cosine(optimizer, STEPS, warmup_t=WARM * PER_EPOCH, t_in_epochs=False))
+
+
+def of_timm(optimizer: Optimizer) -> TimmSchedule:
+    scheduler = pytest.importorskip("timm.scheduler")
+    more = {"warmup_epochs": WARM, "warmup_lr": 0.0, "min_lr": 0.0}
+    cosine, epochs = scheduler.create_scheduler_v2(optimizer, num_epochs=EPOCHS, **more)
+    assert epochs == EPOCHS
+    return TimmSchedule(cosine, PER_EPOCH)
+
+
+def of_torch(optimizer: Optimizer) -> LambdaLR:
+    """The same by epochs, without timm."""
+
+    def shape(update: int) -> float:
+        t = update // PER_EPOCH
+        return t / WARM if t < WARM else 0.5 * (1 + math.cos(math.pi * t / EPOCHS))
+
+    return LambdaLR(optimizer, shape)
+
+
+def searched(make: Any, gives_loss: bool = True) -> float:
+    """The final loss of a search on a schedule."""
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
+    scheduler = hdet.auto(optimizer, schedule=make(optimizer), total_steps=STEPS)
+    batches = (batch_of(t) for t in range(STEPS))
+    with quiet():
+        return train(net, optimizer, scheduler, batches, gives_loss=gives_loss)
+
+
+@pytest.mark.parametrize("gives_loss", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        stand_in,
+        by_updates,
+        pytest.param(of_timm, marks=pytest.mark.covers("frameworks", "timm, search", "one process", "fp32")),
+    ],
+)
+def test_a_search_on_timms_schedule_ends_where_one_on_torchs_ends(make: Any, gives_loss: bool) -> None:
+    assert searched(make, gives_loss) / searched(of_torch) == pytest.approx(1, abs=0.05)
+
+
+def test_a_search_on_timms_schedule_resumes() -> None:
+    def run(net: Any, optimizer: Optimizer, scheduler: Any, steps: range) -> float:
+        return train(net, optimizer, scheduler, (batch_of(t) for t in steps))
+
+    def made() -> Any:
+        net = network()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
+        return net, optimizer, hdet.auto(optimizer, schedule=stand_in(optimizer), total_steps=STEPS)
+
+    first, again = made(), made()
+    run(*first, range(52))  # inside an epoch
+    saved = copy.deepcopy([part.state_dict() for part in first])
+    for part, state in zip(again, saved, strict=True):
+        part.load_state_dict(state)
+    assert rates(again[1]) == rates(first[1])
+    with quiet():
+        assert run(*again, range(52, STEPS)) / searched(of_torch) == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""torchtitan's containers on the CPU: one search for several optimizers, steps without a loss, checkpoints."""
+"""torchtitan's containers on the CPU: one search for several optimizers, with and without the loss, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 
 import hdet
 from hdet.integrations.torchtitan import AutoLR
-from tests.setups.problems import Records, batch_of, final_loss, loss_of, network, probe_of, weights_of
-from tests.setups.runs import searching
+from tests.integrations.loops import train
+from tests.setups.problems import Records, batch_of, final_loss, loss_of, network, weights_of
 
 optimizers_of_titan = pytest.importorskip("torchtitan.components.optimizer")
+pytestmark = pytest.mark.filterwarnings("ignore::hdet.SearchWarning")  # that no loss was given
 
-STEPS = 60
+STEPS = 100
 GUESS = 1e-5
 
 
@@ -32,18 +33,21 @@ def groups(*names: str) -> Any:
 class Loop:
     """What torchtitan's trainer does with model parts, optimizers and schedulers."""
 
-    def __init__(self, *names: str, journal: Any = None, **config: Any) -> None:
-        self.model = network()
+    def __init__(self, *names: str, gives_loss: bool = False, journal: Any = None, **config: Any) -> None:
+        self.model, self.gives_loss = network(), gives_loss
         self.optimizers = groups(*names).build(model_parts=[self.model])
-        settings = AutoLR.Config(probe=lambda parts: probe_of(parts[0]), onecycle={"journal": journal}, **config)
+        settings = AutoLR.Config(onecycle={"journal": journal}, **config)
         self.schedulers = settings.build(optimizers=self.optimizers, training_steps=STEPS)
 
     def train(self, steps: range) -> list[dict[str, float]]:
         seen = []
         for t in steps:
             self.optimizers.zero_grad()
-            loss_of(self.model, batch_of(t)).backward()
+            loss = loss_of(self.model, batch_of(t))
+            loss.backward()
             seen.append(self.schedulers.get_metrics())
+            if self.gives_loss:
+                self.schedulers.observe(loss)
             self.optimizers.step()
             self.schedulers.step()
         return seen
@@ -53,47 +57,34 @@ class Loop:
         return {"model": self.model, "optimizer": self.optimizers, "lr_scheduler": self.schedulers}
 
 
-@pytest.mark.covers("frameworks", "torchtitan, probed", "one process", "fp32")
-def test_one_optimizer_as_without_torchtitan() -> None:
-    loop, model = Loop("AdamW"), network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=GUESS, foreach=False)
-    scheduler = hdet.auto(optimizer, total_steps=STEPS, probe=probe_of(model))
-    rates = []
-    for t in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(model, batch_of(t)).backward()
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert loop.train(range(STEPS)) == [{"lr/AdamW": rate} for rate in rates]
-    assert torch.equal(weights_of(loop.model), weights_of(model))
-    assert max(rates) > 10 * GUESS
+@pytest.mark.covers("frameworks", "torchtitan, search", "one process", "fp32")
+@pytest.mark.parametrize("gives_loss", [True, False])
+@pytest.mark.parametrize("names", [("AdamW",), ("AdamW", "Adam")])
+def test_it_ends_where_the_plain_loop_ends(names: tuple[str, ...], gives_loss: bool) -> None:
+    loop = Loop(*names, gives_loss=gives_loss)
+    seen = loop.train(range(STEPS))
+    assert final_loss(loop.model) / by_hand(*names) == pytest.approx(1, abs=0.02)
+    assert seen[-1].keys() == {f"lr/{name}" for name in names}
+    assert loop.schedulers.scheduler._run.way.model is loop.model
+
+
+def by_hand(*names: str) -> float:
+    """The final loss without torchtitan: matrices in one optimizer, the rest in another, or all in one."""
+    model = network()
+    parts = [list(model.parameters())]
+    if len(names) == 2:
+        parts = [[p for p in model.parameters() if (p.ndim == 2) == matrices] for matrices in (True, False)]
+    optimizers = [getattr(torch.optim, name)(own, lr=GUESS) for name, own in zip(names, parts, strict=True)]
+    scheduler = hdet.auto(optimizers, total_steps=STEPS)
+    return train(model, optimizers, scheduler, (batch_of(t) for t in range(STEPS)))
 
 
 def test_several_optimizers_have_one_factor() -> None:
     journal = Records()
     loop = Loop("AdamW", "Adam", journal=journal)
-    seen = loop.train(range(STEPS))
-    assert all(row["lr/AdamW"] == row["lr/Adam"] for row in seen)
-    assert seen[-1].keys() == {"lr/AdamW", "lr/Adam"}
-    assert final_loss(loop.model) == pytest.approx(_two_by_hand(), rel=1e-3)
+    assert all(row["lr/AdamW"] == row["lr/Adam"] for row in loop.train(range(STEPS)))
     assert len(journal.rounds) > 3
     assert len(loop.schedulers) == 1
-
-
-def _two_by_hand() -> float:
-    """The same without torchtitan."""
-    model = network()
-    kinds = {torch.optim.AdamW: [p for p in model.parameters() if p.ndim == 2]}
-    kinds[torch.optim.Adam] = [p for p in model.parameters() if p.ndim < 2]
-    optimizers = [kind(own, lr=GUESS, foreach=False) for kind, own in kinds.items()]
-    scheduler = searching(model, optimizers, STEPS)
-    for t in range(STEPS):
-        model.zero_grad()
-        loss_of(model, batch_of(t)).backward()
-        for part in (*optimizers, scheduler):
-            part.step()
-    return final_loss(model)
 
 
 def test_total_steps_of_the_config_come_first() -> None:
@@ -111,9 +102,10 @@ def test_a_checkpoint_holds_the_search(tmp_path: Path) -> None:
     assert torch.equal(weights_of(second.model), weights_of(first.model))
     assert second.schedulers.get_metrics() == first.schedulers.get_metrics()
     assert second.schedulers.state_dict()["last_epoch"] == 20
-    assert second.schedulers.state_dict()["hdet"] == first.schedulers.state_dict()["hdet"]
+    states = [repr(loop.schedulers.state_dict()["hdet"]) for loop in (first, second)]  # NaN is not equal to itself
+    assert states[0] == states[1]
     seen = second.train(range(20, STEPS))
-    assert final_loss(second.model) < 0.5
+    assert final_loss(second.model) / by_hand("AdamW", "Adam") == pytest.approx(1, abs=0.2)
     assert seen[-1]["lr/Adam"] < max(row["lr/Adam"] for row in seen)
 
 

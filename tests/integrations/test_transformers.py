@@ -16,10 +16,10 @@ import hdet
 from hdet.integrations.transformers import AutoLR, Replicas
 from tests.ranks import run_ranks
 from tests.setups.problems import quiet
-from tests.setups.runs import searching
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+pytestmark = pytest.mark.timeout(300)
 
 STEPS = 60
 WORDS = 16
@@ -27,9 +27,13 @@ Samples = list[dict[str, Tensor]]
 
 
 def samples(n: int, first: int = 0) -> Samples:
-    """Sequences that count up from a random word: easy to learn."""
-    starts = [torch.randint(WORDS, (1,), generator=torch.Generator().manual_seed(first + i)) for i in range(n)]
-    rows = [(start + torch.arange(8)) % WORDS for start in starts]
+    """Sequences that count up from a random word: easy to learn, but for every fifth word, which is a random one."""
+    rows = []
+    for i in range(first, first + n):
+        g = torch.Generator().manual_seed(i)
+        row = (torch.randint(WORDS, (1,), generator=g) + torch.arange(8)) % WORDS
+        noise = torch.randint(WORDS, (8,), generator=g)
+        rows.append(torch.where(torch.rand(8, generator=g) < 0.2, noise, row))
     return [{"input_ids": row, "labels": row.clone()} for row in rows]
 
 
@@ -64,13 +68,15 @@ def trainer_of(folder: Path, kind: Any = None, model: Any = None, **more: Any) -
     )
 
 
-def by_hand(trainer: Any) -> float:
+def auto_on(optimizer: Any, steps: int = STEPS, **more: Any) -> Any:
+    return hdet.OneCycleLR(optimizer, "auto", total_steps=steps, **{"cycle_momentum": False, **more})
+
+
+def by_hand(trainer: Any, make: Any = auto_on) -> float:
     """The evaluation loss after a plain loop, with the model, the batches and the optimizer of a Trainer."""
     steps, model = trainer.args.max_steps, trainer.model
     trainer.create_optimizer()
-    others = [trainer.data_collator(trainer.eval_dataset[k : k + 16]) for k in range(0, 64, 16)]
-    probe = hdet.ProbeBatch(model, lambda inner, batch: inner(**batch).loss, others)
-    scheduler = searching(model, trainer.optimizer, steps, "OneCycleLR", probe=probe)
+    scheduler = make(trainer.optimizer, steps)
     loader, done = trainer.get_train_dataloader(), 0
     model.train()
     while done < steps:
@@ -103,16 +109,50 @@ def test_importing_hdet_imports_neither() -> None:
 # -- finding the rate --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("frameworks", "Hugging Face Trainer, probed", "one process", "fp32")
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "one process", "fp32")
 def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, max_steps=100)
-    AutoLR(probe=OTHER, batch_size=16).attach(trainer)
+    AutoLR().attach(trainer)
     trainer.train()
     assert isinstance(trainer.lr_scheduler, hdet.OneCycleLR)
     assert trainer.lr_scheduler.last_epoch == 100
-    assert loss_after(trainer) == pytest.approx(by_hand(trainer_of(tmp_path, max_steps=100)), rel=0.1, abs=0.02)
+    assert trainer.lr_scheduler._run.way.model is trainer.model
+    assert loss_after(trainer) / by_hand(trainer_of(tmp_path, max_steps=100)) == pytest.approx(1, abs=0.1)
     assert logged(trainer, "hdet/rate") == logged(trainer, "learning_rate")
     assert logged(trainer, "hdet/event")[0].startswith("first step")
+
+
+def shape(optimizer: Any) -> Any:
+    return transformers.get_cosine_schedule_with_warmup(optimizer, STEPS // 10, STEPS)
+
+
+def cosine(optimizer: Any, steps: int = STEPS) -> Any:
+    return hdet.auto(optimizer, schedule=shape, total_steps=steps)
+
+
+def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
+    trainer = AutoLR(schedule=shape).attach(trainer_of(tmp_path))
+    trainer.train()
+    assert loss_after(trainer) / by_hand(trainer_of(tmp_path), cosine) == pytest.approx(1, abs=0.1)
+    assert logged(trainer, "hdet/event")[0].startswith("first step")
+
+
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "one process", "fp32")
+@pytest.mark.parametrize("make", [auto_on, cosine])
+@pytest.mark.parametrize("looked_after", [True, False])
+def test_a_scheduler_of_the_users_own_ends_where_the_plain_loop_ends(
+    make: Any, looked_after: bool, tmp_path: Path
+) -> None:
+    """With the loss, which AutoLR gives, and without: the Trainer gives a scheduler none."""
+    model = language_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, weight_decay=0.0)
+    trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, make(optimizer)))
+    if looked_after:
+        AutoLR().attach(trainer)
+    with quiet():
+        trainer.train()
+    assert loss_after(trainer) / by_hand(trainer_of(tmp_path), make) == pytest.approx(1, abs=0.1)
+    assert bool(logged(trainer, "hdet/rate")) == looked_after
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -139,58 +179,7 @@ def test_accumulation_clipping_and_its_own_optimizer(tmp_path: Path) -> None:
     assert optimizer.defaults["momentum"] == optimizer.param_groups[0]["momentum"] == 0  # not cycled
 
 
-@pytest.mark.parametrize("probe", [None, OTHER, "eval"])
-def test_the_probe_is_the_trainers_loss_without_label_smoothing(probe: Any, tmp_path: Path) -> None:
-    trainer = trainer_of(tmp_path, model=language_model(dropout=0.5), label_smoothing_factor=0.5)
-    auto = AutoLR(probe=probe, batch_size=4).attach(trainer)
-    trainer.create_optimizer_and_scheduler(STEPS)
-    probed = trainer.lr_scheduler._run.way.probe
-    smoother, accelerator = trainer.label_smoother, trainer.accelerator
-    batch = probed.loader(3)
-    assert batch["input_ids"].shape == (4, 8)
-    state = torch.get_rng_state()
-    loss = probed()
-    assert torch.equal(state, torch.get_rng_state())
-    assert (trainer.label_smoother, trainer.accelerator) == (smoother, accelerator)
-    assert trainer.model.training
-    with torch.no_grad():
-        trainer.model.eval()
-        assert float(loss) == pytest.approx(float(trainer.model(**probed.loader(0)).loss))
-    assert auto is trainer
-
-
-def test_the_samples_of_a_round_depend_on_its_number_alone(tmp_path: Path) -> None:
-    trainer = AutoLR(batch_size=4).attach(trainer_of(tmp_path))
-    trainer.create_optimizer_and_scheduler(STEPS)
-    batch_fn = trainer.lr_scheduler._run.way.probe.loader
-    first, again, other = batch_fn(1), batch_fn(1), batch_fn(2)
-    assert torch.equal(first["input_ids"], again["input_ids"])
-    assert not torch.equal(first["input_ids"], other["input_ids"])
-
-
-def test_data_without_a_length_and_several_of_them(tmp_path: Path) -> None:
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Any:
-            return iter(OTHER)
-
-    for probe in (Stream(), "second"):
-        trainer = trainer_of(tmp_path, max_steps=45)
-        trainer.eval_dataset = {"first": OTHER, "second": OTHER}
-        AutoLR(probe=probe, batch_size=8).attach(trainer)
-        trainer.train()
-        trainer.eval_dataset = OTHER
-        assert loss_after(trainer) == pytest.approx(by_hand(trainer_of(tmp_path, max_steps=45)), rel=0.1, abs=0.02)
-
-
-def test_columns_that_the_model_does_not_take_are_left_out(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_list([{**row, "text": "words"} for row in OTHER])
-    trainer = AutoLR(probe=table, batch_size=8).attach(trainer_of(tmp_path, max_steps=45))
-    trainer.train()
-    assert loss_after(trainer) == pytest.approx(by_hand(trainer_of(tmp_path, max_steps=45)), rel=0.1, abs=0.02)
-
-
-@pytest.mark.covers("frameworks", "Hugging Face Trainer, probed", "one process", "bf16")
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "one process", "bf16")
 def test_a_loss_of_its_own_and_bf16(tmp_path: Path) -> None:
     def loss_func(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         count = num_items_in_batch if num_items_in_batch is not None else labels[:, 1:].numel()
@@ -199,17 +188,17 @@ def test_a_loss_of_its_own_and_bf16(tmp_path: Path) -> None:
 
     seen: set[tuple[bool, torch.dtype]] = set()
     trainer = trainer_of(tmp_path, compute_loss_func=loss_func, bf16=True)
-    AutoLR(probe=OTHER).attach(trainer)
+    AutoLR().attach(trainer)
     trainer.model.lm_head.register_forward_hook(lambda head, _, logits: seen.add((head.training, logits.dtype)))
     trainer.train()
-    assert seen == {(True, torch.bfloat16), (False, torch.bfloat16)}  # steps and probes
-    assert loss_after(trainer) == pytest.approx(by_hand(trainer_of(tmp_path)), rel=0.1, abs=0.02)
+    assert seen == {(True, torch.bfloat16)}  # nothing but steps
+    assert loss_after(trainer) / by_hand(trainer_of(tmp_path)) == pytest.approx(1, abs=0.1)
 
 
 def test_evaluation_saving_and_the_best_model(tmp_path: Path) -> None:
     regular = {"eval_strategy": "steps", "eval_steps": 20, "save_strategy": "steps", "save_steps": 20}
     trainer = trainer_of(tmp_path, load_best_model_at_end=True, **regular)
-    AutoLR(probe="eval").attach(trainer)
+    AutoLR().attach(trainer)
     trainer.train()
     assert len(logged(trainer, "eval_loss")) == 3
     assert trainer.evaluate()["eval_loss"] == pytest.approx(min(logged(trainer, "eval_loss")), rel=1e-5)
@@ -217,17 +206,17 @@ def test_evaluation_saving_and_the_best_model(tmp_path: Path) -> None:
 
 def test_resume_goes_on_with_the_search(tmp_path: Path) -> None:
     regular = {"save_strategy": "steps", "save_steps": 30}
-    first = AutoLR(probe="eval").attach(trainer_of(tmp_path, **regular))
+    first = AutoLR().attach(trainer_of(tmp_path, **regular))
     first.train()
-    again = AutoLR(probe="eval").attach(trainer_of(tmp_path, **regular))
+    again = AutoLR().attach(trainer_of(tmp_path, **regular))
     loaded: list[Any] = []
     again.add_callback(_AtBegin(lambda: loaded.append(again.lr_scheduler.state_dict())))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
     saved = torch.load(tmp_path / "checkpoint-30" / "scheduler.pt", weights_only=True)
     assert loaded[0]["last_epoch"] == 30
-    assert loaded[0]["hdet"] == saved["hdet"]
+    assert repr(loaded[0]["hdet"]) == repr(saved["hdet"])  # NaN is not equal to itself
     assert again.lr_scheduler.last_epoch == STEPS
-    assert again.evaluate()["eval_loss"] < 2.7
+    assert loss_after(again) / loss_after(first) == pytest.approx(1, abs=0.1)
 
 
 def test_a_longer_run_than_the_checkpoints_is_refused_before_the_first_step(tmp_path: Path) -> None:
@@ -288,7 +277,7 @@ def test_training_twice_and_model_init(tmp_path: Path) -> None:
     AutoLR().attach(made)
     made.train()
     made.eval_dataset = OTHER
-    assert loss_after(made) == pytest.approx(by_hand(trainer_of(tmp_path, max_steps=45)), rel=0.1, abs=0.02)
+    assert loss_after(made) / by_hand(trainer_of(tmp_path, max_steps=45)) == pytest.approx(1, abs=0.1)
 
 
 # -- two processes -----------------------------------------------------------------------------------------------------
@@ -304,22 +293,30 @@ def weights_of(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
 
 
-@pytest.mark.covers("frameworks", "Hugging Face Trainer, probed", "DDP", "fp32")
-def test_two_processes_find_one_rate(tmp_path: Path) -> None:
-    first, second = run_ranks(_probed, 2, tmp_path)
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "DDP", "fp32")
+@pytest.mark.parametrize("attached", [True, False])
+def test_two_processes_find_one_rate(tmp_path: Path, attached: bool) -> None:
+    first, second = run_ranks(_searched, 2, tmp_path, attached, timeout=240, group_timeout=120)
     assert torch.equal(first[0], second[0])
     assert first[1] == second[1] == STEPS
     whole = trainer_of(tmp_path, per_device_train_batch_size=16)  # what both processes see
-    assert first[2] == second[2] == pytest.approx(by_hand(whole), rel=0.1, abs=0.02)
-    assert first[3]
+    assert first[2] == second[2]
+    assert first[2] / by_hand(whole) == pytest.approx(1, abs=0.1)
+    assert bool(first[3]) == attached
 
 
-def _probed(rank: int, folder: Path) -> tuple[Tensor, int, float, list[str]]:
+def _searched(rank: int, folder: Path, attached: bool) -> tuple[Tensor, int, float, list[str]]:
     joined(rank)
     with quiet():
         regular = {"eval_strategy": "steps", "eval_steps": 25, "save_strategy": "steps", "save_steps": 25}
-        trainer = trainer_of(folder, _Gathering, ddp_backend="gloo", **regular)
-        AutoLR(probe="eval").attach(trainer)
+        given: dict[str, Any] = {}
+        if not attached:
+            model = language_model()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, weight_decay=0.0)
+            given = {"model": model, "optimizers": (optimizer, auto_on(optimizer))}
+        trainer = trainer_of(folder, _Gathering, ddp_backend="gloo", **given, **regular)
+        if attached:
+            AutoLR().attach(trainer)
         trainer.train()
         events = logged(trainer, "hdet/event")
         return weights_of(trainer.model), trainer.lr_scheduler.last_epoch, loss_after(trainer), events
@@ -339,15 +336,15 @@ class _Gathering(transformers.Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def test_a_probe_leaves_no_metrics_behind(tmp_path: Path) -> None:
+def test_compute_loss_is_called_for_steps_alone(tmp_path: Path) -> None:
     trainer = AutoLR().attach(trainer_of(tmp_path, _Gathering))
     trainer.train()
     assert (len(trainer._metrics["train"]), len(trainer._metrics["eval"])) == (STEPS, 0)
 
 
-@pytest.mark.covers("frameworks", "Hugging Face Trainer, trained", "DDP", "fp32")
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, replicas", "DDP", "fp32")
 def test_replicas_that_train_are_evaluated_and_saved_as_their_mean(tmp_path: Path) -> None:
-    first, second = run_ranks(_trained, 2, tmp_path)
+    first, second = run_ranks(_trained, 2, tmp_path, timeout=240, group_timeout=120)
     assert not torch.equal(first["inside"], second["inside"])  # inside a round each has its own
     assert first["eval_loss"] == pytest.approx(first["loss_of_the_saved"], abs=1e-5)
     assert torch.allclose(first["saved"], (first["inside"] + second["inside"]) / 2, atol=1e-7)
@@ -368,8 +365,7 @@ def _trained(rank: int, folder: Path) -> dict[str, Any]:
     class Stop(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
             if state.global_step == 3:
-                meter = trainer.lr_scheduler._run.meter
-                seen["observed"] = meter.mean()
+                seen["observed"] = trainer.lr_scheduler._run.losses.mean()
             if state.global_step == 7:
                 seen["inside"] = weights_of(trainer.model)
                 control.should_evaluate = control.should_save = control.should_log = True
@@ -395,7 +391,7 @@ def _trained(rank: int, folder: Path) -> dict[str, Any]:
 
 
 def test_replicas_that_train_resume(tmp_path: Path) -> None:
-    first, second = run_ranks(_resumed, 2, tmp_path)
+    first, second = run_ranks(_resumed, 2, tmp_path, timeout=240, group_timeout=120)
     assert first["steps"] == second["steps"] == 20
     assert first["learned"] == second["learned"]
     assert first["rates"] == second["rates"][::-1]
@@ -432,7 +428,7 @@ def _resumed(rank: int, folder: Path) -> dict[str, Any]:
 # -- made from it ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.covers("frameworks", "Hugging Face Trainer with PEFT, probed", "one process", "fp32")
+@pytest.mark.covers("frameworks", "Hugging Face Trainer with PEFT, search", "one process", "fp32")
 def test_lora(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -442,12 +438,12 @@ def test_lora(tmp_path: Path) -> None:
         return peft.get_peft_model(language_model(), config)
 
     trainer = trainer_of(tmp_path, model=adapted(), load_best_model_at_end=True, **regular)
-    AutoLR(probe=OTHER).attach(trainer)
+    AutoLR().attach(trainer)
     trainer.train()
-    assert loss_after(trainer) == pytest.approx(by_hand(trainer_of(tmp_path, model=adapted())), rel=0.1, abs=0.02)
+    assert loss_after(trainer) / by_hand(trainer_of(tmp_path, model=adapted())) == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.covers("frameworks", "TRL SFTTrainer, probed", "one process", "fp32")
+@pytest.mark.covers("frameworks", "TRL SFTTrainer, search", "one process", "fp32")
 def test_sft_trainer(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
@@ -465,10 +461,10 @@ def test_sft_trainer(tmp_path: Path) -> None:
         return trl.SFTTrainer(language_model(), config, **given)
 
     trainer, other = made(), made()
-    AutoLR(probe="eval").attach(trainer)
+    AutoLR().attach(trainer)
     trainer.train()
     other.eval_dataset = list(other.eval_dataset)
-    assert loss_after(trainer) == pytest.approx(by_hand(other), rel=0.1, abs=0.02)
+    assert loss_after(trainer) / by_hand(other) == pytest.approx(1, abs=0.1)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -482,10 +478,7 @@ def test_without_attach_it_says_which_line_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda t: AutoLR(batch_size=0), "at least 1"),
-        (lambda t: AutoLR(batch_size=2.5), "an integer"),
         (lambda t: AutoLR(max_lr=0.1), "fills in max_lr"),
-        (lambda t: AutoLR(probe="test").attach(t), "several in eval_dataset"),
         (lambda t: AutoLR().attach("trainer"), "takes a transformers"),
         (lambda t: Replicas().attach(t), "AutoLR"),
         (lambda t: AutoLR().attach(AutoLR().attach(t)), "attached once"),
@@ -496,11 +489,12 @@ def test_bad_input_is_refused(make: Any, words: str, tmp_path: Path) -> None:
         make(trainer_of(tmp_path))
 
 
-def test_a_trainer_with_a_scheduler_or_without_data_is_refused(tmp_path: Path) -> None:
+def test_a_trainer_with_another_scheduler_is_refused(tmp_path: Path) -> None:
     model = language_model()
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     with pytest.raises(hdet.ArgumentError, match="has one already"):
         AutoLR().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler)))
-    with pytest.raises(hdet.ArgumentError, match="has none"):
-        AutoLR().attach(transformers.Trainer(model, arguments(tmp_path)))
+    trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, auto_on(optimizer)))
+    with pytest.raises(hdet.ArgumentError, match="pct_start of AutoLR would not be used"):
+        AutoLR(pct_start=0.1).attach(trainer)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hdet.journal import SCHEMA, Journal
 
-__all__ = ["a_header", "a_round", "probed_folder", "trained_journal", "write_folder", "write_journal"]
+__all__ = ["a_header", "a_round", "searched_folder", "trained_journal", "write_folder", "write_journal"]
 
 
 def a_header(knobs: Sequence[str] = ("lr[0]",), replicas: int = 2, /, **arguments: Any) -> dict[str, Any]:
@@ -91,22 +91,22 @@ def trained_journal(path: Path, rounds: int = 40, replicas: int = 4, knobs: Sequ
     return write_journal(path, a_header(knobs, replicas, **arguments), *records)
 
 
-PROBED = ("lr[embedding]", "lr[transformer]", "lr[head]")
+GROUPS = ("lr[embedding]", "lr[transformer]", "lr[head]")
 _GOAL = 4.1
 _LENGTHS = [4] * 5 + [max(8, int(12 * 1.09**k)) for k in range(33)]
-_HOT = 20
+_RUINED = 20
 """The round after which the run goes back."""
 
 
-def probed_folder(folder: Path, name: str = "auto", seed: int = 1, final: float = 3.277) -> Path:
-    """A search over three groups from a rate that is too low: a first step, a step back, a resume."""
+def searched_folder(folder: Path, name: str = "auto", seed: int = 1, final: float = 3.277) -> Path:
+    """A search over three groups from a rate that is too low: a first step, weights put back once, a resume."""
     chance, total = random.Random(seed), sum(_LENGTHS)
     m, records = 0.001, []
     for k in range(len(_LENGTHS)):
-        records.append(_probed_round(k, m, final, chance))
+        records.append(_searched_round(k, m, final, chance))
         m = records[-1]["learned"][0]
-    described = {knob: {"scale": "relative", "spread": 1 / 9, "base": 1.0} for knob in PROBED}
-    header = a_header(PROBED, 1, fanout="probed", knobs=described, schedule="CosineAnnealingLR", total_steps=total)
+    told = {"max_lr": "auto", "guess": [1e-3] * len(GROUPS), "schedule": "CosineAnnealingLR", "schedule_every": 1}
+    header = a_header(GROUPS, 1, **told, go_back=True, total_steps=total)
     curve = ["step,train_loss,validation_loss"]
     for t in range(0, total, 2):
         fit = 1.8 * math.exp(-4 * t / total) + final
@@ -117,15 +117,16 @@ def probed_folder(folder: Path, name: str = "auto", seed: int = 1, final: float 
     return write_folder(folder, header, *records[:30], resume, *records[30:], curve="\n".join(curve) + "\n", **run)
 
 
-def _probed_round(k: int, m: float, final: float, chance: random.Random) -> dict[str, Any]:
-    """One round of the search: gradients ask for more until the goal is reached, and once it was too hot."""
-    step, total, knobs = sum(_LENGTHS[: k + 1]), sum(_LENGTHS), len(PROBED)
+def _searched_round(k: int, m: float, final: float, chance: random.Random) -> dict[str, Any]:
+    """One round of the search: gradients ask for more until the goal is reached, and once training is ruined."""
+    step, total, knobs = sum(_LENGTHS[: k + 1]), sum(_LENGTHS), len(GROUPS)
     shape = [1e-3 * (0.5 + 0.5 * math.cos(math.pi * min(t / total, 0.995))) for t in (step - 1, step)]
     asked = min(2.5 * m, _GOAL / 0.7) if k > 0 and m < _GOAL else 0.0
-    learned = m / 3 if k == _HOT else m * min(max(0.7 * asked / m, 1.0), 2.0)
-    back = sum(_LENGTHS[: _HOT - 1]) if k == _HOT else None
+    learned = m / 3 if k == _RUINED else m * min(max(0.7 * asked / m, 1.0), 2.0)
+    back = sum(_LENGTHS[: _RUINED - 1]) if k == _RUINED else None
     loss = 1.8 * math.exp(-4 * step / total) + final
-    row = {"loss": loss + 0.02 * chance.gauss(0, 1), "signal": loss + (2.0 if k == _HOT else 0.0), "divergence": 0.0}
+    loss += 0.02 * chance.gauss(0, 1) + (2.0 if k == _RUINED else 0.0)
+    row = {"loss": loss, "signal": loss, "divergence": 0.0}
     row |= {"values": [m * shape[0]] * knobs, "multipliers": [1.0] * knobs}
     return a_round(k, [loss], knobs) | {
         "replicas": [row],
@@ -134,10 +135,9 @@ def _probed_round(k: int, m: float, final: float, chance: random.Random) -> dict
         "base_before": [m * shape[0]] * knobs,
         "base": [learned * shape[1]] * knobs,
         "shape": [shape[1]] * knobs,
-        "loss_before": loss + 0.1 if k else math.nan,
         "reach": asked * shape[0],
-        "event": "first step" if k == 0 else f"too hot: went back to step {back}" if k == _HOT else None,
+        "event": "first step" if k == 0 else f"ruined: rolled back to step {back}" if k == _RUINED else None,
         "went_back_to": back,
         "alarm": None,
-        "seconds": {"train": 0.3 * _LENGTHS[k], "probe": 0.4, "gather": 0.02, "controller": 1e-4, "converge": 0.0},
+        "seconds": {"train": 0.3 * _LENGTHS[k], "gather": 0.02, "controller": 1e-3},
     }

@@ -25,6 +25,7 @@ def test_what_was_found_and_how_to_use_it_again(tmp_path: Path) -> None:
     [
         ({"max_lr": [0.1, 0.1]}, [2.0, 4.0], "Found 0.28.", "max_lr=[0.2, 0.4]"),
         ({"max_lr": 0.1}, [1.0, 1.0], "Stayed at 0.1.", "max_lr=0.1"),
+        ({"max_lr": "auto", "guess": [0.1, 0.1]}, [3.0, 3.0], "Found 0.3.", "max_lr=0.3"),
         ({"max_lr": 0.1, "total_steps": 90}, [2.0, 2.0], "Found 0.2 so far.", "max_lr=0.2"),
     ],
 )
@@ -36,16 +37,17 @@ def test_other_findings(tmp_path: Path, arguments: dict[str, Any], learned: list
 
 
 def test_without_max_lr_only_the_schedule_can_be_used(tmp_path: Path) -> None:
-    for i, arguments in enumerate(({}, {"decay": "exponential", "max_lr": 0.1})):
+    own = {"max_lr": "auto", "guess": [0.1], "schedule": "CosineAnnealingLR"}
+    for i, arguments in enumerate(({}, {"decay": "exponential", "max_lr": 0.1}, own)):
         said = advice(load_run(write_journal(tmp_path / str(i), a_header(**arguments), a_round(0))))
         assert said is not None
         assert len(said.codes) == 1
 
 
 def test_nothing_is_said_where_nothing_was_learned(tmp_path: Path) -> None:
-    fixed = write_folder(tmp_path / "fixed", arguments={"fanout": "none", "lr": 0.1})
+    fixed = write_folder(tmp_path / "fixed", arguments={"method": "none", "lr": 0.1})
     crashed = write_folder(tmp_path / "crashed", a_header(max_lr=0.1), a_round(0), crashed=True)
-    blind = write_folder(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, alarm="the probe is blind."))
+    blind = write_folder(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, alarm="steps do not follow the rate."))
     assert [advice(load_run(path)) for path in (fixed, crashed, blind)] == [None] * 3
     (told,) = warned(load_run(blind))
-    assert str(told) == f"blind, step 10: the probe is blind. {CURE}"
+    assert str(told) == f"blind, step 10: steps do not follow the rate. {CURE}"

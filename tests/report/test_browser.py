@@ -23,7 +23,7 @@ from hdet.report.data import load_run
 from hdet.report.page import Chapter, Table, write_chapters, write_report
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import run_ranks
-from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_folder, write_journal
+from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install 'hdet[test]'")
 from selenium import webdriver
@@ -146,7 +146,7 @@ def test_a_real_run_is_drawn(browser: webdriver.Chrome, artifacts: Path, tmp_pat
 
 
 def test_hover_zoom_and_the_switch_of_steps(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    look(browser, write_report([load_run(probed_folder(tmp_path / "auto"))], tmp_path / "r.html"))
+    look(browser, write_report([load_run(searched_folder(tmp_path / "auto"))], tmp_path / "r.html"))
     x, y = browser.execute_script(POINT)
     actions = ActionChains(browser)
     actions.w3c_actions.pointer_action.move_to_location(int(x), int(y))
@@ -172,7 +172,7 @@ return [box.left + xaxis._offset + xaxis.d2p(trace.x[i]), box.top + yaxis._offse
 
 
 def test_light_dark_and_a_phone(browser: webdriver.Chrome, artifacts: Path, tmp_path: Path) -> None:
-    page = write_report([load_run(probed_folder(tmp_path / "auto"))], tmp_path / "r.html")
+    page = write_report([load_run(searched_folder(tmp_path / "auto"))], tmp_path / "r.html")
     look(browser, page)
     light = colours(browser)
     keep(browser, artifacts / "report-light.png")
@@ -210,7 +210,7 @@ def channels(colour: str) -> list[int]:
 
 
 def test_folded_runs_are_drawn_when_they_are_opened(browser: webdriver.Chrome, artifacts: Path, tmp_path: Path) -> None:
-    runs = [load_run(probed_folder(tmp_path / name, name, seed)) for seed, name in enumerate(("auto", "tuned"))]
+    runs = [load_run(searched_folder(tmp_path / name, name, seed)) for seed, name in enumerate(("auto", "tuned"))]
     table = Table(["a long heading of a column"] * 8, [["a cell that is wide"] * 8], "Ablation")
     page = write_report(runs, tmp_path / "r.html", table=table)
     look(browser, page, PHONE)
@@ -231,7 +231,7 @@ def test_folded_runs_are_drawn_when_they_are_opened(browser: webdriver.Chrome, a
 
 @pytest.mark.parametrize("size", [WIDE, PHONE])
 def test_steps_line_up_from_figure_to_figure(browser: webdriver.Chrome, tmp_path: Path, size: tuple[int, int]) -> None:
-    page = write_report([load_run(probed_folder(tmp_path / "auto"))], tmp_path / "r.html")
+    page = write_report([load_run(searched_folder(tmp_path / "auto"))], tmp_path / "r.html")
     assert page.stat().st_size <= 2_100_000
     look(browser, page, size)
     for _ in ("logarithmic", "linear"):
@@ -245,7 +245,7 @@ def test_steps_line_up_from_figure_to_figure(browser: webdriver.Chrome, tmp_path
 
 
 def test_a_zoom_in_one_figure_is_a_zoom_in_all(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    look(browser, write_report([load_run(probed_folder(tmp_path / "auto"))], tmp_path / "r.html"))
+    look(browser, write_report([load_run(searched_folder(tmp_path / "auto"))], tmp_path / "r.html"))
     browser.find_element("id", "log-steps").click()
     browser.execute_script("Plotly.relayout(document.querySelector('.plot'), {'xaxis.range': [100, 200]})")
     zoomed = ["Learning rate", "Loss"]
@@ -264,14 +264,14 @@ def test_a_zoom_in_one_figure_is_a_zoom_in_all(browser: webdriver.Chrome, tmp_pa
 def test_an_alarm_is_red_and_comes_first(
     browser: webdriver.Chrome, artifacts: Path, tmp_path: Path, scheme: str
 ) -> None:
-    words = "the probe does not see the weights: its loss has never changed"
+    words = "steps do not follow the rate"
     records = [a_round(0), a_round(1, alarm=words), a_round(2)]
-    journal = write_journal(tmp_path / "blind.jsonl", a_header(fanout="probed", max_lr=0.1), *records)
+    journal = write_journal(tmp_path / "blind.jsonl", a_header(max_lr="auto", guess=[0.1]), *records)
     look(browser, write_report([load_run(journal)], tmp_path / "r.html"), PHONE, scheme)
     banner = browser.find_element("css selector", "main > :first-child")
     assert banner.is_displayed()
     assert f"step 20: {words}." in banner.text
-    assert "Give probe= the model that trains" in banner.text
+    assert "Cure that first, as the run's warning says" in banner.text
     red, green, blue = channels(banner.value_of_css_property("background-color"))
     assert red > 150 > 80 > max(green, blue)
     assert banner.rect["y"] < 100
@@ -285,7 +285,7 @@ def test_scenes_are_apart(browser: webdriver.Chrome, artifacts: Path, tmp_path: 
         f"{t},{9 - t / 50},{9 - t / 50},0.01\n" for t in range(400)
     )
     plain = {"name": "plain", "arguments": {"fanout": "none", "lr": 0.01}, "final": {"loss": 1.0}}
-    one = [load_run(probed_folder(tmp_path / name, name)) for name in ("low", "high")]
+    one = [load_run(searched_folder(tmp_path / name, name)) for name in ("low", "high")]
     one.append(load_run(write_folder(tmp_path / "plain", curve=curve, **plain)))
     two = [load_run(trained_journal(tmp_path / "two.jsonl"))]
     chapters = [Chapter(one, "Scene one", "Three runs of one task."), Chapter(two, "Scene two", "Another task.")]
@@ -303,7 +303,7 @@ def test_scenes_are_apart(browser: webdriver.Chrome, artifacts: Path, tmp_path: 
 
 def test_a_page_that_arrives_slowly_is_readable_and_then_drawn(tmp_path: Path) -> None:
     """The first part is text; the scripts come later, and a run that was opened before them is drawn then."""
-    runs = [load_run(probed_folder(tmp_path / name, name)) for name in ("one", "two")]
+    runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("one", "two")]
     page = write_report(runs, tmp_path / "r.html").read_bytes()
     with opened_browser("none") as browser, arriving(page) as (address, rest):
         browser.get(address)
@@ -347,7 +347,7 @@ def arriving(page: bytes) -> Iterator[tuple[str, threading.Event]]:
 
 
 def test_a_browser_that_cannot_unpack_says_so(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    page = write_report([load_run(probed_folder(tmp_path / "auto"))], tmp_path / "r.html")
+    page = write_report([load_run(searched_folder(tmp_path / "auto"))], tmp_path / "r.html")
     without = "delete window.DecompressionStream"
     script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": without})
     browser.get(page.as_uri())

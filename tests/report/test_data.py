@@ -13,7 +13,7 @@ from hdet.errors import ArgumentError, JournalError
 from hdet.journal.lines import decoded
 from hdet.report.data import Slope, load_run
 from hdet.report.verdict import verdict
-from tests.report.made_up import a_header, a_round, probed_folder, write_folder, write_journal
+from tests.report.made_up import a_header, a_round, searched_folder, write_folder, write_journal
 
 
 def test_a_journal_alone(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_journal_alone(tmp_path: Path) -> None:
         tmp_path / "first.jsonl", a_header(("lr[a]",), spread=0.1), a_round(0), a_round(1, delta=[0.2])
     )
     run = load_run(path)
-    assert (run.name, run.knobs, run.replicas, run.probed) == ("first", ("lr[a]",), 2, False)
+    assert (run.name, run.knobs, run.replicas, run.searched) == ("first", ("lr[a]",), 2, False)
     assert [(r.number, r.step) for r in run.rounds] == [(0, 10), (1, 20)]
     assert [row.loss for row in run.rounds[0].replicas] == [1.0, 2.0]
     assert run.rounds[0].plain == (0.1,)
@@ -31,8 +31,8 @@ def test_a_journal_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_everything(tmp_path: Path) -> None:
-    run = load_run(probed_folder(tmp_path / "somewhere"))
-    assert (run.name, run.summary.task, run.probed, run.replicas) == ("auto", "gpt", True, 1)
+    run = load_run(searched_folder(tmp_path / "somewhere"))
+    assert (run.name, run.summary.task, run.searched, run.replicas) == ("auto", "gpt", True, 1)
     assert run.summary.final == {"loss": 3.277, "accuracy": 0.412}
     assert run.summary.baseline == 3.294
     assert len(run.curve.steps) == len(run.curve.train) == len(run.curve.validation)
@@ -42,6 +42,7 @@ def test_a_folder_with_everything(tmp_path: Path) -> None:
     assert run.rounds[0].reach is None
     assert run.rounds[1].reach == pytest.approx(2.5e-6, rel=1e-2)
     assert run.rounds[7].event is None
+    assert [r.number for r in run.rounds if r.rolled_back_to is not None] == [20]
     assert len(run.resumes) == 1
     assert run.starts == (1.0, 1.0, 1.0)
     assert run.rates == (0, 1, 2)
@@ -174,7 +175,7 @@ def test_a_very_long_run_is_thinned_out_and_nothing_that_happened_is_lost(
 
 TOLD: dict[int, dict[str, object]] = {
     7: {"event": "too hot"},
-    8: {"alarm": "the probe is blind"},
+    8: {"alarm": "steps do not follow the rate"},
     31: {"not_finite": [0]},
     32: {"excluded": [1]},
     60: {"event": None, "alarm": None, "not_finite": [], "shape": None},

@@ -19,7 +19,7 @@ from hdet.report.data import load_run
 from hdet.report.figures import Figure, comparison_figures, run_figures
 from hdet.report.packed import unpacked
 from hdet.report.page import Chapter, Table, write_chapters, write_report
-from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_folder, write_journal
+from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\""
 
@@ -55,21 +55,21 @@ def valid(figure: Figure) -> go.Figure:
 
 
 def test_the_figures_of_a_run_and_plotly_accepts_them(tmp_path: Path) -> None:
-    probed, trained = load_run(probed_folder(tmp_path / "a")), load_run(trained_journal(tmp_path / "b.jsonl"))
-    figures = {"probed": run_figures(probed), "trained": run_figures(trained)}
-    assert [one.title for one in figures["probed"]] == [
+    searched, trained = load_run(searched_folder(tmp_path / "a")), load_run(trained_journal(tmp_path / "b.jsonl"))
+    figures = {"searched": run_figures(searched), "trained": run_figures(trained)}
+    assert [one.title for one in figures["searched"]] == [
         "Learning rate",
         "Loss",
         "Where the time went",
     ]
     assert "Replica divergence" in [one.title for one in figures["trained"]]
-    for figure in [*figures["probed"], *figures["trained"], *comparison_figures(compare([probed, trained]))]:
+    for figure in [*figures["searched"], *figures["trained"], *comparison_figures(compare([searched, trained]))]:
         assert valid(figure).data
-    rate = valid(figures["probed"][0])
+    rate = valid(figures["searched"][0])
     assert rate.layout.yaxis.type == "log"
     names = [trace.name for trace in rate.data if trace.name]
     assert names == ["lr[embedding]", "lr[transformer]", "lr[head]", "plain schedule", "what the gradients ask for"]
-    assert "thin line: what the gradients ask for" in figures["probed"][0].caption
+    assert "thin line: what the gradients ask for" in figures["searched"][0].caption
     marks = [trace.marker.symbol for trace in valid(figures["trained"][0]).data if trace.mode == "markers"]
     assert len(set(marks)) == len(marks) == 2
 
@@ -91,7 +91,7 @@ def test_many_knobs_leave_room_for_the_figure(tmp_path: Path) -> None:
 
 
 def test_one_file_that_needs_no_network(tmp_path: Path) -> None:
-    out = write_report([load_run(probed_folder(tmp_path / "a"))], tmp_path / "deep" / "report.html")
+    out = write_report([load_run(searched_folder(tmp_path / "a"))], tmp_path / "deep" / "report.html")
     text = out.read_text()
     page = Tags(text)
     assert len(text) <= 2_100_000
@@ -131,7 +131,8 @@ def test_names_from_files_are_escaped_everywhere(tmp_path: Path) -> None:
 
 
 def test_several_runs_have_a_table_and_each_its_own_folded_section(tmp_path: Path) -> None:
-    runs = [load_run(probed_folder(tmp_path / "a", "auto")), load_run(probed_folder(tmp_path / "b", "tuned", 5, 3.3))]
+    folders = searched_folder(tmp_path / "a", "auto"), searched_folder(tmp_path / "b", "tuned", 5, 3.3)
+    runs = [load_run(folder) for folder in folders]
     page = Tags(write_report(runs, tmp_path / "r.html", table=Table(["x"], [["7"]], "Mine")).read_text())
     assert page.text.index("Mine") < page.text.index("the lowest loss first") < page.text.index("Peak rate moved")
     runs_shown = [found for tag, found in page.tags if tag == "details" and found.get("class") == "run"]
@@ -139,7 +140,7 @@ def test_several_runs_have_a_table_and_each_its_own_folded_section(tmp_path: Pat
 
 
 def test_chapters_keep_their_runs_apart(tmp_path: Path) -> None:
-    runs = [load_run(probed_folder(tmp_path / name, name)) for name in ("one", "two")]
+    runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("one", "two")]
     other = load_run(trained_journal(tmp_path / "other.jsonl"))
     chapters = [Chapter(runs, "Scene one", "Two runs."), Chapter([other], "Scene two", "One.", Table(["x"], [["7"]]))]
     page = Tags(write_chapters(chapters, tmp_path / "r.html", title="Both", headline="It works.").read_text())
@@ -150,7 +151,7 @@ def test_chapters_keep_their_runs_apart(tmp_path: Path) -> None:
 
 
 def test_curves_that_coincide_are_told_apart(tmp_path: Path) -> None:
-    runs = [load_run(probed_folder(tmp_path / name, name)) for name in ("one", "two", "three")]
+    runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("one", "two", "three")]
     for figure in comparison_figures(compare(runs)):
         assert len({trace["line"]["dash"] for trace in figure.plot["data"]}) == 3
         assert "those on top are broken" in figure.caption
@@ -176,27 +177,38 @@ def test_the_lowest_of_several_rates_is_seen_too(tmp_path: Path) -> None:
 
 
 def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
-    probed, trained = load_run(probed_folder(tmp_path / "a")), load_run(trained_journal(tmp_path / "b.jsonl"))
-    losses = [next(one for one in run_figures(run) if one.title == "Loss") for run in (probed, trained)]
+    searched, trained = load_run(searched_folder(tmp_path / "a")), load_run(trained_journal(tmp_path / "b.jsonl"))
+    rows = [a_round(k)["replicas"] for k in range(2)]
+    probes = [[{**row, "signal": 7.0} for row in one] for one in rows]
+    probed = load_run(
+        write_journal(tmp_path / "c.jsonl", a_header(), *(a_round(k, replicas=probes[k]) for k in (0, 1)))
+    )
+    losses = [next(one for one in run_figures(run) if one.title == "Loss") for run in (searched, trained, probed)]
     titles = [one.plot["layout"]["yaxis"]["title"]["text"] for one in losses]
-    assert titles == ["loss (train, probe, validation)", "loss (train)"]
-    assert losses[0].caption.startswith("Dots: probe loss, blue: mean train loss of the round")
+    assert titles == ["loss (train, validation)", "loss (train)", "loss (train, probe)"]
+    assert losses[0].caption.startswith(
+        "Dots: train loss of rounds that were ruined, blue: mean train loss of the round"
+    )
     assert losses[1].caption == "Dots: train loss of each replica, blue: mean train loss of the round."
-    (both, _) = comparison_figures(compare([probed, probed]))
+    assert losses[2].caption == "Dots: probe loss, blue: mean train loss of the round."
+    (both, _) = comparison_figures(compare([searched, searched]))
     assert both.plot["layout"]["yaxis"]["title"]["text"] == "validation loss"
 
 
 def test_dots_far_above_all_curves_are_counted_instead(tmp_path: Path) -> None:
-    records = [a_round(k, [1.0]) for k in range(2)]
-    records[1]["replicas"][0]["signal"] = 1e9
-    run = load_run(write_journal(tmp_path / "x", a_header(fanout="probed"), *records))
-    figure = next(one for one in run_figures(run) if one.title == "Loss")
+    """Those of ruined rounds, and steps of the curve in them."""
+    records = [a_round(0, [1.0]), a_round(1, [1e9], went_back_to=0, event="ruined: rolled back to step 0")]
+    curve = "step,train_loss\n1,1.0\n15,1e9\n"
+    run = load_run(write_folder(tmp_path / "x", a_header(max_lr="auto"), *records, curve=curve))
+    rate, figure = (next(one for one in run_figures(run) if one.title == title) for title in ("Learning rate", "Loss"))
     assert "One dot is above the figure" in figure.caption
     assert figure.plot["layout"]["yaxis"]["range"][1] < 10
+    assert "upright dashes: earlier weights were put back" in rate.caption
+    assert [line["line"]["color"] for line in figure.plot["layout"]["shapes"]] == ["--down"]
 
 
 def test_an_alarm_is_a_banner(tmp_path: Path) -> None:
-    words = "the probe does not see the weights"
+    words = "steps do not follow the rate"
     well = load_run(write_journal(tmp_path / "well", a_header(max_lr=0.1), a_round(0)))
     blind = load_run(write_journal(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, alarm=words)))
     one = Tags(write_report([blind], tmp_path / "1.html").read_text())

@@ -10,9 +10,10 @@ from hdet.report import series
 from hdet.report.comparison import Table, compare, table_of
 from hdet.report.data import RunData, load_run
 from hdet.report.lines import LIMIT, Line, companions, line, thinned
-from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_folder, write_journal
+from hdet.report.series import Event
+from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
-FIXED = {"name": "fixed", "arguments": {"fanout": "none", "lr": 0.02}}
+FIXED = {"name": "fixed", "arguments": {"method": "none", "lr": 0.02}}
 
 
 def run_of(tmp_path: Path, *records: dict[str, object], knobs: tuple[str, ...] = ("lr[0]",)) -> RunData:
@@ -57,9 +58,30 @@ def test_losses_by_replica_and_round(tmp_path: Path) -> None:
     assert (seen.band.low.y, seen.band.high.y) == ((1.0, 2.0), (3.0, 2.0))
     assert seen.points == Line((10, 10, 20), (1.0, 3.0, 2.0))
     assert seen.labels == ("replica 0, lr[0] 0.09", "replica 1, lr[0] 0.11", "replica 0, lr[0] 0.09")
-    assert not seen.probed
+    assert seen.dots == "replicas"
     assert not seen.train
     assert not seen.validation
+
+
+def test_losses_of_a_search(tmp_path: Path) -> None:
+    """The loss of every round that was kept is a line, that of a ruined one a dot."""
+    rounds = [a_round(0, [3.0]), a_round(1, [9.0], went_back_to=0, event="ruined: rolled back to step 0")]
+    run = load_run(write_journal(tmp_path / "x", a_header(max_lr="auto"), *rounds, a_round(2, [2.0])))
+    seen = series.losses(run)
+    assert seen.mean == Line((10, 30), (3.0, 2.0))
+    assert (seen.dots, seen.points, seen.labels) == ("ruined", Line((20,), (9.0,)), ("lr[0] 0.1",))
+    assert series.events(run) == (Event(20, "ruined: rolled back to step 0", is_setback=True),)
+
+
+def test_journals_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """They have losses of a probe batch."""
+    rounds = [a_round(k, [1.0], loss_before=1.0) for k in range(2)]
+    for record in rounds:
+        record["replicas"][0]["signal"] = 5.0
+    run = load_run(write_journal(tmp_path / "x", a_header(fanout="probed", max_lr=0.1), *rounds))
+    assert run.searched
+    assert series.losses(run).mean == Line((10, 20), (1.0, 1.0))
+    assert (series.losses(run).dots, series.losses(run).points.y) == ("probe", (5.0, 5.0))
 
 
 def test_slopes_and_their_errors(tmp_path: Path) -> None:
@@ -96,7 +118,8 @@ def test_a_fixed_schedule_is_drawn_from_its_curve(tmp_path: Path) -> None:
 def test_alarms_are_told_once(tmp_path: Path) -> None:
     told = [{}, {"alarm": "blind", "event": "kept to the guess: blind"}, {"alarm": "blind"}, {"alarm": "never finite"}]
     run = run_of(tmp_path, *({**a_round(k), **more} for k, more in enumerate(told)))
-    assert series.alarms(run) == ((20, "blind"), (40, "never finite"))
+    assert series.alarms(run) == (Event(20, "blind"), Event(40, "never finite"))
+    assert series.events(run) == (Event(20, "kept to the guess: blind", is_setback=True),)
     assert series.alarms(run_of(tmp_path / "well", a_round(0, event="first step"))) == ()
 
 
@@ -155,7 +178,7 @@ def test_a_run_that_went_back_has_a_gap(tmp_path: Path) -> None:
 
 
 def test_rounds_that_grow_are_noticed(tmp_path: Path) -> None:
-    assert series.lengthening(load_run(probed_folder(tmp_path / "a")))
+    assert series.lengthening(load_run(searched_folder(tmp_path / "a")))
     assert not series.lengthening(load_run(trained_journal(tmp_path / "b")))
     assert not series.lengthening(run_of(tmp_path))
 
@@ -181,7 +204,7 @@ def test_thinning_keeps_ends_and_gaps_and_leaves_short_lines_alone() -> None:
 
 
 def test_comparison_takes_the_best_loss_that_all_have(tmp_path: Path) -> None:
-    auto = load_run(probed_folder(tmp_path / "auto"))
+    auto = load_run(searched_folder(tmp_path / "auto"))
     fixed = load_run(write_folder(tmp_path / "fixed", name="fixed", curve="step,train_loss\n0,4.0\n9,3.0\n"))
     found = compare([auto, fixed])
     assert (found.names, found.kind) == (("auto", "fixed"), "Train loss")
@@ -194,7 +217,7 @@ def test_comparison_takes_the_best_loss_that_all_have(tmp_path: Path) -> None:
 
 
 def test_the_table_of_runs(tmp_path: Path) -> None:
-    auto = load_run(probed_folder(tmp_path / "auto"))
+    auto = load_run(searched_folder(tmp_path / "auto"))
     fixed = load_run(write_folder(tmp_path / "fixed", final={"loss": 3.294}, seconds=61, **FIXED))
     broken = load_run(write_folder(tmp_path / "broken", name="broken", final={"loss": 1.0}, crashed=True))
     table = table_of([fixed, broken, auto])

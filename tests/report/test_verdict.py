@@ -9,7 +9,7 @@ import pytest
 
 from hdet.report.data import RunData, load_run
 from hdet.report.verdict import base_movement, compared, ending, movements, tiles, verdict
-from tests.report.made_up import a_header, a_round, probed_folder, write_folder, write_journal
+from tests.report.made_up import a_header, a_round, searched_folder, write_folder, write_journal
 
 
 def learned(tmp_path: Path, knobs: tuple[str, ...], ends: list[float], rounds: int = 38, **run: Any) -> RunData:
@@ -103,22 +103,22 @@ def test_where_the_last_loss_comes_from(tmp_path: Path) -> None:
 
 
 def test_four_numbers(tmp_path: Path) -> None:
-    run = load_run(probed_folder(tmp_path / "auto"))
+    run = load_run(searched_folder(tmp_path / "auto"))
     rate, loss, rounds, time = tiles(run)
     assert (rate.label, loss.value, loss.note) == ("Peak rate", "3.277", "3.294 with the fixed schedule")
     assert rate.note.startswith("from 1e-3, ")
     assert rounds.value == "38"
-    assert rounds.note == "rate raised in 17, too hot in 1"
+    assert rounds.note == "rate raised in 17, rolled back in 1"
     assert time.note.endswith("% training")
 
 
 def test_a_fixed_schedule_has_a_rate_too(tmp_path: Path) -> None:
-    fixed = {"arguments": {"fanout": "none", "lr": 0.01}, "final": {"loss": 1.0}}
+    fixed = {"arguments": {"method": "none", "lr": 0.01}, "final": {"loss": 1.0}}
     run = load_run(write_folder(tmp_path / "a", **fixed))
     assert verdict(run) == "Fixed schedule with a peak rate of 0.01; final loss 1."
     assert tiles(run)[0] == ("Peak rate", "0.01", "as given, did not move")
     assert tiles(run)[2] == ("Rounds", "0", "a fixed schedule has none")
-    guessed = load_run(write_folder(tmp_path / "b", arguments={"fanout": "probed", "lr": "auto"}))
+    guessed = load_run(write_folder(tmp_path / "b", arguments={"method": "search", "lr": "auto"}))
     assert base_movement(guessed) is None
 
 

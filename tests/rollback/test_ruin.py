@@ -175,3 +175,17 @@ def test_limits_by_hand() -> None:
         blocks = [Block(4.0 + rise, 1)] * 4
         assert judge(memory, blocks, falling=falling, limits=limits)[1] is verdict
         assert judge(memory, blocks, falling=falling, limits=Limits(lost=0.3, noise=math.inf))[1] is Verdict.FINE
+
+
+def test_weights_that_explode_once_more_are_not_acquitted() -> None:
+    """Good where they were put back, and ruined before the round ends: the rate is still too high."""
+    falling = [[Block(100.0 - 8 * k - j / 2, 4) for j in range(8)] for k in range(10)]
+    memory = Memory()
+    for blocks in falling:
+        memory, verdict = judge(memory, blocks, falling=False)
+        assert verdict is Verdict.FINE
+    memory, verdict = judge(memory, [Block(2000.0, 4)] * 8, falling=False)
+    assert verdict is Verdict.RUINED
+    again = [falling[-1][0], *[Block(1900.0, 4)] * 7]
+    assert judge(memory, again, falling=False)[1] is Verdict.RUINED
+    assert judge(memory, [Block(1900.0, 4)] * 8, falling=False)[1] is Verdict.ACQUITTED

@@ -18,7 +18,7 @@ SMALL = {"users": 64, "items": 64, "history": 4, "width": 8, "depth": 1}
 
 def a_plan(**own: Any) -> Plan:
     """Two dozen steps of a tiny feed model."""
-    usual: dict[str, Any] = {"task": "feed", "steps": 24, "fanout": "trained", "lr": 5e-3, "batch_size": 8}
+    usual: dict[str, Any] = {"task": "feed", "steps": 24, "method": "replicas", "lr": 5e-3, "batch_size": 8}
     usual |= {"sync_every": 4, "options": SMALL, "eval_every": 100}
     return Plan(**(usual | own))
 

@@ -29,8 +29,8 @@ def test_the_published_rows_and_the_controls(tmp_path: Path) -> None:
         "warm-init", "hdet-no-auto-lr", "hdet", "no-spread", "placebo",
     }  # fmt: skip
     assert {key for key, plan in plans.items() if plan.lr == low} == {"baseline-low"}
-    assert {key for key, plan in plans.items() if plan.lr == high} == set(plans) - {"baseline-low", "probed"}
-    assert (plans["probed"].lr, plans["probed"].guess) == ("auto", high)
+    assert {key for key, plan in plans.items() if plan.lr == high} == set(plans) - {"baseline-low", "search"}
+    assert (plans["search"].lr, plans["search"].guess) == ("auto", high)
     assert plans["hdet-no-auto-lr"].signal == "none"
     assert (plans["no-spread"].spread, plans["no-spread"].noise) == (0.0, 0.01)
     assert plans["placebo"].signal == "shuffled"

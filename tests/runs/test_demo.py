@@ -15,7 +15,7 @@ def seen(tmp_path: Path) -> list[RunData]:
     for i, plan in enumerate(guesses(tmp_path, 20).plans):
         given = plan.guess if plan.lr == "auto" else plan.lr
         found = a_round(0, learned=[0.05 / float(given)], base=[0.05])
-        journal = [a_header(max_lr=given), found] if plan.fanout == "probed" else []
+        journal = [a_header(max_lr=given), found] if plan.method == "search" else []
         arguments = plan.arguments()
         runs.append(load_run(write_folder(tmp_path / str(i), *journal, arguments=arguments, final={"loss": i + 0.5})))
     return runs

@@ -46,13 +46,13 @@ def _run_all(rank: int, paths: list[str], ask_at: int | None) -> tuple[str, list
 
 def test_a_warm_start_and_those_that_begin_with_it(tmp_path: Path) -> None:
     """The runs of an ablation: nobody reads weights that rank 0 has not written yet, and controls differ from HDET."""
-    warm = new_run(tmp_path / "warm", replicas=2, fanout="none", steps=6)
+    warm = new_run(tmp_path / "warm", replicas=2, method="none", steps=6)
     own: dict[str, dict[str, Any]] = {
         "hdet": {},
         "no-spread": {"spread": 0.0, "signal": "none"},
         "placebo": {"signal": "shuffled"},
-        "plain": {"fanout": "none"},
-        "probed": {"fanout": "probed", "lr": "auto"},
+        "plain": {"method": "none"},
+        "search": {"method": "search", "lr": "auto"},
     }
     start = {"replicas": 2, "steps": 8, "start": str(warm.checkpoint), "noise": 0.01}
     folders = {name: new_run(tmp_path / name, **(start | more)) for name, more in own.items()}
@@ -65,14 +65,14 @@ def test_a_warm_start_and_those_that_begin_with_it(tmp_path: Path) -> None:
     apart = {name: [row["divergence"] for row in record["replicas"]] for name, record in first.items()}
     assert all(value > 0 for name in ("hdet", "no-spread", "placebo") for value in apart[name])
     assert {row["multipliers"][0] for row in first["no-spread"]["replicas"]} == {1.0}
-    assert not any(apart["probed"])
+    assert not any(apart["search"])
     assert load_run(folders["hdet"].path).replicas == 2
 
 
-@pytest.mark.parametrize("fanout", ["trained", "probed"])
-def test_all_stop_after_the_same_step(tmp_path: Path, fanout: str) -> None:
+@pytest.mark.parametrize("method", ["replicas", "search"])
+def test_all_stop_after_the_same_step(tmp_path: Path, method: str) -> None:
     """One rank is asked; both finish the step, save their mean, and later go on."""
-    folder = new_run(tmp_path / "run", replicas=2, fanout=fanout, lr=5e-3 if fanout == "trained" else "auto")
+    folder = new_run(tmp_path / "run", replicas=2, method=method, lr=5e-3 if method == "replicas" else "auto")
     (outcome, told), (other, _) = run_ranks(_run_all, 2, [str(folder.path)], 7)
     assert (outcome, other) == ("stopped", "stopped")
     assert told[-1] == {"kind": "end", "run": 0, "outcome": "stopped", "step": 7}

@@ -29,7 +29,7 @@ def every_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teller, "_INTERVAL", 0.0)
 
 
-@pytest.mark.parametrize("own", [{}, {"fanout": "none"}, {"fanout": "probed", "lr": "auto"}, {"signal": "shuffled"}])
+@pytest.mark.parametrize("own", [{}, {"method": "none"}, {"method": "search", "lr": "auto"}, {"signal": "shuffled"}])
 def test_leaves_a_folder_that_the_report_reads(tmp_path: Path, own: dict[str, Any]) -> None:
     folder = new_run(tmp_path / "run", eval_every=12, **own)
     outcome, told = run_here(folder)
@@ -42,14 +42,14 @@ def test_leaves_a_folder_that_the_report_reads(tmp_path: Path, own: dict[str, An
     assert [int(x) for x, y in zip(run.curve.steps, run.curve.validation, strict=True) if y] == [0, 12, 24]
     assert len([y for y in run.curve.train if y is not None]) == 24
     assert len([y for y in run.curve.rates if y]) == 24
-    assert bool(run.rounds) == (own.get("fanout") != "none")
+    assert bool(run.rounds) == (own.get("method") != "none")
     kinds = [message["kind"] for message in told]
     assert (kinds[0], kinds[-1]) == ("start", "end")
     assert kinds.count("round") == len(run.rounds)
 
 
 def test_sgd_and_noise_and_a_warm_start(tmp_path: Path) -> None:
-    first = new_run(tmp_path / "first", fanout="none")
+    first = new_run(tmp_path / "first", method="none")
     run_here(first)
     second = new_run(tmp_path / "second", optimizer="sgd", start=str(first.checkpoint), noise=0.01, steps=4, lr=1e-9)
     run_here(second)
@@ -67,13 +67,13 @@ def test_goes_on_from_the_copy_where_only_that_is_left(tmp_path: Path) -> None:
     assert (outcome, told[0]["step"]) == ("complete", 8)
 
 
-@pytest.mark.parametrize("fanout", ["trained", "none", "probed"])
+@pytest.mark.parametrize("method", ["replicas", "none", "search"])
 @pytest.mark.parametrize("at", [7, 8], ids=["inside a round", "at its end"])
-def test_stopped_and_resumed_equals_not_stopped(tmp_path: Path, fanout: str, at: int) -> None:
-    searched = {"lr": "auto", "steps": 48} if fanout == "probed" else {}
-    whole = new_run(tmp_path / "whole", fanout=fanout, **searched)
+def test_stopped_and_resumed_equals_not_stopped(tmp_path: Path, method: str, at: int) -> None:
+    searched = {"lr": "auto", "steps": 48} if method == "search" else {}
+    whole = new_run(tmp_path / "whole", method=method, **searched)
     run_here(whole)
-    parted = new_run(tmp_path / "parted", fanout=fanout, **searched)
+    parted = new_run(tmp_path / "parted", method=method, **searched)
     assert _stopped_at(parted, at) == "stopped"
     assert not parted.complete
     assert torch.load(parted.checkpoint, weights_only=True)["values"]["step"] == at
@@ -83,7 +83,7 @@ def test_stopped_and_resumed_equals_not_stopped(tmp_path: Path, fanout: str, at:
     for name, weight in weights_in(whole).items():
         assert torch.equal(weight, weights_in(parted)[name]), name
     assert _losses(parted) == _losses(whole)
-    if fanout != "none":
+    if method != "none":
         bases = [[record["base"] for record in hdet.read_journal(one.journal).rounds] for one in (whole, parted)]
         assert bases[0] == bases[1]
 
@@ -120,9 +120,9 @@ def test_killed_after_the_last_step_only_evaluates(tmp_path: Path) -> None:
     assert folder.read()["final"]["loss"] == record["final"]["loss"]
 
 
-@pytest.mark.parametrize("fanout", ["trained", "none"])
-def test_a_run_that_diverges_is_marked(tmp_path: Path, fanout: str) -> None:
-    folder = new_run(tmp_path / "run", fanout=fanout, optimizer="sgd", lr=1e18)
+@pytest.mark.parametrize("method", ["replicas", "none"])
+def test_a_run_that_diverges_is_marked(tmp_path: Path, method: str) -> None:
+    folder = new_run(tmp_path / "run", method=method, optimizer="sgd", lr=1e18)
     outcome, _ = run_here(folder)
     assert outcome == "crashed"
     record = folder.read()

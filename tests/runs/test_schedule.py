@@ -11,7 +11,7 @@ import torch
 
 import hdet
 from hdet.runs.schedule import found_schedule, journal_at
-from tests.report.made_up import a_header, a_round, probed_folder, trained_journal, write_journal
+from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_journal
 
 
 def test_every_step_is_what_schedule_from_gives(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_row_for_every_end_of_a_round(tmp_path: Path) -> None:
 
 
 def test_every_knob_has_a_column(tmp_path: Path) -> None:
-    table = found_schedule(journal_at(probed_folder(tmp_path / "run")))
+    table = found_schedule(journal_at(searched_folder(tmp_path / "run")))
     assert table.knobs == ("lr[embedding]", "lr[transformer]", "lr[head]")
     assert list(table.steps) == sorted(set(table.steps))
 

@@ -34,21 +34,11 @@ def trained(task: Task, steps: int, device: str = "cpu", lr: float = 3e-3) -> nn
 def test_a_batch_depends_on_its_arguments_alone(task: Task) -> None:
     first = task.batch(1, 7, 2, 3)
     task.batch(5, 900)
-    task.probe(1, 7)
     again = task_named(task.name, **SMALL[task.name])
     assert equal(first, again.batch(1, 7, 2, 3))
     assert all(tensor.device.type == "cpu" and len(tensor) == task.batch_size for tensor in first)
     for other in (task.batch(2, 7, 2, 3), task.batch(1, 8, 2, 3), task.batch(1, 7, 1, 3), task.batch(1, 7)):
         assert not equal(first, other)
-
-
-def test_a_probe_is_a_quarter_batch_of_its_own_stream(task: Task) -> None:
-    probe = task.probe(1, 3)
-    assert equal(probe, task_named(task.name, **SMALL[task.name]).probe(1, 3))
-    assert {len(tensor) for tensor in probe} == {task.batch_size // 4}
-    batch = tuple(tensor[: len(probe[0])] for tensor in task.batch(1, 3))
-    for other in (task.probe(1, 4), task.probe(2, 3), batch):
-        assert not equal(probe, other)
 
 
 def test_the_helper_goes_on_from_any_step(task: Task) -> None:
@@ -62,7 +52,6 @@ def test_global_generators_are_neither_read_nor_seeded(task: Task) -> None:
     fresh = task_named(task.name, **SMALL[task.name])
     model = fresh.model(0)
     fresh.loss(model, fresh.batch(0, 0)).backward()
-    fresh.probe(0, 0)
     fresh.evaluate(model)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1:] == (random.getstate(), numpy.random.get_state()[1].tolist())
@@ -118,7 +107,7 @@ def test_modes_come_back_after_an_error(task: Task) -> None:
 def test_a_stack_of_models_runs_under_vmap(task: Task) -> None:
     models = [replace_all_batch_norm_modules_(task.model(seed)) for seed in range(3)]
     stacked, buffers = stack_module_state(models)
-    batch = task.probe(0, 0)
+    batch = task.batch(0, 0)
 
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
         return task.loss(lambda *inputs: functional_call(models[0], (parameters, buffers), inputs), batch)

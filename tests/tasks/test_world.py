@@ -49,7 +49,7 @@ def test_a_sample_is_a_function_of_its_index(world: World) -> None:
     for place in (0, 7, 49):
         one = world.samples("train", 3, index[place : place + 1], index[place : place + 1])
         assert all(torch.equal(a[place], b[0]) for a, b in zip(many, one, strict=True))
-    other = world.samples("probe", 3, index, index)
+    other = world.samples("validation", 3, index, index)
     assert not torch.equal(many[0], other[0])
 
 

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.rollback.ruin import LIMITS, Block, Course, Limits, Verdict, judge
+from hdet.rollback.ruin import FEWEST, LIMITS, Block, Course, Limits, Verdict, judge
 
 __all__ = [
     "NEVER_MOVED",
@@ -70,7 +70,7 @@ class State(NamedTuple):
     course: Course = Course()
     """What is remembered of the losses."""
     snapshots: tuple[Snapshot, ...] = ()
-    """The ends of the last good rounds, two at most."""
+    """The ends of good rounds, the last two at most."""
     slowed_from: float = math.nan
     """The level before training was rolled back, in case that was wrong."""
     pace: float = math.nan
@@ -92,9 +92,12 @@ class State(NamedTuple):
         >>> state.factor(9), state.factor(49), state.factor(99), state._replace(ceiling=math.log(0.7)).factor(99)
         (0.3, 0.5, 1.0, 0.7)
         """
+        return min(math.exp(self.level) * self.rise(t, constants), math.exp(min(self.ceiling, HIGHEST)))
+
+    def rise(self, t: float, constants: Constants = DEFAULT) -> float:
+        """r(t)."""
         rises = self.phase is Phase.SEARCHING and t < self.peak
-        rise = max(constants.least_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
-        return min(math.exp(self.level) * rise, math.exp(min(self.ceiling, HIGHEST)))
+        return max(constants.least_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
 
     def at(self, level: float) -> State:
         """The state at another level, within bounds; a ceiling goes down with it."""
@@ -226,7 +229,7 @@ class Rule:
             return self._ruined(state)
         event = None
         if verdict is Verdict.ACQUITTED and math.isfinite(state.slowed_from):
-            state = state._replace(ceiling=math.inf).at(state.slowed_from)
+            state = state._replace(ceiling=state.ceiling + state.slowed_from - state.level).at(state.slowed_from)
             event = "the data were harder: the rate is as before"
         state = state._replace(slowed_from=math.nan)
         if not falling:
@@ -265,7 +268,8 @@ class Rule:
         """Back to the weights of two rounds ago, at a third of the rate."""
         slowed = state.at(state.level - math.log(self.constants.slower))._replace(pace=math.nan)
         if not state.snapshots:
-            slowed = slowed._replace(course=state.course._replace(accused=math.nan))
+            course = state.course._replace(accused=math.nan, before=())  # these weights stay, and are the measure now
+            slowed = slowed._replace(course=course)
             return Decision(slowed, Action.GO_ON, event="ruined: slowed down", anew=True)
         back = state.snapshots[0]  # the last one may already be damaged
         slowed = slowed._replace(snapshots=(back,), slowed_from=state.level)
@@ -281,7 +285,8 @@ class Rule:
         straight = evidence.straightness >= 1 - q * c.turn
         asked = most if straight else evidence.reach + math.log(q * c.heed) - state.level
         if asked > 0:
-            return state._replace(ceiling=math.inf).at(state.level + min(asked, most))
+            capped = min(state.ceiling - math.log(state.rise(end, c)), state.level)  # on from the rate as it is
+            return state._replace(ceiling=math.inf).at(capped + min(asked, most))
         if math.isfinite(state.ceiling):
             return state
         return state._replace(ceiling=math.log(state.factor(end, c) * max(q * c.ceiling, 1.0)))
@@ -291,8 +296,13 @@ class Rule:
 
     @staticmethod
     def _keeping(decision: Decision, step: int) -> Decision:
-        """The decision, and remember the weights as they are, in a slot that the last snapshot does not need."""
+        """The decision, and remember the weights as they are, in a slot that the last snapshot does not need.
+
+        Rounds are short at first, and an explosion takes some steps to be seen: snapshots are as far apart.
+        """
         last = decision.state.snapshots[-1:]
+        if last and step - last[0].step < FEWEST:
+            return decision
         slot = 1 - last[0].slot if last else 0
         state = decision.state._replace(snapshots=(*last, Snapshot(step, slot)))
         return decision._replace(state=state, action=Action.KEEP, slot=slot)

@@ -30,7 +30,7 @@ from hdet.distributed.host import to_host
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.partitions import is_continued, refresh, refuse_partitions
 from hdet.distributed.resharding import reshard, reshard_all
-from hdet.distributed.rollcall import Occasion, RollCall, Shown, scalars_of
+from hdet.distributed.rollcall import Occasion, RollCall, Shown, fingerprints_of
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers
 from hdet.engine.checkpoint import STATE_WORDS
 from hdet.engine.clock import Clock
@@ -220,7 +220,6 @@ class Search:
                 (self._measure.look_part if self.found.phase is Phase.FIRST else self._measure.sample_part)(optimizer)
             return
         if self._looks:
-            self._set_out(optimizer)
             self._see(optimizer)
         self._made += 1
 
@@ -235,12 +234,14 @@ class Search:
     def _see(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
         """Look at the gradients of a step. ``weights``: at which they were taken, if not those of now."""
         self._sampled_last = self.found.phase is Phase.FIRST or self._samples
+        if not self._sampled_last:
+            self._measure.pass_by(optimizer)
+            return
+        self._set_out(optimizer)
         if self.found.phase is Phase.FIRST:
             self._measure.look(optimizer)
-        elif self._sampled_last:
-            self._measure.sample(optimizer, weights)
         else:
-            self._measure.pass_by(optimizer)
+            self._measure.sample(optimizer, weights)
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         """The schedule goes to ``t``."""
@@ -312,11 +313,13 @@ class Search:
         """What all ranks have seen. Collective."""
         group, optimizer, alone = meeting.group, end.optimizer, meeting.group.seat.size == 1
         weights = _what_trains(optimizer)
-        about = [*scalars_of(weights, expect_equal=not alone), self._no_buffer_is_nan(weights.device)]
+        finite, buffers = weights.all_finite().float(), self._no_buffer_is_nan(weights.device).float()
+        bits = [] if alone else fingerprints_of(weights, expect_equal=True)
         scalars = self._measure.scalars(optimizer) if self._looks else []
-        values = to_host([*about, *scalars, *end.losses.on_device()])
-        head, sound, own = values[:3], values[3], values[4 : 4 + len(scalars)]
-        end.losses.take(values[4 + len(scalars) :])
+        values = to_host([finite, buffers, *scalars, *end.losses.on_device(), *bits])
+        head = [values[0], *(values[-2:] if bits else (0, 0))]
+        sound, own = values[1], values[2 : 2 + len(scalars)]
+        end.losses.take(values[2 + len(scalars) : len(values) - len(bits)])
         roll = RollCall.alone()._replace(finite=[bool(head[0])])
         with arriving(f"the end of a round, at step {end.after}"):
             if not alone or end.keeps_journal:
@@ -385,7 +388,7 @@ class Search:
     def _act(self, decision: Decision, end: RoundEnd, gathered: _Gathered) -> None:
         """Do with the weights what was decided, and begin the next round."""
         optimizer, slot = end.optimizer, decision.slot
-        if decision.action is Action.KEEP and slot is not None and self.go_back:
+        if decision.action is Action.KEEP and slot is not None and self.go_back and not self._finished:
             self._snapshots.keep(slot, optimizer, self.model)
         elif decision.action is Action.ROLL_BACK and slot is not None:
             self._restore(slot, optimizer)
@@ -397,7 +400,7 @@ class Search:
                 f"checkpoint{'' if self.go_back else ', or leave go_back=False out'}"
             )
         self.found = decision.state
-        kept = {one.slot for one in self.found.snapshots}
+        kept = set() if self._finished else {one.slot for one in self.found.snapshots}
         self._snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
         self._begun = self._made
         self._measure.begin_round()

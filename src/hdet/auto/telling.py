@@ -57,7 +57,7 @@ def record_of(
         learned=[after.found] * knobs,
         new_base=_base(after, now, end.after),
         divergence=[0.0],
-        seconds={"probe": 0.0, **clock.seconds, "converge": 0.0},
+        seconds=clock.seconds,
     )
     unheard = [rank for rank, own in enumerate(roll.losses) if roll.has_losses and not math.isfinite(own)]
     story = {"not_finite": unheard, "event": decision.event, "went_back_to": decision.rolled_back_to}

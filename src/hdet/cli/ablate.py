@@ -59,7 +59,7 @@ def ablate(
     force: o.Force = False,
     as_json: o.Json = False,
 ) -> int:
-    """Measure the published table: six configurations, two controls, and the probed fan-out.
+    """Measure the published table: six configurations, two controls, and a search for the rate.
 
     Baseline-Low and -High are plain training at two rates. Warm-Init begins with noisy weights of a short run at the
     low rate. Three rows take HDET apart. Controls: averages and noise without any spread (alpha = 0), and a placebo

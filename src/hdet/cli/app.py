@@ -54,7 +54,7 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Train replicas that explore the learning rate while they train.
+    """Find the learning rate while a model trains, or train replicas that explore it.
 
     Begin with `hdet demo`. Then train one of the bundled tasks, look at the run, and take its schedule with you:
 

@@ -26,7 +26,7 @@ def compare(runs: _Runs, out: _Out = None, force: o.Force = False, as_json: o.Js
     """Put runs side by side: a table, and their curves over each other.
 
     ```
-    hdet compare runs/fixed runs/probed -o compare.html
+    hdet compare runs/fixed runs/auto -o compare.html
     ```
     """
     if len(runs) < 2:

@@ -49,7 +49,7 @@ def display_for(console: Console, jobs: Sequence[Job]) -> Display:
 
 
 class Screen:
-    """A bar with the time left over all jobs, and below it one line per replica, or one for the probe."""
+    """A bar with the time left over all jobs, and below it one line per replica, or one for a search."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         columns = (
@@ -93,16 +93,17 @@ class Screen:
 
 def rows(start: Message, step: Message, last: Message | None) -> Table:
     """Rates, loss and weight of every replica at the last round's end; the base as it is now."""
-    probed = start["fanout"] == "probed"
+    searches = start["method"] == "search"
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", *(f"rate, {name}" for name in start["groups"]), "loss", *(() if probed else ("weight",))):
+    for column in ("", *(f"rate, {name}" for name in start["groups"]), "loss", *(() if searches else ("weight",))):
         table.add_column(written(column), justify="right" if column else "left")
     for r, row in enumerate(last["rows"] if last is not None else ()):
         cells = [*map(say.rate, row["values"]), say.loss(row["loss"])]
-        table.add_row("probe" if probed else f"replica {r}", *cells, *(() if probed else (_weight(row["weight"]),)))
-    table.add_row("base", *map(say.rate, step["base"]), say.loss(step["loss"]), style="bold")
+        name, weight = ("last round", ()) if searches else (f"replica {r}", (_weight(row["weight"]),))
+        table.add_row(name, *cells, *weight)
+    table.add_row("now" if searches else "base", *map(say.rate, step["base"]), say.loss(step["loss"]), style="bold")
     if last is not None:
-        table.add_row("learned", *map(say.factor, last["learned"]), style="dim")
+        table.add_row("found" if searches else "learned", *map(say.factor, last["learned"]), style="dim")
     return table
 
 
@@ -114,7 +115,7 @@ def _weight(weight: float | None) -> Text:
 
 
 class Lines:
-    """A line when a run starts and ends, and every few seconds between."""
+    """A line when a run starts and ends, when something happens to it, and every few seconds between."""
 
     def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
         self._console = console
@@ -139,6 +140,8 @@ class Lines:
             self._print(run, f"{job.steps} steps, replicas: {message['replicas']}{resumed}")
         elif kind == "end":
             self._print(run, f"{message['outcome']} at step {message['step']}")
+        elif kind == "round" and message["event"] not in (None, "first step"):
+            self._print(run, f"step {message['step']}, {message['event']}")
         elif kind == "step":
             done = sum(job.steps for job in self._jobs[:run]) + message["step"]
             self._first = self._first or (now, done)  # the start-up says nothing about the speed
@@ -146,7 +149,7 @@ class Lines:
                 self._shown = now
                 base, loss = say.rate(message["base"][0]), say.loss(message["loss"])
                 self._print(
-                    run, f"step {message['step']} of {job.steps}, base rate {base}, loss {loss}{self._left(now, done)}"
+                    run, f"step {message['step']} of {job.steps}, rate {base}, loss {loss}{self._left(now, done)}"
                 )
 
     def _left(self, now: float, done: int) -> str:

@@ -14,11 +14,11 @@ __all__ = [
     "Data",
     "Device",
     "EvalEvery",
-    "Fanout",
     "Force",
     "Guess",
     "Json",
     "Lr",
+    "Method",
     "OptimizerName",
     "OptimizerOption",
     "OutFolder",
@@ -43,11 +43,11 @@ class TaskName(str, Enum):
     digits = "digits"
 
 
-class Fanout(str, Enum):
-    """How replicas differ."""
+class Method(str, Enum):
+    """What is done about the rate."""
 
-    probed = "probed"
-    trained = "trained"
+    search = "search"
+    replicas = "replicas"
     none = "none"
 
 
@@ -98,37 +98,38 @@ Data = Annotated[
     typer.Option(help="For text a text file, for digits an .npz of images and labels.", rich_help_panel=_SIZE),
 ]
 
-Which = Annotated[
-    Fanout,
-    typer.Option(
-        "--fanout",
-        help="probed: train at the base rate, probe others; trained: each replica at its own rate, as published; "
-        "none: torch's OneCycleLR, to compare with.",
-        rich_help_panel=_METHOD,
-    ),
-]
 Lr = Annotated[
     str | None,
     typer.Option(
-        help="Peak learning rate, or auto: found while training (probed).",
+        help="Peak learning rate, or auto: found while training.",
         metavar="NUMBER|auto",
-        show_default="auto if probed, else one that suits the task",
+        show_default="auto; with --method replicas or none a rate that suits the task",
         rich_help_panel=_METHOD,
     ),
 ]
 Guess = Annotated[float, typer.Option(help="Where --lr auto begins; may be far off.", rich_help_panel=_METHOD)]
-AutoLr = Annotated[bool, typer.Option(help="Whether losses move the rate (trained).", rich_help_panel=_METHOD)]
+Which = Annotated[
+    Method | None,
+    typer.Option(
+        "--method",
+        help="search: the rate is found while one model trains; replicas: each at a rate of its own, averaged in "
+        "rounds, as published; none: torch's OneCycleLR, to compare with.",
+        show_default="search with --lr auto, none with a number",
+        rich_help_panel=_METHOD,
+    ),
+]
+AutoLr = Annotated[bool, typer.Option(help="Whether losses move the rate (replicas).", rich_help_panel=_METHOD)]
 Spread = Annotated[
     float,
     typer.Option(
-        help="Distance of the outermost replicas from the base rate (trained).",
+        help="Distance of the outermost replicas from the base rate (replicas).",
         show_default="1/9",
         rich_help_panel=_METHOD,
     ),
 ]
 SyncEvery = Annotated[
     int | None,
-    typer.Option(help="Steps per round (trained).", show_default="a fiftieth of the steps", rich_help_panel=_METHOD),
+    typer.Option(help="Steps per round (replicas).", show_default="a fiftieth of the steps", rich_help_panel=_METHOD),
 ]
 OptimizerOption = Annotated[
     OptimizerName, typer.Option("--optimizer", help="Adam, or SGD with momentum.", rich_help_panel=_METHOD)

@@ -36,9 +36,9 @@ def train(
     seed: o.Seed = 0,
     device: o.Where = o.Device.auto,
     data: o.Data = None,
-    fanout: o.Which = o.Fanout.probed,
     lr: o.Lr = None,
     guess: o.Guess = 1e-3,
+    method: o.Which = None,
     optimizer: o.OptimizerOption = o.OptimizerName.adam,
     auto_lr: o.AutoLr = True,
     spread: o.Spread = 1 / 9,
@@ -49,12 +49,16 @@ def train(
 ) -> int:
     """Train one run, on as many replicas as you like.
 
+    By default the learning rate is found while it trains: `--lr auto`. A number is the peak of torch's OneCycleLR, or
+    with `--method replicas` the rate around which the replicas spread.
+
     `--replicas N` starts N ranks; under `torchrun -m hdet train` they are those that it started.
     Ctrl-C and SIGTERM finish the step and leave a checkpoint; a second one ends at once. A run that was killed goes on
     from the end of its last round.
 
     ```
-    hdet train --task feed --replicas 4 --fanout trained --lr 5e-3 --out runs/feed
+    hdet train --task digits --out runs/auto
+    hdet train --task feed --replicas 4 --method replicas --lr 5e-3 --out runs/feed
     hdet train --out runs/feed --resume
     ```
     """
@@ -79,15 +83,18 @@ def _planned(options: Mapping[str, Any], given: list[str]) -> Plan:
         raise ArgumentError(
             f"--replicas is {options['replicas']}, but torchrun has started {found} ranks; leave out --replicas"
         )
-    task, optimizer, fanout = (options[name].value for name in ("task", "optimizer", "fanout"))
+    task, optimizer = options["task"].value, options["optimizer"].value
     if options["data"] is not None and task == "feed":
         raise ArgumentError("--data is for the tasks text and digits, but the task is feed; leave it out")
+    rate = _rate(options["lr"])
+    usual = "search" if rate in (None, AUTO) else "none"
+    method = usual if options["method"] is None else options["method"].value
     plan = Plan(
         task=task,
         steps=options["steps"],
         replicas=found or options["replicas"],
-        fanout=fanout,
-        lr=_rate(options["lr"], AUTO if fanout == "probed" else usual_rate(task, optimizer)),
+        method=method,
+        lr=rate if rate is not None else AUTO if method == "search" else usual_rate(task, optimizer),
         guess=options["guess"],
         optimizer=optimizer,
         batch_size=options["batch_size"],
@@ -103,9 +110,10 @@ def _planned(options: Mapping[str, Any], given: list[str]) -> Plan:
     return plan
 
 
-def _rate(text: str | None, default: float | str) -> float | str:
+def _rate(text: str | None) -> float | str | None:
+    """None: it was not given."""
     if text is None or text == AUTO:
-        return default if text is None else AUTO
+        return text
     try:
         return float(text)
     except ValueError as error:

@@ -19,7 +19,7 @@ from hdet.distributed.host import to_host
 from hdet.distributed.shards import place
 from hdet.distributed.weights import Weights
 
-__all__ = ["Occasion", "RollCall", "Shown", "call", "in_words", "scalars_of"]
+__all__ = ["Occasion", "RollCall", "Shown", "call", "fingerprints_of", "in_words"]
 
 _CURE = (
     "Give every rank the same arguments, and call step(), observe(), converge() and consensus() equally often "
@@ -108,14 +108,14 @@ class Shown(NamedTuple):
     """Whether it keeps a journal."""
 
 
-def scalars_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
-    """Whether the weights are finite, and fingerprints of what trains and what does not: on the device.
+def fingerprints_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
+    """Of what trains and of what does not: on the device.
 
     ``expect_equal``: whether trained weights may be bitwise equal (no spread), so that they are compared.
     """
     device = weights.device
     trained = fingerprint.bits(weights.moving if expect_equal else [], device)
-    return [weights.all_finite(), trained, fingerprint.bits(weights.still, device)]
+    return [trained, fingerprint.bits(weights.still, device)]
 
 
 def call(
@@ -137,7 +137,8 @@ def call(
         weights: this replica's.
         shown: what else it shows.
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
-        values: of :func:`scalars_of` the weights, if they were read already; else host and device are synchronised.
+        values: whether the weights are finite, and their fingerprints, if that was read already; else host and device
+            are synchronised.
     """
     must_agree = {
         _OCCASION: float(occasion),
@@ -148,7 +149,9 @@ def call(
         _METRICS: shown.signal if occasion is Occasion.METRICS and shown.signal is not None else math.nan,
     }
     held = fingerprint.words(sorted({place(tensor) for tensor in weights.tensors}))
-    finite, moving, still = values if values is not None else to_host(scalars_of(weights, expect_equal))
+    if values is None:
+        values = to_host([weights.all_finite(), *fingerprints_of(weights, expect_equal)])
+    finite, moving, still = values
     hashes = [*fingerprint.halves(int(moving)), *fingerprint.halves(int(still))]
     signal = shown.loss if shown.signal is None else shown.signal
     own = [*must_agree.values(), float(shown.journal), held, shown.loss, signal, float(finite), *hashes]

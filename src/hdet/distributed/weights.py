@@ -172,9 +172,11 @@ def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:
     """Raise if the optimizer's parameters are others than at construction (``known`` ids; None: not known).
 
     DeepSpeed's ZeRO puts each rank's own flat partition in their place, with equal shapes and different content.
+    Accelerate puts FSDP2's DTensors there, which say what they are.
     """
-    now = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    if known is not None and not set(known) <= set(now):
+    found = [p for group in optimizer.param_groups for p in group["params"]]
+    now = [id(p) for p in found]
+    if known is not None and not set(known) <= set(now) and not all(map(is_distributed, found)):
         raise ShardedParametersError(
             f"{len(set(known) - set(now))} of the optimizer's {len(known)} parameters were replaced after the "
             "scheduler was built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, "

@@ -1,35 +1,13 @@
-"""The journal's records: what a round was, as plain data."""
+"""The journal's record of a round: what it was, as plain data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
-from hdet._version import __version__
 from hdet.algorithm.controller import Update
 from hdet.distributed.rollcall import RollCall
-from hdet.journal import SCHEMA
 
-__all__ = ["header_record", "resume_record", "round_record"]
-
-
-def header_record(arguments: Mapping[str, Any], replicas: int, knobs: list[str]) -> dict[str, Any]:
-    """The first line: how the run was set up."""
-    return {
-        "kind": "header",
-        "schema": SCHEMA,
-        "hdet": __version__,
-        "time": _now(),
-        "replicas": replicas,
-        "knobs": knobs,
-        "arguments": dict(arguments),
-    }
-
-
-def resume_record(step: int, replicas: int, mid_round: bool) -> dict[str, Any]:
-    """The run goes on from a checkpoint. ``mid_round``: the round's earlier losses are lost."""
-    return {"kind": "resume", "time": _now(), "step": step, "replicas": replicas, "mid_round": mid_round}
+__all__ = ["round_record"]
 
 
 def round_record(
@@ -84,7 +62,3 @@ def _with_zeros(weights: list[float] | None, excluded: list[int]) -> list[float]
     for r in excluded:
         padded.insert(r, 0.0)
     return padded
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -27,7 +27,7 @@ from hdet.state_rules import check_state, fields, flag
 
 __all__ = ["OneCycleLR"]
 
-_NOT_SAVED = {"_run", "_is_auto"}
+_NOT_SAVED = {"_run", "_is_auto", "_counted"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name at every step: ``super()`` is slow before Python 3.12."""
@@ -113,6 +113,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         go_back: bool = True,
     ) -> None:
         self._is_auto = isinstance(max_lr, str)
+        self._counted = 0
+        """torch's count of steps, without those that Accelerate adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
         schedule: dict[str, Any] = {
             "max_lr": max_lr,
@@ -153,12 +155,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             loss, epoch = _loss_and_epoch(value, epoch, loss)
             if epoch is not None and epoch is value:
                 self._run.doubt_epoch(epoch)
+        self._step_count = min(self._step_count, self._counted)
         if not torch_private.in_constructor(self):
             self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
         if self._step_count == 1 or epoch is not None:
             self._step_and_warn(epoch)
         else:
             _torch.step(self, epoch)
+        self._counted = self._step_count
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss of this replica towards the round, for frameworks that call ``step()`` without one.
@@ -248,6 +252,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         else:
             self._run.load(ours, total_steps, t)
         super().load_state_dict(torch_state)
+        self._counted = self._step_count
         if ours is None:
             return
         rates = self._run.spread_out(self._last_lr, t)

@@ -22,6 +22,10 @@ from hdet.state_rules import check_state, count, fields, number, some_rates
 
 __all__ = ["AllSchedules", "ScheduledSearch", "guesses_of"]
 
+_RISE = 0.1
+"""The search climbs for this part of the run at least, also on a schedule that falls from its first step on (LOG, any
+schedule)."""
+
 
 def guesses_of(optimizer: Optimizer) -> list[float]:
     """The rates that a schedule was built on, or is to be."""
@@ -89,7 +93,7 @@ class ScheduledSearch:
         t = self._step + 1
         self._take_in_new_groups()
         if self._run.after_step(self.optimizer, self._step, t, loss):
-            facts = (self._step, t, self.optimizer, self._rates_at, self._floors, lambda: float(self._peak.step))
+            facts = (self._step, t, self.optimizer, self._rates_at, self._floors, self._rise)
             self._run.end_round(RoundEnd(*facts, self._run.losses, self._run.keeps_journal))
         if t % self._every == 0:
             self._plain.step()
@@ -131,6 +135,10 @@ class ScheduledSearch:
 
     def _rates_at(self, _: int) -> list[float]:
         return [float(value) for value in self._values()]
+
+    def _rise(self) -> float:
+        """Where the search's own climb ends: with the schedule's, but not at once where that has none."""
+        return max(float(self._peak.step), _RISE * (self._run.way.total_steps or 0))
 
     def _floors(self) -> list[float]:
         return [0.0] * len(self._plain.values)

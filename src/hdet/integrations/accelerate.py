@@ -1,4 +1,9 @@
-"""hdet's schedulers in a loop of Hugging Face Accelerate."""
+"""hdet's schedulers in a loop of Hugging Face Accelerate.
+
+``accelerator.prepare`` takes an :class:`hdet.OneCycleLR` as it is. Its wrapper makes as many scheduler steps per
+optimizer step as there are processes, unless ``split_batches`` is set: ``total_steps`` counts those, as with torch's
+own. :func:`prepare` is for those who would rather count optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,12 @@ from torch import Tensor
 from hdet.errors import ArgumentError
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
+from hdet.faces.scheduled import ScheduledSearch
 
 __all__ = ["Accelerator", "PreparedScheduler", "prepare"]
 
-HdetScheduler: TypeAlias = OneCycleLR | Ensemble
+HdetScheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
+_SCHEDULERS = (OneCycleLR, ScheduledSearch, Ensemble)
 _ENGINES = ("DEEPSPEED", "MEGATRON_LM")
 """They step the scheduler themselves, and hold the weights in partitions."""
 
@@ -40,12 +47,13 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
 
     Accelerate's own wrapper makes as many scheduler steps per optimizer step as there are processes. This one makes
     one: ``total_steps`` is the number of optimizer steps, whatever ``num_processes``, ``split_batches`` and
-    accumulation are. ``save_state`` and ``load_state`` hold its state.
+    accumulation are. With accumulation it is given the losses of all batches, not of the last alone. ``save_state`` and
+    ``load_state`` hold its state.
 
     Args:
         accelerator: the ``accelerate.Accelerator`` of the loop.
-        scheduler: an ``hdet.OneCycleLR`` or ``hdet.Ensemble``, made with the optimizer as it was before or after
-            ``accelerator.prepare``.
+        scheduler: an ``hdet.OneCycleLR``, what ``hdet.auto`` makes or an ``hdet.Ensemble``, made with the optimizer as
+            it was before or after ``accelerator.prepare``.
     """
     if not (hasattr(accelerator, "sync_gradients") and callable(getattr(accelerator, "prepare_scheduler", None))):
         raise ArgumentError(
@@ -58,17 +66,15 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
             f"hdet needs a loop that steps the scheduler and whole weights on every rank, but distributed_type is "
             f"{engine}; use plain data parallelism (MULTI_GPU)"
         )
-    if isinstance(getattr(scheduler, "scheduler", None), (OneCycleLR, Ensemble)) and not isinstance(
-        scheduler, PreparedScheduler
-    ):
+    if isinstance(getattr(scheduler, "scheduler", None), _SCHEDULERS) and not isinstance(scheduler, PreparedScheduler):
         raise ArgumentError(
             f"scheduler must be hdet's own, but got {type(scheduler).__name__}, made by accelerator.prepare(...), "
             "which steps it once per process; leave the scheduler out there"
         )
-    if not isinstance(scheduler, (OneCycleLR, Ensemble, PreparedScheduler)):
+    if not isinstance(scheduler, (*_SCHEDULERS, PreparedScheduler)):
         raise ArgumentError(
-            f"scheduler must be an hdet.OneCycleLR or hdet.Ensemble, but got {scheduler!r}; give other schedulers to "
-            "accelerator.prepare(...)"
+            f"scheduler must be an hdet.OneCycleLR, what hdet.auto makes or an hdet.Ensemble, but got {scheduler!r}; "
+            "give other schedulers to accelerator.prepare(...)"
         )
     prepared = scheduler if isinstance(scheduler, PreparedScheduler) else PreparedScheduler(accelerator, scheduler)
     accelerator.prepare_scheduler(prepared)  # for save_state and load_state

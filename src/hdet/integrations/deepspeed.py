@@ -32,21 +32,22 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         scheduler = auto(engine, total_steps=10_000)
 
-    The loop stays as it is but for one line, ``scheduler.observe(loss)`` after the forward pass: ``engine.step()`` steps
-    the scheduler where it has stepped the optimizer, and ``engine.save_checkpoint`` holds its state. The optimizer's
-    rate is a guess that may be far off.
+    The loop stays as it is but for one line, ``scheduler.observe(loss)`` after the forward pass. ``engine.step()``
+    steps the scheduler where it has stepped the optimizer, and ``engine.save_checkpoint`` holds its state. The
+    optimizer's rate is a guess that may be far off. The model is known: its buffers go back with the weights.
 
     With ZeRO each rank measures its own partitions, and the sums are added up over the ranks.
 
     Args:
         engine: made by ``deepspeed.initialize`` without ``lr_scheduler`` and without a scheduler in its config.
         total_steps: optimizer steps of the run.
-        more: further arguments of :class:`hdet.OneCycleLR`. Momenta are not cycled unless ``cycle_momentum=True``.
+        more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``go_back``, those of
+            :class:`hdet.OneCycleLR`. Momenta are not cycled unless ``cycle_momentum=True``.
     """
     _check(engine)
     wrapper = engine.optimizer
     optimizer = wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper, masters_of(wrapper))
-    scheduler = auto_of(optimizer, total_steps=total_steps, **more)
+    scheduler = auto_of(optimizer, total_steps=total_steps, **{"model": engine.module, **more})
     engine.lr_scheduler = scheduler
     return scheduler
 

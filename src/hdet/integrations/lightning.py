@@ -6,23 +6,25 @@ import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from hdet.engine.probe import ProbeBatch
 from hdet.errors import ArgumentError
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
+from hdet.faces.scheduled import ScheduledSearch
+from hdet.faces.several import auto
 from hdet.integrations.lengths import check_length
-from hdet.integrations.lightning_probe import check_probe, loader_named, part_of_lightning, probe_of
-from hdet.integrations.lightning_story import Story
+from hdet.integrations.lightning_story import Story, part_of_lightning
 from hdet.journal import Journals, open_journal
 
 __all__ = ["AutoLR"]
+
+Scheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
 
 
 def _callback_classes() -> tuple[type, ...]:
@@ -45,48 +47,35 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 
     .. code-block:: python
 
-        trainer = Trainer(max_epochs=10, callbacks=[AutoLR(probe="val")])
+        trainer = Trainer(max_epochs=10, callbacks=[AutoLR()])
 
     ``configure_optimizers`` returns just an optimizer, whose rate is a guess that may be far off. AutoLR
     adds :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is
-    restored: ``fit(ckpt_path=...)`` goes on with the search.
+    restored: ``fit(ckpt_path=...)`` goes on with the search. It is given the loss that ``training_step`` returns, and
+    the module.
 
     If ``configure_optimizers`` returns a scheduler of hdet, AutoLR looks after that one. It gives it the training loss,
-    logs its rate, and validates and saves the mean of the replicas where they train apart. ``probe``, ``journal`` and
-    the rest are that scheduler's own then.
-
-    The probe loss is ``probe_loss(batch)`` of the module if it has one, else its ``training_step``. Either is called on
-    a twin of the module, in eval mode (BatchNorm on batch statistics) and without gradients. The twin shares the
-    weights and has metrics, lists and counters of its own. Its ``log`` does nothing, and ``all_gather`` gives back what
-    it gets: other ranks may not be probing.
+    logs its rate, and validates and saves the mean of the replicas where they train apart. ``journal`` and the rest are
+    that scheduler's own then.
 
     The loggers get each round's numbers and ``hdet/event``, 1 where something happened. What happened, and the rate
     that was found, are told as Lightning tells things. ``hdet/lr`` is also in the progress bar.
 
     Args:
-        probe: where the probe's batches are from: "train", a pass of its own over the training data; "val", the
-            validation data; an iterable of batches; a function ``batch_fn(round) -> batch``; or a ``hdet.ProbeBatch``.
-            Batches that are not trained on are better: prefer "val".
         journal: as in :class:`hdet.OneCycleLR`.
-        onecycle: further arguments of :class:`hdet.OneCycleLR`. ``total_steps`` is the trainer's
+        onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function that makes one of an
+            optimizer, and further arguments of :func:`hdet.auto`. ``total_steps`` is the trainer's
             ``estimated_stepping_batches`` if it is left out.
     """
 
-    def __init__(
-        self,
-        probe: Literal["train", "val"] | Iterable[Any] | Callable[[int], Any] | ProbeBatch = "train",
-        journal: Journals = None,
-        **onecycle: Any,
-    ) -> None:
+    def __init__(self, journal: Journals = None, **onecycle: Any) -> None:
         if not _CALLBACKS:
             raise ModuleNotFoundError("AutoLR needs Lightning, which is not installed: pip install lightning")
         super().__init__()
-        check_probe(probe)
         open_journal(journal)
-        self.probe = probe
         self.journal = journal
         self.onecycle = onecycle
-        self.scheduler: OneCycleLR | Ensemble | None = None
+        self.scheduler: Scheduler | None = None
         """What steps the rate; there once ``fit`` has begun."""
         self.story: Story | None = None
         """What happened in the search; None where the scheduler is the user's own."""
@@ -118,31 +107,23 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         self._save_together(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Have the probe's data there: Lightning may not load those of validation for epochs."""
-        if self.story is None:
+        """Refuse a trainer that makes more steps than a schedule that was restored."""
+        if self.story is None or not isinstance(self.scheduler, OneCycleLR):
             return
-        if isinstance(self.scheduler, OneCycleLR) and self.onecycle.get("total_steps") is None:
+        if self.onecycle.get("total_steps") is None:
             check_length(_total_steps(trainer), self.scheduler, "max_epochs and max_steps")
-        if not isinstance(self.probe, str):
-            return
-        if self.probe == "val" and trainer.val_dataloaders is None and trainer.enable_validation:
-            trainer.validating = True
-            trainer.fit_loop.epoch_loop.val_loop.setup_data()
-            trainer.training = True
-        loader_named(trainer, self.probe)
 
-    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story) -> OneCycleLR:
+    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story) -> OneCycleLR | ScheduledSearch:
         arguments = {"total_steps": None, **self.onecycle}
         if arguments["total_steps"] is None:
             arguments["total_steps"] = _total_steps(trainer)
         given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
-        probe = probe_of(trainer, pl_module, self.probe)
-        return OneCycleLR(
-            trainer.optimizers[0], "auto", probe=probe, model=pl_module, journal=[*given, story], **arguments
-        )
+        known = {"model": pl_module, **arguments, "journal": [*given, story]}
+        optimizer = trainer.optimizers[0]
+        return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
 
     def _check_nothing_given(self) -> None:
-        given = {"probe": self.probe if self.probe != "train" else None, "journal": self.journal, **self.onecycle}
+        given = {"journal": self.journal, **self.onecycle}
         names = [name for name, value in given.items() if value is not None]
         if names:
             raise ArgumentError(
@@ -184,7 +165,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.scheduler is not None:
             self.scheduler.converge()
         if self.story is not None:
-            self.story.conclude(float(trainer.optimizers[0].param_groups[0]["max_lr"]))
+            group = trainer.optimizers[0].param_groups[0]
+            self.story.conclude(float(group["max_lr" if isinstance(self.scheduler, OneCycleLR) else "initial_lr"]))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Other ranks may have seen no exception: from here on nothing waits for them."""
@@ -234,13 +216,14 @@ def _check_optimizers(trainer: Any, module: Any) -> None:
         )
 
 
-def _hdet_scheduler(configs: list[Any]) -> OneCycleLR | Ensemble:
+def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     """The scheduler of the user's own."""
-    if len(configs) != 1 or not isinstance(configs[0].scheduler, (OneCycleLR, Ensemble)):
+    if len(configs) != 1 or not isinstance(configs[0].scheduler, (OneCycleLR, ScheduledSearch, Ensemble)):
         names = [type(config.scheduler).__name__ for config in configs]
         raise ArgumentError(
             f"AutoLR brings its own scheduler, but configure_optimizers returned {', '.join(names)}; return only the "
-            "optimizer, or one scheduler of hdet's: hdet.OneCycleLR, or hdet.Ensemble for a schedule of your own"
+            "optimizer, or one scheduler of hdet's: hdet.OneCycleLR, or hdet.auto(optimizer, schedule=...) for a "
+            "schedule of your own"
         )
     config = configs[0]
     if config.interval != "step" or config.frequency != 1:
@@ -249,7 +232,7 @@ def _hdet_scheduler(configs: list[Any]) -> OneCycleLR | Ensemble:
             f'frequency={config.frequency}; return {{"optimizer": optimizer, "lr_scheduler": {{"scheduler": '
             'scheduler, "interval": "step"}}'
         )
-    found: OneCycleLR | Ensemble = config.scheduler
+    found: Scheduler = config.scheduler
     return found
 
 
@@ -263,9 +246,9 @@ def _total_steps(trainer: Any) -> int:
     return int(steps)
 
 
-def _rate(scheduler: OneCycleLR | Ensemble | None) -> float | Tensor:
+def _rate(scheduler: Scheduler | None) -> float | Tensor:
     """The base rate of the first parameter group."""
-    if isinstance(scheduler, OneCycleLR):
+    if isinstance(scheduler, (OneCycleLR, ScheduledSearch)):
         return scheduler.base_lrs_now[0]
     rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"] if scheduler is not None else math.nan
     return rate

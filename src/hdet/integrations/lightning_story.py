@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from hdet.integrations.lightning_probe import part_of_lightning
 from hdet.journal import open_journal
 
-__all__ = ["Story"]
+__all__ = ["Story", "part_of_lightning"]
 
 _KEPT = "kept to the guess"
 """How the events begin that end a search without a result."""
@@ -61,3 +61,9 @@ class Story:
     def _log(self, values: dict[str, float], step: int) -> None:
         for logger in self._trainer.loggers:
             logger.log_metrics(values, step=step)
+
+
+def part_of_lightning(trainer: Any, path: str) -> Any:
+    """A module of the package that the trainer is from: ``lightning.pytorch`` or ``pytorch_lightning``."""
+    root, _, _ = type(trainer.fit_loop).__module__.partition(".loops.")
+    return importlib.import_module(f"{root}.{path}")

@@ -1,4 +1,4 @@
-"""timm's schedulers as ``schedule=`` of :class:`hdet.Ensemble`."""
+"""timm's schedulers as ``schedule=`` of :func:`hdet.auto` and :class:`hdet.Ensemble`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class TimmSchedule:
 
     .. code-block:: python
 
-        scheduler, _ = timm.scheduler.create_scheduler_v2(optimizer, num_epochs=90, warmup_epochs=5)
-        ensemble = hdet.Ensemble(optimizer, TimmSchedule(scheduler, updates_per_epoch=len(loader)))
+        cosine, _ = timm.scheduler.create_scheduler_v2(optimizer, num_epochs=90, warmup_epochs=5)
+        schedule = TimmSchedule(cosine, updates_per_epoch=len(loader))
+        scheduler = hdet.auto(optimizer, schedule=schedule, total_steps=90 * len(loader))
 
     After update n it calls ``step_update(n)`` and, where an epoch ends, ``step(epoch)`` with the epoch to come, as
     timm's own training script does. timm itself acts on one of the two and ignores the other.
@@ -44,12 +45,12 @@ class TimmSchedule:
         if not callable(getattr(scheduler, "step_update", None)):
             raise ArgumentError(
                 f"scheduler must be one of timm's, with step_update(), but got {scheduler!r}; give a torch scheduler "
-                "to hdet.Ensemble as it is"
+                "as schedule= as it is"
             )
         if isinstance(getattr(scheduler, "lr_scheduler", None), ReduceLROnPlateau):
             raise ArgumentError(
-                "timm's PlateauLRScheduler needs a metric, which step() does not bring; give torch's "
-                "ReduceLROnPlateau(optimizer) as schedule=, and call ensemble.step(loss, metrics=...)"
+                "timm's PlateauLRScheduler needs a metric, which step() does not bring; give another schedule, or "
+                "torch's ReduceLROnPlateau(optimizer) to hdet.Ensemble, and call ensemble.step(loss, metrics=...)"
             )
         if updates_per_epoch is None and getattr(scheduler, "t_in_epochs", False):
             raise ArgumentError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hdet.errors import ArgumentError
 from hdet.faces.several import auto
@@ -34,10 +34,14 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
     The rates in the optimizers' config are guesses that may be far off. A checkpoint holds all that the
     search has found, where torchtitan's own container saves the number of steps alone.
 
+    torchtitan's trainer steps it without a loss. In a trainer of your own, ``lr_schedulers.observe(loss)`` after the
+    forward pass gives it.
+
     Args:
         optimizers: torchtitan's ``OptimizersContainer``.
         total_steps: steps of the run.
-        onecycle: further arguments of :class:`hdet.OneCycleLR`.
+        onecycle: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``go_back``, those of
+            :class:`hdet.OneCycleLR`.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -45,7 +49,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         """What the trainer builds the container from; of torchtitan's own fields only ``total_steps`` is used."""
 
         onecycle: dict[str, Any] = field(default_factory=dict)
-        """Further arguments of :class:`hdet.OneCycleLR`."""
+        """Further arguments of :func:`hdet.auto`."""
 
         def build(self, *, optimizers: Any, training_steps: int) -> AutoLR:
             """The container, for so many steps if ``total_steps`` does not say otherwise."""
@@ -56,8 +60,13 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         if not _INSTALLED:
             raise ModuleNotFoundError("AutoLR needs torchtitan, which is not installed: pip install torchtitan")
         self.optimizers = list(optimizers)
-        self.scheduler = auto(self.optimizers, total_steps=total_steps, **onecycle)
+        known = {"model": _whole(getattr(optimizers, "model_parts", ())), **onecycle}
+        self.scheduler = auto(self.optimizers, total_steps=total_steps, **known)
         self.schedulers = [self.scheduler]
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss towards the round."""
+        self.scheduler.observe(loss)
 
     def get_metrics(self) -> dict[str, float]:
         """The rates by optimizer and parameter group, under torchtitan's own names."""
@@ -80,3 +89,8 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
                 'there; set exclude_from_loading=["lr_scheduler"] in the checkpoint config to search from here on'
             )
         self.scheduler.load_state_dict(state_dict)
+
+
+def _whole(parts: Sequence[nn.Module]) -> nn.Module | None:
+    """The model from its parts; pipeline stages have several."""
+    return parts[0] if len(parts) == 1 else nn.ModuleList(parts) if parts else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 
-from hdet.engine.records import header_record, resume_record
+from hdet._version import __version__
 from hdet.errors import JournalError
-from hdet.journal import Journal, Several, Sink
+from hdet.journal import SCHEMA, Journal, Several, Sink
 
 __all__ = ["Chronicle"]
 
@@ -59,9 +60,9 @@ class Chronicle:
         """Write a record, wherever that works: one rank alone must not stop training."""
         for pen in self._pens:
             goes_on = self._resumed is not None and getattr(pen.sink, "begun", False)
-            opening = [] if goes_on else [header_record(self.arguments, replicas, knobs)]
+            opening = [] if goes_on else [_header(self.arguments, replicas, knobs)]
             if self._resumed is not None:
-                opening.append(resume_record(self._resumed[0], replicas, self._resumed[1]))
+                opening.append(_resume(self._resumed[0], replicas, self._resumed[1]))
             pen.write(opening, record, goes_on=goes_on)
 
     def close(self) -> None:
@@ -100,3 +101,25 @@ class _Pen:
             if self._lost:
                 _log.warning("the journal %r is written again; rounds lost: %d", self.sink, self._lost)
             self._lost = 0
+
+
+def _header(arguments: Mapping[str, Any], replicas: int, knobs: list[str]) -> dict[str, Any]:
+    """The first line: how the run was set up."""
+    return {
+        "kind": "header",
+        "schema": SCHEMA,
+        "hdet": __version__,
+        "time": _now(),
+        "replicas": replicas,
+        "knobs": knobs,
+        "arguments": dict(arguments),
+    }
+
+
+def _resume(step: int, replicas: int, mid_round: bool) -> dict[str, Any]:
+    """The run goes on from a checkpoint. ``mid_round``: the round's earlier losses are lost."""
+    return {"kind": "resume", "time": _now(), "step": step, "replicas": replicas, "mid_round": mid_round}
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -46,7 +46,7 @@ def advice(run: RunData) -> Advice | None:
     again = f"hdet.schedule_from({_journal(run)}, optimizer)"
     so_far = " so far" if run.rounds[-1].step < (run.total_steps or 0) else ""
     found = f"{'Found' if base.moved else 'Stayed at'} {say.rate(base.end)}{so_far}."
-    if run.decays_by_itself or "max_lr" not in run.arguments:  # no argument that a peak could be given to
+    if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # no peak can be given
         return Advice(found, (again,))
     return Advice(found, (f"max_lr={_peaks(run)}", again))
 

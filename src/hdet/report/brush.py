@@ -190,7 +190,10 @@ def heading(text: str, y: float) -> Part:
 
 
 def event_lines(marked: Sequence[Event]) -> list[Part]:
-    """Thin upright lines; their words are in the page's list of events."""
+    """Thin upright lines, setbacks in a colour of their own; their words are in the page's list of events."""
     place = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-    style = {"color": "--axis", "width": 1, "dash": "dot"}
-    return [{**place, "x0": event.step, "x1": event.step, "line": style} for event in marked[:100]]
+    styles = {
+        False: {"color": "--axis", "width": 1, "dash": "dot"},
+        True: {"color": "--down", "width": 1, "dash": "dash"},
+    }
+    return [{**place, "x0": one.step, "x1": one.step, "line": styles[one.is_setback]} for one in marked[:100]]

@@ -48,7 +48,7 @@ class Slope(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """One replica, or the one model of a probed run, in one round."""
+    """One replica, or the one model of a search, in one round."""
 
     loss: float | None
     signal: float | None
@@ -72,13 +72,15 @@ class Round(NamedTuple):
     """The same of ``base``."""
     slopes: tuple[Slope | None, ...]
     reach: float | None
-    """Of a probed run: the rate that the gradients asked for, of the first knob; None where they asked for nothing."""
+    """Of a search: the rate that the gradients asked for, of the first knob; None where they asked for nothing."""
     seconds: Mapping[str, float]
     event: str | None
     alarm: str | None
     """In words: what makes the found rate worthless."""
     not_finite: tuple[int, ...] = ()
-    """Of a probed run: ranks whose loss was NaN or infinite."""
+    """Of a search: ranks whose loss was NaN or infinite, or missing."""
+    rolled_back_to: int | None = None
+    """Of a search: the step whose weights were put back at the end of the round."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,9 @@ class RunData:
     curve: Curve = field(default_factory=Curve)
 
     @property
-    def probed(self) -> bool:
-        """Whether there is one model, whose rate was searched."""
-        return self.arguments.get("fanout") == "probed"
+    def searched(self) -> bool:
+        """Whether there is one model, whose rate was searched. Earlier journals call it a probed fan-out."""
+        return self.arguments.get("max_lr") == "auto" or self.arguments.get("fanout") == "probed"
 
     @property
     def decays_by_itself(self) -> bool:
@@ -248,6 +250,7 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         event=str(record["event"]) if record.get("event") else None,
         alarm=str(record["alarm"]) if record.get("alarm") else None,
         not_finite=tuple(int(rank) for rank in record.get("not_finite") or ()),
+        rolled_back_to=None if record.get("went_back_to") is None else int(record["went_back_to"]),
     )
 
 

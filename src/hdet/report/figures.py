@@ -25,6 +25,7 @@ from hdet.report.comparison import Comparison
 from hdet.report.data import WORDS, RunData, kind_of
 from hdet.report.lines import Band, Line, alike, companions, span
 from hdet.report.series import (
+    Dots,
     Event,
     Losses,
     Rates,
@@ -48,7 +49,14 @@ _DOWN = 6
 _UP = 10.0
 """How far above all curves dots are shown: nobody needs to see how high the loss of ruined weights was."""
 
+_DOTS: dict[Dots, tuple[str, str]] = {
+    "replicas": ("train loss of each replica", palette(0)),
+    "probe": ("probe loss", palette(2)),
+    "ruined": ("train loss of rounds that were ruined", "--down"),
+}
+"""What they are, and their colour."""
 ASKED = "what the gradients ask for"
+SETBACKS = "upright dashes: earlier weights were put back, or the guess was kept to"
 
 
 class Figure(NamedTuple):
@@ -130,12 +138,13 @@ def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: 
 
 
 def _words_of_rates(found: Sequence[Rates], run: RunData) -> str:
-    words = ["Lines: base value" if run.rounds else "Line: the fixed schedule"]
+    words = [("Lines: the rate" if run.searched else "Lines: base value") if run.rounds else "Line: the fixed schedule"]
     if any(one.band for one in found):
         words.append("band: lowest to highest replica")
     words += ["grey dashes: if nothing were learned"] if any(one.plain for one in found) else []
     words += [f"thin line: {ASKED}"] if any(one.reach for one in found) else []
     words += ["markers: what the round said"] if any(one.marks[w] for one in found for w in WORDS) else []
+    words += [SETBACKS] if any(one.is_setback for one in events(run)) else []
     return f"{', '.join(words)}.{_told([one.base for one in found])}"
 
 
@@ -165,9 +174,12 @@ def draw_losses(seen: Losses, marked: Sequence[Event], steps: Steps) -> Figure:
         traces.append(stroke(seen.mean, "train, per round", palette(0), legendgroup="rounds"))
     if seen.validation:
         traces.append(stroke(seen.validation, "validation", palette(1)))
-    curves, dots = [seen.mean, seen.train, seen.validation, *seen.band], _known([seen.points])
-    top = _UP * max(_known(curves), default=math.inf)
-    near = [v for v in dots if v <= top or top <= 0]
+    course = [one for one in (seen.mean, seen.validation) if one] or [seen.train]  # single steps may be far above
+    top = _UP * max(_known(course), default=math.inf)
+    top = top if top > 0 else math.inf
+    curves = [_below(one, top) for one in (seen.mean, seen.train, seen.validation, *seen.band)]
+    dots = _known([seen.points])
+    near = [v for v in dots if v <= top]
     values = [*_known(curves), *near]
     page = layout(f"loss ({_kinds(seen)})", steps=steps) | {"shapes": event_lines(marked)}
     if min(values) > 0 and max(values) > 8 * min(values):
@@ -179,15 +191,20 @@ def draw_losses(seen: Losses, marked: Sequence[Event], steps: Steps) -> Figure:
     return Figure("Loss", caption, {"data": traces, "layout": page})
 
 
+def _below(one: Line, top: float) -> Line:
+    return Line(one.x, tuple(None if y is None or y > top else y for y in one.y))
+
+
 def _kinds(seen: Losses) -> str:
     """Which losses the figure shows."""
-    train = seen.train or seen.mean or (seen.points and not seen.probed)
-    shown = {"train": train, "probe": seen.points and seen.probed, "validation": seen.validation}
+    probed = seen.points and seen.dots == "probe"
+    train = seen.train or seen.mean or (seen.points and not probed)
+    shown = {"train": train, "probe": probed, "validation": seen.validation}
     return ", ".join(kind for kind, there in shown.items() if there)
 
 
 def _words_of_losses(seen: Losses, above: int) -> str:
-    words = [f"Dots: {'probe loss' if seen.probed else 'train loss of each replica'}"] if seen.points else []
+    words = [f"Dots: {_DOTS[seen.dots][0]}"] if seen.points else []
     words += ["blue: mean train loss of the round"] if seen.mean else []
     words += ["grey: train loss of each step"] if seen.train else []
     words += ["orange: validation loss"] if seen.validation else []
@@ -203,11 +220,11 @@ def _points(seen: Losses) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "probe" if seen.probed else "replicas",
+        "name": seen.dots,
         "x": list(seen.points.x),
         "y": list(seen.points.y),
         "text": [html.escape(text, quote=False) for text in seen.labels],
-        "marker": {"color": f"{palette(2 if seen.probed else 0)}/0.55", "size": 4},
+        "marker": {"color": f"{_DOTS[seen.dots][1]}/0.55", "size": 8 if seen.dots == "ruined" else 4},
         "hovertemplate": "%{text}<br>step %{x}: %{y:.4~g}<extra></extra>",
     }
 

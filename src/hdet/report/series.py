@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hdet.report.data import WORDS, Numbers, Round, RunData, Word
 from hdet.report.lines import LIMIT, Band, Line, line, mean, span
@@ -28,6 +28,9 @@ __all__ = [
     "time_shares",
 ]
 
+Dots = Literal["replicas", "probe", "ruined"]
+"""What single points are: train losses of replicas, losses of a probe batch (``signal=ProbeLoss``), or train losses of
+those rounds of a search that were ruined."""
 Marks = Mapping[Word, Line]
 """Where in a figure stands what a round said."""
 
@@ -50,14 +53,14 @@ class Losses(NamedTuple):
     """Losses over steps."""
 
     mean: Line
-    """Mean of a round's replicas."""
+    """Mean of a round's replicas; of a search without the rounds that were ruined."""
     band: Band
     points: Line
-    """What was compared: every replica's signal, or the probe loss, in every round."""
+    """What was compared: every replica's signal, in every round."""
     labels: tuple[str, ...]
     """One per point."""
-    probed: bool
-    """Whether the points are a probe's losses and not the training losses."""
+    dots: Dots
+    """What the points are."""
     train: Line
     validation: Line
 
@@ -88,6 +91,8 @@ class Event(NamedTuple):
 
     step: int
     text: str
+    is_setback: bool = False
+    """Whether weights were put back, or the search has given up."""
 
 
 def rates(run: RunData) -> tuple[Rates, ...]:
@@ -138,8 +143,11 @@ def steps_of(run: RunData) -> tuple[float, float]:
 
 def losses(run: RunData) -> Losses:
     """Losses by replica and round, and the run's own curves."""
-    by_round = [(r.step, [row.loss for row in r.replicas]) for r in run.rounds]
-    known = [(r, i, row.signal) for r in run.rounds for i, row in enumerate(r.replicas) if row.signal is not None]
+    dots = _dots(run)
+    ruined = [r for r in run.rounds if dots == "ruined" and r.rolled_back_to is not None]
+    by_round = [(r.step, [row.loss for row in r.replicas]) for r in run.rounds if r not in ruined]
+    compared = ruined if dots == "ruined" else run.rounds
+    known = [(r, i, row.signal) for r in compared for i, row in enumerate(r.replicas) if row.signal is not None]
     known = known[:: math.ceil(len(known) / (2 * LIMIT)) or 1]
     curve = run.curve
     return Losses(
@@ -147,10 +155,16 @@ def losses(run: RunData) -> Losses:
         band=_band(by_round),
         points=Line(tuple(r.step for r, _, _ in known), tuple(signal for _, _, signal in known)),
         labels=tuple(_label(run, r, i) for r, i, _ in known),
-        probed=run.probed or any(_differ(row.signal, row.loss) for r in run.rounds for row in r.replicas),
+        dots=dots,
         train=line(zip(curve.steps, curve.train, strict=True)),
         validation=line((x, y) for x, y in zip(curve.steps, curve.validation, strict=True) if y is not None),
     )
+
+
+def _dots(run: RunData) -> Dots:
+    if any(_differ(row.signal, row.loss) for r in run.rounds for row in r.replicas):
+        return "probe"
+    return "ruined" if run.searched else "replicas"
 
 
 def _differ(a: float | None, b: float | None) -> bool:
@@ -161,7 +175,7 @@ def _label(run: RunData, r: Round, i: int) -> str:
     """A replica's own values, learning rates first."""
     shown = (run.rates or tuple(range(len(run.knobs))))[:3]
     values = [f"{run.knobs[g]} {value:.3g}" for g in shown if (value := r.replicas[i].values[g]) is not None]
-    return ", ".join(["probe" if run.probed else f"replica {i}", *values])
+    return ", ".join([*([f"replica {i}"] if len(r.replicas) > 1 else []), *values])
 
 
 def slopes(run: RunData) -> tuple[Slopes, ...]:
@@ -199,8 +213,9 @@ def divergence(run: RunData) -> tuple[Line, Band]:
 
 def time_shares(run: RunData) -> tuple[TimeShare, ...]:
     """Seconds by phase; what the run took outside its rounds (evaluation, start) is the rest."""
-    phases = ["train", "probe", "gather", "controller", "converge"]
-    phases += sorted({phase for r in run.rounds for phase in r.seconds} - set(phases))
+    there = {phase for r in run.rounds for phase in r.seconds}
+    usual = [phase for phase in ("train", "probe", "gather", "controller", "converge") if phase in there]
+    phases = [*usual, *sorted(there - set(usual))]
     known = {phase: math.fsum(r.seconds.get(phase, 0.0) for r in run.rounds) for phase in phases}
     inside = math.fsum(known.values())
     rest = (run.summary.seconds or 0.0) - inside
@@ -218,7 +233,8 @@ def events(run: RunData) -> tuple[Event, ...]:
         out = f"replica {', '.join(map(str, r.excluded))} left out" if r.excluded else None
         lost = f"loss of rank {', '.join(map(str, r.not_finite))} not finite" if r.not_finite else None
         texts = [text for text in (r.event, out, lost) if text]
-        found += [Event(r.step, text) for text in texts if texts != last]
+        is_setback = r.rolled_back_to is not None or r.alarm is not None
+        found += [Event(r.step, text, is_setback and text == r.event) for text in texts if texts != last]
         last = texts
     return tuple(sorted(found))
 

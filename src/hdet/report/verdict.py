@@ -85,8 +85,10 @@ def _movement(run: RunData, g: int) -> Movement | None:
 
 
 def _given_rate(run: RunData, g: int) -> float | None:
-    """What the user gave to OneCycleLR: the peak, which a run that ended early has not seen."""
-    given = run.arguments.get("max_lr") if kind_of(run.knobs[g]) == "lr" else None
+    """What the user gave: the peak, which a run that ended early has not seen; of a search the guess."""
+    names = ("guess", "max_lr") if run.searched else ("max_lr",)
+    known = [given for name in names if (given := run.arguments.get(name)) is not None]
+    given = known[0] if known and kind_of(run.knobs[g]) == "lr" else None
     if isinstance(given, list):
         given = given[g] if g < len(given) else None
     return say.finite(given)
@@ -94,7 +96,9 @@ def _given_rate(run: RunData, g: int) -> float | None:
 
 def fixed_rate(run: RunData) -> float | None:
     """The peak that a plain scheduler's run was given."""
-    return say.finite(run.summary.arguments.get("lr")) if run.summary.arguments.get("fanout") == "none" else None
+    arguments = run.summary.arguments
+    method = arguments.get("method", arguments.get("fanout"))  # the name in earlier folders
+    return say.finite(arguments.get("lr")) if method == "none" else None
 
 
 def base_movement(run: RunData) -> Movement | None:
@@ -232,15 +236,13 @@ def _rate_words_short(base: Movement | None) -> tuple[str, str]:
 
 
 def _rounds_note(run: RunData) -> str:
-    """How often the rate was raised and lowered, or the controller said what."""
+    """How often a search raised the rate and rolled back, or a controller said what."""
     if not run.rounds:
         return "none has ended" if fixed_rate(run) is None else "a fixed schedule has none"
-    if run.probed:
+    if run.searched:
         raised = sum((b or 0.0) > (a or 0.0) for a, b in itertools.pairwise(r.learned[0] for r in run.rounds))
-        hot = sum((r.event or "").startswith("too hot") for r in run.rounds)
-        halved = sum((r.event or "").startswith("no gain") for r in run.rounds)
-        told = {"rate raised": raised, "halved": halved, "too hot": hot}
-        return ", ".join(f"{what} in {times}" for what, times in told.items() if times or what == "rate raised")
+        back = sum(r.rolled_back_to is not None for r in run.rounds)
+        return f"rate raised in {raised}" + (f", rolled back in {back}" if back else "")
     knobs = run.rates or range(len(run.knobs))
     counts = Counter(slope.word for r in run.rounds for g in knobs if (slope := r.slopes[g]))
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])

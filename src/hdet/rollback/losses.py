@@ -87,7 +87,7 @@ class Losses:
 
     def mean(self) -> float:
         """Mean of the round's; NaN if there is none."""
-        return math.fsum(self.values()) / self.count if self.count else math.nan
+        return _mean(self.values())
 
     def saved(self) -> list[list[float]]:
         """Pairs of step and loss, for a checkpoint inside a round. Synchronises if some lie on a device."""
@@ -123,7 +123,7 @@ def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
     count = _count(length)
     found: list[list[float]] = [[] for _ in range(BLOCKS)]
     for step, loss in losses:
-        found[min(step * count // max(length, 1), count - 1)].append(loss)
+        found[min(((step + 1) * count - 1) // max(length, 1), count - 1)].append(loss)
     return [number for own in found for number in (float(bool(own)), _mean([x for x in own if math.isfinite(x)]))]
 
 
@@ -147,7 +147,12 @@ def _count(length: int) -> int:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+    if not values:
+        return math.nan
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # losses near the largest float; or infinite ones of both signs
+        return sum(value / len(values) for value in values)
 
 
 def _number(loss: object) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["BLOCKS", "LIMITS", "Block", "Course", "Limits", "Verdict", "judge"]
+__all__ = ["BLOCKS", "FEWEST", "LIMITS", "Block", "Course", "Limits", "Verdict", "judge"]
 
 BLOCKS = 8
 """Blocks of a round, at most."""
@@ -121,7 +121,7 @@ def judge(course: Course, blocks: Sequence[Block], *, falling: bool, limits: Lim
         return course._replace(dark=dark), Verdict.FINE
     recent = (*course.recent, *known)[-max(len(known), FEWEST) :]
     level = _lower_median([block.mean for block in recent])
-    if math.isfinite(course.accused) and course.before and level > (course.accused + min(course.before)) / 2:
+    if math.isfinite(course.accused) and course.before and _is_as_bad_at_once(course, known):
         return course._replace(before=(level,), recent=known, latest=(), dark=dark, accused=math.nan), Verdict.ACQUITTED
     if len(recent) >= FEWEST and _is_ruined(course, level, falling, limits):
         return course._replace(recent=(), latest=(), dark=0, accused=level), Verdict.RUINED
@@ -131,6 +131,13 @@ def judge(course: Course, blocks: Sequence[Block], *, falling: bool, limits: Lim
     gain = course.gain + (course.lowest - lowest if not math.isnan(course.lowest) else 0.0)
     before = (*course.before[-1:], level)
     return Course(lowest, gain, before, recent[-FEWEST:], kinks, latest, dark), Verdict.FINE
+
+
+def _is_as_bad_at_once(course: Course, blocks: Sequence[Block]) -> bool:
+    """Whether weights that were put back are as bad from the first steps on: so it was the data. Weights that explode
+    once more are good at first."""
+    first = blocks[: max(len(blocks) // 2, 1)]
+    return min(block.mean for block in first) > (course.accused + min(course.before)) / 2
 
 
 def _dark(before: int, blocks: Sequence[Block]) -> int:

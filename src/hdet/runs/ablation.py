@@ -27,7 +27,7 @@ class Configuration(NamedTuple):
     key: str
     label: str
     what: str
-    fanout: str = "none"
+    method: str = "none"
     high: bool = True
     """Whether it runs at the high rate."""
     warm: bool = False
@@ -46,17 +46,17 @@ CONFIGURATIONS = (
         "warm-init", "Warm-Init", "plain, high rate, warm start", warm=True, published=4.674, published_crash=True
     ),
     Configuration(
-        "hdet-no-auto-lr", "HDET without auto-LR", "fan-out and averages", "trained", warm=True, published=3.280
+        "hdet-no-auto-lr", "HDET without auto-LR", "fan-out and averages", "replicas", warm=True, published=3.280
     ),
     Configuration(
-        "hdet-no-warm-init", "HDET without warm init", "fresh weights", "trained", signal="loss", published=3.281
+        "hdet-no-warm-init", "HDET without warm init", "fresh weights", "replicas", signal="loss", published=3.281
     ),
-    Configuration("hdet", "HDET, full", "all of it", "trained", warm=True, signal="loss", published=3.277),
+    Configuration("hdet", "HDET, full", "all of it", "replicas", warm=True, signal="loss", published=3.277),
     Configuration(
-        "no-spread", "control: alpha = 0", "averages and noise, no fan-out", "trained", warm=True, spread=0.0
+        "no-spread", "control: alpha = 0", "averages and noise, no fan-out", "replicas", warm=True, spread=0.0
     ),
-    Configuration("placebo", "control: placebo", "HDET, losses shuffled", "trained", warm=True, signal="shuffled"),
-    Configuration("probed", "ours: probed, auto", "from the high rate as a guess", "probed"),
+    Configuration("placebo", "control: placebo", "HDET, losses shuffled", "replicas", warm=True, signal="shuffled"),
+    Configuration("search", "ours: auto", "a search from the high rate", "search"),
 )
 
 
@@ -119,7 +119,7 @@ class Study:
         for seed in range(self.seeds):
             warm = Folder(out / f"warm-start-{seed}")
             # Another seed: its samples must not come again in the runs that begin with its weights.
-            plan = self._plan("warm start", seed + 1000, lr=self.low, steps=self.warm_steps, fanout="none")
+            plan = self._plan("warm start", seed + 1000, lr=self.low, steps=self.warm_steps, method="none")
             found.append(PlannedRun(None, seed, warm, plan))
             for one in CONFIGURATIONS:
                 folder = Folder(out / f"{one.key}-{seed}")
@@ -131,9 +131,9 @@ class Study:
         return self._plan(
             f"{one.label}, seed {seed}",
             seed,
-            lr=AUTO if one.fanout == "probed" else rate,
+            lr=AUTO if one.method == "search" else rate,
             guess=rate,
-            fanout=one.fanout,
+            method=one.method,
             signal=one.signal,
             spread=one.spread,
             start=str(warm.checkpoint.resolve()) if one.warm else None,

@@ -31,10 +31,10 @@ class Scene(NamedTuple):
 def guesses(out: Path, steps: int) -> Scene:
     """A bad guess: torch's OneCycleLR uses it as given, hdet's only starts from it."""
     rates = {"100× too low": GOOD / FAR, "100× too high": GOOD * FAR}
-    plans = [_digits("torch, a good rate", steps, fanout="none", lr=GOOD)]
+    plans = [_digits("torch, a good rate", steps, method="none", lr=GOOD)]
     for words, rate in rates.items():
-        plans.append(_digits(f"torch, {words}", steps, fanout="none", lr=rate))
-        plans.append(_digits(f"hdet, {words}", steps, fanout="probed", lr=AUTO, guess=rate))
+        plans.append(_digits(f"torch, {words}", steps, method="none", lr=rate))
+        plans.append(_digits(f"hdet, {words}", steps, method="search", lr=AUTO, guess=rate))
     return Scene(
         "Scene one: a bad guess",
         f"A small CNN learns handwritten digits with Adam, {steps} steps on one device. A good max_lr is {GOOD:g}; "
@@ -44,8 +44,8 @@ def guesses(out: Path, steps: int) -> Scene:
     )
 
 
-def _digits(name: str, steps: int, *, fanout: str, lr: float | str, guess: float = GOOD) -> Plan:
-    return Plan(task="digits", name=name, steps=steps, fanout=fanout, lr=lr, guess=guess)
+def _digits(name: str, steps: int, *, method: str, lr: float | str, guess: float = GOOD) -> Plan:
+    return Plan(task="digits", name=name, steps=steps, method=method, lr=lr, guess=guess)
 
 
 def guess_table(runs: Sequence[RunData]) -> Table:
@@ -80,7 +80,7 @@ def ensemble(out: Path, steps: int, replicas: int) -> Scene:
         name="ensemble",
         steps=steps,
         replicas=replicas,
-        fanout="trained",
+        method="replicas",
         lr=5e-3,
         batch_size=48,
         eval_every=max(1, steps // 2),

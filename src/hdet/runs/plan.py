@@ -13,10 +13,10 @@ from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.tasks import FeedTask, Task, task_named
 
-__all__ = ["AUTO", "FANOUTS", "OPTIMIZERS", "SIGNALS", "Plan", "check_count", "usual_rate"]
+__all__ = ["AUTO", "METHODS", "OPTIMIZERS", "SIGNALS", "Plan", "check_count", "usual_rate"]
 
 AUTO = "auto"
-FANOUTS = ("probed", "trained", "none")
+METHODS = ("search", "replicas", "none")
 OPTIMIZERS = ("adam", "sgd")
 SIGNALS = ("loss", "none", "shuffled")
 _MOST = {
@@ -41,17 +41,18 @@ class Plan:
         steps: length of the run and of its schedule.
         name: for tables and reports.
         replicas: ranks that train together.
-        fanout: "probed", "trained", or "none" for torch's own OneCycleLR.
-        lr: peak of the schedule, or "auto": found while training.
-        guess: where "auto" begins.
+        method: "search": the rate is found while one model trains; "replicas": each rank trains at a rate of its own,
+            as published; "none": torch's own OneCycleLR.
+        lr: peak of the schedule; "auto" in a search, and only there.
+        guess: where a search begins.
         optimizer: "adam" or "sgd" (with momentum 0.9).
         batch_size: samples per replica and step; None: the task's own.
         seed: of weights, batches, multipliers and noise.
         eval_every: steps between evaluations; None: a tenth of the run.
-        sync_every: steps per round of a trained fan-out; None: a fiftieth of the run.
-        spread: alpha of a trained fan-out.
-        signal: what moves the rate of a trained fan-out: "loss"; "none": it stays; "shuffled": the losses dealt to the
-            wrong replicas, a placebo.
+        sync_every: steps per round of replicas; None: a fiftieth of the run.
+        spread: alpha of replicas.
+        signal: what moves the rate of replicas: "loss"; "none": it stays; "shuffled": the losses dealt to the wrong
+            replicas, a placebo.
         start: a checkpoint whose weights the run begins with; None: fresh ones.
         noise: nu of the noise that is added to the first weights.
         device: "auto", "cpu" or "cuda".
@@ -62,7 +63,7 @@ class Plan:
     steps: int
     name: str = ""
     replicas: int = 1
-    fanout: str = "probed"
+    method: str = "search"
     lr: float | str = AUTO
     guess: float = 1e-3
     optimizer: str = "adam"
@@ -78,7 +79,7 @@ class Plan:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _one_of("fanout", self.fanout, FANOUTS)
+        _one_of("method", self.method, METHODS)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("signal", self.signal, SIGNALS)
         _one_of("device", self.device, ("auto", "cpu", "cuda"))
@@ -90,10 +91,14 @@ class Plan:
             raise ArgumentError(
                 f"spread must be at least 0 and at most 1, but got spread={self.spread}; published: 1/9"
             )
-        if self.lr == AUTO and self.fanout != "probed":
+        if self.lr == AUTO and self.method != "search":
             raise ArgumentError(
-                f"lr=auto needs fanout=probed, but got fanout={self.fanout}; give a number, such as "
+                f"lr=auto needs method=search, but got method={self.method}; give a number, such as "
                 f"lr={usual_rate(self.task, self.optimizer):g}"
+            )
+        if self.lr != AUTO and self.method == "search":
+            raise ArgumentError(
+                f"method=search finds the rate, but got lr={shown(self.lr)}; use lr=auto, and the number as guess"
             )
         for name in ("guess",) if self.lr == AUTO else ("lr", "guess"):
             _rate(name, getattr(self, name))
@@ -130,7 +135,7 @@ class Plan:
 
     @property
     def round_length(self) -> int:
-        """T of a trained fan-out; the others save as often."""
+        """T of replicas; torch's own runs save as often."""
         return self.sync_every or default_length(self.steps)
 
 

@@ -62,11 +62,11 @@ class Run:
         self.model = model.to(ranks.device)
         self.trained = ranks.wrapped(self.model)
         if plan.noise and not resumed:  # after the wrap, which makes all ranks equal; only averaging allows several
-            perturb_(self.model, plan.noise, plan.seed, replica=None if plan.fanout == "trained" else 0)
+            perturb_(self.model, plan.noise, plan.seed, replica=None if plan.method == "replicas" else 0)
         self.optimizer = optimizer_of(plan, self.task.groups(self.model))
         self._file = Journal(folder.journal)
         journal = open_journal([self._file, teller]) if ranks.rank == 0 else None
-        self.scheduler = scheduler_of(plan, self.task, self.model, self.optimizer, journal)
+        self.scheduler = scheduler_of(plan, self.model, self.optimizer, journal)
         self.parts: dict[str, Any] = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -84,7 +84,7 @@ class Run:
             steps=self.plan.steps,
             step=self.at.step,
             replicas=self.ranks.size,
-            fanout=self.plan.fanout,
+            method=self.plan.method,
             groups=[group["name"] for group in self.optimizer.param_groups],
         )
         try:
@@ -142,11 +142,11 @@ class Run:
     @property
     def _can_recover(self) -> bool:
         """Whether a loss that is not finite may be one replica's, which the others save, or one to go back from."""
-        return self.plan.fanout == "probed" or (self.plan.fanout == "trained" and self.ranks.size > 1)
+        return self.plan.method == "search" or (self.plan.method == "replicas" and self.ranks.size > 1)
 
     def _is_time_to_save(self, done: int, last: bool) -> bool:
         """Where a round has just ended, as rank 0 knows: the replicas are equal there, and nothing is lost."""
-        if self.plan.fanout == "none":
+        if self.plan.method == "none":
             return done % self.plan.round_length == 0 or last
         return self.teller.round_has_ended()
 

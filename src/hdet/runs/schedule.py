@@ -44,7 +44,9 @@ def journal_at(path: Path) -> JournalData:
     if not path.exists():
         raise ArgumentError(f"a run must be a journal or a run's folder, but {path} does not exist; check the path")
     if not file.exists():
-        raise ArgumentError(f"{path} has no journal, so no schedule was found there; give a run with a fan-out")
+        raise ArgumentError(
+            f"{path} has no journal, so no schedule was found there; give a run of a search or of replicas"
+        )
     return read_journal(file)
 
 

@@ -14,7 +14,6 @@ import hdet
 from hdet.journal import Sink
 from hdet.runs.placebo import Placebo
 from hdet.runs.plan import AUTO, Plan
-from hdet.tasks import Task
 
 __all__ = ["Scheduler", "advance", "base_rates", "consensus", "optimizer_of", "scheduler_of"]
 
@@ -30,18 +29,12 @@ def optimizer_of(plan: Plan, groups: list[dict[str, Any]]) -> Optimizer:
     return torch.optim.Adam(groups, lr=lr)
 
 
-def scheduler_of(plan: Plan, task: Task, model: Module, optimizer: Optimizer, journal: Sink | None) -> Scheduler:
+def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Sink | None) -> Scheduler:
     """torch's OneCycleLR, or hdet's: a search, or replicas that train apart; all else as in torch."""
-    if plan.fanout == "none":
+    if plan.method == "none":
         return lr_scheduler.OneCycleLR(optimizer, float(plan.lr), plan.steps)
-    if plan.fanout == "probed":
-        return hdet.OneCycleLR(
-            optimizer,
-            "auto",
-            plan.steps,
-            model=model,
-            journal=journal,
-        )
+    if plan.method == "search":
+        return hdet.OneCycleLR(optimizer, "auto", plan.steps, model=model, journal=journal)
     return hdet.OneCycleLR(
         optimizer,
         float(plan.lr),

@@ -2,9 +2,9 @@
 
 | kind | says |
 | --- | --- |
-| start | ``name``, ``steps``, ``step`` (above 0: resumed), ``replicas``, ``fanout``, ``groups`` (their names) |
+| start | ``name``, ``steps``, ``step`` (above 0: resumed), ``replicas``, ``method``, ``groups`` (their names) |
 | step | ``step``, ``base`` (rates, one per parameter group), ``loss`` (mean over replicas); a few times a second |
-| round | ``step``, ``base``, ``learned``, ``rows`` of ``values``, ``loss``, ``weight``: replicas, or the probe |
+| round | ``step``, ``base``, ``learned``, ``event``, ``rows`` of ``values``, ``loss``, ``weight``, one per replica |
 | end | ``outcome``, ``step`` |
 | rank | ``pid``; by every rank, when it begins |
 | failed | ``error``, one line; in place of everything after it |
@@ -61,7 +61,8 @@ class Teller:
             {"values": row["values"], "loss": row["signal"], "weight": weight}  # the loss that is compared
             for row, weight in zip(record["replicas"], weights, strict=False)
         ]
-        self.say("round", step=record["step"], base=record["base"], learned=record["learned"], rows=rows)
+        told = {name: record.get(name) for name in ("step", "base", "learned", "event")}
+        self.say("round", **told, rows=rows)
 
     def round_has_ended(self) -> bool:
         """Whether a round has ended since this was last asked."""

@@ -89,11 +89,6 @@ class DigitsTask:
         _, places = epoch_places(f"digits {seed}", len(self._train), self.batch_size, step, replica, replicas)
         return self._varied(self._train[places], generator_of("digits batch", seed, step, replica, replicas))
 
-    def probe(self, seed: int, round: int) -> Batch:
-        generator = generator_of("digits probe", seed, round)
-        size = min(max(1, self.batch_size // 4), len(self._train))
-        return self._varied(self._train[torch.randperm(len(self._train), generator=generator)[:size]], generator)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch
         return cross_entropy(model(images), labels)

@@ -116,13 +116,6 @@ class FeedTask:
         index = (step * replicas + replica) * self.batch_size + torch.arange(self.batch_size)
         return self.world.samples("train", seed, index, time=index)
 
-    def probe(self, seed: int, round: int) -> Batch:
-        """Samples from the whole time up to the horizon."""
-        size = max(1, self.batch_size // 4)
-        index = round * size + torch.arange(size)
-        time = torch.randint(self.horizon, (size,), generator=generator_of("feed probe", seed, round))
-        return self.world.samples("probe", seed, index, time)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Log losses, summed over the three tasks and averaged over the samples."""
         *seen, labels = batch

@@ -36,10 +36,6 @@ class Task(Protocol):
         """One replica's training batch of a step, on the CPU; the replicas of a step share no sample."""
         ...
 
-    def probe(self, seed: int, round: int) -> Batch:
-        """A quarter of a batch from the training distribution, of another stream than :meth:`batch`."""
-        ...
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss of a batch, a scalar."""
         ...

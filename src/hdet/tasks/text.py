@@ -108,11 +108,6 @@ class TextTask:
         shift = int(torch.randint(self.context, (), generator=generator_of("text shift", seed, epoch)))
         return self._windows(self._train, places * self.context + shift)
 
-    def probe(self, seed: int, round: int) -> Batch:
-        generator = generator_of("text probe", seed, round)
-        size = max(1, self.batch_size // 4)
-        return self._windows(self._train, torch.randint(len(self._train) - self.context, (size,), generator=generator))
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         text, following = batch
         return cross_entropy(model(text).flatten(0, 1), following.flatten())

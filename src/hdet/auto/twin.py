@@ -1,0 +1,443 @@
+r"""The slow twin of ``max_lr="auto"``: one process, one model, every sequence kept.
+
+It reads like the equations, in their letters: :math:`x_k` are the weights at which step :math:`k` was made, :math:`g_k`
+its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :math:`C` its ceiling; a step is made at
+
+.. math:: \eta(t) = \text{guess} \cdot \min(m\, r(t),\, C) \cdot h(t), \quad r(t) = \max\Big(0.3,
+    \frac{t + 1}{t_\text{peak} + 1}\Big) \text{ until the peak, then } 1,
+
+where :math:`h` is OneCycle over its peak, held at 1 until there. With the reach :math:`\hat\eta` of
+:mod:`hdet.auto.reach` and :math:`q = S^{-1/3}`, each round raises :math:`m` to :math:`2.5\,q\,\hat\eta / (\text{guess}
+\cdot h)`, at most twofold; where that is no raise, :math:`C = m\,r(t) \cdot \max(15\,q, 1)`.
+
+Nothing is shared with the search but the table of constants and the judge of losses, which is pure: the search only has
+to agree with this, step by step.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hdet.auto.constants import DEFAULT as c
+from hdet.rollback.ruin import Block, Course, Verdict, judge
+
+__all__ = ["History", "Optimizer", "Run", "Seen", "Settings", "Step", "Theta", "next_end", "simulate"]
+
+Theta = list[list[Tensor]]
+"""theta[g][i]: tensor i of parameter group g."""
+
+
+class Optimizer(Protocol):
+    """(weights, gradient, rate of each group) -> new weights. What it remembers is its own."""
+
+    def __call__(self, theta: Theta, g: Theta, eta: list[float], /) -> Theta: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run, as the user gives it."""
+
+    S: int
+    guess: Sequence[float]
+    """The optimizer's lr, per parameter group; 0: the group is left alone."""
+    ascends: Sequence[bool] = ()
+    """Which groups go up along their gradients; none: all go down."""
+    pct_start: float = 0.3
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    go_back: bool = True
+    """Whether there are snapshots."""
+
+    @property
+    def peak(self) -> float:
+        """The step at which the schedule's rise ends."""
+        return self.pct_start * self.S - 1
+
+    @property
+    def searched(self) -> list[int]:
+        """The groups whose rate is searched; the first one's stands for all."""
+        return [g for g, guess in enumerate(self.guess) if guess > 0]
+
+    @property
+    def sign(self) -> int:
+        """What becomes of the loss: 1: it is to fall, -1: to rise, 0: it depends on the group."""
+        up = {bool(self.ascends) and self.ascends[g] for g in self.searched}
+        return 0 if len(up) == 2 else -1 if True in up else 1
+
+    def h(self, t: float) -> float:
+        """OneCycle over its peak, held at 1 until there."""
+        floor = 1 / (self.div_factor * self.final_div_factor)
+        d = (max(t, self.peak) - self.peak) / (self.S - 1 - self.peak)
+        return floor + (1 - floor) * (1 + math.cos(math.pi * d)) / 2
+
+    def plain(self, t: float) -> float:
+        """OneCycle as torch has it."""
+        if t >= self.peak:
+            return self.h(t)
+        low = 1 / self.div_factor
+        return low + (1 - low) * (1 - math.cos(math.pi * t / self.peak)) / 2
+
+    def r(self, t: float) -> float:
+        """The part of the target at which step t is made."""
+        return max(c.least_rise, (t + 1) / (self.peak + 1)) if t < self.peak else 1.0
+
+
+class Step(NamedTuple):
+    """One step since x_0: all numbers of the groups whose rate is searched, as one vector."""
+
+    x: Tensor
+    """Where its gradient was taken."""
+    g: Tensor
+    after: Tensor
+    """Where it led."""
+    eta: float
+    sampled: bool = True
+
+
+class Seen(NamedTuple):
+    """What the steps since x_0 have come to."""
+
+    q: float
+    """How far x is from x_0, over its norm; infinite: some weight is no number."""
+    reach: float = 0.0
+    """eta^."""
+    kappa: float = 0.0
+    sizes: Sequence[float] = ()
+    """The largest number of each gradient that was sampled in the round."""
+    eta: Sequence[float] = ()
+    """The rates of all steps since x_0."""
+    lost: bool = False
+    """Whether some gradient was not finite."""
+
+
+class Copy(NamedTuple):
+    """Weights and optimizer as they were at the end of step t."""
+
+    t: int
+    x: Theta
+    optimizer: Optimizer
+
+
+@dataclass
+class History:
+    """Every sequence of a run."""
+
+    rate: list[list[float]] = field(default_factory=list)
+    """rate[t][g]: the rate of step t."""
+    loss: list[float | None] = field(default_factory=list)
+    """loss[t]: the loss of step t."""
+    theta: list[Theta] = field(default_factory=list)
+    """theta[t]: the weights after step t, and after rolling back if a round ended there."""
+    end: list[int] = field(default_factory=list)
+    """end[k]: the step at which round k ended."""
+    moved: list[float] = field(default_factory=list)
+    """moved[k]: how far the weights were from x_0, over its norm."""
+    reach: list[float] = field(default_factory=list)
+    """reach[k]: the rate that the gradients ask for."""
+    kappa: list[float] = field(default_factory=list)
+    """kappa[k]: how straight the way was."""
+    m: list[float] = field(default_factory=list)
+    """m[k]: the factor after round k."""
+    C: list[float] = field(default_factory=list)
+    """C[k]: its ceiling."""
+    event: list[str | None] = field(default_factory=list)
+    """event[k]: what happened at the end of round k, in words."""
+
+
+def simulate(
+    settings: Settings,
+    theta0: Theta,
+    loss_and_grad: Callable[[Theta, int], tuple[float | None, Theta]],
+    new_optimizer: Callable[[], Optimizer],
+    skipped: Callable[[int], bool] = lambda t: False,
+) -> History:
+    """Train for S steps of the schedule.
+
+    Args:
+        settings: the letters.
+        theta0: the weights to start from.
+        loss_and_grad: ``(theta, t) -> (loss, gradient)`` on the batch of step t; None: no loss is given.
+        new_optimizer: makes the optimizer, without memory.
+        skipped: whether the optimizer makes no step at t.
+    """
+    run, history = Run(settings, theta0, new_optimizer), History()
+    for t in range(settings.S):
+        eta = run.rates(t)
+        loss, gradient = loss_and_grad(run.x, t)
+        if not skipped(t):
+            run.step(gradient, eta)
+        if loss is not None:
+            run.losses.append((max(run.made - run.begun - 1, 0), loss))
+        if run.round_ends(t + 1):
+            seen, blocks = run.seen(t + 1), run.judged(t + 1)
+            history.event.append(run.end_round(t + 1, run.made - run.begun, blocks, seen))
+            history.end.append(t + 1)
+            history.moved.append(seen.q)
+            history.reach.append(seen.reach)
+            history.kappa.append(seen.kappa)
+            history.m.append(run.m)
+            history.C.append(run.C)
+            run.next_round(seen)
+        history.rate.append(eta)
+        history.loss.append(loss)
+        history.theta.append(run.x)
+    return history
+
+
+@dataclass
+class Run:
+    """Where a run stands. :meth:`end_round` is the whole rule."""
+
+    settings: Settings
+    x: Theta
+    new_optimizer: Callable[[], Optimizer]
+    phase: str = "first"
+    """``first``: the size of a step is not known; ``searching``; ``kept``: the guess is kept to."""
+    m: float = c.begin
+    C: float = math.inf
+    course: Course = field(default_factory=Course)
+    m_before: float = math.nan
+    """Before it was lowered, in case that was wrong."""
+    pace: float = math.nan
+    """How far the first step moved the weights, over its rate ..."""
+    eta1: float = math.nan
+    """... and that rate."""
+    falling: bool = False
+    """Whether the schedule had fallen when the last round ended: then nobody looks at the way any more."""
+    made: int = 0
+    """Steps that the optimizer has made ..."""
+    begun: int = 0
+    """... and had made when this round began."""
+    has_losses: bool = False
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """(step of the round, its loss)."""
+    sizes: list[float] = field(default_factory=list)
+    """The largest number of each gradient that was sampled in the round."""
+    kept: list[Copy] = field(default_factory=list)
+    path: list[Step] = field(default_factory=list)
+    """All steps since x_0."""
+
+    def __post_init__(self) -> None:
+        self.optimizer, self.x0 = self.new_optimizer(), self.x
+        if c.shortest > self.settings.S:
+            self.phase, self.m = "kept", 1.0
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def factor(self, t: float) -> float:
+        return min(self.m * (self.settings.r(t) if self.phase == "searching" else 1.0), self.C)
+
+    def rates(self, t: int) -> list[float]:
+        """eta(t); where the guess is kept to, plain OneCycle."""
+        s = self.settings
+        return [g * (s.plain(t) if self.phase == "kept" else self.factor(t) * s.h(t)) for g in s.guess]
+
+    @property
+    def looks(self) -> bool:
+        return self.phase == "first" or (self.phase == "searching" and not self.falling)
+
+    def step(self, gradient: Theta, eta: list[float]) -> None:
+        """Of a round of n steps every ceil(n/8)-th is sampled. Before a first step is known, only sizes are of use."""
+        s, x = self.settings, self.x
+        up = list(s.ascends) or [False] * len(x)
+        g = [[-y if up[i] else y for y in ys] for i, ys in enumerate(gradient)]
+        self.x = self.optimizer(x, g, eta)
+        if self.looks:
+            n = next_end(self.begun) - self.begun
+            sampled = self.phase == "searching" and (self.made - self.begun) % math.ceil(n / c.sampled) == 0
+            before, slope, after = (_vector([theta[i] for i in s.searched]) for theta in (x, g, self.x))
+            self.path.append(Step(before, slope, after, eta[s.searched[0]], sampled))
+            if sampled or self.phase == "first":
+                self.sizes.append(float(slope.abs().max()))
+        self.made += 1
+
+    def round_ends(self, t: int) -> bool:
+        """Where so many steps were made; at the schedule's last two steps; and at each until a first was made."""
+        return t >= self.settings.S - 1 or self.made == 0 or self.made >= next_end(self.begun)
+
+    def seen(self, t: int) -> Seen:
+        """q = |x - x_0| / |x_0|, and the rest. Nobody looks in the descent, nor at the last end."""
+        path = self.path if self.looks and t < self.settings.S else []
+        q = float((path[-1].after - path[0].x).norm() / (path[0].x.norm() or 1.0)) if path else 0.0
+        if not (_vector(self.x).isfinite().all() and math.isfinite(q)):
+            q = math.inf
+        eta, (asked, gained) = [step.eta for step in path], _sums(path)
+        reach = asked * math.fsum(eta) / gained if 0 < asked < math.inf and 0 < gained < math.inf else 0.0
+        straight = _straight(path)
+        lost = not (math.isfinite(asked) and math.isfinite(gained))
+        sizes = self.sizes if path and not lost else []
+        return Seen(q, reach, reach / straight if straight > 0 else 0.0, sizes, eta, lost)
+
+    def next_round(self, seen: Seen) -> None:
+        """A gradient that is not finite makes the way begin anew."""
+        if seen.lost or not self.looks:
+            self.path = []
+        self.begun, self.losses, self.sizes = self.made, [], []
+
+    def judged(self, t: int) -> list[Block]:
+        """The round's losses in up to eight blocks; where none is ever given, the logarithms of gradients' sizes."""
+        if self.losses and not self.has_losses:
+            self.has_losses, self.course = True, Course()
+        if self.has_losses:
+            sign = self.settings.sign
+            return [Block(sign * L, n) for L, n in _blocks(self.losses, self.made - self.begun)] if sign else []
+        sizes = self.sizes if self.phase == "searching" and t < self.settings.S else []
+        return [Block(math.log(G) if math.isfinite(G) else math.nan, 1) for G in sizes if G != 0]
+
+    # -- the rule -----------------------------------------------------------------------------------------------------
+
+    def end_round(self, t: int, n: int, blocks: list[Block], seen: Seen) -> str | None:
+        """A round of n steps ends at step t. ``blocks``: its losses."""
+        s, q = self.settings, seen.q
+        self.falling = t > s.peak and s.h(t) / s.h(0) < c.falling
+        if self.phase == "first" and t > max(s.peak, c.shortest):
+            moved = "weights moved, but no gradient was seen before the schedule's peak"
+            return self.keep_to_guess(moved if q > 0 else "no step has moved the weights")
+        if self.phase == "kept" or n == 0:
+            return None
+        G = math.nan if any(map(math.isnan, seen.sizes)) else max(seen.sizes, default=0.0)
+        if self.phase == "first":
+            return self.first_step(t, q, G, seen.eta)
+        if self.lags(q, seen.eta):
+            return self.keep_to_guess("steps do not follow the rate")
+        self.course, verdict = judge(self.course, blocks, falling=self.falling)
+        if verdict is Verdict.RUINED or not math.isfinite(q):
+            return self.ruined()
+        event = None
+        if verdict is Verdict.ACQUITTED and not math.isnan(self.m_before):
+            self.m, self.C = self.m_before, self.C * self.m_before / self.m
+            event = "the data were harder: the rate is as before"
+        self.m_before = math.nan
+        if not self.falling and G != 0:
+            self.steer(t, seen.reach / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa)
+        self.keep(t)
+        return event
+
+    def first_step(self, t: int, q: float, G: float, eta: Sequence[float]) -> str | None:
+        """From here on a step moves the weights by 5e-3 of their norm, whatever the guess was."""
+        again, self.path = "restarted: the first step was too long", []
+        if G == 0 or (q == 0 and not math.isfinite(G)):  # it says nothing
+            return None
+        if q == 0:
+            self.set_m(self.m / c.begin)
+            return "first step"
+        if not math.isfinite(q):
+            self.set_m(self.m * c.begin)
+            self.restart()
+            return again
+        self.phase = "searching"
+        self.set_m(self.m * c.relative_step / (q * self.settings.r(t)))
+        self.pace, self.eta1 = q / math.fsum(eta), math.fsum(eta) / len(eta)
+        if q >= c.too_far:
+            self.restart()
+            return again
+        self.keep(t)
+        return "first step"
+
+    def lags(self, q: float, eta: Sequence[float]) -> bool:
+        """Whether x came less far, for the rates since x_0, than a way to and fro of shrinking steps would."""
+        n, total = len(eta), math.fsum(eta)
+        if not (0 < n <= c.watched and q > 0):
+            return False
+        raised, shorter = total / n / self.eta1, self.pace * total / q
+        return raised >= c.raised and shorter >= raised**c.lags and shorter >= c.wanders * n
+
+    def ruined(self) -> str:
+        """To the copy of two rounds ago, at a third of the rate."""
+        m = self.m
+        self.set_m(m / c.slower)
+        self.path, self.pace = [], math.nan
+        if not self.kept:
+            self.course = self.course._replace(accused=math.nan, before=())
+            return "ruined: slowed down"
+        self.kept, self.m_before = self.kept[:1], m
+        self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
+        return f"ruined: rolled back to step {self.kept[0].t}"
+
+    def steer(self, t: int, asks_for: float, kappa: float) -> None:
+        """Raise m to 2.5 q of the reach, at most twofold; twofold while the way is straight. If not, set a ceiling."""
+        often = (self.made - 1) / (t - 1) if self.made > 1 and t > 1 else 1.0  # steps left out make a shorter run
+        q = 1 / (self.settings.S * often) ** c.shrink
+        raised = c.fastest if kappa >= 1 - q * c.turn else c.heed * q * asks_for / self.m
+        if raised > 1:
+            self.m, self.C = min(self.m, self.C / self.settings.r(t)), math.inf  # on from the rate as it is
+            self.set_m(self.m * min(raised, c.fastest))
+        elif math.isinf(self.C):
+            self.C = self.factor(t) * max(c.ceiling * q, 1.0)
+
+    def set_m(self, m: float) -> None:
+        """Within bounds; the ceiling goes down with it, and not up."""
+        m = min(max(m, 1e-15), 1e15)
+        self.m, self.C = m, self.C * min(m / self.m, 1.0)
+
+    def keep(self, t: int) -> None:
+        """Four steps apart at least: so many it takes to see an explosion."""
+        if self.settings.go_back and (not self.kept or t - self.kept[-1].t >= 4):
+            self.kept = [*self.kept[-1:], Copy(t, self.x, copy.deepcopy(self.optimizer))]
+
+    def restart(self) -> None:
+        self.x, self.optimizer = self.x0, self.new_optimizer()
+
+    def keep_to_guess(self, why: str) -> str:
+        self.phase, self.m, self.C, self.kept = "kept", 1.0, math.inf, []
+        return f"kept to the guess: {why}"
+
+
+# The equations -------------------------------------------------------------------------------------------------------
+
+
+def next_end(t: int) -> int:
+    """Rounds of optimizer steps: one step, then 2 each, later a fifth of the steps so far."""
+    end = 1
+    while end <= t:
+        end += max(c.short, math.floor(c.growing * end))
+    return end
+
+
+def _weights(path: list[Step]) -> list[float]:
+    """w_k of the steps that were sampled: eta^2 while the rate grows."""
+    sampled = [step for step in path if step.sampled]
+    w = [1.0] if sampled else []
+    for before, step in pairwise(sampled):
+        w.append(w[-1] * max((step.eta / before.eta) ** 2, 1.0))
+    return w
+
+
+def _sums(path: list[Step]) -> tuple[float, float]:
+    """sum w_k <g_k, x_0 - x_k>, which gradients ask for; <s, x_0 - x_n>, which they have gained."""
+    pairs = list(zip(_weights(path), [step for step in path if step.sampled], strict=True))
+    asked = sum(w * float(step.g @ (path[0].x - step.x)) for w, step in pairs)
+    gained = sum(w * float(step.g @ (path[0].x - path[-1].after)) for w, step in pairs)
+    return asked, gained
+
+
+def _straight(path: list[Step]) -> float:
+    """eta^_1: what the reach would be had all gradients been one."""
+    w = _weights(path)
+    before = [math.fsum(step.eta for step in path[:k]) for k, step in enumerate(path) if step.sampled]
+    return sum(wk * b for wk, b in zip(w, before, strict=True)) / sum(w) if w else 0.0
+
+
+def _blocks(losses: list[tuple[int, float]], n: int) -> list[Block]:
+    """The losses of a round of n steps: up to eight blocks of n/8 steps, each with the mean of its finite ones."""
+    count = min(max(n, 1), 8)
+    edges = [k * n // count for k in range(count)] + [max(n, 1)]
+    found = []
+    for begin, end in pairwise(edges):
+        own = [loss for k, loss in losses if begin <= k < end]
+        finite = [loss for loss in own if math.isfinite(loss)]
+        if own:
+            found.append(Block(sum(loss / len(finite) for loss in finite) if finite else math.nan, end - begin))
+    return found
+
+
+def _vector(theta: Theta) -> Tensor:
+    return torch.cat([x.reshape(-1) for xs in theta for x in xs])

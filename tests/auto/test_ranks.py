@@ -1,0 +1,92 @@
+"""Ranks that search together decide alike."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hdet
+from hdet.errors import DisagreementError
+from tests.auto.runs import built, final_loss, network, train, two_groups
+from tests.ranks import error_of, run_ranks
+
+
+def rounds_of(rank: int, path: str) -> list[tuple[Any, ...]]:
+    """Every rank trains the same, without DDP: weights are equal."""
+    model = network()
+    optimizer = torch.optim.Adam(two_groups(model), lr=1e-3)
+    journal = f"{path}-{rank}"
+    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, journal=journal)
+    train(model, optimizer, scheduler, range(60))
+    if rank > 0:
+        assert not Path(journal).exists()  # one rank writes
+        return []
+    told = ("reach", "learned", "event", "base")
+    rows = hdet.read_journal(journal).rounds
+    assert {len(record["replicas"]) for record in rows} == {1}  # the one model
+    return [tuple(record[name] for name in told) for record in rows]
+
+
+def test_what_is_found_is_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
+    alone = rounds_of(0, str(tmp_path / "alone"))
+    assert len(alone) > 10
+    assert run_ranks(rounds_of, 3, str(tmp_path / "shared"))[0] == alone
+
+
+def apart(rank: int) -> Exception:
+    model, optimizer, scheduler = built(steps=60)
+    return error_of(lambda: train(model, optimizer, scheduler, range(60), 1000 * rank))
+
+
+def test_ranks_that_train_apart_are_told() -> None:
+    for error in run_ranks(apart, 2):
+        assert isinstance(error, DisagreementError)
+        assert "DistributedDataParallel" in str(error)
+
+
+def guesses(rank: int) -> str:
+    model, optimizer, scheduler = built(1e-3 * (1 + rank), 60)
+    return repr(error_of(lambda: train(model, optimizer, scheduler, range(60))))
+
+
+def test_guesses_that_differ_are_told_as_such() -> None:
+    for message in run_ranks(guesses, 2):
+        assert "DisagreementError" in message
+        assert "rank 0: max_lr (the optimizer's lr) = [0.001]" in message
+        assert "rank 1: max_lr (the optimizer's lr) = [0.002]" in message
+        assert "DistributedDataParallel" not in message
+
+
+LOSSES: dict[str, Callable[[Tensor, int, int], Any]] = {
+    "all": lambda loss, t, rank: loss,
+    "rank 0 only": lambda loss, t, rank: loss if rank == 0 else None,
+    "NaN on one": lambda loss, t, rank: math.nan if rank == 1 else loss,
+    "none": lambda loss, t, rank: None,
+}
+
+
+def ddp(rank: int, kind: str) -> tuple[list[list[float]], float, str]:
+    model = network()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=120)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rates = train(
+            wrapped, optimizer, scheduler, range(120), 1000 * rank, tells=lambda loss, t: LOSSES[kind](loss, t, rank)
+        )
+    return rates, final_loss(model), repr(scheduler.state_dict())
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_ranks_decide_alike_whoever_has_a_loss(kind: str) -> None:
+    first, *others = run_ranks(ddp, 3, kind)
+    assert all(other == first for other in others)
+    assert first[1] < 0.5 * final_loss(network())

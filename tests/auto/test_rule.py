@@ -1,0 +1,486 @@
+"""The rule, on rounds that a person can follow, and on any rounds at all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdet.auto.constants import DEFAULT as c
+from hdet.auto.rounds import next_end
+from hdet.auto.rule import (
+    NEVER_MOVED,
+    NO_GRADIENT,
+    NOT_FOLLOWED,
+    Action,
+    Decision,
+    Evidence,
+    Phase,
+    Rule,
+    Snapshot,
+    State,
+)
+from hdet.rollback.ruin import Block, Course
+
+RULE = Rule(1000)
+"""q is 0.1."""
+PEAK = 299.0
+COURSE = Course(lowest=1.0, gain=2.0, before=(1.0, 1.1), recent=(Block(1.1, 1),) * 4, kinks=(0.01,) * 20)
+"""The level fell from 3 to 1; 0.6 more is too much."""
+SEARCHING = State(Phase.SEARCHING, level=0.0, peak=PEAK, course=COURSE, snapshots=(Snapshot(90, 0), Snapshot(100, 1)))
+"""Well into a search, at the guess itself."""
+AGAIN = "restarted: the first step was too long"
+HARDER = "the data were harder: the rate is as before"
+
+
+def losses(level: float, blocks: int = 8) -> tuple[Block, ...]:
+    return (Block(level, 2),) * blocks
+
+
+def after(state: State, level: float = 1.0, rule: Rule = RULE, **known: Any) -> Decision:
+    """One round that ends at step 120, with losses of this level."""
+    rest: dict[str, Any] = {
+        "span": (119, 120),
+        "peak": PEAK,
+        "steps": 20,
+        "moved": 0.1,
+        "gradients": (1.0, 2.0),
+        "blocks": losses(level),
+    }
+    return rule.after_round(state, Evidence(**{**rest, **known}))
+
+
+def first_step(moved: float, state: State | None = None, **known: Any) -> Decision:
+    rest: dict[str, Any] = {"span": (0, 1), "steps": 1, "moved": moved, "rates": 1e-3, "stretch": 1}
+    return after(state or RULE.begin(), **{**rest, **known})
+
+
+# -- the first step ----------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-12, 1e-2, exclude_max=True), st.integers(1, 2000), st.sampled_from([0.0, 50.0, PEAK, 600.0]))
+def test_after_the_first_step_the_guess_does_not_matter(moved: float, t: int, peak: float) -> None:
+    """Whatever the first step moved, the next one moves the weights by 5e-3 of their norm."""
+    decision = first_step(moved, span=(t - 1, t), peak=peak)
+    if t > max(peak, c.shortest):
+        assert decision.alarm == NO_GRADIENT
+        return
+    state = decision.state
+    assert moved * state.factor(t) / RULE.begin().factor(t - 1) == pytest.approx(5e-3)
+    assert (decision.event, decision.action, decision.slot, decision.anew) == ("first step", Action.KEEP, 0, True)
+    assert (state.phase, state.peak, state.snapshots) == (Phase.SEARCHING, peak, (Snapshot(t, 0),))
+
+
+@pytest.mark.parametrize(("moved", "undone"), [(9.9e-3, False), (1e-2, True), (1e5, True)])
+def test_a_first_step_that_was_too_long_is_undone(moved: float, undone: bool) -> None:
+    decision = first_step(moved)
+    assert (decision.action is Action.RESTART) == (decision.event == AGAIN) == undone
+    assert decision.anew
+    assert decision.state.phase is Phase.SEARCHING
+    assert moved * decision.state.factor(1) / c.begin == pytest.approx(5e-3)
+    if undone:
+        assert (decision.state.snapshots, decision.slot) == ((), None)
+
+
+def test_a_first_step_to_nowhere_is_undone_and_tried_far_lower() -> None:
+    decision = first_step(math.inf)
+    assert (decision.action, decision.event, decision.anew) == (Action.RESTART, AGAIN, True)
+    assert decision.state == RULE.begin()._replace(level=pytest.approx(math.log(1e-6)))
+    for _ in range(9):
+        decision = first_step(math.inf, decision.state)
+    assert decision.state.level == math.log(1e-15)  # the bound of all factors: a lower level would not be the rate's
+
+
+@pytest.mark.parametrize("moved", [0.0, math.nan])
+def test_a_first_step_that_was_lost_is_repeated_higher(moved: float) -> None:
+    decision = first_step(moved)
+    assert (decision.action, decision.event, decision.anew) == (Action.NOTHING, "first step", True)
+    assert decision.state == RULE.begin()._replace(level=pytest.approx(0.0))
+    for _ in range(50):
+        decision = first_step(moved, decision.state)
+    assert decision.state.level == math.log(1e15)
+
+
+@pytest.mark.parametrize(
+    ("moved", "gradients"), [(0.0, ()), (0.0, (0.0,)), (1e-3, (0.0, 0.0)), (0.0, (math.inf,)), (0.0, (math.nan, 1.0))]
+)
+def test_a_first_step_without_a_gradient_or_skipped_because_of_it_says_nothing(
+    moved: float, gradients: tuple[float, ...]
+) -> None:
+    assert first_step(moved, gradients=gradients) == Decision(RULE.begin(), anew=True)
+
+
+def test_the_first_step_tells_how_far_a_rate_goes() -> None:
+    state = first_step(1e-4, rates=2e-3, stretch=2).state
+    assert (state.pace, state.rate) == (pytest.approx(0.05), pytest.approx(1e-3))
+    assert math.isnan(first_step(1e-4, rates=0.0).state.pace)
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reach", "growth"),
+    [(0.0, 1.0), (1.0, 1.0), (1 / 0.25, 1.0), (6.0, 1.5), (8.0, 2.0), (1e9, 2.0)],
+)
+def test_the_target_is_raised_to_a_part_of_the_reach(reach: float, growth: float) -> None:
+    """To q * 2.5 of it, a quarter."""
+    asked = math.log(reach) if reach else -math.inf
+    decision = after(SEARCHING, reach=asked)
+    assert math.exp(decision.state.level) == pytest.approx(growth)
+    assert (decision.action, decision.slot, decision.event, decision.anew) == (Action.KEEP, 0, None, False)
+    assert decision.state.snapshots == (Snapshot(100, 1), Snapshot(120, 0))
+    fallen = after(SEARCHING, reach=asked, shape=0.89)
+    assert (fallen.state.level, fallen.state.ceiling) == (SEARCHING.level, math.inf)
+    assert after(SEARCHING, reach=asked, shape=0.9) == decision
+
+
+@pytest.mark.parametrize(("straightness", "growth"), [(1.0, 2.0), (0.91, 2.0), (0.89, 1.0)])
+def test_while_the_way_is_straight_the_target_is_raised_whatever_the_reach(straightness: float, growth: float) -> None:
+    decision = after(SEARCHING, straightness=straightness)
+    assert math.exp(decision.state.level) == pytest.approx(growth)
+
+
+@pytest.mark.parametrize(("total", "end", "asked"), [(1000, 120, 6.0), (8000, 120, 12.0), (None, 9, 1.8), (27, 9, 1.8)])
+def test_a_longer_run_wants_a_lower_rate(total: int | None, end: int, asked: float) -> None:
+    """q = S^(-1/3): 1/10, 1/20, and 1/3 where S is three times the 9 steps so far. Asked for in all: 1.5."""
+    rule = Rule(total)
+    decision = after(SEARCHING, rule=rule, reach=math.log(asked), span=(end - 1, end))
+    assert math.exp(decision.state.level) == pytest.approx(1.5)
+
+
+def test_once_gradients_ask_for_nothing_the_rate_has_a_ceiling() -> None:
+    """At step 120 of 299 the rate is at 121/300 of the target; 15 q is 1.5."""
+    state = after(SEARCHING).state
+    assert math.exp(state.ceiling) == pytest.approx(1.5 * 121 / 300)
+    assert state.factor(120) == pytest.approx(121 / 300)
+    assert state.factor(299) == state.found == pytest.approx(1.5 * 121 / 300)
+    again = after(state, span=(140, 144)).state
+    assert (again.ceiling, again.level) == (state.ceiling, state.level)  # it is set once
+    more = after(again, reach=math.log(6.0)).state
+    assert more.ceiling == math.inf  # until they ask again
+    late = after(SEARCHING, span=(298, 299)).state
+    assert math.exp(late.ceiling) == pytest.approx(1.5)
+    long = after(SEARCHING, rule=Rule(10**6), span=(298, 299)).state
+    assert math.exp(long.ceiling) == pytest.approx(1.0)  # 15 q is 0.15, and the rate never has to fall
+
+
+@given(st.floats(0, 2000), st.floats(0, 2000), st.floats(-1, 1500), st.sampled_from(Phase), st.floats(-30, 30))
+def test_the_rate_rises_to_the_target_until_the_peak_and_stays(
+    a: float, b: float, peak: float, phase: Phase, ceiling: float
+) -> None:
+    state = State(phase, level=0.0, peak=peak)
+    low, high = state.factor(min(a, b)), state.factor(max(a, b))
+    assert 0 < low <= high <= 1
+    assert state.factor(max(peak, 0.0)) == 1.0
+    if phase is not Phase.SEARCHING:
+        assert low == 1.0
+    assert state._replace(ceiling=ceiling).factor(a) == min(state.factor(a), math.exp(ceiling))
+
+
+def test_the_rise_by_hand() -> None:
+    state = State(Phase.SEARCHING, level=0.0, peak=31.0)
+    assert [state.factor(t) for t in (7, 15, 31, 32)] == [0.3, 0.5, 1.0, 1.0]
+    assert [state.factor(t) for t in (0, 1, 3)] == [0.3] * 3
+
+
+def test_steps_that_were_not_made_say_nothing() -> None:
+    """Gradients are still being accumulated, or GradScaler skipped the step."""
+    for state in (RULE.begin(), SEARCHING, RULE.kept()):
+        assert after(state, 9.0, reach=9.0, steps=0) == Decision(state)
+    assert after(SEARCHING, 9.0, reach=9.0, steps=0, span=(400, 480)) == Decision(SEARCHING)
+
+
+@pytest.mark.parametrize("known", [{"straightness": 1.0}, {"reach": 5.0}, {}])
+@pytest.mark.parametrize("gradients", [(), (0.0, 0.0)])
+def test_a_round_without_a_gradient_says_nothing_about_the_rate(
+    known: dict[str, float], gradients: tuple[float, ...]
+) -> None:
+    decision = after(SEARCHING, gradients=gradients, **known)
+    assert (decision.state.level, decision.state.ceiling, decision.action) == (0.0, math.inf, Action.KEEP)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest"), [((), 0.0), ((0.0, 3.0, 1.0), 3.0), ((1.0, math.nan, 2.0), math.nan), ((math.inf,), math.inf)]
+)
+def test_the_largest_gradient_does_not_hide_what_is_no_number(sizes: tuple[float, ...], largest: float) -> None:
+    assert Evidence((0, 1), 1, gradients=sizes).gradient == pytest.approx(largest, nan_ok=True)
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+def test_snapshots_are_four_steps_apart() -> None:
+    """It takes as many losses to see an explosion."""
+    state = SEARCHING._replace(snapshots=(Snapshot(3, 1), Snapshot(7, 0)))
+    for end in (8, 9, 10):
+        decision = after(state, span=(end - 1, end))
+        assert (decision.action, decision.slot, decision.state.snapshots) == (Action.NOTHING, None, state.snapshots)
+    decision = after(state, span=(10, 11))
+    assert (decision.action, decision.slot) == (Action.KEEP, 1)
+    assert decision.state.snapshots == (Snapshot(7, 0), Snapshot(11, 1))
+
+
+def test_only_snapshots_that_exist_are_remembered() -> None:
+    assert RULE.remembering(SEARCHING, {1}).snapshots == (Snapshot(100, 1),)
+    assert RULE.remembering(SEARCHING, ()).snapshots == ()
+    assert RULE.remembering(SEARCHING, {0, 1, 7}) == SEARCHING
+
+
+# -- ruined ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [{"level": 1.61}, {"level": 1e9}, {"level": math.nan}, {"moved": math.inf}])
+def test_weights_that_are_ruined_are_given_up(known: dict[str, float]) -> None:
+    """0.3 of the gain of 2 above the lower of the last two levels."""
+    decision = after(SEARCHING, reach=9.0, **known)
+    assert (decision.action, decision.slot, decision.rolled_back_to) == (Action.ROLL_BACK, 0, 90)
+    assert (decision.event, decision.anew) == ("ruined: rolled back to step 90", True)
+    state = decision.state
+    assert math.exp(state.level) == pytest.approx(1 / 3)
+    assert (state.snapshots, state.slowed_from) == ((Snapshot(90, 0),), 0.0)
+    assert math.isnan(state.pace)
+
+
+@pytest.mark.parametrize(("level", "shape"), [(1.59, 1.0), (2.9, 0.5)])
+def test_a_little_worse_is_not_ruined(level: float, shape: float) -> None:
+    """In the descent all of the gain may be lost."""
+    assert after(SEARCHING, level, shape=shape).action is Action.KEEP
+    assert after(SEARCHING, level + 0.2, shape=shape).action is Action.ROLL_BACK
+
+
+def test_after_going_back_the_snapshot_stays_and_is_gone_back_to_again() -> None:
+    back = after(SEARCHING, math.nan)
+    again = after(back.state, moved=math.inf)
+    assert (again.rolled_back_to, again.state.snapshots) == (90, (Snapshot(90, 0),))
+    assert math.exp(again.state.level) == pytest.approx(1 / 9)
+    well = after(again.state)
+    assert (well.slot, well.state.snapshots) == (1, (Snapshot(90, 0), Snapshot(120, 1)))
+    assert math.isnan(well.state.slowed_from)
+
+
+def test_a_ceiling_goes_down_with_the_rate_and_not_up() -> None:
+    state = SEARCHING._replace(ceiling=-1.0)
+    assert after(state, 9.0).state.ceiling == pytest.approx(-1.0 - math.log(3))
+    assert state.at(5.0).ceiling == -1.0
+    assert state.at(-2.0).ceiling == pytest.approx(-3.0)
+
+
+def test_where_it_was_the_data_the_rate_is_as_before() -> None:
+    """Losses stay as high after going back."""
+    back = after(SEARCHING._replace(ceiling=-0.5), 5.0).state
+    acquitted = after(back, 5.0)
+    assert acquitted.event == HARDER
+    assert (acquitted.action, acquitted.state.level) == (Action.KEEP, 0.0)
+    assert acquitted.state.ceiling == pytest.approx(-0.5)
+    free = after(after(SEARCHING, 5.0, shape=0.5).state, 5.0, shape=0.5).state
+    assert (free.level, free.ceiling) == (0.0, math.inf)
+    assert math.isnan(acquitted.state.slowed_from)
+    helped = after(back, 1.0)
+    assert (helped.event, helped.state.level) == (None, pytest.approx(-math.log(3)))
+    assert math.isnan(helped.state.slowed_from)
+
+
+def test_a_run_that_cannot_go_back_slows_down_and_is_judged_from_there() -> None:
+    state = RULE.remembering(SEARCHING, ())
+    decision = after(state, 9.0)
+    assert (decision.action, decision.event, decision.anew) == (Action.GO_ON, "ruined: slowed down", True)
+    assert (decision.rolled_back_to, decision.slot) == (None, None)
+    assert math.exp(decision.state.level) == pytest.approx(1 / 3)
+    assert math.isnan(decision.state.slowed_from)
+    same = after(decision.state, 9.0)
+    assert (same.action, same.state.level) == (Action.KEEP, decision.state.level)
+    worse = after(RULE.remembering(same.state, ()), 12.0)
+    assert worse.action is Action.GO_ON
+
+
+def test_without_losses_only_weights_that_are_no_numbers_are_ruined() -> None:
+    assert after(SEARCHING, blocks=()).action is Action.KEEP
+    assert after(SEARCHING, blocks=()).state.course == COURSE
+    assert after(SEARCHING, blocks=(), moved=math.inf).action is Action.ROLL_BACK
+
+
+def test_a_round_of_which_little_is_known_is_fine() -> None:
+    assert after(SEARCHING, blocks=(Block(math.nan, 3),)).action is Action.KEEP
+    assert after(SEARCHING, blocks=(Block(math.nan, 4),)).action is Action.ROLL_BACK
+
+
+# -- alarms ------------------------------------------------------------------------------------------------------------
+
+
+def alarmed(decision: Decision) -> str | None:
+    if decision.alarm is not None:
+        assert (decision.state, decision.action) == (RULE.kept(), Action.NOTHING)
+        assert decision.event == f"kept to the guess: {decision.alarm}"
+    return decision.alarm
+
+
+@pytest.mark.parametrize(
+    ("peak", "t", "late"), [(PEAK, 299, False), (PEAK, 300, True), (10.0, 40, False), (10.0, 41, True)]
+)
+@pytest.mark.parametrize("steps", [0, 20])
+@pytest.mark.parametrize("moved", [0.0, math.nan])
+def test_weights_that_never_move_keep_to_the_guess_in_the_end(
+    peak: float, t: int, late: bool, steps: int, moved: float
+) -> None:
+    decision = first_step(moved, span=(t - 20, t), peak=peak, steps=steps)
+    assert alarmed(decision) == (NEVER_MOVED if late else None)
+
+
+@pytest.mark.parametrize(("t", "late"), [(299, False), (300, True)])
+def test_weights_that_move_without_a_gradient_keep_to_the_guess_in_the_end(t: int, late: bool) -> None:
+    decision = first_step(1e-3, span=(t - 20, t), peak=PEAK, gradients=())
+    assert alarmed(decision) == (NO_GRADIENT if late else None)
+    assert late or decision == Decision(RULE.begin(), anew=True)
+
+
+PACED = SEARCHING._replace(pace=2.0, rate=1e-3)
+
+
+def lagging(raised: float, shorter: float, stretch: int = 10, state: State = PACED) -> Decision:
+    """A round whose way of so many steps was made at ``raised`` times the first rate, and came ``shorter`` less far."""
+    rates = raised * state.rate * stretch
+    return after(state, moved=state.pace * rates / shorter, rates=rates, stretch=stretch)
+
+
+@pytest.mark.parametrize(
+    ("raised", "shorter", "stretch", "lags"),
+    [
+        (20.1, 30.1, 10, True),
+        (19.9, 30.1, 10, False),  # not raised by much
+        (20.1, 29.9, 10, False),  # steps that shrink, to and fro
+        (1e3, 180.0, 10, True),
+        (1e3, 175.0, 10, False),  # they did become longer
+        (20.1, 1e4, 64, True),
+        (20.1, 1e4, 65, False),  # it may have arrived
+        (1 / 20, 1e4, 10, False),
+    ],
+)
+def test_steps_that_do_not_follow_the_rate_keep_to_the_guess(
+    raised: float, shorter: float, stretch: int, lags: bool
+) -> None:
+    assert alarmed(lagging(raised, shorter, stretch)) == (NOT_FOLLOWED if lags else None)
+
+
+def test_after_going_back_nobody_asks_for_that() -> None:
+    back = after(PACED, 9.0).state
+    assert math.isnan(back.pace)
+    assert alarmed(lagging(50.0, 1e4, state=PACED)) == NOT_FOLLOWED
+    assert after(back, moved=1e-9, rates=1.0, stretch=10).alarm is None
+    assert after(PACED, moved=0.0, rates=1.0, stretch=10).alarm is None
+    assert after(PACED, moved=1e-9, rates=1.0, stretch=0).alarm is None
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_are_too_short_or_not_searched_keep_to_the_guess() -> None:
+    assert Rule(40).begin() == Rule(None).begin() == State()
+    for rule in (Rule(39), Rule(1000, searches=False)):
+        assert rule.begin() == State(Phase.KEPT, level=0.0)
+        assert (rule.begin().factor(0), rule.begin().found) == (1.0, 1.0)
+    assert [Rule(steps).long_enough for steps in (39, 40, None)] == [False, True, True]
+
+
+def test_another_table_of_constants_is_another_rule() -> None:
+    rule = Rule(1000, constants=c._replace(begin=0.1, fastest=4.0))
+    assert rule.begin().factor(0) == pytest.approx(0.1)
+    assert math.exp(after(SEARCHING, rule=rule, straightness=1.0).state.level) == pytest.approx(4.0)
+
+
+numbers = st.one_of(st.floats(), st.floats(-5, 5))
+blocks = st.lists(st.builds(Block, numbers, st.integers(1, 3)), max_size=8).map(tuple)
+rounds = st.lists(
+    st.builds(
+        Evidence,
+        span=st.just((0, 1)),
+        steps=st.sampled_from([0, 1, 20, 20]),
+        blocks=blocks,
+        peak=st.sampled_from([-1.0, PEAK, 900.0]),
+        shape=st.floats(0, 1) | st.just(1.0),
+        moved=st.floats(min_value=0) | st.floats(1e-5, 1e-1),
+        reach=st.floats(allow_nan=False) | st.floats(-5, 30),
+        straightness=st.floats(0, 2),
+        gradients=st.lists(st.floats(min_value=0) | st.just(1.0), max_size=3).map(tuple),
+        rates=st.floats(0, 1e6),
+        stretch=st.integers(1, 100),
+    ),
+    max_size=40,
+)
+rules = st.builds(Rule, st.sampled_from([None, 20, 100, 1000, 10**6]), st.booleans())
+
+
+@given(rounds, rules)
+def test_any_rounds_keep_the_rules(rows: list[Evidence], rule: Rule) -> None:
+    state, t = rule.begin(), 0
+    copies: dict[int, int] = {}
+    """What lies in each slot: the step at which it was kept."""
+    for row in rows:
+        began, t = t, next_end(t)
+        evidence = row._replace(span=(began, t))
+        decision = rule.after_round(state, evidence)
+        assert rule.after_round(state, evidence) == decision or "nan" in repr(decision)  # it has no memory of its own
+        check_decision(state, evidence, decision)
+        if decision.action is Action.KEEP and decision.slot is not None:
+            copies[decision.slot] = t
+        elif decision.action is Action.ROLL_BACK and decision.slot is not None:
+            assert copies[decision.slot] == decision.rolled_back_to == state.snapshots[0].step
+        state = decision.state
+        assert all(copies[one.slot] == one.step for one in state.snapshots)
+        assert len({one.slot for one in state.snapshots}) == len(state.snapshots) <= 2
+        assert math.log(1e-15) <= state.level <= math.log(1e15)
+        assert 0 < state.found <= math.exp(state.level) * (1 + 1e-9)
+        assert not math.isnan(state.ceiling)
+
+
+def check_decision(state: State, evidence: Evidence, decision: Decision) -> None:
+    """What holds of every round."""
+    moved, end = decision.state.level - state.level, evidence.span[1]
+    if state.phase is Phase.KEPT or (evidence.steps == 0 and decision.alarm is None):
+        assert decision == Decision(state) or "nan" in repr(decision)
+    elif decision.alarm is not None:
+        assert decision.state.phase is Phase.KEPT
+        assert decision.state.factor(end) == 1.0
+    elif state.phase is Phase.SEARCHING:
+        assert decision.state.phase is Phase.SEARCHING
+        ruined = (decision.event or "").startswith("ruined")
+        assert (decision.action in (Action.ROLL_BACK, Action.GO_ON)) == ruined == decision.anew
+        assert ruined or math.isfinite(evidence.moved)
+        if ruined:
+            low = math.log(1e-15) - state.level
+            assert moved == pytest.approx(max(-math.log(c.slower), low), abs=1e-9)
+        elif decision.event is None:
+            assert 0 <= moved <= math.log(c.fastest) + 1e-9
+            assert moved == 0 or evidence.shape >= c.falling
+            assert decision.state.factor(end) >= state.factor(end) * (1 - 1e-9)  # the rate is not forced down
+    else:
+        assert decision.anew
+        assert decision.event in (None, "first step", AGAIN)
+
+
+@given(st.lists(st.lists(st.floats(-1, 3), min_size=2, max_size=8), max_size=25), st.integers(-9, 9), st.booleans())
+def test_neither_unit_nor_zero_point_nor_sign_of_the_loss_matter(
+    rows: list[list[float]], power: int, reads_bits: bool
+) -> None:
+    """Losses of few bits and units that are powers of two: nothing is lost in rounding."""
+    short = [[round(loss * 64) / 64 for loss in row] for row in rows]
+    unit, offset = 2.0**power, 2.0 ** (power + 6) if reads_bits else 0.0
+    plain, other = (
+        decisions([tuple(Block(u * loss + o, 1) for loss in row) for row in short])
+        for u, o in ((1.0, 0.0), (unit, offset))
+    )
+    assert plain == other
+
+
+def decisions(rows: list[tuple[Block, ...]]) -> list[tuple[Any, ...]]:
+    """A search along rows of losses: what is decided."""
+    state, t, found = SEARCHING._replace(course=Course(), snapshots=()), 20, []
+    for row in rows:
+        began, t = t, next_end(t)
+        decision = after(state, blocks=row, span=(began, t), reach=1.0)
+        state = decision.state
+        found.append((decision.action, decision.event, state.level, state.ceiling))
+    return found

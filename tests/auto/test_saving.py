@@ -1,0 +1,114 @@
+"""What a search has learned, in a checkpoint: it comes back as it was, and damaged states are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdet.auto.rule import Phase, Snapshot, State
+from hdet.auto.saving import check_saved, loaded, saved
+from hdet.errors import ArgumentError
+from hdet.rollback.ruin import Block, Course
+
+numbers = st.floats()
+courses = st.builds(
+    Course,
+    lowest=numbers,
+    gain=numbers,
+    before=st.lists(numbers, max_size=2).map(tuple),
+    recent=st.lists(st.builds(Block, numbers, st.integers(0, 100)), max_size=8).map(tuple),
+    kinks=st.lists(numbers, max_size=48).map(tuple),
+    latest=st.lists(numbers, max_size=8).map(tuple),
+    dark=st.integers(0, 10),
+    accused=numbers,
+)
+states = st.builds(
+    State,
+    phase=st.sampled_from(Phase),
+    level=st.floats(math.log(1e-15), math.log(1e15)),
+    peak=st.floats(-1, 1e6),
+    ceiling=numbers,
+    course=courses,
+    snapshots=st.just((Snapshot(7, 0),)),
+    slowed_from=numbers,
+    pace=numbers,
+    rate=numbers,
+)
+
+
+@given(states)
+def test_it_comes_back_as_it_was_but_for_snapshots(state: State) -> None:
+    plain = saved(state)
+    assert json.loads(json.dumps(plain)) == plain or "nan" in repr(state)  # plain numbers and lists
+    check_saved(plain)
+    assert repr(loaded(plain)) == repr(state._replace(snapshots=()))
+    assert isinstance(loaded(plain).phase, Phase)
+
+
+@given(states)
+def test_what_a_later_version_may_add_is_left_out(state: State) -> None:
+    plain = [*saved(state), ["mood", 3.0]]
+    check_saved(plain)
+    assert repr(loaded(plain)) == repr(state._replace(snapshots=()))
+
+
+def damaged(name: str, value: Any) -> list[list[Any]]:
+    return [[key, value if key == name else old] for key, old in saved(State())]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("phase", 3),
+        ("phase", -1),
+        ("phase", "first"),
+        ("level", math.nan),
+        ("level", 35.0),
+        ("level", None),
+        ("peak", math.inf),
+        ("ceiling", "high"),
+        ("pace", True),
+        ("rate", [1.0]),
+        ("slowed_from", None),
+        ("course", 3),
+        ("course", [["lowest"]]),
+        ("course", []),
+    ],
+)
+def test_a_damaged_state_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"about the search, has (no 'lowest'|{name}=)"):
+        check_saved(damaged(name, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lowest", "low"),
+        ("gain", None),
+        ("before", 3.0),
+        ("before", ["a"]),
+        ("kinks", [[1.0]]),
+        ("latest", None),
+        ("recent", [1.0]),
+        ("recent", [[1.0]]),
+        ("recent", [[1.0, 2, 3]]),
+        ("dark", -1),
+        ("dark", 0.5),
+        ("accused", True),
+    ],
+)
+def test_a_damaged_course_is_refused_by_name(name: str, value: Any) -> None:
+    course = [[key, value if key == name else old] for key, old in dict(saved(State()))["course"]]
+    with pytest.raises(ArgumentError, match=f"about the search, has {name}="):
+        check_saved(damaged("course", course))
+
+
+@pytest.mark.parametrize("name", [name for name, _ in saved(State())])
+def test_a_state_with_something_missing_is_refused(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"has no '{name}'"):
+        check_saved([pair for pair in saved(State()) if pair[0] != name])

@@ -1,0 +1,363 @@
+"""The search on real training: what it finds, what it undoes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import hdet
+from hdet.auto.rounds import next_end
+from hdet.auto.rule import Phase
+from hdet.errors import ArgumentError, DivergedError, SearchWarning
+from tests.auto import runs
+from tests.auto.runs import built, final_loss, fixed, loss_of, momentum, network, problem, search_of, train, two_groups
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:resumed at step:hdet.errors.ResumeWarning"),
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
+]
+
+
+# -- what is found -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:training was ruined:hdet.errors.SearchWarning")
+@pytest.mark.parametrize("make", [torch.optim.Adam, momentum], ids=["adam", "sgd"])
+def test_from_any_guess_it_goes_most_of_the_way_to_the_best_of_a_sweep(make: Any) -> None:
+    best = min(fixed(rate, make=make) for rate in (3e-3, 1e-2, 3e-2, 1e-1, 3e-1))
+    untrained = final_loss(network())
+    for guess in (1e-6, 1e-3, 1.0, 100.0):
+        model, optimizer, scheduler = built(guess, make=make)
+        train(model, optimizer, scheduler, range(300))
+        assert final_loss(model) - best < 0.35 * (untrained - best)
+    assert fixed(1e-6, make=make) > 0.9 * untrained  # what the first guess costs without
+
+
+def test_the_guess_does_not_matter_after_the_first_step() -> None:
+    rates = []
+    for guess in (1e-5, 1e-3):
+        run = built(guess, 200)
+        rates.append(train(*run, range(20)))
+    assert rates[0][0] != rates[1][0]
+    for low, high in zip(rates[0][1:], rates[1][1:], strict=True):
+        assert low == pytest.approx(high, rel=0.1)
+
+
+def test_without_a_search_it_is_torchs_scheduler_bit_for_bit() -> None:
+    """Rates with their warm-up, weights, BatchNorm and RNG: it only looks on."""
+    weights = []
+    for ours in (True, False):
+        model = network(batch_norm=True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        scheduler: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=60)
+        if ours:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, auto_lr=False, model=model)
+        before = torch.random.get_rng_state()
+        train(model, optimizer, scheduler, range(60), tells=lambda loss, t: loss if ours else None)  # noqa: B023
+        assert torch.equal(before, torch.random.get_rng_state())
+        weights.append([v.clone() for v in model.state_dict().values()])
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_a_search_draws_no_random_numbers() -> None:
+    model, optimizer, scheduler = built(steps=60)
+    before = torch.random.get_rng_state()
+    train(model, optimizer, scheduler, range(60))
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_journal_tells_what_happened_and_can_be_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    model, optimizer, scheduler = built(1e-6, 400, journal=path)
+    rates = [row[0] for row in train(model, optimizer, scheduler, range(400))]
+    data = hdet.read_journal(path)
+    assert data.header["arguments"]["max_lr"] == "auto"
+    assert data.rounds[0]["event"] == "first step"
+    for record in data.rounds[1:]:
+        assert record["base_before"] == [pytest.approx(rates[record["step"] - 1])]
+        assert record["shape"][0] > 0
+        (row,) = record["replicas"]
+        assert row["values"] == record["base_before"]
+        assert math.isfinite(row["loss"])
+        assert row["loss"] == row["signal"]
+        assert record["alarm"] is None
+        assert (record["went_back_to"] is not None) == (record["event"] or "").startswith("ruined: rolled back")
+    replayed = torch.optim.Adam(network().parameters(), lr=123.0)
+    schedule = hdet.schedule_from(path, replayed)
+    seen = []
+    for _ in range(400):
+        seen.append(float(replayed.param_groups[0]["lr"]))
+        replayed.step()
+        schedule.step()
+    for t in (60, 120, 200, 280, 380):
+        assert seen[t] == pytest.approx(rates[t], rel=0.25)
+    assert max(seen) == pytest.approx(max(rates), rel=0.05)
+
+
+def test_any_schedule() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    scheduler = hdet.auto(optimizer, schedule=CosineAnnealingLR(optimizer, 300), total_steps=300)
+    rates = [row[0] for row in train(model, optimizer, scheduler, range(300))]
+    assert max(rates) > 1e-3
+    assert rates[-1] < 1e-2 * max(rates)
+    assert final_loss(model) < 0.5 * final_loss(network())
+
+
+def test_groups_at_0_are_left_alone() -> None:
+    model = network()
+    groups = two_groups(model)
+    groups[0]["lr"] = 0.0
+    optimizer = torch.optim.Adam(groups, lr=1e-3)
+    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=100)
+    rates = train(model, optimizer, scheduler, range(100))
+    assert {row[0] for row in rates} == {0.0}
+    assert len({row[1] for row in rates}) > 10
+
+
+def test_layers_may_be_frozen_and_thawed() -> None:
+    model, optimizer, scheduler = built(steps=120)
+    first = next(iter(model.parameters()))
+    for begin, end, trains in ((0, 47, True), (47, 90, False), (90, 120, True)):
+        first.requires_grad_(trains)
+        train(model, optimizer, scheduler, range(begin, end))
+    assert final_loss(model) < final_loss(network())
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_loss_it_finds_the_rate_and_says_once_what_is_missing() -> None:
+    model, optimizer, scheduler = built(1e-5, 200)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, optimizer, scheduler, range(200), tells=lambda loss, t: None)
+    told = [w for w in caught if issubclass(w.category, SearchWarning)]
+    assert len(told) == 1
+    assert "scheduler.step(loss)" in str(told[0].message)
+    assert told[0].filename == runs.__file__
+    assert final_loss(model) < 0.5 * final_loss(network())
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+@pytest.mark.parametrize("offset", [0.0, -3.0])
+def test_what_the_loss_is_measured_in_does_not_matter(unit: float, offset: float) -> None:
+    rates = []
+    for tells in (lambda loss, t: loss, lambda loss, t: unit * (loss.double() + offset)):
+        rates.append(train(*built(steps=120), range(120), tells=tells))
+    assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize("kind", [Tensor.item, Tensor.detach, lambda loss: loss.reshape(1)], ids=["float", "0", "1"])
+def test_losses_of_every_kind(kind: Callable[[Tensor], Any]) -> None:
+    rates = train(*built(steps=60), range(60), tells=lambda loss, t: kind(loss))
+    assert rates == train(*built(steps=60), range(60))
+
+
+def test_a_loss_may_be_observed_before_the_step() -> None:
+    model, optimizer, scheduler = built(steps=60)
+    expected = train(*built(steps=60), range(60))
+    rates = []
+    for t in range(60):
+        optimizer.zero_grad()
+        loss = loss_of(model, problem(t))
+        scheduler.observe(loss)
+        loss.backward()
+        optimizer.step()
+        rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        scheduler.step()
+    assert rates == expected
+
+
+# -- rolling back ------------------------------------------------------------------------------------------------------
+
+
+def ruin(model: nn.Module, how: Callable[[Tensor], Any]) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            how(p)
+
+
+@pytest.mark.parametrize("gives_loss", [True, False])
+def test_weights_that_are_no_numbers_are_put_back_at_a_third_of_the_rate(gives_loss: bool) -> None:
+    model, optimizer, scheduler = built()
+    tells = (lambda loss, t: loss) if gives_loss else (lambda loss, t: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(model, optimizer, scheduler, range(120), tells=tells)
+    rate = scheduler._run.way.learned[0]
+    ruin(model, lambda p: p.mul_(math.nan))
+    with pytest.warns(SearchWarning, match=r"ruined at step 124: the weights of step 87 are put back") as caught:
+        train(model, optimizer, scheduler, range(120, 200), tells=tells)
+    assert [w.filename for w in caught if w.category is SearchWarning] == [runs.__file__]
+    assert scheduler._run.way.learned[0] == pytest.approx(rate / 3)
+    assert math.isfinite(final_loss(model))
+
+
+def test_a_network_that_explodes_without_overflowing_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    model, optimizer, scheduler = built(journal=path)
+    train(model, optimizer, scheduler, range(126))
+    alive = final_loss(model)
+    ruin(model, lambda p: p.mul_(30.0))
+    with pytest.warns(SearchWarning, match="training was ruined"):
+        train(model, optimizer, scheduler, range(126, 299))
+    assert final_loss(model) < 2 * alive
+    events = [record["event"] for record in hdet.read_journal(path).rounds]
+    assert sum((event or "").startswith("ruined: rolled back to step") for event in events) == 1
+
+
+def test_buffers_go_back_with_the_model_alone() -> None:
+    """BatchNorm's statistics became NaN: with model= they are put back, without they are not known."""
+    for known in (True, False):
+        model = network(batch_norm=True)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=200, model=model if known else None)
+        train(model, optimizer, scheduler, range(60))
+        norm: Any = model[1]
+        norm.running_mean.fill_(math.nan)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(model, optimizer, scheduler, range(60, 100))
+        assert bool(norm.running_mean.isfinite().all()) is known
+
+
+def test_without_snapshots_weights_that_are_no_numbers_are_an_error() -> None:
+    model, optimizer, scheduler = built(go_back=False)
+    train(model, optimizer, scheduler, range(60))
+    search = search_of(scheduler)
+    assert search.search(optimizer)["snapshots"] == []
+    ruin(model, lambda p: p.mul_(math.nan))
+    with pytest.raises(DivergedError, match=r"not finite at step 61.*leave go_back=False out"):
+        train(model, optimizer, scheduler, range(60, 80))
+
+
+def test_where_the_loss_leaps_whatever_the_weights_the_rate_is_as_before() -> None:
+    model, optimizer, scheduler = built()
+    train(model, optimizer, scheduler, range(126))
+    rate = scheduler._run.way.learned[0]
+    with pytest.warns(SearchWarning, match="training was ruined") as caught:
+        train(model, optimizer, scheduler, range(126, 299), tells=lambda loss, t: loss + 1000)
+    assert len([w for w in caught if w.category is SearchWarning]) == 1
+    assert scheduler._run.way.learned[0] == pytest.approx(rate)
+
+
+def test_a_first_step_to_nowhere_is_undone() -> None:
+    model, optimizer, scheduler = built(1e14, make=torch.optim.SGD)
+    train(model, optimizer, scheduler, range(100))
+    assert final_loss(model) < final_loss(network())
+
+
+# -- steps that are not steps ------------------------------------------------------------------------------------------
+
+
+def test_rounds_count_the_optimizers_steps(tmp_path: Path) -> None:
+    """The schedule is stepped three times for each of them, as Accelerate does."""
+    path = tmp_path / "run.jsonl"
+    model, optimizer, scheduler = built(1e-3, 300, journal=path)
+    for t in range(100):
+        optimizer.zero_grad()
+        loss = loss_of(model, problem(t))
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss)
+        scheduler.step()
+        scheduler.step()
+    steps = [record["step"] for record in hdet.read_journal(path).rounds]
+    ends = [1]
+    while ends[-1] < 100:
+        ends.append(next_end(ends[-1]))
+    assert steps == [*(3 * end - 2 for end in ends if 3 * end - 2 < 299), 299, 300]
+    assert final_loss(model) < 0.5 * final_loss(network())
+
+
+def test_steps_that_move_nothing_keep_to_the_guess_and_say_so() -> None:
+    """Without gradients: as where GradScaler skips."""
+    _, optimizer, scheduler = built()
+
+    def stand() -> None:
+        for _ in range(299):
+            optimizer.step()
+            scheduler.step()
+
+    with pytest.warns(SearchWarning, match=r"no step has moved the weights, at step 104: .*Call optimizer.step\(\)"):
+        stand()
+    assert search_of(scheduler).found.phase is Phase.KEPT
+    assert scheduler._run.way.learned == [1.0]
+
+
+def test_a_first_step_is_looked_at_however_late_it_comes(tmp_path: Path) -> None:
+    """The schedule has fallen already when GradScaler, or the user, makes the first step."""
+    model, path = network(), tmp_path / "run.jsonl"
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    cosine = CosineAnnealingLR(optimizer, 200)
+    scheduler = hdet.auto(optimizer, schedule=cosine, total_steps=200, journal=path)
+    for _ in range(36):
+        scheduler.step()
+    train(model, optimizer, scheduler, range(36, 61))
+    events = {record["step"]: record["event"] for record in hdet.read_journal(path).rounds}
+    assert [step for step, event in events.items() if event == "first step"] == [37]
+
+
+def test_after_another_scheduler_its_training_stays() -> None:
+    """SequentialLR builds both at once: what the first one trained is not this one's to undo."""
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    first = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+    second = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=100)
+    both = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], milestones=[60])
+    before = math.nan
+    for t in range(70):
+        optimizer.zero_grad()
+        loss_of(model, problem(t)).backward()
+        optimizer.step()
+        both.step()
+        if t == 59:
+            before = final_loss(model)
+    assert before < 0.95 * final_loss(network())
+    assert final_loss(model) < 1.1 * before
+    assert search_of(second)._made == 10
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_lr": "automatic"}, '"auto"'),
+        ({"max_lr": "auto", "auto_lr": hdet.Published()}, "auto_lr"),
+        ({"max_lr": "auto", "auto_lr_start": 5}, "auto_lr_start"),
+        ({"max_lr": "auto", "decay": "exponential"}, "decay"),
+        ({"max_lr": "auto", "spread": 0.1}, "spread"),
+        ({"max_lr": "auto", "sync_every": 5}, "sync_every"),
+        ({"max_lr": "auto", "seed": 3}, "seed"),
+        ({"max_lr": "auto", "go_back": 1}, "go_back"),
+        ({"max_lr": 0.1, "go_back": False}, "go_back"),
+        ({"max_lr": 0.1, "sync_every": "auto"}, "sync_every"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_changes(arguments: dict[str, Any], words: str) -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=0.5)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ArgumentError, match=words):
+        hdet.OneCycleLR(optimizer, total_steps=100, **arguments)
+    assert optimizer.state_dict() == before
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-20, 1e20])
+def test_guesses_from_which_nothing_can_be_found_are_refused(rate: float) -> None:
+    optimizer = torch.optim.Adam(network().parameters(), lr=rate)
+    with pytest.raises(ArgumentError, match="a search begins from the optimizer's own lr"):
+        hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=100)
