@@ -175,3 +175,17 @@ def test_limits_by_hand() -> None:
         blocks = [Block(4.0 + rise, 1)] * 4
         assert judge(memory, blocks, falling=falling, limits=limits)[1] is verdict
         assert judge(memory, blocks, falling=falling, limits=Limits(lost=0.3, noise=math.inf))[1] is Verdict.FINE
+
+
+@pytest.mark.parametrize(
+    ("kinks", "noise"),
+    [
+        ((1.0,) * 3, math.inf),  # nothing is known of it yet
+        ((0.1, 0.1, *(2.82,) * 14), 1.0),  # three quarters are below 2.82 deviations
+        ((*(0.0,) * 14, 1.0, 3.0), 1.5),  # few bits: half of the second smallest step
+        ((*(0.0,) * 15, 1.0), 0.0),  # one step may be an accident
+    ],
+)
+def test_the_noise_by_hand(kinks: tuple[float, ...], noise: float) -> None:
+    """Few kinks may be small by chance: of 16 the noise is taken for 1 + 5/4 times as much."""
+    assert Memory(kinks=kinks).noise == pytest.approx(noise * 2.25)
