@@ -52,3 +52,4 @@ def test_other_constants_are_other_rounds() -> None:
     often = DEFAULT._replace(short=1, growing=0.0, sampled=1)
     assert [next_end(t, often) for t in (0, 1, 7)] == [1, 2, 8]
     assert not is_sampled(3, 9, often)
+    assert is_sampled(0, 0)  # a round that has not begun

@@ -126,7 +126,9 @@ def test_losses_on_a_device_stay_there_until_they_are_read() -> None:
     assert losses.count == 150
 
 
-@pytest.mark.parametrize("bad", [torch.ones(2), torch.ones(1, dtype=torch.complex64), "low", None, True, 10**400])
+@pytest.mark.parametrize(
+    "bad", [torch.ones(2), torch.ones(0), torch.ones(1, dtype=torch.complex64), "low", None, True, 10**400]
+)
 def test_what_is_no_loss_is_refused(bad: object) -> None:
     losses = Losses()
     with pytest.raises(ArgumentError, match="a loss must be"):

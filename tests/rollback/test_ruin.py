@@ -189,3 +189,17 @@ def test_weights_that_explode_once_more_are_not_acquitted() -> None:
     again = [falling[-1][0], *[Block(1900.0, 4)] * 7]
     assert judge(memory, again, falling=False)[1] is Verdict.RUINED
     assert judge(memory, [Block(1900.0, 4)] * 8, falling=False)[1] is Verdict.ACQUITTED
+
+
+@pytest.mark.parametrize(
+    ("kinks", "noise"),
+    [
+        ((1.0,) * 3, math.inf),  # nothing is known of it yet
+        ((0.1, 0.1, *(2.82,) * 14), 1.0),  # three quarters are below 2.82 deviations
+        ((*(0.0,) * 14, 1.0, 3.0), 1.5),  # few bits: half of the second smallest step
+        ((*(0.0,) * 15, 1.0), 0.0),  # one step may be an accident
+    ],
+)
+def test_the_noise_by_hand(kinks: tuple[float, ...], noise: float) -> None:
+    """Few kinks may be small by chance: of 16 the noise is taken for 1 + 5/4 times as much."""
+    assert Memory(kinks=kinks).noise == pytest.approx(noise * 2.25)
