@@ -31,6 +31,10 @@ class StepHook:
         self._inside = False
         """Whether a step is being made. One that calls its base class's step calls hooks twice, and is one step."""
 
+    def step_is_over(self) -> None:
+        """The scheduler is stepped. A step that has raised an error did not say that it was over."""
+        self._inside = False
+
     def begin(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
         """Set the hook, if that has not been done. It holds the owner weakly, and goes when the owner does."""
         if self._begun:

@@ -246,6 +246,7 @@ class Search:
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
         """The schedule goes to ``t``."""
         self._hook.begin(optimizer, self, Search._before_step)  # a copy has no hook yet
+        self._hook.step_is_over()
         self._finished = t >= (self.total_steps or math.inf)
         if t <= 0:  # SequentialLR sets the first rates
             self.take_over()
