@@ -84,7 +84,7 @@ def auto(make: Make, guess: float, steps: int, journal: Path, loop: Callable[...
 def test_it_learns_as_much_as_one_to_one(
     loop: Any, n: int, updates: int, steps: int, make: Make, guess: float, tmp_path: Path
 ) -> None:
-    """Rounds count the optimizer's steps, whatever ``total_steps`` counts. A schedule that is stepped seldom begins lower:
+    """Rounds count the optimizer's steps, whatever ``total_steps`` counts. One that is stepped seldom begins lower:
     the first round has several steps, and how far they come together is taken for one.
     """
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
