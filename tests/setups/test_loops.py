@@ -84,12 +84,14 @@ def auto(make: Make, guess: float, steps: int, journal: Path, loop: Callable[...
 def test_it_learns_as_much_as_one_to_one(
     loop: Any, n: int, updates: int, steps: int, make: Make, guess: float, tmp_path: Path
 ) -> None:
-    """Rounds count the optimizer's steps, whatever ``total_steps`` counts."""
+    """Rounds count the optimizer's steps, whatever ``total_steps`` counts. One that is stepped seldom begins lower:
+    the first round has several steps, and how far they come together is taken for one.
+    """
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     plain = auto(make, guess, updates, one, train, range(updates))
     found = auto(make, guess, steps, other, loop, updates, n)
-    assert found < 4 * plain  # one round that got too hot, or not, is a factor of 3 in the rate
-    assert 1 / 4 < found_rate(other, guess) / found_rate(one, guess) < 4
+    assert found < (8 if loop is seldom else 3) * plain
+    assert 1 / 10 < found_rate(other, guess) / found_rate(one, guess) < 3
 
 
 @pytest.mark.parametrize(("make", "guess"), [(adam, 1e-6), (sgd, 10.0)])

@@ -20,7 +20,7 @@ def reshard(model: nn.Module | None) -> None:
 
 
 def reshard_all() -> None:
-    """The same for every module of this process, where the model is not known: torch keeps a list of them."""
+    """The same for every module of this process, where the model is not known: torch has a list of them for itself."""
     composed = sys.modules.get("torch.distributed._composable_state")
     _reshard(list(getattr(composed, "_module_state_mapping", ())))
 
