@@ -176,7 +176,8 @@ def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:
     """
     found = [p for group in optimizer.param_groups for p in group["params"]]
     now = [id(p) for p in found]
-    if known is not None and not set(known) <= set(now) and not all(map(is_distributed, found)):
+    by_shards = bool(found) and all(map(is_distributed, found))  # ZeRO 3 leaves nothing there between steps
+    if known is not None and not set(known) <= set(now) and not by_shards:
         raise ShardedParametersError(
             f"{len(set(known) - set(now))} of the optimizer's {len(known)} parameters were replaced after the "
             "scheduler was built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, "
