@@ -537,7 +537,7 @@ def _sequential(rank: int) -> list[bool]:
     return [not any(spread[:5]), all(spread[5:]), equal[10] and not equal[9] and not equal[8]]
 
 
-@pytest.mark.covers("frameworks", "plain loop, trained", "DDP", "fp32")
+@pytest.mark.covers("frameworks", "plain loop, replicas", "DDP", "fp32")
 def test_ddp_with_gradient_accumulation_and_batch_norm() -> None:
     weights = run_ranks(_accumulation, 2)
     assert all(same(weights[0][key], weights[1][key]) for key in ("parameters", "buffers"))

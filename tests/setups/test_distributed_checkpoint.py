@@ -60,7 +60,7 @@ def _in_one_process() -> tuple[list[Tensor], list[float]]:
     return whole(model), rates
 
 
-@pytest.mark.covers("frameworks", "torch.distributed.checkpoint, auto", "FSDP2", "fp64")
+@pytest.mark.covers("frameworks", "torch.distributed.checkpoint, search", "FSDP2", "fp64")
 def test_a_sharded_run_goes_on_in_worlds_of_other_sizes(tmp_path: Path) -> None:
     rates: list[float] = []
     for world, steps in STRETCHES:
@@ -96,7 +96,7 @@ def _saved_inside_a_round(rank: int, folder: Path) -> tuple[list[Tensor], list[T
     return consensus, own, whole(model)
 
 
-@pytest.mark.covers("frameworks", "torch.distributed.checkpoint, trained", "HSDP", "fp64")
+@pytest.mark.covers("frameworks", "torch.distributed.checkpoint, replicas", "HSDP", "fp64")
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="async_save of this torch does not copy what the host holds")
 def test_an_async_save_inside_a_round_stores_the_consensus(tmp_path: Path) -> None:
     for consensus, own, stored in run_ranks(_saved_inside_a_round, 4, tmp_path, timeout=60):

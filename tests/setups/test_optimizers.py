@@ -55,7 +55,7 @@ def auto(optimizer: Optimizer) -> hdet.OneCycleLR:
     return hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer))
 
 
-@pytest.mark.covers("frameworks", "plain loop, auto", "one process", "fp32")
+@pytest.mark.covers("frameworks", "plain loop, search", "one process", "fp32")
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("name", GOOD)
 def test_it_learns_from_a_guess_that_is_far_off(name: str, off: float) -> None:

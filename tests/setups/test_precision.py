@@ -90,7 +90,7 @@ def auto(
         pytest.param(cast_around_everything_scheduler_first, 1e-6, id="scheduler-first"),
     ],
 )
-@pytest.mark.covers("frameworks", "plain loop, auto", "one process", "bf16 autocast")
+@pytest.mark.covers("frameworks", "plain loop, search", "one process", "bf16 autocast")
 def test_autocast_finds_what_fp32_finds(loop: Loop, guess: float, tmp_path: Path) -> None:
     best, rate = auto(tmp_path / "fp32.jsonl", guess)
     loss, found = auto(tmp_path / "cast.jsonl", guess, loop)
@@ -145,7 +145,7 @@ def sgd(params: Any, lr: float) -> Optimizer:
         pytest.param(WithMasters, 30.0, id="masters-from-above"),
     ],
 )
-@pytest.mark.covers("frameworks", "plain loop, auto", "one process", "bf16 weights")
+@pytest.mark.covers("frameworks", "plain loop, search", "one process", "bf16 weights")
 def test_bf16_weights_find_what_fp32_weights_do(make: Any, guess: float, tmp_path: Path) -> None:
     """A relative step of 2e-3 is lost in bf16: the first step must not depend on it."""
     best, rate = auto(tmp_path / "fp32.jsonl", guess, make=make)

@@ -36,7 +36,7 @@ def train(model: nn.Module, optimizers: list[torch.optim.Optimizer], scheduler: 
     return rates
 
 
-@pytest.mark.covers("frameworks", "plain loop with two optimizers, auto", "one process", "fp32")
+@pytest.mark.covers("frameworks", "plain loop with two optimizers, search", "one process", "fp32")
 @pytest.mark.parametrize("wrong_by", [1e-4, 1e4])
 @pytest.mark.filterwarnings("error")
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")

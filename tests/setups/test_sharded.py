@@ -55,8 +55,8 @@ def _agree(ran: Ran, plain: Ran) -> None:
             assert now[name] == pytest.approx(then[name], rel=1e-9, nan_ok=True), name
 
 
-@pytest.mark.covers("frameworks", "plain loop, auto", "FSDP2", "fp64")
-@pytest.mark.covers("frameworks", "plain loop, auto", "HSDP", "fp64")
+@pytest.mark.covers("frameworks", "plain loop, search", "FSDP2", "fp64")
+@pytest.mark.covers("frameworks", "plain loop, search", "HSDP", "fp64")
 @pytest.mark.timeout(300)  # half a minute alone, minutes where others keep the cores busy
 def test_a_sharded_run_is_the_run_of_one_process(tmp_path: Path) -> None:
     plain = [found(Net(), case.guess, case.steps, tmp_path / f"plain {k}.jsonl") for k, case in enumerate(CASES)]
@@ -108,7 +108,7 @@ class Block(nn.Module):
         return made * 1.0  # FSDP warns of views
 
 
-@pytest.mark.covers("frameworks", "plain loop, auto", "tensor parallel", "fp64")
+@pytest.mark.covers("frameworks", "plain loop, search", "tensor parallel", "fp64")
 def test_tensor_parallel_weights(tmp_path: Path) -> None:
     plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl", cycle_momentum=CYCLES)
     for runs in run_ranks(_tensor_parallel, 4, tmp_path, timeout=100):
@@ -219,7 +219,7 @@ def _as_high() -> float:
     return float(loss_of(model, batch_of(100_000)).detach())
 
 
-@pytest.mark.covers("frameworks", "plain loop, auto", "FSDP2", "bf16 MixedPrecisionPolicy")
+@pytest.mark.covers("frameworks", "plain loop, search", "FSDP2", "bf16 MixedPrecisionPolicy")
 def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
     whole_bytes = _copies(0, 1)
     answers = run_ranks(_edges, 4, timeout=100)

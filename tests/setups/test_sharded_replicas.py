@@ -69,7 +69,7 @@ def _agree(ours: _Trained, theirs: _Trained) -> None:
             assert mine == pytest.approx(others, rel=1e-9), name
 
 
-@pytest.mark.covers("frameworks", "plain loop, trained", "HSDP", "fp64")
+@pytest.mark.covers("frameworks", "plain loop, replicas", "HSDP", "fp64")
 def test_sharded_replicas_train_as_whole_ones_do(tmp_path: Path) -> None:
     """With gradients of their own, and with those of all ranks."""
     answers = run_ranks(_all, 4, tmp_path, timeout=90)

@@ -40,7 +40,7 @@ def _trained(model: nn.Module, called: nn.Module) -> float:
     return final_loss(model)
 
 
-@pytest.mark.covers("frameworks", "plain loop, auto", "DDP", "fp32")
+@pytest.mark.covers("frameworks", "plain loop, search", "DDP", "fp32")
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_ddp_and_compile_in_any_order(wrap: str) -> None:
     answers = run_ranks(_run, 2, wrap, timeout=60, group_timeout=10)
