@@ -101,7 +101,7 @@ def test_an_ordinary_optimizer_is_not_told_that_its_steps_do_not_follow_the_rate
     for number, (kind, problem) in enumerate(PROBLEMS.items()):
         model, journal = zoo.model_of(problem, 0), Records()
         parts = optimizers_of(name, model, (1e-3, 10.0)[number % 2])
-        scheduler = searching(model, parts, 400, probe=zoo.probe_of(problem, model, 0), journal=journal)
+        scheduler = searching(model, parts, 400, journal=journal)
         stream = torch.Generator().manual_seed(0)
         for _ in range(75):
             loss = problem.loss(model, problem.batch(stream, 64))

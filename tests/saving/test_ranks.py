@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
@@ -118,9 +119,7 @@ def _failing(rank: int, folder: str) -> list[str]:
     note(lambda: hdet.save(path, **({"model": nn.Linear} if rank == 1 else {"model": model})))
     note(lambda: hdet.load(path if rank == 0 else os.path.join(folder, "elsewhere.pt"), model=nn.Linear(rank + 6, 8)))
     note(lambda: hdet.load(path, model=two_layer() if rank == 0 else nn.Linear(3, 2)))
-    shards = torch.distributed.tensor.distribute_tensor(
-        torch.ones(4, 2), dist.device_mesh.init_device_mesh("cpu", (2,))
-    )
+    shards = distribute_tensor(torch.ones(4, 2), dist.device_mesh.init_device_mesh("cpu", (2,)))
     sharded = nn.Module()
     sharded.weight = nn.Parameter(shards)
     note(lambda: hdet.save(path, model=sharded))
