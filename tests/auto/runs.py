@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import hdet
 from hdet.auto.search import Search
+from tests.setups.problems import Batch, batch_of, network
 
 __all__ = [
     "built",
@@ -17,33 +18,14 @@ __all__ = [
     "fixed",
     "loss_of",
     "momentum",
-    "network",
-    "problem",
     "search_of",
     "train",
     "two_groups",
 ]
 
-Batch = tuple[Tensor, Tensor]
-
-
-def problem(k: int, size: int = 64) -> Batch:
-    """Batch ``k`` of an endless stream: a smooth target with a little noise."""
-    g = torch.Generator().manual_seed(1000 + k)
-    x = torch.randn(size, 6, generator=g)
-    y = torch.sin(x[:, :1]) + 0.5 * x[:, 1:2] * x[:, 2:3]
-    return x, y + 0.05 * torch.randn(size, 1, generator=g)
-
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-
-def network(batch_norm: bool = False) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        middle = [nn.BatchNorm1d(32)] if batch_norm else []
-        return nn.Sequential(nn.Linear(6, 32), *middle, nn.Tanh(), nn.Linear(32, 1))
 
 
 def two_groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -63,7 +45,7 @@ def train(
     rates = []
     for t in steps:
         optimizer.zero_grad()
-        loss = loss_of(model, problem(t + own))
+        loss = loss_of(model, batch_of(t + own))
         loss.backward()
         optimizer.step()
         rates.append([float(group["lr"]) for group in optimizer.param_groups])
@@ -74,7 +56,7 @@ def train(
 
 def final_loss(model: nn.Module) -> float:
     with torch.no_grad():
-        return float(loss_of(model, problem(999_999, 2000)))
+        return float(loss_of(model, batch_of(999_999, 2000)))
 
 
 def built(

@@ -17,7 +17,8 @@ from torch import nn
 
 import hdet
 from hdet.errors import ArgumentError
-from tests.auto.runs import built, final_loss, network, search_of, train, two_groups
+from tests.auto.runs import built, final_loss, search_of, train, two_groups
+from tests.setups.problems import network
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:resumed at step:hdet.errors.ResumeWarning"),

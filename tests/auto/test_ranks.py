@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import hdet
 from hdet.errors import DisagreementError
-from tests.auto.runs import built, final_loss, network, train, two_groups
+from tests.auto.runs import built, final_loss, train, two_groups
 from tests.ranks import error_of, run_ranks
+from tests.setups.problems import network
 
 
 def rounds_of(rank: int, path: str) -> list[tuple[Any, ...]]:

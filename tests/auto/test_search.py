@@ -19,7 +19,8 @@ from hdet.auto.rounds import next_end
 from hdet.auto.rule import Phase
 from hdet.errors import ArgumentError, DivergedError, SearchWarning
 from tests.auto import runs
-from tests.auto.runs import built, final_loss, fixed, loss_of, momentum, network, problem, search_of, train, two_groups
+from tests.auto.runs import built, final_loss, fixed, loss_of, momentum, search_of, train, two_groups
+from tests.setups.problems import batch_of, network
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:resumed at step:hdet.errors.ResumeWarning"),
@@ -56,7 +57,7 @@ def test_without_a_search_it_is_torchs_scheduler_bit_for_bit() -> None:
     """Rates with their warm-up, weights, BatchNorm and RNG: it only looks on."""
     weights = []
     for ours in (True, False):
-        model = network(batch_norm=True)
+        model = network(nn.BatchNorm1d(32))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         scheduler: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=60)
         if ours:
@@ -170,7 +171,7 @@ def test_a_loss_may_be_observed_before_the_step() -> None:
     rates = []
     for t in range(60):
         optimizer.zero_grad()
-        loss = loss_of(model, problem(t))
+        loss = loss_of(model, batch_of(t))
         scheduler.observe(loss)
         loss.backward()
         optimizer.step()
@@ -220,7 +221,7 @@ def test_a_network_that_explodes_without_overflowing_comes_back(tmp_path: Path) 
 def test_buffers_go_back_with_the_model_alone() -> None:
     """BatchNorm's statistics became NaN: with model= they are put back, without they are not known."""
     for known in (True, False):
-        model = network(batch_norm=True)
+        model = network(nn.BatchNorm1d(32))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=200, model=model if known else None)
         train(model, optimizer, scheduler, range(60))
@@ -267,7 +268,7 @@ def test_rounds_count_the_optimizers_steps(tmp_path: Path) -> None:
     model, optimizer, scheduler = built(1e-3, 300, journal=path)
     for t in range(100):
         optimizer.zero_grad()
-        loss = loss_of(model, problem(t))
+        loss = loss_of(model, batch_of(t))
         loss.backward()
         optimizer.step()
         scheduler.step(loss)
@@ -319,7 +320,7 @@ def test_after_another_scheduler_its_training_stays() -> None:
     before = math.nan
     for t in range(70):
         optimizer.zero_grad()
-        loss_of(model, problem(t)).backward()
+        loss_of(model, batch_of(t)).backward()
         optimizer.step()
         both.step()
         if t == 59:

@@ -148,9 +148,18 @@ class Run:
         self.way.after_step(optimizer, after, self.meeting)
         return self.way.round_ends(after)
 
-    def end_round(self, end: RoundEnd) -> None:
-        """Let the way end the round, and write the journal. Collective."""
+    def end_round(
+        self,
+        optimizer: Optimizer,
+        before: int,
+        after: int,
+        schedule: Callable[[int], list[float]],
+        floors: Callable[[], list[float]],
+        peak: Callable[[], float],
+    ) -> None:
+        """Let the way end the round, of which the face knows this much, and write the journal. Collective."""
         began = time.perf_counter()
+        end = RoundEnd(before, after, optimizer, schedule, floors, peak, self.losses, self.keeps_journal)
         with arriving(f"the end of a round, at step {end.after}"):
             report = self.way.end_round(end, self.meeting)
         self.losses.reset()

@@ -23,7 +23,7 @@ __all__ = ["RoundEnd", "RoundReport", "Way", "check_moves", "in_words", "terms"]
 
 
 class RoundEnd(NamedTuple):
-    """What the face knows when a round ends."""
+    """What is known when a round ends."""
 
     before: int
     """The step counter in the round that ends."""

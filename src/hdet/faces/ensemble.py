@@ -15,7 +15,6 @@ from hdet.distributed.group import Group
 from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import OuterStep
 from hdet.engine.trained.signals import Signal
-from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
 from hdet.faces import knobs as knob_factories
 from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
@@ -133,14 +132,10 @@ class Ensemble:
         if metrics is not None:
             self._check_metrics(metrics)
         if self._run.after_step(self.optimizer, self._step, t, loss):
-            self._end_round(t)
+            self._run.end_round(self.optimizer, self._step, t, self._schedule, self._floors, lambda: 0.0)
         self._plain.step(metrics)
         self._step = t
         self._write_values()
-
-    def _end_round(self, t: int) -> None:
-        facts = (self._step, t, self.optimizer, self._schedule, self._floors, lambda: 0.0)
-        self._run.end_round(RoundEnd(*facts, self._run.losses, self._run.keeps_journal))
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss of this replica towards the round; ``step(loss)`` is observe and step."""
@@ -257,18 +252,6 @@ class Ensemble:
         self._step = t
         self._write_again()
         self._run.watch_loading(self.optimizer, self, Ensemble._write_again)
-
-    def search_state_dict(self) -> dict[str, Any]:
-        """As in :class:`hdet.OneCycleLR`."""
-        return self._run.search(self.optimizer, self._step)
-
-    def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
-        """As in :class:`hdet.OneCycleLR`."""
-        self._run.check_search(search, self.optimizer, state_dict["step"])
-
-    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As in :class:`hdet.OneCycleLR`."""
-        self._run.load_search(state_dict, self.optimizer, self._step)
 
     def _write_again(self) -> None:
         self._written = None

@@ -13,7 +13,6 @@ from torch.optim import Optimizer, lr_scheduler
 
 from hdet.algorithm.controller import Controller
 from hdet.distributed.group import Group, Seat
-from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import Ours, rate_knobs
@@ -302,8 +301,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             return  # torch says so
         self._take_in_new_groups()
         if self._run.after_step(self.optimizer, self.last_epoch, t, loss):
-            facts = (self.last_epoch, t, self.optimizer, self._schedule, self._floors, self._peak)
-            self._run.end_round(RoundEnd(*facts, self._run.losses, self._run.keeps_journal))
+            self._run.end_round(self.optimizer, self.last_epoch, t, self._schedule, self._floors, self._peak)
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""

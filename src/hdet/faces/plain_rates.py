@@ -65,13 +65,10 @@ class Peak(NamedTuple):
     """Of each parameter group, there."""
 
 
-def peak_of(
-    optimizer: Optimizer, schedules: Sequence[tuple[Optimizer, Any]], steps: int, every: int, lead: int
-) -> Peak:
+def peak_of(schedules: Sequence[tuple[Optimizer, Any]], steps: int, every: int, lead: int) -> Peak:
     """The first step at which the leading group's rate is highest, from a rehearsal. Neither is touched.
 
     Args:
-        optimizer: holds all groups.
         schedules: each with the optimizer that it writes to, in the order of the groups.
         steps: of the run.
         every: the schedule makes a step in so many.

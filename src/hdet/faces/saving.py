@@ -31,6 +31,8 @@ __all__ = ["exists", "load", "save"]
 
 Result = TypeVar("Result")
 Scheduler = OneCycleLR | Ensemble | ScheduledSearch
+Searching = OneCycleLR | ScheduledSearch
+"""Those that may search."""
 _FORMAT = 1
 _MOST = 1000
 """Checkpoints that may be kept."""
@@ -252,7 +254,7 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
                 f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
             )
         check_fits(name, part, states[name])
-    for name, scheduler in _schedulers(parts).items():
+    for name, scheduler in _searches(parts).items():
         scheduler.check_search_state_dict(searches.get(name, {}), _inside(states)[name])
     return content
 
@@ -273,7 +275,7 @@ def _put_back(file: Path, content: Mapping[str, Any], parts: Mapping[str, Any]) 
     for name, part in sorted(parts.items(), key=lambda pair: _turn(pair[1])):
         try:
             part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
-            for inside, scheduler in _schedulers({name: part}).items():
+            for inside, scheduler in _searches({name: part}).items():
                 scheduler.load_search_state_dict(content["searches"].get(inside, {}))
         except Exception as error:
             rest = sorted(parts.keys() - {*done, name})
@@ -315,9 +317,10 @@ def _schedulers(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
     return {name: part for name, part in _inside(parts).items() if isinstance(part, Scheduler)}
 
 
-def _searches(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
+def _searches(parts: Mapping[str, Any]) -> dict[str, Searching]:
     """Those that search."""
-    return {name: one for name, one in _schedulers(parts).items() if one._run.way.name == "search"}
+    found = {name: one for name, one in _schedulers(parts).items() if isinstance(one, Searching)}
+    return {name: one for name, one in found.items() if one._run.way.name == "search"}
 
 
 def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.engine.run import Run
-from hdet.engine.way import RoundEnd
 from hdet.errors import ArgumentError
 from hdet.faces.arguments import Ours, rate_knobs, search_of
 from hdet.faces.foreign import check_schedule, refuse_foreign
@@ -72,7 +71,7 @@ class ScheduledSearch:
         lead = min(g for g, guess in enumerate(guesses) if guess > 0)
         schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
         owned = list(zip(parts_of(optimizer), schedules, strict=True))
-        self._peak = peak_of(optimizer, owned, total_steps, every, lead)
+        self._peak = peak_of(owned, total_steps, every, lead)
         kind = type(schedules[0]).__name__
         told = {"max_lr": "auto", "guess": guesses, "schedule": kind, "schedule_every": every, "go_back": go_back}
         alike = {"lr": repr(guesses), "schedule": kind, "schedule_every": repr(every)}
@@ -93,8 +92,7 @@ class ScheduledSearch:
         t = self._step + 1
         self._take_in_new_groups()
         if self._run.after_step(self.optimizer, self._step, t, loss):
-            facts = (self._step, t, self.optimizer, self._rates_at, self._floors, self._rise)
-            self._run.end_round(RoundEnd(*facts, self._run.losses, self._run.keeps_journal))
+            self._run.end_round(self.optimizer, self._step, t, self._rates_at, self._floors, self._rise)
         if t % self._every == 0:
             self._plain.step()
         self._step = t
