@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.patience import PATIENCE
+
 __all__ = ["Block", "blocks", "commands", "failures", "missing_package"]
 
 _DRIVER = """
@@ -77,7 +79,7 @@ def _run(scripts: Sequence[Path]) -> dict[str, str]:
     """One process for all of them; tracebacks by the name of the folder."""
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # the models are small, and others use the machine too
     command = [sys.executable, "-c", _DRIVER, *map(str, scripts)]
-    done = subprocess.run(command, env=one_thread, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=one_thread, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

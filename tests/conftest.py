@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import settings
 
@@ -18,6 +19,9 @@ from tests.support import CLAIMS, Support, claims_of
 settings.register_profile("hdet", deadline=None, max_examples=60, derandomize=True)
 settings.register_profile("many", deadline=None, max_examples=1000, derandomize=True)  # --hypothesis-profile=many
 settings.load_profile("hdet")
+# The models of tests are small, and two processes of tests share the cores. What they start inherits it.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

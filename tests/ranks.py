@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.patience import GROUP_PATIENCE, PATIENCE
+
 CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo: the first optimizer imports it, which takes seconds that every rank would spend anew
 CONTEXT.set_forkserver_preload(["torch._dynamo", "torch", "torch.distributed", "hdet", "tests.ranks"])
@@ -25,7 +27,7 @@ class RankFailed(AssertionError):
 
 
 def run_ranks(
-    fn: Callable[..., Any], n: int, *args: Any, timeout: float = 60.0, group_timeout: float = 30.0
+    fn: Callable[..., Any], n: int, *args: Any, timeout: float = PATIENCE, group_timeout: float = GROUP_PATIENCE
 ) -> list[Any]:
     """Call ``fn(rank, *args)`` in ``n`` processes of one gloo group and return what each returned.
 

@@ -22,6 +22,7 @@ import hdet
 import hdet.journal.file
 from hdet import Journal, JournalError, read_journal
 from hdet.runs.folder import Folder
+from tests.patience import PATIENCE
 from tests.ranks import error_of, run_ranks
 
 fcntl = pytest.importorskip("fcntl", reason="no locks on this system")
@@ -62,7 +63,7 @@ def held_by_another_process(path: Path) -> Iterator[None]:
         assert process.stdout is not None
         assert process.stdout.readline() == "has it\n"
         yield
-        process.communicate("\n", timeout=30)
+        process.communicate("\n", timeout=PATIENCE)
 
 
 def is_free(path: Path) -> bool:

@@ -11,6 +11,7 @@ import torch
 from trained_gpu import percent
 
 from tests.examples.launch import ROOT, output_of
+from tests.patience import PATIENCE
 
 SCRIPT = ROOT / "benchmarks" / "trained_gpu.py"
 TINY = (
@@ -42,7 +43,7 @@ def test_it_runs_on_a_gpu_with_nccl_and_gloo() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_without_a_gpu_it_says_so() -> None:
-    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
@@ -51,6 +52,6 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 def test_sizes_below_one_are_refused() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--blocks", "0"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, SCRIPT, "--blocks", "0"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert "must be at least 1" in done.stderr

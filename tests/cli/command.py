@@ -16,6 +16,7 @@ import pytest
 
 from hdet.cli import main
 from tests.examples.launch import started as started_together
+from tests.patience import PATIENCE
 
 HDET = (sys.executable, "-m", "hdet")
 started = functools.partial(started_together, apart=True)
@@ -52,19 +53,19 @@ def hdet_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> Said:
     return Said(int(leaving.value.code or 0), captured.out, captured.err)
 
 
-def said(process: subprocess.Popen[str], timeout: float = 60.0) -> Said:
+def said(process: subprocess.Popen[str], timeout: float = PATIENCE) -> Said:
     """Wait for its end."""
     out, err = process.communicate(timeout=timeout)
     return Said(process.returncode, out, err)
 
 
-def run(*command: object, timeout: float = 60.0) -> Said:
+def run(*command: object, timeout: float = PATIENCE) -> Said:
     """Start a command and wait for its end."""
     with started(*command) as process:
         return said(process, timeout)
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 40.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
     until = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < until, "waited in vain"

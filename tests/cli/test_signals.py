@@ -15,6 +15,7 @@ import torch
 from hdet.runs.folder import Folder
 from hdet.runs.run import Run
 from tests.cli.command import DIGITS, hdet_here
+from tests.patience import PATIENCE
 
 TRAINED = ("train", *DIGITS, "--method", "replicas", "--lr", "0.01", "--sync-every", "5", "--steps", "30")
 
@@ -99,4 +100,4 @@ def test_the_library_installs_no_handler() -> None:
             optimizer.step()
             scheduler.step()
     """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100, stderr=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, stderr=subprocess.DEVNULL)

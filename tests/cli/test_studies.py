@@ -39,7 +39,7 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     sizes = ("--steps", 8, "--ensemble-steps", 4, "--replicas", 2)
-    done = run(*HDET, "demo", *sizes, "--out", out, "--json", timeout=110)  # six runs, on three sets of processes
+    done = run(*HDET, "demo", *sizes, "--out", out, "--json")  # six runs, on three sets of processes
     assert done.code == 0, done.err
     guesses = {f"{whose}, 100× too {far}" for whose in ("torch", "hdet") for far in ("low", "high")}
     assert set(done.json["losses"]) == {"torch, a good rate", "ensemble"} | guesses

@@ -33,4 +33,4 @@ def _arm_patience(rank: int) -> float:
 
 
 def test_the_group_of_an_arm_is_as_patient_as_its_parent() -> None:
-    assert run_ranks(_arm_patience, 2, timeout=60, group_timeout=17) == [17.0, 17.0]
+    assert run_ranks(_arm_patience, 2, group_timeout=17) == [17.0, 17.0]

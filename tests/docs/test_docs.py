@@ -17,8 +17,7 @@ import hdet
 from hdet.auto.constants import DEFAULT
 from hdet.rollback.ruin import LIMITS
 from tests.code_blocks import Block, blocks, commands, failures, missing_package
-
-pytestmark = pytest.mark.timeout(500)  # the first block that is asked for waits for all of them
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -112,13 +111,15 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_the_drawings_are_those_of_the_script(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, DOCS / "make_cycle.py", tmp_path], check=True, timeout=60)
+    subprocess.run([sys.executable, DOCS / "make_cycle.py", tmp_path], check=True, timeout=PATIENCE)
     for drawn in sorted(tmp_path.glob("*.svg")):
         assert drawn.read_text(encoding="utf-8") == (DOCS / "images" / drawn.name).read_text(encoding="utf-8")
 
 
 def test_the_front_picture_is_that_of_its_data(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, DOCS / "make_front_picture.py", tmp_path / "front.svg"], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, DOCS / "make_front_picture.py", tmp_path / "front.svg"], check=True, timeout=PATIENCE
+    )
     assert (tmp_path / "front.svg").read_text() == (DOCS / "images" / "front.svg").read_text()
 
 
@@ -127,7 +128,7 @@ def test_the_tables_of_results_are_those_of_their_data(tmp_path: Path) -> None:
     for name in ("docs", "experiments"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "README.md", tmp_path)
-    subprocess.run([sys.executable, tmp_path / "docs" / "make_results.py"], check=True, timeout=120)
+    subprocess.run([sys.executable, tmp_path / "docs" / "make_results.py"], check=True, timeout=PATIENCE)
     for page in ("docs/results.md", "docs/real-data.md", "README.md"):
         assert (tmp_path / page).read_text(encoding="utf-8") == (ROOT / page).read_text(encoding="utf-8"), page
 

@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.code_blocks import blocks
 from tests.faults.matrix import PAGE, filled, read
 from tests.faults.training import Plan
 from tests.faults.trial import undisturbed
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +25,6 @@ def test_nothing_was_lost() -> None:
     assert not [result for result in read() if result.lost]
 
 
-@pytest.mark.timeout(300)
 def test_the_loop_of_the_page_starts_a_killed_run_again(tmp_path: Path) -> None:
     loop = blocks(PAGE, "bash")[0].source
     script = f"{ROOT / 'tests' / 'faults' / 'restarted.py'} {tmp_path} --dies"
@@ -40,7 +38,7 @@ def test_the_loop_of_the_page_starts_a_killed_run_again(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     with (tmp_path / "log").open("w") as log:
-        subprocess.run(["bash", "-c", loop], env=settings, stdout=log, stderr=log, timeout=280, check=True)
+        subprocess.run(["bash", "-c", loop], env=settings, stdout=log, stderr=log, timeout=PATIENCE, check=True)
     text = (tmp_path / "log").read_text()
     assert (tmp_path / "killed").exists(), text
     assert (tmp_path / "began").read_text() == "18", text  # the last checkpoint before step 20

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
@@ -34,7 +36,7 @@ def started(*command: object, apart: bool = False) -> Iterator[subprocess.Popen[
         if process.poll() is None:
             process.terminate()  # torchrun and the demo stop their workers, which live in sessions of their own
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -43,7 +45,7 @@ def started(*command: object, apart: bool = False) -> Iterator[subprocess.Popen[
                 pipe.close()
 
 
-def output_of(*command: object, timeout: float = 90.0) -> str:
+def output_of(*command: object, timeout: float = PATIENCE) -> str:
     """What the command prints. Fails if it does not end well in time."""
     with started(*command) as process:
         text, _ = process.communicate(timeout=timeout)

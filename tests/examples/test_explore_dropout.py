@@ -21,7 +21,7 @@ END = re.compile(r"^test loss [\d.]+, accuracy ([\d.]+)%$", re.MULTILINE)
 def test_replicas_explore_loss_knobs(ranks: int, arms: int, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     options = ("--steps=120", "--sync-every=20", f"--arms={arms}", f"--journal={path}")
-    output = output_of(*TORCHRUN, f"--nproc-per-node={ranks}", SCRIPT, *options, timeout=110)
+    output = output_of(*TORCHRUN, f"--nproc-per-node={ranks}", SCRIPT, *options)
     steps = [int(step) for step, _, _ in BASE.findall(output)]
     assert steps == [12 * i for i in range(1, 11)]  # by one rank alone
     [accuracy] = END.findall(output)

@@ -17,14 +17,13 @@ KNOBS = {"lr", "weight_decay", "label_smoothing", "dropout", "temperature"}
 def result() -> dict[str, Any]:
     """What ``--quick --json`` prints last: half a minute on a free core."""
     script = ROOT / "experiments" / "known_optimum.py"
-    return json.loads(output_of(sys.executable, script, "--quick", "--json", timeout=280).splitlines()[-1])
+    return json.loads(output_of(sys.executable, script, "--quick", "--json").splitlines()[-1])
 
 
 def verdicts(result: dict[str, Any], arrangement: str) -> list[dict[str, Any]]:
     return [row for row in result["verdicts"] if row["arrangement"] == arrangement]
 
 
-@pytest.mark.timeout(300)
 def test_json_has_every_knob(result: dict[str, Any]) -> None:
     assert {"experiment", "seeds", "rounds", "problems", "runs", "placebo", "verdicts", "targets"} <= set(result)
     assert result["rounds"] == 60
@@ -35,13 +34,11 @@ def test_json_has_every_knob(result: dict[str, Any]) -> None:
     assert set(result["targets"].values()) <= {"PASS", "MISS"}
 
 
-@pytest.mark.timeout(300)
 def test_grid_agrees_with_algebra(result: dict[str, Any]) -> None:
     for problem in result["problems"]:
         assert problem["grid"] == pytest.approx(problem["algebra"], rel=0.15), problem["knob"]
 
 
-@pytest.mark.timeout(300)
 def test_controller_beats_the_placebo(result: dict[str, Any]) -> None:
     for row in verdicts(result, "alone"):
         assert row["mean_error"] < row["placebo_mean_error"] / 3, row
@@ -50,7 +47,6 @@ def test_controller_beats_the_placebo(result: dict[str, Any]) -> None:
     assert len(better) >= 4, better
 
 
-@pytest.mark.timeout(300)
 def test_placebo_stays(result: dict[str, Any]) -> None:
     for row in result["verdicts"]:
         assert row["placebo_q95"] <= row["leash"], row

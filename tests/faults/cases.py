@@ -12,7 +12,7 @@ from tests.faults.traps import POINTS, Trap
 
 __all__ = ["GROUP_TIMEOUT", "Case", "a_few", "kills", "others"]
 
-GROUP_TIMEOUT = 3.0
+GROUP_TIMEOUT = 5.0
 """Seconds, where somebody is late or silent: the others wait so long."""
 
 

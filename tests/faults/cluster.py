@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tests.faults.training import End, Plan, train
 from tests.faults.traps import Trap
+from tests.patience import GROUP_PATIENCE
 from tests.ranks import CONTEXT
 
 __all__ = ["Outcome", "start"]
@@ -40,7 +41,7 @@ class Outcome:
         return [moment - self.sprung_at for rank, moment in self.noticed_at.items() if rank != trapped]
 
 
-def start(plan: Plan, folder: Path, trap: Trap | None = None, *, group_timeout: float = 20.0) -> Outcome:
+def start(plan: Plan, folder: Path, trap: Trap | None = None, *, group_timeout: float = GROUP_PATIENCE) -> Outcome:
     """Start all ranks and wait until each has ended, is dead, or has said nothing for longer than the group waits."""
     folder.mkdir(parents=True, exist_ok=True)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here, as torchrun's is in torchrun
@@ -55,7 +56,7 @@ def start(plan: Plan, folder: Path, trap: Trap | None = None, *, group_timeout: 
         processes.append(process)
     try:
         silent = trap.rank if trap is not None and trap.fault in ("silent", "late") else None
-        return _heard(dict(zip(pipes, range(plan.ranks), strict=True)), silent, group_timeout + 20.0)
+        return _heard(dict(zip(pipes, range(plan.ranks), strict=True)), silent, group_timeout + 60.0)
     finally:
         for process, pipe in zip(processes, pipes, strict=True):
             process.kill()

@@ -15,6 +15,7 @@ from tests.faults.cases import GROUP_TIMEOUT, Case
 from tests.faults.cluster import Outcome, start
 from tests.faults.disks import SPOILS, disk, repair
 from tests.faults.training import Plan
+from tests.patience import GROUP_PATIENCE
 
 __all__ = ["Result", "try_it", "undisturbed"]
 
@@ -94,7 +95,7 @@ def _gone_through(case: Case) -> tuple[Outcome, Outcome, list[int]]:
         if trap.fault in SPOILS:
             trap = replace(trap, folder=str(spoiled))
             inside.enter_context(disk(spoiled))
-        broken = start(plan, folder, trap, group_timeout=20.0 if trap.fault == "killed" else GROUP_TIMEOUT)
+        broken = start(plan, folder, trap, group_timeout=GROUP_PATIENCE if trap.fault == "killed" else GROUP_TIMEOUT)
         if broken.sprung_at is None:
             raise RuntimeError(f"{case}: nothing went wrong, {broken.errors}")
         if trap.fault in SPOILS:

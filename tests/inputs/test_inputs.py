@@ -27,6 +27,7 @@ from hdet import ArgumentError
 from tests.inputs.calls import CALLS, NOT_CALLED, Call, optimizer_of
 from tests.inputs.judge import complaint
 from tests.inputs.odd import ODD
+from tests.patience import PATIENCE
 from tests.threads import one_thread  # noqa: F401  # active where it is imported
 
 EXAMPLES = int(os.environ.get("HDET_INPUTS", "300"))
@@ -99,7 +100,7 @@ print({call.name: judge.complaint(call, {}, Path(sys.argv[1])) for call in calls
     settings = {**os.environ, "HDET_INPUTS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert set(ast.literal_eval(done.stdout).values()) == {None}
 

@@ -19,7 +19,6 @@ from tests.ranks import run_ranks
 from tests.setups.problems import batch_of, final_loss, loss_of, network, quiet
 
 accelerate = pytest.importorskip("accelerate")
-pytestmark = pytest.mark.timeout(300)
 
 STEPS = 100
 GUESS = 1e-4
@@ -126,7 +125,7 @@ def test_one_process_ends_where_the_plain_loop_ends(accumulate: int, how: str, b
 @pytest.mark.parametrize("split_batches", [False, True])
 def test_two_processes_end_where_the_plain_loop_ends(split_batches: bool, gives_loss: bool) -> None:
     """By Accelerate's own ``prepare``: without ``split_batches`` two steps of the schedule for one of the optimizer."""
-    (loss, counts), (other, _) = run_ranks(_trained, 2, "theirs", "before", split_batches, gives_loss, timeout=200)
+    (loss, counts), (other, _) = run_ranks(_trained, 2, "theirs", "before", split_batches, gives_loss)
     assert counts[:3] == ([1, 2, 3] if split_batches else [2, 4, 6])
     assert loss == other
     assert loss / in_a_plain_loop(1 if split_batches else 2) == pytest.approx(1, abs=0.05)
@@ -134,7 +133,7 @@ def test_two_processes_end_where_the_plain_loop_ends(split_batches: bool, gives_
 
 @pytest.mark.parametrize(("split_batches", "built"), [(False, "before"), (True, "after")])
 def test_prepared_by_hdet_there_is_one_step_for_one_of_the_optimizer(split_batches: bool, built: str) -> None:
-    (loss, counts), (other, _) = run_ranks(_trained, 2, "ours", built, split_batches, True, timeout=200)
+    (loss, counts), (other, _) = run_ranks(_trained, 2, "ours", built, split_batches, True)
     assert counts[:3] == [1, 2, 3]
     assert loss == other
     assert loss / in_a_plain_loop(1 if split_batches else 2) == pytest.approx(1, abs=0.02)
@@ -157,7 +156,7 @@ def test_one_process_steps_with_the_optimizer(accumulate: int) -> None:
 
 @pytest.mark.parametrize(("accumulate", "split_batches"), [(1, False), (1, True), (4, False)])
 def test_two_processes_step_once_per_optimizer_step(accumulate: int, split_batches: bool) -> None:
-    rows = run_ranks(_two, 2, accumulate, split_batches, timeout=200)
+    rows = run_ranks(_two, 2, accumulate, split_batches)
     assert [counts for counts, _ in rows] == [[n // accumulate for n in range(1, 13)]] * 2
     assert rows[0][1] == rows[1][1]  # a search: one model
 
@@ -178,7 +177,7 @@ def test_losses_of_all_batches_count() -> None:
 @pytest.mark.parametrize("how", ["theirs", "ours"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_saved_state_holds_the_search(size: int, how: str, tmp_path: Path) -> None:
-    rows = [_resumed(0, 1, how, tmp_path)] if size == 1 else run_ranks(_resumed, 2, 2, how, tmp_path, timeout=200)
+    rows = [_resumed(0, 1, how, tmp_path)] if size == 1 else run_ranks(_resumed, 2, 2, how, tmp_path)
     for steps, saved, loaded, loss in rows:
         assert repr(saved) == repr(loaded)  # NaN is not equal to itself
         assert steps == [24 * (size if how == "theirs" else 1)] * 2
@@ -200,7 +199,7 @@ def _resumed(rank: int, size: int, how: str, folder: Path) -> tuple[list[int], A
 
 @pytest.mark.covers("frameworks", "Accelerate, replicas", "DDP", "fp32")
 def test_consensus_shows_the_mean_of_replicas_that_train() -> None:
-    rows = run_ranks(_consensus, 2, timeout=200)
+    rows = run_ranks(_consensus, 2)
     (own, shown, rate), (other, shown_there, other_rate) = rows
     assert own != other  # inside a round
     assert shown == shown_there

@@ -60,7 +60,7 @@ def test_batches_of_an_accumulation_do_not_end_the_schedule() -> None:
 @pytest.mark.parametrize("gives_loss", [True, False])
 def test_parameters_that_fsdp2_has_replaced(gives_loss: bool) -> None:
     """The optimizer gets the sharded parameters in place of its own, after the scheduler was built."""
-    losses = run_ranks(_sharded, 2, gives_loss, timeout=100)
+    losses = run_ranks(_sharded, 2, gives_loss)
     assert losses[0] == losses[1]
     assert losses[0] / loss_of_plain_loop(guess=GUESS, steps=STEPS) == pytest.approx(1, abs=0.02)
 

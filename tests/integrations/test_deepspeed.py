@@ -24,7 +24,6 @@ from tests.ranks import error_of, run_ranks
 from tests.setups.problems import Records, batch_of, loss_of, network
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
-pytestmark = pytest.mark.timeout(300)
 
 RANKS = 2
 STEPS = 120
@@ -148,7 +147,7 @@ def searched(rank: int, cases: list[tuple[int, bool, dict[str, Any]]]) -> list[t
 @pytest.mark.parametrize("gives_loss", [True, False])
 def test_every_stage_ends_where_one_process_ends(gives_loss: bool) -> None:
     cases = [*((stage, gives_loss, {}) for stage in range(4)), (2, gives_loss, OFFLOADED)]
-    mine, others = run_ranks(searched, RANKS, cases, timeout=280)
+    mine, others = run_ranks(searched, RANKS, cases)
     partitions = "DeepSpeedZeroOptimizer"
     assert [kind for kind, *_ in mine] == ["AdamW", partitions, partitions, f"{partitions}_Stage3", partitions]
     for (_, rate, loss), (_, other_rate, _) in zip(mine, others, strict=True):
@@ -165,7 +164,7 @@ def test_half_precision_has_masters() -> None:
     """The search is on fp32 masters."""
     accumulated = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}
     cases = [(0, True, BF16), (1, False, accumulated), (2, True, BF16), (3, True, BF16)]
-    mine, others = run_ranks(searched, RANKS, cases, timeout=280)
+    mine, others = run_ranks(searched, RANKS, cases)
     assert [kind for kind, *_ in mine] == [
         "FP16_UnfusedOptimizer",
         "BF16_Optimizer",
@@ -186,7 +185,7 @@ def searched_in_fp16(rank: int) -> list[tuple[str, float, float]]:
 @pytest.mark.covers("frameworks", "DeepSpeed, search", "ZeRO-2", "fp16")
 @needs_deepspeed
 def test_fp16_has_masters_and_a_scale() -> None:
-    mine, _ = run_ranks(searched_in_fp16, RANKS, timeout=280)
+    mine, _ = run_ranks(searched_in_fp16, RANKS)
     if not mine:
         pytest.skip("DeepSpeed has no fp16 on this processor")
     assert mine[0][2] < 1.5 * in_one_process()
@@ -212,7 +211,7 @@ def given_to_initialize(rank: int) -> list[float]:
 @pytest.mark.covers("frameworks", "DeepSpeed, search", "ZeRO-0", "fp32")
 @needs_deepspeed
 def test_on_stage_0_initialize_takes_the_scheduler_as_it_is() -> None:
-    for losses in run_ranks(given_to_initialize, RANKS, timeout=280):
+    for losses in run_ranks(given_to_initialize, RANKS):
         assert [loss / in_one_process() for loss in losses] == pytest.approx([1] * 3, abs=0.02)
 
 
@@ -237,7 +236,7 @@ def ruined(rank: int) -> list[tuple[list[int], float]]:
 @needs_deepspeed
 def test_every_stage_goes_back() -> None:
     """Masters, what the optimizer remembers, and what the model's forward pass reads."""
-    mine, others = run_ranks(ruined, RANKS, timeout=280)
+    mine, others = run_ranks(ruined, RANKS)
     assert [loss for _, loss in mine] == [loss for _, loss in others]
     assert mine[0][0]
     for back, loss in mine:
@@ -262,7 +261,7 @@ def resumed(rank: int, folder: str) -> tuple[bool, list[Any]]:
 
 @needs_deepspeed
 def test_checkpoints_hold_the_search(tmp_path: Path) -> None:
-    for alike, (last, loss) in run_ranks(resumed, RANKS, str(tmp_path), timeout=280):
+    for alike, (last, loss) in run_ranks(resumed, RANKS, str(tmp_path)):
         assert alike
         assert last == STEPS
         assert loss < 1.2 * in_one_process()
@@ -279,7 +278,7 @@ def documented(rank: int, source: str) -> float:
 @needs_deepspeed
 def test_the_documented_script_runs() -> None:
     (block,) = blocks(Path(__file__).parents[2] / "docs" / "frameworks.md", "py")
-    assert max(run_ranks(documented, RANKS, block.source, timeout=280)) < 2.0
+    assert max(run_ranks(documented, RANKS, block.source)) < 2.0
 
 
 def test_what_is_no_engine_is_refused() -> None:
@@ -330,7 +329,7 @@ def searching(optimizer: torch.optim.Optimizer) -> hdet.OneCycleLR:
 @pytest.mark.covers("frameworks", "DeepSpeed, replicas", "ZeRO-3", "refused")
 @needs_deepspeed
 def test_replicas_are_refused_on_partitions() -> None:
-    for rows in run_ranks(refused, RANKS, timeout=280):
+    for rows in run_ranks(refused, RANKS):
         for by_callable, by_step, by_auto in rows:
             for message in (by_callable, by_step, by_auto):
                 assert message.startswith("ShardedParametersError")
@@ -353,6 +352,6 @@ def trains_apart(rank: int) -> tuple[list[float], list[float]]:
 @pytest.mark.covers("frameworks", "DeepSpeed, replicas", "ZeRO-0", "fp32")
 @needs_deepspeed
 def test_replicas_train_apart_on_stage_0() -> None:
-    (rates, weights), (other_rates, other_weights) = run_ranks(trains_apart, RANKS, timeout=280)
+    (rates, weights), (other_rates, other_weights) = run_ranks(trains_apart, RANKS)
     assert rates != other_rates
     assert weights == other_weights

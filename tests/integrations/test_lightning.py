@@ -28,6 +28,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
 from hdet.integrations.lightning import AutoLR
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice about workers, intervals and modes
 
@@ -338,7 +339,7 @@ def trained(rank: int, folder: Path) -> Any:
 @pytest.mark.covers("frameworks", "Lightning, search", "DDP", "fp32")
 @pytest.mark.parametrize("scenario", ["callback", "alone"])
 def test_ddp_searches_the_rate_of_one_model(tmp_path: Path, scenario: str) -> None:
-    (weights, rates, loss), (weights_too, rates_too, _) = run_ranks(in_ddp, 2, str(tmp_path), scenario, timeout=90)
+    (weights, rates, loss), (weights_too, rates_too, _) = run_ranks(in_ddp, 2, str(tmp_path), scenario)
     assert torch.equal(weights, weights_too)
     assert rates == rates_too
     assert loss < 1.5 * loss_of_plain_loop(steps=120, size=256)
@@ -350,7 +351,7 @@ def test_ddp_searches_the_rate_of_one_model(tmp_path: Path, scenario: str) -> No
 
 @pytest.mark.covers("frameworks", "Lightning, replicas", "DDP", "fp32")
 def test_replicas_that_train_apart_are_validated_and_saved_as_one(tmp_path: Path) -> None:
-    first, second = run_ranks(in_ddp, 2, str(tmp_path), "trained", timeout=90)
+    first, second = run_ranks(in_ddp, 2, str(tmp_path), "trained")
     assert not torch.equal(first["own"], second["own"])
     for name in ("validated", "saved", "last"):
         assert torch.equal(first[name], second[name]), name
@@ -459,5 +460,5 @@ assert trainer.global_step == 20
 
 
 def _python(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import hdet
 from hdet.integrations.transformers import AutoLR, Replicas
+from tests.patience import PATIENCE
 from tests.ranks import run_ranks
 from tests.setups.problems import quiet
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-pytestmark = pytest.mark.timeout(300)
 
 STEPS = 60
 WORDS = 16
@@ -103,7 +103,7 @@ def logged(trainer: Any, key: str) -> list[Any]:
 
 def test_importing_hdet_imports_neither() -> None:
     code = "import sys, hdet; sys.exit(any(name in sys.modules for name in ('transformers', 'accelerate')))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE).returncode == 0
 
 
 # -- finding the rate --------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def weights_of(model: nn.Module) -> Tensor:
 @pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "DDP", "fp32")
 @pytest.mark.parametrize("attached", [True, False])
 def test_two_processes_find_one_rate(tmp_path: Path, attached: bool) -> None:
-    first, second = run_ranks(_searched, 2, tmp_path, attached, timeout=240, group_timeout=120)
+    first, second = run_ranks(_searched, 2, tmp_path, attached)
     assert torch.equal(first[0], second[0])
     assert first[1] == second[1] == STEPS
     whole = trainer_of(tmp_path, per_device_train_batch_size=16)  # what both processes see
@@ -344,7 +344,7 @@ def test_compute_loss_is_called_for_steps_alone(tmp_path: Path) -> None:
 
 @pytest.mark.covers("frameworks", "Hugging Face Trainer, replicas", "DDP", "fp32")
 def test_replicas_that_train_are_evaluated_and_saved_as_their_mean(tmp_path: Path) -> None:
-    first, second = run_ranks(_trained, 2, tmp_path, timeout=240, group_timeout=120)
+    first, second = run_ranks(_trained, 2, tmp_path)
     assert not torch.equal(first["inside"], second["inside"])  # inside a round each has its own
     assert first["eval_loss"] == pytest.approx(first["loss_of_the_saved"], abs=1e-5)
     assert torch.allclose(first["saved"], (first["inside"] + second["inside"]) / 2, atol=1e-7)
@@ -391,7 +391,7 @@ def _trained(rank: int, folder: Path) -> dict[str, Any]:
 
 
 def test_replicas_that_train_resume(tmp_path: Path) -> None:
-    first, second = run_ranks(_resumed, 2, tmp_path, timeout=240, group_timeout=120)
+    first, second = run_ranks(_resumed, 2, tmp_path)
     assert first["steps"] == second["steps"] == 20
     assert first["learned"] == second["learned"]
     assert first["rates"] == second["rates"][::-1]

@@ -55,7 +55,7 @@ def _with_sync_batchnorm(rank: int) -> tuple[float, Tensor]:
 
 @pytest.mark.covers("setups", "SyncBatchNorm", "on two ranks")
 def test_sync_batchnorm_does_not_hang() -> None:
-    (loss, mine), (_, theirs) = run_ranks(_with_sync_batchnorm, 2, timeout=30, group_timeout=8)
+    (loss, mine), (_, theirs) = run_ranks(_with_sync_batchnorm, 2)
     assert loss == pytest.approx(_in_one_process(), rel=0.05)
     assert torch.equal(mine, theirs)
 

@@ -75,7 +75,7 @@ def _consensus(rank: int) -> dict[str, Any]:
 
 
 def test_buffers_are_averaged_in_consensus_and_where_rounds_end() -> None:
-    mine, theirs = run_ranks(_consensus, 2, timeout=60, group_timeout=15)
+    mine, theirs = run_ranks(_consensus, 2)
     assert (mine["own"] - theirs["own"]).abs().max() > 1  # they do come apart
     assert torch.equal(mine["inside"], theirs["inside"])
     assert torch.allclose(mine["inside"], (mine["own"] + theirs["own"]) / 2)

@@ -64,7 +64,7 @@ def _in_one_process() -> tuple[list[Tensor], list[float]]:
 def test_a_sharded_run_goes_on_in_worlds_of_other_sizes(tmp_path: Path) -> None:
     rates: list[float] = []
     for world, steps in STRETCHES:
-        answers = run_ranks(_stretch, world, tmp_path, world, steps, timeout=60)
+        answers = run_ranks(_stretch, world, tmp_path, world, steps)
         rates += answers[0][1]
     weights, expected = _in_one_process()
     assert rates == pytest.approx(expected, rel=1e-9)
@@ -99,7 +99,7 @@ def _saved_inside_a_round(rank: int, folder: Path) -> tuple[list[Tensor], list[T
 @pytest.mark.covers("frameworks", "torch.distributed.checkpoint, replicas", "HSDP", "fp64")
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="async_save of this torch does not copy what the host holds")
 def test_an_async_save_inside_a_round_stores_the_consensus(tmp_path: Path) -> None:
-    for consensus, own, stored in run_ranks(_saved_inside_a_round, 4, tmp_path, timeout=60):
+    for consensus, own, stored in run_ranks(_saved_inside_a_round, 4, tmp_path):
         assert all(map(torch.equal, consensus, stored))
         assert not torch.equal(consensus[0], own[0])
 

@@ -339,7 +339,6 @@ def test_the_guess_itself_leads_nowhere() -> None:
     assert final_loss(model) > 0.8 * final_loss(network())
 
 
-@pytest.mark.timeout(300)  # inductor begins with a long compilation where its cache is empty
 @pytest.mark.parametrize("name", [row(name, "from a guess 100 times too low") for name in (*EQUAL, *OTHER)])
 def test_it_learns_from_a_guess_that_is_far_too_low(name: str) -> None:
     make = EQUAL[name][0] if name in EQUAL else OTHER[name]
@@ -382,7 +381,6 @@ def _trainable(make: Callable[[], Setup]) -> Callable[[], nn.Module]:
     return lambda: make().model()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [row(name, "decides as the plain loop") for name in EQUAL])
 def test_it_decides_as_the_plain_loop_does(name: str) -> None:
     make, twin, tolerance = EQUAL[name]

@@ -281,7 +281,7 @@ def _fsdp(rank: int) -> list[tuple[list[Tensor], int]]:
 def test_fsdp_that_does_not_reshard_after_its_forward_pass() -> None:
     expected, times = trained(sharded.Net(), False, False)
     assert times >= 1
-    for answer in run_ranks(_fsdp, 2, timeout=100):
+    for answer in run_ranks(_fsdp, 2):
         for case, (weights, ours) in zip(CASES, answer, strict=True):
             assert ours == times or ours == 0, case  # rank 0 keeps the journal
             for one, other in zip(weights, expected, strict=True):

@@ -93,7 +93,7 @@ def _ruin(model: nn.Module) -> None:
 
 @pytest.mark.covers("frameworks", "plain loop, search", "DDP", "fp32")
 def test_ranks_decide_alike_whoever_gives_a_loss() -> None:
-    first, *others = run_ranks(_kinds, 3, timeout=110)
+    first, *others = run_ranks(_kinds, 3)
     good = fixed_loss(Adam, 0.03, STEPS)
     for number, kind in enumerate(KINDS):
         mine = first[number]
@@ -156,4 +156,4 @@ def _partitions(rank: int, face: str) -> str:
 
 def test_parameters_that_were_replaced_are_told_so() -> None:
     for face in FACES:
-        assert run_ranks(_partitions, 2, face, timeout=30, group_timeout=10) == ["ShardedParametersError"] * 2, face
+        assert run_ranks(_partitions, 2, face) == ["ShardedParametersError"] * 2, face

@@ -57,11 +57,10 @@ def _agree(ran: Ran, plain: Ran) -> None:
 
 @pytest.mark.covers("frameworks", "plain loop, search", "FSDP2", "fp64")
 @pytest.mark.covers("frameworks", "plain loop, search", "HSDP", "fp64")
-@pytest.mark.timeout(300)  # half a minute alone, minutes where others keep the cores busy
 def test_a_sharded_run_is_the_run_of_one_process(tmp_path: Path) -> None:
     plain = [found(Net(), case.guess, case.steps, tmp_path / f"plain {k}.jsonl") for k, case in enumerate(CASES)]
     assert any("restarted" in (r["event"] or "") for r in plain[0].rounds)  # going back: test_going_back.py
-    for runs in run_ranks(_all_meshes, 4, tmp_path, timeout=280):
+    for runs in run_ranks(_all_meshes, 4, tmp_path):
         for ran, whole_run in zip(runs, plain, strict=True):
             _agree(ran, whole_run)
 
@@ -111,7 +110,7 @@ class Block(nn.Module):
 @pytest.mark.covers("frameworks", "plain loop, search", "tensor parallel", "fp64")
 def test_tensor_parallel_weights(tmp_path: Path) -> None:
     plain = found(Block(), HIGH, 40, tmp_path / "plain.jsonl", cycle_momentum=CYCLES)
-    for runs in run_ranks(_tensor_parallel, 4, tmp_path, timeout=100):
+    for runs in run_ranks(_tensor_parallel, 4, tmp_path):
         for ran in runs:
             _agree(ran, plain)
 
@@ -222,7 +221,7 @@ def _as_high() -> float:
 @pytest.mark.covers("frameworks", "plain loop, search", "FSDP2", "bf16 MixedPrecisionPolicy")
 def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
     whole_bytes = _copies(0, 1)
-    answers = run_ranks(_edges, 4, timeout=100)
+    answers = run_ranks(_edges, 4)
     for answer in answers:
         assert 0.2 < answer["bytes"] / whole_bytes < 0.3
         assert answer["put back"]

@@ -72,7 +72,7 @@ def _agree(ours: _Trained, theirs: _Trained) -> None:
 @pytest.mark.covers("frameworks", "plain loop, replicas", "HSDP", "fp64")
 def test_sharded_replicas_train_as_whole_ones_do(tmp_path: Path) -> None:
     """With gradients of their own, and with those of all ranks."""
-    answers = run_ranks(_all, 4, tmp_path, timeout=90)
+    answers = run_ranks(_all, 4, tmp_path)
     for answer in answers:
         for ours, theirs in answer:
             _agree(ours, theirs)

@@ -43,7 +43,7 @@ def _trained(model: nn.Module, called: nn.Module) -> float:
 @pytest.mark.covers("frameworks", "plain loop, search", "DDP", "fp32")
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_ddp_and_compile_in_any_order(wrap: str) -> None:
-    answers = run_ranks(_run, 2, wrap, timeout=60, group_timeout=10)
+    answers = run_ranks(_run, 2, wrap)
     assert torch.equal(answers[0][1], answers[1][1])
     assert answers[0][0] == pytest.approx(_plain(), rel=1e-2)
 
