@@ -19,7 +19,18 @@ from tests.patience import GROUP_PATIENCE, PATIENCE
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo: the first optimizer imports it, which takes seconds that every rank would spend anew
-CONTEXT.set_forkserver_preload(["torch._dynamo", "torch", "torch.distributed", "hdet", "tests.ranks"])
+CONTEXT.set_forkserver_preload(
+    [
+        "torch._dynamo",
+        "torch",
+        "torch.distributed",
+        "torch.distributed.fsdp",
+        "hypothesis",
+        "pytest",
+        "hdet",
+        "tests.ranks",
+    ]
+)
 
 
 class RankFailed(AssertionError):
