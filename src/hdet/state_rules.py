@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -13,13 +13,17 @@ from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
 
 __all__ = [
+    "STATE_VERSION",
+    "STATE_WORDS",
     "Rule",
     "alike",
     "check_alike",
+    "check_run",
     "check_state",
     "count",
     "fields",
     "flag",
+    "in_pairs",
     "integer",
     "maybe",
     "number",
@@ -27,10 +31,13 @@ __all__ = [
     "one_of",
     "pairs",
     "rates",
+    "run_state",
     "some_rates",
     "texts",
 ]
 
+STATE_VERSION = 6
+STATE_WORDS = "the checkpoint's hdet state"
 _CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
 
 
@@ -132,3 +139,35 @@ def check_alike(saved: Any, example: Mapping[str, Any], what: str) -> dict[str, 
         raise ArgumentError(f"{what} has the entries {sorted(found)}, but must have {sorted(example)}; {_CURE}")
     check_state(found, {name: alike(value) for name, value in example.items()}, what)
     return found
+
+
+def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+    """As lists: torch.distributed.checkpoint would make keys of a dict's names."""
+    return [[name, list(value) if isinstance(value, list) else value] for name, value in values.items()]
+
+
+def run_state(kind: str, knobs: Sequence[str], spreads: Sequence[float]) -> dict[str, Any]:
+    """What every run saves of itself. ``kind``: "search" or "replicas"."""
+    return {"version": STATE_VERSION, "way": kind, "knobs": list(knobs), "spreads": list(spreads)}
+
+
+def check_run(state: Mapping[str, Any], kind: str, knobs: Sequence[str]) -> None:
+    """Raise unless a state is that of such a run, of this version, with these knobs."""
+    version = state.get("version")
+    if not isinstance(version, int) or version != STATE_VERSION:
+        raise ArgumentError(
+            f"{STATE_WORDS} has version {version!r}, this hdet reads {STATE_VERSION}; "
+            "load it with the hdet that wrote it"
+        )
+    check_state(state, {"way": one_of("replicas", "search"), "knobs": texts}, STATE_WORDS)
+    if state["way"] != kind:
+        raise ArgumentError(
+            f'the checkpoint is of a run of the kind "{state["way"]}", but here it is "{kind}" '
+            '(max_lr="auto" is a search, a number is not); build the scheduler as it was when it was saved'
+        )
+    if list(state["knobs"]) != list(knobs):
+        raise ArgumentError(
+            f"the checkpoint has the knobs {list(state['knobs'])}, but here they are {list(knobs)}; "
+            "build the optimizer and the knobs as they were when it was saved"
+        )
+    check_state(state, {"spreads": numbers(len(knobs))}, STATE_WORDS)

@@ -1,16 +1,35 @@
-"""What a search has learned, in a checkpoint: plain numbers in lists. What lies in tensors is saved beside it."""
+"""What a search remembers, and what of it stands in a checkpoint: plain numbers in lists, and tensors beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from hdet.auto.rule import HIGHEST, LOWEST, Phase, State
-from hdet.engine.checkpoint import STATE_WORDS, in_pairs
+from torch.optim import Optimizer
+
+from hdet.auto.measure import Measure
+from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
+from hdet.distributed.group import Seat
+from hdet.errors import ArgumentError
+from hdet.rollback.losses import Losses
 from hdet.rollback.ruin import Block, Course
-from hdet.state_rules import Rule, check_state, count, number, pairs
+from hdet.rollback.snapshots import Snapshots
+from hdet.state_rules import (
+    STATE_VERSION,
+    STATE_WORDS,
+    Rule,
+    check_state,
+    count,
+    flag,
+    in_pairs,
+    number,
+    pairs,
+)
 
-__all__ = ["check_saved", "loaded", "saved"]
+__all__ = ["Held", "Memory", "check_saved", "loaded", "saved"]
 
 _ANY_NUMBER = Rule("a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
 _NUMBERS = Rule("a list of numbers", lambda value: _is_list(value) and all(map(_ANY_NUMBER.fits, value)))
@@ -33,6 +52,63 @@ _COURSE = {
     "recent": _BLOCKS,
     "dark": count(0),
 }
+
+
+@dataclass
+class Memory:
+    """What a search remembers beside tensors."""
+
+    found: State
+    """What was found so far."""
+    rounds: int = 0
+    """Rounds that have ended."""
+    highest: float = 0.0
+    """The schedule's highest value so far, of the leading group."""
+    is_falling: bool = False
+    """Whether the schedule has fallen so far that nothing is raised any more."""
+    has_losses: bool = False
+    """Whether a loss was given in any round. If not, gradients are judged in their place."""
+
+    def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
+        """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
+
+        ``sign``: -1 where the loss is maximised; 0: some groups do that, others do not.
+        """
+        if blocks and not self.has_losses:
+            self.has_losses = True
+            self.found = self.found._replace(course=Course())  # gradients were judged until now
+        if self.has_losses:
+            return tuple(Block(sign * mean, steps) for mean, steps in blocks) if sign else ()
+        sizes = gradients if self.found.phase is Phase.SEARCHING else ()
+        return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
+
+    def shape(self, before: float, now: float, *, climbs: bool) -> float:
+        """The schedule over its highest value so far; 1 while it climbs, also where it falls from its first step on."""
+        self.highest = max(self.highest, before, now)
+        return 1.0 if climbs or not self.highest else now / self.highest
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "search": saved(self.found),
+            "ended": self.rounds,
+            "highest": self.highest,
+            "falling": self.is_falling,
+            "has_losses": self.has_losses,
+        }
+
+    @staticmethod
+    def check(state: Mapping[str, Any]) -> None:
+        """Raise unless :meth:`from_state` can read it."""
+        rules = {"search": pairs, "ended": count(0), "highest": number, "falling": flag, "has_losses": flag}
+        check_state(state, rules, STATE_WORDS)
+        check_saved(state["search"])
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Memory:
+        """From :meth:`state`."""
+        found = loaded(state["search"])
+        return cls(found, state["ended"], state["highest"], state["falling"], state["has_losses"])
 
 
 def saved(state: State) -> list[list[Any]]:
@@ -60,6 +136,54 @@ def loaded(search: Sequence[Sequence[Any]]) -> State:
     }
     course["recent"] = tuple(Block(mean, int(steps)) for mean, steps in course["recent"])
     return State(**{**found, "phase": Phase(found["phase"]), "course": Course(**course)})
+
+
+class Held(NamedTuple):
+    """What a search holds in tensors, and the losses of the round so far."""
+
+    losses: Losses
+    kept: tuple[Snapshot, ...]
+    measure: Measure
+    snapshots: Snapshots
+
+    def saved(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
+        """At step ``t``: the tensors themselves, no copies."""
+        return {
+            "version": STATE_VERSION,
+            "step": t,
+            "losses": [self.losses.saved()],
+            "kept": [list(one) for one in self.kept],
+            "measure": self.measure.saved(optimizer),
+            "snapshots": self.snapshots.saved(optimizer),
+        }
+
+    @classmethod
+    def read(cls, saved: Mapping[str, Any], optimizer: Optimizer, t: int, groups: Collection[int], seat: Seat) -> Held:
+        """From :meth:`saved`; raises unless it is of step ``t`` and fits the optimizer."""
+        with _fitting(saved, t):
+            rows = saved["losses"]
+            own = [rows[seat.replica]] if len(rows) == seat.size else rows  # else of other ranks: all of theirs
+            return cls(
+                Losses.loaded(row for one in own for row in one),
+                tuple(Snapshot(int(step), int(slot)) for step, slot in saved["kept"]),
+                Measure.loaded(saved["measure"], groups, optimizer),
+                Snapshots.loaded(saved["snapshots"], optimizer),
+            )
+
+
+@contextmanager
+def _fitting(search: Mapping[str, Any], t: int) -> Iterator[None]:
+    """Inside, what lies in tensors is read, which must be of step ``t``: whatever does not fit becomes one error."""
+    try:
+        version, step = search["version"], search["step"]
+        if (version, step) != (STATE_VERSION, t):
+            raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
+            "scheduler's own state first, of the same checkpoint, or leave the search out"
+        ) from error
 
 
 def _known(pairs: Sequence[Sequence[Any]], names: Sequence[str]) -> Mapping[str, Any]:

@@ -1,67 +1,67 @@
 """The search: one model trains, and its learning rate is found meanwhile. The file to read first.
 
-A hook sees every step of the optimizer before it is made, and samples its gradients (:mod:`hdet.auto.measure`). Where a
-round ends, the ranks show each other what they have seen, the rule decides (:mod:`hdet.auto.rule`), and its decision is
-carried out on the weights (:mod:`hdet.rollback.snapshots`).
+A hook calls :meth:`Search._before_step` before every step of the optimizer: gradients are sampled
+(:mod:`hdet.auto.sampling`). The scheduler calls :meth:`Search.step` after it. Where a round ends, the ranks show each
+other what they have (:mod:`hdet.auto.ranks`), the rule decides (:mod:`hdet.auto.rule`), and its decision is carried
+out on the weights (:mod:`hdet.rollback.snapshots`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.algorithm.knob import KnobSpec
 from hdet.auto.hooks import StepHook
-from hdet.auto.measure import Measure, Measured
-from hdet.auto.rounds import is_sampled, next_end
-from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, Snapshot
-from hdet.auto.saving import check_saved, loaded, saved
-from hdet.auto.telling import NO_LOSSES, record_of, warning_of
-from hdet.copies import copies_of
-from hdet.distributed.average import average_
-from hdet.distributed.group import ReplicaGroup, Seat, arriving
-from hdet.distributed.host import to_host
+from hdet.auto.ranks import Gathered, Ranks
+from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
+from hdet.auto.sampling import Sampler, Sampling
+from hdet.auto.saving import Held, Memory
+from hdet.auto.telling import lost_words, record_of, warning_of
+from hdet.checks import users_level
+from hdet.distributed.agreement import terms_of
+from hdet.distributed.group import Seat, arriving
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.partitions import is_continued, refresh, refuse_partitions
+from hdet.distributed.partitions import refresh, refuse_partitions
 from hdet.distributed.resharding import reshard, reshard_all
-from hdet.distributed.rollcall import Occasion, RollCall, Shown, fingerprints_of
-from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers
-from hdet.engine.checkpoint import STATE_WORDS
-from hdet.engine.clock import Clock
-from hdet.engine.way import RoundEnd, RoundReport, terms
-from hdet.errors import DisagreementError, DivergedError
-from hdet.parameters import direction, trained_parameters
+from hdet.distributed.rollcall import Occasion
+from hdet.errors import DivergedError, ResumeWarning, SearchWarning
+from hdet.journal.chronicle import Chronicle
+from hdet.journal.clock import Clock
+from hdet.parameters import direction
 from hdet.rates import Rate, stands_still
-from hdet.rollback.losses import merged
-from hdet.rollback.ruin import BLOCKS, Block, Course
+from hdet.rollback.losses import Losses
 from hdet.rollback.snapshots import START, Snapshots
-from hdet.state_rules import check_state, count, flag, number, pairs
+from hdet.state_rules import STATE_WORDS, check_run, check_state, count, flag, run_state
 
 __all__ = ["Search"]
 
+_KIND = "search"
 _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
 )
-_TABLE = 2 * BLOCKS
-"""Numbers of a table of losses."""
 
 
-class _Gathered(NamedTuple):
-    """What the ranks have shown each other at the end of a round; equal on all of them."""
+class _Ending(NamedTuple):
+    """A round that ends."""
 
-    roll: RollCall
-    sound: bool
-    """Whether all weights are finite, and no buffer is NaN."""
-    blocks: tuple[Block, ...]
-    """The losses."""
-    measured: Measured
+    optimizer: Optimizer
+    before: int
+    """The step of the schedule in the round."""
+    after: int
+    """The step to come."""
+    schedule: Callable[[int], list[float]]
+    """The plain schedule of each parameter group at a step."""
+    peak: float
+    """The step at which its rising phase ends."""
 
 
 class Search:
@@ -77,338 +77,251 @@ class Search:
 
     Args:
         rule: what is decided.
-        specs: a knob for each parameter group: its rate.
+        knobs: a name for each parameter group.
         groups: numbers of the parameter groups whose rate is searched; others are left alone.
         model: its buffers are averaged, and go back with the weights; FSDP2's modules are told of written shards.
+        meeting: the ranks.
+        chronicle: the journal.
         go_back: whether snapshots are kept to go back to.
     """
-
-    name: Literal["search"] = "search"
 
     def __init__(
         self,
         rule: Rule,
-        specs: Sequence[KnobSpec],
+        knobs: Sequence[str],
         groups: Collection[int],
         model: nn.Module | None,
+        meeting: Meeting,
+        chronicle: Chronicle,
         *,
         go_back: bool = True,
     ) -> None:
         self.rule = rule
-        self.found = rule.begin()
-        """What was found so far."""
-        self.specs = list(specs)
+        self.knobs = list(knobs)
         self.model = model
-        self.go_back = go_back
-        self._body = Body(model)
+        self.chronicle = chronicle
+        self.losses = Losses()
+        self.memory = Memory(rule.begin())
+        self.is_just_loaded = False
+        """Between loading a checkpoint and the next step."""
+        self._go_back = go_back
         self._groups = set(groups)
+        self.ranks = Ranks(meeting, chronicle, model, self._terms())
         self._hook = StepHook()
-        self._measure = Measure(groups)
+        self._sampler = Sampler(groups, rule.constants)
         self._snapshots = Snapshots()
-        self._sampled_last = False
-        """Whether the step that was seen last was sampled."""
-        self._made = 0
-        """Steps that the optimizer has made ..."""
-        self._begun = 0
-        """... and had made when this round began."""
-        self._ended = 0
-        """Rounds that have ended."""
-        self._highest = 0.0
-        """The schedule's highest value so far, of the leading group."""
-        self._falling = False
-        """Whether the schedule has fallen so far that nothing is raised any more."""
-        self._finished = False
-        self._has_losses = False
-        """Whether a loss was given in any round. If not, gradients are judged in their place."""
+        self._is_finished = False
         self._has_told = False
         """Whether people know that no loss was given."""
-        self._awaits_replay = False
-        self._weights_before: list[Tensor] = []
-        """Of the step to come, where it is replayed from a graph and sampled afterwards."""
         self._begins_anew = False
         """Whether the search goes on from a checkpoint without what it held in tensors."""
 
     # -- values -------------------------------------------------------------------------------------------------------
 
     @property
+    def found(self) -> State:
+        """What was found so far."""
+        return self.memory.found
+
+    @property
     def total_steps(self) -> int | None:
+        """The length of the run."""
         return self.rule.total_steps
 
     @property
-    def learned(self) -> list[float]:
-        return [self.found.found] * len(self.specs)
+    def seat(self) -> Seat:
+        """This rank's place."""
+        return self.ranks.seat
 
     @property
     def holds_rise(self) -> bool:
+        """Whether the schedule's rising phase is held at its peak, since the search climbs by itself."""
         return self.found.phase is not Phase.KEPT
 
-    @property
-    def drifts_apart(self) -> bool:
-        return bool(self._body.buffers())
-
-    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
-        """m r(t) times the schedule."""
+    def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """m r(t) times the schedule; each keeps its type."""
         factor = self.found.factor(t, self.rule.constants)
         return [value * factor for value in schedule]
 
-    def rates(self, schedule: Sequence[Rate], t: int, seat: Seat) -> list[Rate]:
-        return self.base(schedule, t)
+    def grow(self, more: Sequence[str]) -> None:
+        """Parameter groups were added to the optimizer: they have the common factor."""
+        self._groups |= set(range(len(self.knobs), len(self.knobs) + len(more)))
+        self._sampler.measure.groups = set(self._groups)
+        self.knobs += more
+        self.ranks.terms = self._terms()
 
-    def multipliers(self, t: int, seat: Seat) -> list[float]:
-        return [1.0] * len(self.specs)
-
-    def values(self, t: int, seat: Seat) -> list[float]:
-        return self.learned
-
-    def terms(self) -> dict[str, float]:
-        return terms(
-            self.specs,
-            [self.name, self.rule.searches, self.go_back],
-            controller=None,
-            total_steps=self.total_steps,
-            sync_every=None,
-            seed=0,
-            start=None,
-        )
-
-    def grow(self, more: Sequence[KnobSpec]) -> None:
-        """Further groups have the common factor."""
-        self._groups |= set(range(len(self.specs), len(self.specs) + len(more)))
-        self._measure.groups = set(self._groups)
-        self.specs += more
-
-    # -- before and after a step --------------------------------------------------------------------------------------
+    # -- a step -------------------------------------------------------------------------------------------------------
 
     def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known: no step has been made yet."""
         refuse_partitions(optimizer, _NOT_SEARCHED)
-        self._body.remember(optimizer)
-        self._body.set_aside(nan_buffers(self.model))  # what was never a number does not become none
         self._hook.begin(optimizer, self, Search._before_step)
+        self.ranks.begin(optimizer)
 
     def take_over(self) -> None:
-        """What was measured and kept so far belongs to another run or another scheduler."""
-        self._measure = Measure(self._groups)
+        """What was measured and kept so far belongs to another run or another scheduler, as in SequentialLR."""
+        self._sampler.forget()
         self._snapshots = Snapshots()
-        self._made = self._begun = 0
-        self._awaits_replay = False
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss towards the round."""
+        self.losses.add(loss, self._sampler.progress)
 
     @property
-    def _looks(self) -> bool:
-        """Whether steps are of interest: the first one, and all until the schedule falls."""
-        phase = self.found.phase
-        return not self._finished and (phase is Phase.FIRST or (phase is Phase.SEARCHING and not self._falling))
-
-    @property
-    def progress(self) -> int:
-        """Steps of the round so far."""
-        return self._made - self._begun
-
-    @property
-    def _samples(self) -> bool:
-        """Whether the gradient of the step to come is sampled."""
-        constants = self.rule.constants
-        length = next_end(self._begun, constants) - self._begun
-        return is_sampled(self.progress, length, constants)
+    def _sampling(self) -> Sampling:
+        """Steps are of interest until the schedule falls."""
+        if self._is_finished or self.found.phase is Phase.KEPT:
+            return Sampling.NONE
+        if self.found.phase is Phase.FIRST:
+            return Sampling.FIRST
+        return Sampling.NONE if self.memory.is_falling else Sampling.SOME
 
     def _before_step(self, optimizer: Optimizer) -> None:
         """The hook: a step is about to be made, or a further part of one."""
         self._snapshots.wait()
-        if stands_still(optimizer):
-            return
-        if is_continued(optimizer):
-            if self._looks and self._sampled_last:
-                (self._measure.look_part if self.found.phase is Phase.FIRST else self._measure.sample_part)(optimizer)
-            return
-        if self._looks:
-            self._see(optimizer)
-        self._made += 1
+        if not stands_still(optimizer):
+            self._keep_start(optimizer)
+            self._sampler.before_step(optimizer, self._sampling)
 
-    def _set_out(self, optimizer: Optimizer) -> None:
-        """Before a step: where it begins is remembered. Layers may have been frozen or thawed since."""
-        if self._measure.begins_here(optimizer):
-            self._measure.begin_anew()
-        if self.found.phase is Phase.FIRST and START not in self._snapshots.present(optimizer):
+    def _keep_start(self, optimizer: Optimizer) -> None:
+        if self._sampling is Sampling.FIRST and START not in self._snapshots.present(optimizer):
             self._snapshots.keep(START, optimizer, self.model)
-        self._measure.set_origin(optimizer)
 
-    def _see(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
-        """Look at the gradients of a step. ``weights``: at which they were taken, if not those of now."""
-        self._sampled_last = self.found.phase is Phase.FIRST or self._samples
-        if not self._sampled_last:
-            self._measure.pass_by(optimizer)
-            return
-        self._set_out(optimizer)
-        if self.found.phase is Phase.FIRST:
-            self._measure.look(optimizer)
-        else:
-            self._measure.sample(optimizer, weights)
+    def step(
+        self,
+        optimizer: Optimizer,
+        before: int,
+        after: int,
+        loss: float | Tensor | None,
+        schedule: Callable[[int], list[float]],
+        peak: Callable[[], float],
+    ) -> None:
+        """A step of training was made, and the schedule goes on. Where a round ends, that is a collective.
 
-    def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
-        """The schedule goes to ``t``."""
+        Args:
+            optimizer: the optimizer.
+            before: the step at which it was made.
+            after: the one to come.
+            loss: of that step, if it is known.
+            schedule: the plain schedule of each parameter group at a step.
+            peak: the step at which its rising phase ends.
+        """
+        self.ranks.meeting.step(optimizer, before)
+        if loss is not None:
+            self.losses.add(loss, max(self._sampler.progress - 1, 0))
+        if self.is_just_loaded:
+            self._first_step_since_loading(before)
+        self.ranks.meet(optimizer, before)
         self._hook.begin(optimizer, self, Search._before_step)  # a copy has no hook yet
         self._hook.step_is_over()
-        self._finished = t >= (self.total_steps or math.inf)
-        if t <= 0:  # SequentialLR sets the first rates
+        self._is_finished = after >= (self.total_steps or math.inf)
+        if after <= 0:  # SequentialLR sets the first rates
             self.take_over()
         elif self._hook.captured:
-            self._after_replay(optimizer)
-        elif self._looks and self._made == 0:
-            self._set_out(optimizer)  # weights that move from here on without a step are moved by a graph
-
-    def _after_replay(self, optimizer: Optimizer) -> None:
-        """A step was replayed from a graph, and nobody was told: its gradients are still there."""
-        if self._looks and self._awaits_replay:
-            self._see(optimizer, self._weights_before)
-        self._made += 1
-        self._await_replay(optimizer)
+            self._sampler.after_replay(optimizer, self._sampling)
+            self._await_replay(optimizer)
+        elif self._sampler.made == 0 and self._sampling is not Sampling.NONE:
+            self._keep_start(optimizer)
+            self._sampler.set_out(optimizer)  # weights that move from here on without a step are moved by a graph
+        if self._round_ends(after):
+            self._end_round(_Ending(optimizer, before, after, schedule, peak()))
 
     def _await_replay(self, optimizer: Optimizer) -> None:
-        """Remember what the next step begins from."""
-        self._awaits_replay, self._weights_before = self._looks, []
-        if self._looks:
-            self._set_out(optimizer)
-            if self.found.phase is Phase.SEARCHING and self._samples:
-                self._weights_before = copies_of(self._measure.searched(optimizer))
+        """The next step is replayed from a graph: nobody will call us before it."""
+        self._snapshots.wait()
+        self._keep_start(optimizer)
+        self._sampler.await_replay(optimizer, self._sampling)
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
-    def round_ends(self, t: int) -> bool:
+    def _round_ends(self, t: int) -> bool:
         """By the optimizer's steps; the schedule's last two steps end rounds too, and each until a first was made."""
         last = self.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
-        return self._made >= next_end(self._begun, self.rule.constants) or (self._made == 0 and t > 0)
+        return self._sampler.is_round_full or (self._sampler.made == 0 and t > 0)
 
-    def inside_round(self, t: int) -> bool:
-        return self.progress > 0
-
-    def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
-        """Show and see, decide, act.
+    def _end_round(self, end: _Ending) -> None:
+        """Show and see, decide, act, tell.
 
         Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
         those.
         """
-        clock, before, then = Clock(), self.found, end.schedule(end.before)
-        if meeting.group.seat.size > 1 and self.drifts_apart:  # before snapshots are made: all ranks' are equal
-            self.converge(end.optimizer, end.before, meeting, Occasion.BUFFERS)
-        gathered = self._gather(end, meeting)
+        ended, clock, before, then = time.perf_counter(), Clock(), self.found, end.schedule(end.before)
+        with arriving(f"the end of a round, at step {end.after}"):
+            self.ranks.average_buffers(end.before, Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
+            measure = None if self._sampling is Sampling.NONE else self._sampler.measure
+            span, length = (end.before, end.after), self._sampler.progress
+            gathered = self.ranks.gather(end.optimizer, span, measure, self.losses, length)
         clock.lap("gather")
         evidence = self._evidence(end, gathered)
         present = self._snapshots.present(end.optimizer)
         decision = self.rule.after_round(self.rule.remembering(self.found, present), evidence)
-        self._falling = evidence.shape < self.rule.constants.falling
+        self.memory.is_falling = evidence.shape < self.rule.constants.falling
         self._act(decision, end, gathered)
         clock.lap("controller")
-        record = None
-        if gathered.roll.writer == meeting.group.rank:
-            record = record_of(self._ended, end, gathered.roll, evidence, before, then, decision, self._lead, clock)
-        self._ended += 1
-        return RoundReport(record, warning_of(decision, end.after) or self._missing_losses(end.after))
+        self.losses.reset()
+        self.ranks.meeting.begin_round()
+        if gathered.writer == self.ranks.meeting.group.rank:
+            schedules = then, end.schedule(end.after)
+            record = record_of(
+                self.memory.rounds, gathered, evidence, decision, before, schedules, self._lead, clock.seconds
+            )
+            self.chronicle.write(record, self.knobs, ended)
+        if end.after == self.total_steps:
+            self.chronicle.close()
+        self.memory.rounds += 1
+        self._tell(decision, end.after)
+        self.chronicle.begin_round()
 
     @property
     def _lead(self) -> int:
         """The group whose rate stands for all."""
         return min(self._groups)
 
-    def _gather(self, end: RoundEnd, meeting: Meeting) -> _Gathered:
-        """What all ranks have seen. Collective."""
-        group, optimizer, alone = meeting.group, end.optimizer, meeting.group.seat.size == 1
-        weights = _what_trains(optimizer)
-        finite, buffers = weights.all_finite().float(), self._no_buffer_is_nan(weights.device).float()
-        bits = [] if alone else fingerprints_of(weights, expect_equal=True)
-        scalars = self._measure.scalars(optimizer) if self._looks else []
-        values = to_host([finite, buffers, *scalars, *end.losses.on_device(), *bits])
-        head = [values[0], *(values[-2:] if bits else (0, 0))]
-        sound, own = values[1], values[2 : 2 + len(scalars)]
-        end.losses.take(values[2 + len(scalars) : len(values) - len(bits)])
-        roll = RollCall.alone()._replace(finite=[bool(head[0])])
-        with arriving(f"the end of a round, at step {end.after}"):
-            if not alone or end.keeps_journal:
-                shown = Shown(journal=end.keeps_journal)
-                terms = self.terms()
-                roll = meeting.roll_call(
-                    Occasion.ROUND_END, end.before, terms, weights, shown, expect_equal=True, values=head
-                )
-            if not roll.moving_equal and all(roll.finite):
-                raise DisagreementError(
-                    f"the ranks hold different weights at step {end.after}, but a search is for one model: wrap it in "
-                    "DistributedDataParallel, shard it over a mesh of all ranks, or give a number as max_lr, with "
-                    "which replicas may differ"
-                )
-            row = [sound, *end.losses.table(self.progress), end.losses.mean(), *self._measure.row(own)]
-            rows = group.gather(row, weights.device)
-        tables, losses = [row[1 : 1 + _TABLE] for row in rows], [row[1 + _TABLE] for row in rows]
-        measured = self._measure.measured([row[2 + _TABLE :] for row in rows]) if scalars else Measured()
-        given = any(number for table in tables for number in table[::2])
-        roll = roll._replace(losses=losses, signals=losses, has_losses=given)
-        is_sound = all(roll.finite) and all(row[0] for row in rows)
-        return _Gathered(roll, is_sound, merged(tables, self.progress), measured)
-
-    def _no_buffer_is_nan(self, device: torch.device) -> Tensor:
-        found = [~buffer.isnan().any().to(device) for buffer in self._body.buffers()]
-        return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
-
-    def _evidence(self, end: RoundEnd, gathered: _Gathered) -> Evidence:
-        measured = gathered.measured
-        if self.progress == 0 and measured.moved > 0:  # a graph was captured before anybody watched
+    def _evidence(self, end: _Ending, gathered: Gathered) -> Evidence:
+        measured, steps = gathered.measured, self._sampler.progress
+        then, now = (end.schedule(t)[self._lead] for t in (end.before, end.after))
+        sign = direction(end.optimizer.param_groups[g] for g in self._groups)
+        if steps == 0 and measured.moved > 0:  # a graph was captured before anybody watched
             self._hook.captured = True
-            self._measure.begin_anew()
+            self._sampler.measure.begin_anew()
         return Evidence(
             span=(end.before, end.after),
-            steps=self.progress,
-            blocks=self._judged(gathered, end.optimizer),
-            peak=end.peak(),
-            shape=self._shape(end),
-            moved=measured.moved if gathered.sound else math.inf,
-            reach=_level(measured.reach, end.schedule(end.before)[self._lead]),
+            steps=steps,
+            blocks=self.memory.judged(gathered.blocks, measured.gradients, sign),
+            peak=end.peak,
+            shape=self.memory.shape(then, now, climbs=end.after <= end.peak),
+            moved=measured.moved if gathered.is_sound else math.inf,
+            reach=_level(measured.reach, then),
             straightness=measured.straightness,
             gradients=() if measured.lost else measured.gradients,
             rates=measured.rates,
             stretch=measured.stretch,
-            made=self._made,
+            made=self._sampler.made,
         )
 
-    def _judged(self, gathered: _Gathered, optimizer: Optimizer) -> tuple[Block, ...]:
-        """The losses, lower is better; where none is ever given, the logarithms of the gradients' sizes."""
-        sign = direction(optimizer.param_groups[g] for g in self._groups)
-        if gathered.blocks and not self._has_losses:
-            self._has_losses = True
-            self.found = self.found._replace(course=Course())  # gradients were judged until now
-        if self._has_losses:
-            return tuple(Block(sign * mean, steps) for mean, steps in gathered.blocks) if sign else ()
-        sizes = gathered.measured.gradients if self.found.phase is Phase.SEARCHING else ()
-        return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
-
-    def _shape(self, end: RoundEnd) -> float:
-        """The schedule of the leading group, relative to its highest value so far; 1 until the climb ends."""
-        before, now = end.schedule(end.before)[self._lead], end.schedule(end.after)[self._lead]
-        self._highest = max(self._highest, before, now)
-        climbs = end.after <= end.peak()  # also where a schedule falls from its first step on
-        return 1.0 if climbs or not self._highest else now / self._highest
-
-    def _act(self, decision: Decision, end: RoundEnd, gathered: _Gathered) -> None:
+    def _act(self, decision: Decision, end: _Ending, gathered: Gathered) -> None:
         """Do with the weights what was decided, and begin the next round."""
         optimizer, slot = end.optimizer, decision.slot
-        if decision.action is Action.KEEP and slot is not None and self.go_back and not self._finished:
+        if decision.action is Action.KEEP and slot is not None and self._go_back and not self._is_finished:
             self._snapshots.keep(slot, optimizer, self.model)
         elif decision.action is Action.ROLL_BACK and slot is not None:
             self._restore(slot, optimizer)
         elif decision.action is Action.RESTART:
             self._restore(START, optimizer)
-        elif decision.action is Action.GO_ON and not gathered.sound:
+        elif decision.action is Action.GO_ON and not gathered.is_sound:
             raise DivergedError(
                 f"the weights are not finite at step {end.after}, and none are kept to go back to; load an earlier "
-                f"checkpoint{'' if self.go_back else ', or leave go_back=False out'}"
+                f"checkpoint{'' if self._go_back else ', or leave go_back=False out'}"
             )
-        self.found = decision.state
-        kept = set() if self._finished else {one.slot for one in self.found.snapshots}
+        self.memory.found = decision.state
+        kept = set() if self._is_finished else {one.slot for one in self.found.snapshots}
         self._snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
-        self._begun = self._made
-        self._measure.begin_round()
-        if decision.anew or gathered.measured.lost or not self._looks:
-            self._measure.begin_anew()
+        self._sampler.begin_round()
+        if decision.anew or gathered.measured.lost or self._sampling is Sampling.NONE:
+            self._sampler.measure.begin_anew()
         if self._hook.captured:
-            self._snapshots.wait()  # nobody will call us before the next step
             self._await_replay(optimizer)
 
     def _restore(self, slot: int, optimizer: Optimizer) -> None:
@@ -419,112 +332,109 @@ class Search:
         else:
             reshard(self.model)
 
-    def _missing_losses(self, t: int) -> str | None:
-        """Said once, where the search goes on without a loss."""
-        if self._has_losses or self._has_told or self.found.phase is not Phase.SEARCHING or self._ended < 2:
-            return None
-        self._has_told = True
-        return NO_LOSSES.format(step=t)
+    def _tell(self, decision: Decision, t: int) -> None:
+        """People, of what they must know at once; that losses are missing, once."""
+        searches, known = self.found.phase is Phase.SEARCHING, self.memory.has_losses or self._has_told
+        is_missing = searches and not known and self.memory.rounds > 1
+        text = warning_of(decision, t, is_missing=is_missing)
+        if text is not None:
+            self._has_told = self._has_told or is_missing
+            self._warn(text, SearchWarning)
 
-    # -- meeting the other ranks --------------------------------------------------------------------------------------
+    def _warn(self, text: str, kind: type[Warning]) -> None:
+        if self.seat.replica == 0:
+            warnings.warn(text, kind, stacklevel=users_level())
 
-    def first_weights(self, optimizer: Optimizer) -> Weights:
-        self._body.first_weights(optimizer, needs_model=False)  # raises for what cannot be trained so
-        return _what_trains(optimizer)._replace(buffers=self._body.buffers())
+    # -- the other ranks ----------------------------------------------------------------------------------------------
 
-    def met(self, group: ReplicaGroup, roll: RollCall) -> None:
-        """Nothing is to be made ready."""
+    def _terms(self) -> dict[str, float]:
+        return terms_of(_KIND, self.knobs, [self.rule.searches, self._go_back], total_steps=self.total_steps)
 
-    def weights(self, optimizer: Optimizer) -> Weights:
-        """Buffers, which may differ between ranks until DDP's next forward pass. What trains is equal."""
-        return NO_WEIGHTS._replace(buffers=self._body.buffers())
+    def converge(self, optimizer: Optimizer, t: int) -> None:
+        """Average the buffers now, and nothing else. Collective."""
+        self.ranks.meet(optimizer, t)
+        self.ranks.average_buffers(t, Occasion.CONVERGE)
 
-    def converge(self, optimizer: Optimizer, t: int, meeting: Meeting, occasion: Occasion) -> None:
-        """Average the buffers, where they differ. A rank whose buffers are not finite gets the others' mean."""
-        group, weights = meeting.group, self.weights(optimizer)
-        with arriving(f"averaging the buffers at step {t}"):
-            roll = meeting.roll_call(occasion, t, self.terms(), weights, Shown(), expect_equal=True)
-            if any(roll.finite) and not roll.moving_equal:
-                average_(weights.buffers, group, roll.finite)
+    def consensus(self, optimizer: Optimizer, t: int) -> AbstractContextManager[None]:
+        """Averaged buffers inside, this rank's own back afterwards. Collective."""
+        return self.ranks.consensus(optimizer, t)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {
-            "searches": self.rule.searches,
-            "search": saved(self.found),
-            "made": self._made,
-            "begun": self._begun,
-            "ended": self._ended,
-            "highest": self._highest,
-            "falling": self._falling,
-            "has_losses": self._has_losses,
-        }
+        """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
+        counts = {"made": self._sampler.made, "begun": self._sampler.begun}
+        envelope = run_state(_KIND, self.knobs, [0.0] * len(self.knobs))
+        return {**envelope, "searches": self.rule.searches, **self.memory.state(), **counts}
 
-    def tensors(self) -> list[list[Tensor]]:
-        return []
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise unless :meth:`load` can go on from it. Changes nothing."""
+        check_run(state, _KIND, self.knobs)
+        Memory.check(state)
+        check_state(state, {"searches": flag, "made": count(0), "begun": count(0)}, STATE_WORDS)
 
-    def check(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
-        counts = dict.fromkeys(("made", "begun", "ended"), count(0))
-        flags = dict.fromkeys(("searches", "falling", "has_losses"), flag)
-        check_state(state, {**flags, "search": pairs, **counts, "highest": number}, STATE_WORDS)
-        check_saved(state["search"])
+    def load(self, state: Mapping[str, Any], total_steps: int, t: int) -> None:
+        """Go on at step ``t`` from what :meth:`check` has seen.
 
-    def load(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
-        """Without :meth:`load_search`: on from an origin of its own, and there is nothing to go back to yet."""
-        found = loaded(state["search"])
-        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=state["searches"])
+        Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
+        """
+        self._follow(dataclasses.replace(self.rule, total_steps=total_steps, searches=state["searches"]))
         self.take_over()
-        self.found, self._begins_anew = found, found.phase is Phase.SEARCHING
-        self._made, self._begun, self._ended = state["made"], state["begun"], state["ended"]
-        self._highest, self._falling, self._has_losses = state["highest"], state["falling"], state["has_losses"]
-
-    def search(self, optimizer: Optimizer) -> dict[str, Any]:
-        return {
-            "kept": [list(one) for one in self.found.snapshots],
-            "measure": self._measure.saved(optimizer),
-            "snapshots": self._snapshots.saved(optimizer),
-        }
-
-    def check_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
-        """By reading it as a load does, and forgetting it."""
-        self._read(search, optimizer)
-
-    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
-        kept, self._measure, self._snapshots = self._read(search, optimizer)
-        self.found = self.found._replace(snapshots=kept)
-        self._begins_anew = False
-
-    def _read(self, search: Mapping[str, Any], optimizer: Optimizer) -> tuple[tuple[Snapshot, ...], Measure, Snapshots]:
-        kept = tuple(Snapshot(int(step), int(slot)) for step, slot in search["kept"])
-        measure = Measure.loaded(search["measure"], self._groups, optimizer)
-        return kept, measure, Snapshots.loaded(search["snapshots"], optimizer)
-
-    def lost(self, t: int, seat: Seat) -> str | None:
-        """A search that goes on: its snapshots and what was measured, unless they were loaded too."""
-        begins_anew, self._begins_anew = self._begins_anew, False
-        if not begins_anew or t >= (self.total_steps or math.inf):
-            return None
-        lost = "the weights to go back to" + ("" if self._falling else ", the way measured so far")
-        return (
-            f"resumed at step {t} with the rate found so far, but without {lost}: the rounds from here on make them "
-            "anew; hdet.save keeps them, or search_state_dict() beside state_dict()"
-        )
+        self.memory = Memory.from_state(state)
+        self._begins_anew = self.found.phase is Phase.SEARCHING
+        self._sampler.made, self._sampler.begun = state["made"], state["begun"]
+        self._resume(t)
 
     def adopt(self, total_steps: int, t: int) -> None:
-        """From the rate of torch's checkpoint, without a search."""
-        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
+        """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
+        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
         if t > 0:
-            self.found = self.rule.kept()
+            self.memory.found = self.rule.kept()
+        self._resume(t)
+
+    def _follow(self, rule: Rule) -> None:
+        self.rule = rule
+        self.ranks.terms = self._terms()
+
+    def _resume(self, t: int) -> None:
+        """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
+        self.losses.reset()
+        self.ranks.meeting.resume()
+        self.is_just_loaded = True
+        self.chronicle.resume(t, mid_round=self._sampler.progress > 0)
+
+    def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
+        """What it holds in tensors at step ``t``, and the losses of the round so far: this rank's."""
+        return Held(self.losses, self.found.snapshots, self._sampler.measure, self._snapshots).saved(optimizer, t)
+
+    def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
+        if search:
+            Held.read(search, optimizer, t, self._groups, self.seat)
+
+    def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
+        if search:
+            held = Held.read(search, optimizer, t, self._groups, self.seat)
+            self.losses, kept, self._sampler.measure, self._snapshots = held
+            self.memory.found = self.found._replace(snapshots=kept)
+            self._begins_anew = False
+
+    def _first_step_since_loading(self, t: int) -> None:
+        """By now all is loaded: people are told what is missing."""
+        begins_anew, self.is_just_loaded, self._begins_anew = self._begins_anew, False, False
+        if begins_anew and t < (self.total_steps or math.inf):
+            self._warn(lost_words(t, is_falling=self.memory.is_falling), ResumeWarning)
+
+    def __eq__(self, other: object) -> bool:
+        alike = isinstance(other, Search) and self.state() == other.state()
+        return alike and self.chronicle.sink == other.chronicle.sink
+
+    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: a copy has other tensors, so what was measured and kept of them is left out."""
-        own = {"_hook": StepHook(), "_measure": Measure(self._groups), "_snapshots": Snapshots(), "_weights_before": []}
-        return {**vars(self), **own, "_awaits_replay": False}
-
-
-def _what_trains(optimizer: Optimizer) -> Weights:
-    return NO_WEIGHTS._replace(parameters=trained_parameters(optimizer))
+        """For pickle and deepcopy: a copy has other tensors, so what is kept of them is left out."""
+        return {**vars(self), "_hook": StepHook(), "_snapshots": Snapshots()}
 
 
 def _level(rate: float, guess: float) -> float:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hdet.auto.ranks import Gathered
 from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evidence, State
 from hdet.distributed.rollcall import RollCall
-from hdet.engine.clock import Clock
-from hdet.engine.records import round_record
-from hdet.engine.way import RoundEnd
+from hdet.journal.records import round_record
 
-__all__ = ["NO_LOSSES", "record_of", "warning_of"]
+__all__ = ["lost_words", "record_of", "warning_of"]
 
-NO_LOSSES = (
+_NO_LOSSES = (
     "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are no "
     "numbers. Give it: scheduler.step(loss)"
 )
@@ -26,47 +25,48 @@ _CURES = {
 
 def record_of(
     k: int,
-    end: RoundEnd,
-    roll: RollCall,
+    gathered: Gathered,
     evidence: Evidence,
-    before: State,
-    then: list[float],
     decision: Decision,
+    before: State,
+    schedules: tuple[list[float], list[float]],
     lead: int,
-    clock: Clock,
+    seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The round as one record: the one model stands where replicas would, with the ranks' mean loss.
 
-    ``then`` is the schedule before the round's last step: once the guess is kept to, there is another one. ``lead``:
-    the group whose rate stands for all.
+    Args:
+        k: the number of the round.
+        gathered, evidence, decision: what the ranks have shown, and what came of it.
+        before: what was known before it.
+        schedules: the schedule before the round's last step, and after it: where the guess is kept to, another one.
+        lead: the group whose rate stands for all.
+        seconds: by what was done at the round's end.
     """
-    after, now, knobs = decision.state, end.schedule(end.after), len(then)
-    base = _base(before, then, end.before)
-    finite = [loss for loss in roll.losses if math.isfinite(loss)]
+    (then, now), (first, last), after = schedules, evidence.span, decision.state
+    base, knobs = _base(before, then, first), len(then)
+    finite = [loss for loss in gathered.losses if math.isfinite(loss)]
     loss = math.fsum(finite) / len(finite) if finite else math.nan
-    shown = roll._replace(losses=[loss], signals=[loss], finite=[True])
     record = round_record(
         k=k,
-        step=end.after,
-        roll=shown,
+        step=last,
+        roll=RollCall.alone()._replace(losses=[loss], signals=[loss], has_losses=gathered.has_losses),
         base=base,
         values=[base],
         multipliers=[[1.0] * knobs],
-        update=None,
-        controller_state=None,
         learned=[after.found] * knobs,
-        new_base=_base(after, now, end.after),
+        new_base=_base(after, now, last),
         divergence=[0.0],
-        seconds=clock.seconds,
+        seconds=seconds,
     )
-    unheard = [rank for rank, own in enumerate(roll.losses) if roll.has_losses and not math.isfinite(own)]
-    story = {"not_finite": unheard, "event": decision.event, "went_back_to": decision.rolled_back_to}
+    silent = [rank for rank, own in enumerate(gathered.losses) if gathered.has_losses and not math.isfinite(own)]
+    story = {"not_finite": silent, "event": decision.event, "went_back_to": decision.rolled_back_to}
     reach = math.exp(evidence.reach) * then[lead]
     return {**record, "shape": now, "reach": reach, **story, "alarm": decision.alarm}
 
 
-def warning_of(decision: Decision, step: int) -> str | None:
-    """What people must know at once."""
+def warning_of(decision: Decision, step: int, *, is_missing: bool) -> str | None:
+    """What people must know at once. ``is_missing``: losses are, and nobody has said so."""
     if decision.alarm is not None:
         why, cure = decision.alarm, _CURES[decision.alarm]
         return f"{why}, at step {step}: the learning rate cannot be found, and the guess is kept to. {cure}"
@@ -75,7 +75,16 @@ def warning_of(decision: Decision, step: int) -> str | None:
             f"training was ruined at step {step}: the weights of step {decision.rolled_back_to} are put back, and the "
             "rate is lowered. If the loss says nothing about the weights (as in GANs), give go_back=False, or no loss"
         )
-    return None
+    return _NO_LOSSES.format(step=step) if is_missing else None
+
+
+def lost_words(step: int, *, is_falling: bool) -> str:
+    """What a run has no more that goes on without the tensors of its search."""
+    lost = "the weights to go back to" + ("" if is_falling else ", the way measured so far")
+    return (
+        f"resumed at step {step} with the rate found so far, but without {lost}: the rounds from here on make them "
+        "anew; hdet.save keeps them, or search_state_dict() beside state_dict()"
+    )
 
 
 def _base(state: State, schedule: list[float], t: int) -> list[float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -11,9 +12,54 @@ from hdet.distributed import fingerprint
 from hdet.distributed.group import ReplicaGroup
 from hdet.errors import DisagreementError
 
-__all__ = ["check_arguments", "check_equal", "check_shapes"]
+__all__ = ["check_arguments", "check_equal", "check_shapes", "terms_of"]
 
 Value = TypeVar("Value", float, str)
+
+
+def terms_of(
+    kind: str,
+    knobs: Sequence[object],
+    parts: Iterable[object],
+    *,
+    total_steps: int | None,
+    spread: float = 0.0,
+    sync_every: int = 0,
+    seed: int = 0,
+    start: int | None = None,
+    decays: bool = False,
+    controller: object = None,
+) -> dict[str, float]:
+    """Numbers that must be equal on all replicas; always the same names, since rows must have one length.
+
+    Args:
+        kind: of the run.
+        knobs: compared by their words.
+        parts: further settings, compared by their words.
+        total_steps, spread, sync_every, seed, start, decays, controller: as the user knows them; NaN for None.
+    """
+    return {
+        "number of knobs": float(len(knobs)),
+        "spread": spread,
+        "knobs (fingerprint)": fingerprint.words([repr(list(knobs))]),
+        "fanout, controller, signal, outer (fingerprint)": fingerprint.words([kind, *map(_in_words, parts)]),
+        "total_steps": _or_nan(total_steps),
+        "sync_every": float(sync_every),
+        "seed": float(seed),
+        "decay (0: schedule, 1: exponential)": float(decays),
+        "auto_lr_start": _or_nan(start),
+        "auto_lr (0: off, 1: on)": float(controller is not None),
+        **{name: float(getattr(controller, name, math.nan)) for name in ("sigma", "meta_momentum", "meta_lr")},
+    }
+
+
+def _or_nan(value: int | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _in_words(part: object) -> str:
+    """Equal words for equal parts on all ranks: an address in memory would not be."""
+    return repr(part) if type(part).__repr__ is not object.__repr__ else type(part).__name__
 
 
 def check_equal(table: Mapping[str, Sequence[Value]], cure: str, show: Callable[[str, Value], str]) -> None:

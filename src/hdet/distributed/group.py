@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -165,6 +166,14 @@ class Distributed:
 
 Group = dist.ProcessGroup | Arms | None
 """What a user may give as ``group=``."""
+
+
+def gather_named(
+    group: ReplicaGroup, row: Mapping[str, Sequence[float]], device: torch.device = _HOST
+) -> list[dict[str, list[float]]]:
+    """Every rank's numbers, by name: as many of each name on all of them. Collective."""
+    rows = [iter(found) for found in group.gather([number for part in row.values() for number in part], device)]
+    return [{name: list(islice(found, len(part))) for name, part in row.items()} for found in rows]
 
 
 def find_seat(group: Group) -> Seat:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
-__all__ = ["to_host"]
+__all__ = ["read", "to_host"]
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[float]:
@@ -26,3 +26,13 @@ def to_host(tensors: Sequence[Tensor]) -> list[float]:
         for place in together:
             found[place] = list(islice(values, tensors[place].numel()))
     return list(chain.from_iterable(found))
+
+
+def read(named: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
+    """The numbers of tensors, by name. Synchronises as :func:`to_host` does.
+
+    >>> read({"loss": [torch.tensor([0.5, 0.25])], "sound": [torch.tensor(True)], "none": []})
+    {'loss': [0.5, 0.25], 'sound': [True], 'none': []}
+    """
+    values = iter(to_host([tensor for tensors in named.values() for tensor in tensors]))
+    return {name: list(islice(values, sum(t.numel() for t in tensors))) for name, tensors in named.items()}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+from torch.optim import Optimizer
 
+from hdet.distributed.agreement import check_arguments
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import Group, ReplicaGroup, Seat, Solo, connect, find_seat
 from hdet.distributed.presence import presence
 from hdet.distributed.rollcall import Occasion, RollCall, Shown, call, in_words
 from hdet.distributed.tally import Tally
 from hdet.distributed.weights import NO_WEIGHTS, Weights
+from hdet.errors import ArgumentError
 
 __all__ = ["Meeting"]
 
@@ -21,17 +25,21 @@ _initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() el
 
 
 class Meeting:
-    """The replicas of a run, seen from one of them.
+    """The replicas of a run, seen from one of them. They must make as many steps each, in the same order.
 
     Args:
         group: the user's process group or arms; None: the default group, once there is one.
-        tally: the steps that this rank has made, which all must have made.
+        alike: arguments that must be equal on all ranks, in words.
     """
 
-    def __init__(self, group: Group, tally: Tally) -> None:
-        self._tally = tally
+    def __init__(self, group: Group, alike: Mapping[str, str]) -> None:
         self._user_group = group
+        self._alike = alike
+        """Nothing once a checkpoint has replaced them."""
         self._group: ReplicaGroup | None = None
+        self._tally = Tally()
+        self._in_consensus = False
+        """Whether this replica holds the replicas' mean."""
 
     @property
     def group(self) -> ReplicaGroup:
@@ -50,9 +58,47 @@ class Meeting:
         """Whether the replicas could meet and have not."""
         return self._group is None and _initialised()
 
-    def gathered(self) -> ReplicaGroup:
-        """Our own group over the replicas, so that our collectives cannot pair with others'. Collective."""
-        return connect(self._user_group)
+    # -- steps, of which all ranks make as many -------------------------------------------------------------------
+
+    def count_steps(self, optimizer: Optimizer) -> None:
+        """Have the optimizer's steps counted, where there is somebody to compare with."""
+        if self.seat.size > 1:
+            self._tally.watch(optimizer)
+
+    def step(self, optimizer: Optimizer, t: int) -> None:
+        """The scheduler makes a step, at ``t``."""
+        if self._in_consensus:
+            raise ArgumentError(
+                f"step() was called inside consensus(), at step {t}: the weights are put back afterwards, so "
+                "training inside is lost; leave the `with` block first"
+            )
+        if self._tally.step() and self.seat.size > 1:
+            self._tally.ask_why(optimizer)
+        self.count_steps(optimizer)  # a copy has no hook yet
+
+    def begin_round(self) -> None:
+        """A round has ended, and all ranks have made as many steps in it."""
+        self._tally.reset()
+
+    def resume(self) -> None:
+        """A checkpoint was loaded, whose values replace the arguments."""
+        self._alike = {}
+        self._tally.reset()
+
+    # -- seeing each other ----------------------------------------------------------------------------------------
+
+    def first(
+        self, t: int, terms: Mapping[str, float], weights: Weights, *, keeps_journal: bool
+    ) -> tuple[ReplicaGroup, RollCall]:
+        """Our own group over the replicas, whose roll was called; :meth:`begin` goes on with it. Collective.
+
+        A group of our own, so that our collectives cannot pair with others'.
+        """
+        presence().arrive(f"the first step, {t}")
+        group, shown = connect(self._user_group), Shown(journal=keeps_journal)
+        roll = self.roll_call(Occasion.FIRST_STEP, t, terms, weights, shown, expect_equal=False, within=group)
+        check_arguments(group, self._alike, weights.device)
+        return group, roll
 
     def begin(self, group: ReplicaGroup) -> None:
         """The replicas have met and agree."""
@@ -78,6 +124,20 @@ class Meeting:
         agreed = {} if alone else {"step": float(t), **self._tally.counts(), **terms}
         known = NO_WEIGHTS if alone else weights  # nobody to compare with: do not read them
         return call(group, occasion, agreed, known, shown, expect_equal=expect_equal, values=values)
+
+    def refuse_nested(self) -> None:
+        """Raise inside :meth:`consensus`."""
+        if self._in_consensus:
+            raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Inside, this replica holds the replicas' mean, and may make no step."""
+        self._in_consensus = True
+        try:
+            yield
+        finally:
+            self._in_consensus = False
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a process group cannot be copied, so the copy looks for the default group."""

@@ -10,13 +10,10 @@ from hdet.algorithm.controller import Controller
 from hdet.algorithm.normalised import Normalised
 from hdet.algorithm.published import Published
 from hdet.errors import ArgumentError
-from hdet.state_rules import Rule, check_alike, maybe, pairs
+from hdet.state_rules import STATE_WORDS, Rule, check_alike, in_pairs, maybe, pairs
 
-__all__ = ["CONTROLLER", "STATE_VERSION", "STATE_WORDS", "controller_from", "controller_saved", "in_pairs"]
+__all__ = ["CONTROLLER", "controller_from", "controller_saved"]
 
-STATE_VERSION = 6
-
-STATE_WORDS = "the checkpoint's hdet state"
 CONTROLLER = {
     "controller": maybe(Rule("a controller's name", lambda value: isinstance(value, str))),
     "controller_arguments": pairs,
@@ -63,8 +60,3 @@ def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: in
         raise ArgumentError(
             f"{what} does not fit the one given here: {error}; give the one it was saved with"
         ) from error
-
-
-def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:
-    """As lists: torch.distributed.checkpoint would make keys of a dict's names."""
-    return [[name, list(value) if isinstance(value, list) else value] for name, value in values.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import optim
@@ -18,9 +18,12 @@ from hdet.auto.search import Search
 from hdet.checks import is_int, is_real, shown, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
+from hdet.distributed.meeting import Meeting
 from hdet.distributed.sharding import refuse_flat
 from hdet.distributed.shards import is_distributed
 from hdet.errors import ArgumentError, SearchWarning
+from hdet.journal import open_journal
+from hdet.journal.chronicle import Chronicle
 from hdet.parameters import check_model, parts_of, trained_parameters
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "check_search",
     "checked_length",
     "rate_knobs",
+    "rate_names",
     "search_of",
 ]
 
@@ -86,9 +90,15 @@ def checked_length(sync_every: Any, default: int) -> int:
     return int(sync_every)
 
 
-def rate_knobs(first: int, end: int, spread: float = 0.0) -> list[KnobSpec]:
+def rate_names(first: int, end: int) -> list[str]:
+    """Of the learning rates of parameter groups."""
+    return [f"lr[{g}]" for g in range(first, end)]
+
+
+def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
     """One knob per parameter group: its learning rate."""
-    return [KnobSpec(f"lr[{g}]", scale_named("relative"), float(spread), scheduled=True) for g in range(first, end)]
+    scale = scale_named("relative")
+    return [KnobSpec(name, scale, float(spread), scheduled=True) for name in rate_names(first, end)]
 
 
 def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any) -> None:
@@ -113,11 +123,16 @@ def search_of(
     ours: Ours,
     guesses: Sequence[Any],
     total_steps: int | None,
+    told: Mapping[str, Any],
+    alike: Mapping[str, str],
     *,
     searches: bool = True,
     go_back: Any = True,
 ) -> Search:
-    """The search for the rates of an optimizer, from a guess for each parameter group. Groups at 0 are left alone."""
+    """The search for the rates of an optimizer, from a guess for each parameter group. Groups at 0 are left alone.
+
+    ``told``: arguments for the journal; ``alike``: those that must be equal on all ranks, in words.
+    """
     check_search(optimizer, ours, guesses, go_back)
     rule, others = Rule(total_steps, searches), _other_rates(optimizer)
     if searches and others:
@@ -131,7 +146,16 @@ def search_of(
             "guess is kept to; give the rate, or count optimizer steps rather than epochs"
         )
     groups = [g for g, guess in enumerate(guesses) if guess > 0]
-    return Search(rule, rate_knobs(0, len(guesses)), groups, ours.model, go_back=go_back)
+    everybody = None if isinstance(ours.group, Arms) else ours.group  # ranks of one model decide together
+    return Search(
+        rule,
+        rate_names(0, len(guesses)),
+        groups,
+        ours.model,
+        Meeting(everybody, alike),
+        Chronicle(open_journal(ours.journal), told),
+        go_back=go_back,
+    )
 
 
 def check_guesses(guesses: Sequence[Any]) -> None:

@@ -21,6 +21,7 @@ from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
 from hdet.faces.ensemble_arguments import ensemble_run, flat_knobs
 from hdet.faces.foreign import check_schedule, refuse_foreign
 from hdet.faces.knobs import Knob
+from hdet.faces.loading import tell_another_length, watch_loading
 from hdet.faces.plain_rates import PlainRates, Schedule
 from hdet.journal import Journals
 from hdet.parameters import unwrapped
@@ -131,8 +132,7 @@ class Ensemble:
         self._take_in_new_groups()
         if metrics is not None:
             self._check_metrics(metrics)
-        if self._run.after_step(self.optimizer, self._step, t, loss):
-            self._run.end_round(self.optimizer, self._step, t, self._schedule, self._floors, lambda: 0.0)
+        self._run.step(self.optimizer, self._step, t, loss, self._schedule, self._floors)
         self._plain.step(metrics)
         self._step = t
         self._write_values()
@@ -239,19 +239,20 @@ class Ensemble:
             )
         if self.schedule is not None:
             check_schedule(self.schedule, state_dict["schedule"])
-        self._run.check(state_dict["hdet"], state_dict["total_steps"], state_dict["tensors"])
+        self._run.check(state_dict["hdet"], state_dict["tensors"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
         self.check_state_dict(state_dict)
         t = int(state_dict["step"])
+        tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.seat)
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
         self._run.load(state_dict["hdet"], state_dict["total_steps"], t, state_dict["tensors"])
         self._plain.values = [copy_rate(lr) for lr in state_dict["plain_lrs"]]
         self._step = t
         self._write_again()
-        self._run.watch_loading(self.optimizer, self, Ensemble._write_again)
+        watch_loading(self.optimizer, self, self._run, Ensemble._write_again)
 
     def _write_again(self) -> None:
         self._written = None

@@ -12,11 +12,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.algorithm.controller import Controller
+from hdet.auto.search import Search
+from hdet.checks import users_level
 from hdet.distributed.group import Group, Seat
+from hdet.engine.run import Run
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import Ours, rate_knobs
+from hdet.faces.arguments import Ours, rate_knobs, rate_names
 from hdet.faces.foreign import refuse_foreign
+from hdet.faces.loading import tell_another_length, watch_loading
 from hdet.faces.onecycle_arguments import Fanout, onecycle_run
 from hdet.faces.torch_arguments import take_in
 from hdet.journal import Journals
@@ -26,7 +30,7 @@ from hdet.state_rules import check_state, fields, flag
 
 __all__ = ["OneCycleLR"]
 
-_NOT_SAVED = {"_run", "_is_auto", "_counted"}
+_NOT_SAVED = {"_run", "_is_auto", "_has_doubted", "_counted"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name at every step: ``super()`` is slow before Python 3.12."""
@@ -112,6 +116,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         go_back: bool = True,
     ) -> None:
         self._is_auto = isinstance(max_lr, str)
+        self._has_doubted = False
         self._counted = 0
         """torch's count of steps, without those that Accelerate adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
@@ -133,7 +138,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         fanout = Fanout(spread, sync_every, auto_lr, auto_lr_start, decay, published, seed)
         run = onecycle_run(optimizer, schedule, last_epoch, Ours(group, model, journal), fanout, go_back)
         if run is not None:  # torch calls step() in its constructor: the run must be there
-            self._run = run
+            self._run: Search | Run = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
         self._run.begin(optimizer)
 
@@ -153,7 +158,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         else:
             loss, epoch = _loss_and_epoch(value, epoch, loss)
             if epoch is not None and epoch is value:
-                self._run.doubt_epoch(epoch)
+                self._doubt(epoch)
         self._step_count = min(self._step_count, self._counted)
         if not torch_private.in_constructor(self):
             self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
@@ -188,7 +193,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
-        rises = self._run.way.holds_rise and self.last_epoch < self._peak()
+        rises = self._holds_rise and self.last_epoch < self._peak()
         try:
             schedule = self._torchs_at(self._peak()) if rises else _torch.get_lr(self)
         except ZeroDivisionError:  # by the length of the last phase, to which pct_start leaves no step
@@ -198,17 +203,31 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     @property
     def base_lrs_now(self) -> list[float | Tensor]:
         """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
-        return self._run.way.base(self._values(self.last_epoch), self.last_epoch)
+        return self._base(self.last_epoch)
 
     @property
     def multipliers(self) -> list[float]:
-        """rho of this replica for each parameter group in the current round."""
-        return list(self._run.way.multipliers(self.last_epoch, self._run.seat))
+        """rho of this replica for each parameter group in the current round; 1 in a search."""
+        return self._multipliers(self.last_epoch, self._run.seat)
 
     def replica_multipliers(self, step: int | None = None) -> list[list[float]]:
         """rho of all replicas, a row for each, at a step (None: now). The same on every rank, and no collective."""
         t, size = self.last_epoch if step is None else step, self._run.seat.size
-        return [list(self._run.way.multipliers(t, Seat(replica, size))) for replica in range(size)]
+        return [self._multipliers(t, Seat(replica, size)) for replica in range(size)]
+
+    def _base(self, t: int) -> list[float | Tensor]:
+        values, run = self._values(t), self._run
+        return run.rates(values, t) if isinstance(run, Search) else run.way.base(values, t)
+
+    def _multipliers(self, t: int, seat: Seat) -> list[float]:
+        if isinstance(self._run, Search):
+            return [1.0] * len(self._run.knobs)
+        return list(self._run.way.multipliers(t, seat))
+
+    @property
+    def _holds_rise(self) -> bool:
+        """Whether the schedule's rising phase is held at its peak, since a search climbs by itself."""
+        return isinstance(self._run, Search) and self._run.holds_rise
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -218,8 +237,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         state = {key: value for key, value in super().state_dict().items() if key not in _NOT_SAVED}
         if self._run.seat.size > 1:
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
-            base = self._run.way.base(self._values(t), t)
-            pairs = zip(self.get_last_lr(), base, strict=True)
+            pairs = zip(self.get_last_lr(), self._base(t), strict=True)
             state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
         state["hdet"] = {**self._run.state(), "owns_rates": torch_private.own_rates(self)}
         return state
@@ -232,7 +250,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if "hdet" in state_dict:
             ours = state_dict["hdet"]
             check_state(state_dict, {"hdet": fields}, "the checkpoint")
-            self._run.check(ours, state_dict["total_steps"])
+            self._run.check(ours)
             check_state(ours, {"owns_rates": flag}, "the checkpoint's hdet state")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -246,6 +264,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         torch_state = {key: v for key, v in torch_private.up_to_date(state_dict).items() if key in known}
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours = state_dict.get("hdet")
+        tell_another_length(self._run.total_steps, total_steps, self._run.seat)
         if ours is None:
             self._run.adopt(total_steps, t)
         else:
@@ -254,12 +273,18 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         self._counted = self._step_count
         if ours is None:
             return
-        rates = self._run.spread_out(self._last_lr, t)
+        rho = self._multipliers(t, self._run.seat)
+        rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         if ours["owns_rates"]:
             torch_private.write_rates(self, rates)
-            self._run.watch_loading(self.optimizer, self, lambda own: torch_private.write_rates(own, own.get_last_lr()))
+            watch_loading(
+                self.optimizer, self, self._run, lambda own: torch_private.write_rates(own, own.get_last_lr())
+            )
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
+
+    def _write_again(self) -> None:
+        torch_private.write_rates(self, self.get_last_lr())
 
     def search_state_dict(self) -> dict[str, Any]:
         """What a search for the rate holds in tensors: with it a resumed run is bit-equal, without it it begins anew.
@@ -267,15 +292,36 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         The tensors themselves, not copies: save it at once. Up to twice the weights, gradients and optimizer state. Of
         the losses of a round that has not ended it has this rank's; :func:`hdet.save` has those of all ranks.
         """
-        return self._run.search(self.optimizer, self.last_epoch)
+        return self._run.tensors(self.optimizer, self.last_epoch) if isinstance(self._run, Search) else {}
 
     def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
         """Raise unless a search can be loaded once ``state_dict`` is. Changes nothing."""
-        self._run.check_search(search, self.optimizer, state_dict["last_epoch"])
+        if search:
+            self._searching().check_tensors(search, self.optimizer, state_dict["last_epoch"])
 
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on with a search, after :meth:`load_state_dict` and after the optimizer was loaded."""
-        self._run.load_search(state_dict, self.optimizer, self.last_epoch)
+        if state_dict:
+            self._searching().load_tensors(state_dict, self.optimizer, self.last_epoch)
+
+    def _searching(self) -> Search:
+        if not isinstance(self._run, Search):
+            raise ArgumentError(
+                "the state of a search does not fit this scheduler, which was built with a number as max_lr and "
+                "searches nothing; leave the search out"
+            )
+        return self._run
+
+    def _doubt(self, epoch: int) -> None:
+        """Say once that an integer was taken for an epoch, if losses were given before: it may have been one."""
+        if self._run.losses.ever and not self._has_doubted:
+            self._has_doubted = True
+            warnings.warn(
+                f"step({epoch}) sets the epoch to {epoch}, as in torch, though losses were given before; if it is "
+                f"a loss, give step(float(loss)) or step(loss={epoch})",
+                UserWarning,
+                stacklevel=users_level(),
+            )
 
     def _step_and_warn(self, epoch: int | None) -> None:
         """torch's step where it may warn: its warnings must point at the user's line, not at hdet's."""
@@ -292,7 +338,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
         if epoch == 0:
             self._take_in_new_groups()
-            self._run.way.take_over()
+            if isinstance(self._run, Search):
+                self._run.take_over()
         _torch._update_lr(self, epoch)
 
     def _before_step(self, loss: float | Tensor | None, t: int) -> None:
@@ -300,19 +347,25 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if t > self.total_steps:
             return  # torch says so
         self._take_in_new_groups()
-        if self._run.after_step(self.optimizer, self.last_epoch, t, loss):
-            self._run.end_round(self.optimizer, self.last_epoch, t, self._schedule, self._floors, self._peak)
+        if isinstance(self._run, Search):
+            self._run.step(self.optimizer, self.last_epoch, t, loss, self._schedule, self._peak)
+        else:
+            self._run.step(self.optimizer, self.last_epoch, t, loss, self._schedule, self._floors)
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""
-        specs, groups = self._run.way.specs, self.optimizer.param_groups
-        if len(groups) == len(specs):
+        run, groups = self._run, self.optimizer.param_groups
+        known = len(run.knobs)
+        if len(groups) == known:
             return
         new, last = take_in(groups, by_lr=self._is_auto, momenta=self.cycle_momentum), iter(self._last_lr)
         rows = [(copy_rate(group["lr"]), is_new) for group, is_new in zip(groups, new, strict=True)]
         self._last_lr = [rate if is_new else next(last, rate) for rate, is_new in rows]
-        spread = max((spec.spread for spec in specs), default=0.0)
-        self._run.way.grow(rate_knobs(len(specs), len(groups), spread))
+        if isinstance(run, Search):
+            run.grow(rate_names(known, len(groups)))
+        else:
+            spread = max((spec.spread for spec in run.way.specs), default=0.0)
+            run.way.grow(rate_knobs(known, len(groups), spread))
 
     def _schedule(self, t: int) -> list[float]:
         return [float(value) for value in self._values(t)]
@@ -320,7 +373,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def _values(self, t: int) -> list[float | Tensor]:
         """The plain schedule at step ``t``. A run that searches holds its rise at the peak, and climbs by itself."""
         self._take_in_new_groups()
-        return torch_private.schedule_values(self, max(t, self._peak()) if self._run.way.holds_rise else t)
+        return torch_private.schedule_values(self, max(t, self._peak()) if self._holds_rise else t)
 
     def _torchs_at(self, t: float) -> list[float | Tensor]:
         """torch's ``get_lr`` at another step than this one, momenta too."""

@@ -11,6 +11,7 @@ from hdet.algorithm.controller import Controller
 from hdet.algorithm.design import Permuted
 from hdet.algorithm.published import Published
 from hdet.algorithm.rounds import Rounds, default_length
+from hdet.auto.search import Search
 from hdet.checks import is_int, is_one_of, is_real, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.weights import Body
@@ -18,7 +19,6 @@ from hdet.engine.run import Run
 from hdet.engine.trained.fanout import FanOut
 from hdet.engine.trained.settings import DECAYS, Settings
 from hdet.engine.trained.way import TrainedWay
-from hdet.engine.way import Way
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import (
@@ -52,7 +52,7 @@ class Fanout(NamedTuple):
 
 def onecycle_run(
     optimizer: Optimizer, schedule: dict[str, Any], last_epoch: Any, ours: Ours, fanout: Fanout, go_back: Any
-) -> Run | None:
+) -> Search | Run | None:
     """The run behind an ``hdet.OneCycleLR``; None where torch will refuse the schedule.
 
     ``schedule`` has torch's other arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates.
@@ -70,26 +70,26 @@ def onecycle_run(
     check_levels(schedule, last_epoch)
     if fanout.decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
-    sink = open_journal(ours.journal)
+    ours = ours._replace(journal=open_journal(ours.journal))
     steps, pct_start = torch_private.total_steps_of(schedule), schedule["pct_start"]
     fraction = isinstance(pct_start, float) and 0 <= pct_start <= 1
     if steps is None or not fraction or not isinstance(optimizer, Optimizer):
         return None
-    way: Way
-    if is_auto:
-        way = search_of(optimizer, ours, schedule["max_lr"], steps, searches=fanout.auto_lr, go_back=go_back)
-        settled = {"max_lr": "auto", "guess": schedule["max_lr"], "go_back": go_back, "auto_lr": fanout.auto_lr}
-    else:
-        way, settled = _replicas(optimizer, ours, fanout, steps, pct_start)
-    told = {**schedule, "total_steps": steps, **settled}
-    told = {name: value for name, value in told.items() if name not in ("epochs", "steps_per_epoch")}
-    return Run(way, ours.group, sink, _plain(told), _in_words(schedule, is_auto))
+    known = {name: value for name, value in schedule.items() if name not in ("epochs", "steps_per_epoch")}
+    told, alike = {**known, "total_steps": steps}, _in_words(schedule, is_auto)
+    if not is_auto:
+        return _replicas(optimizer, ours, fanout, pct_start, told, alike)
+    searches = fanout.auto_lr
+    told = {**told, "max_lr": "auto", "guess": schedule["max_lr"], "go_back": go_back, "auto_lr": searches}
+    guesses = schedule["max_lr"]
+    return search_of(optimizer, ours, guesses, steps, _plain(told), alike, searches=searches, go_back=go_back)
 
 
 def _replicas(
-    optimizer: Optimizer, ours: Ours, fanout: Fanout, steps: int, pct_start: float
-) -> tuple[TrainedWay, dict[str, Any]]:
-    """The published ensemble, and its settings for the journal."""
+    optimizer: Optimizer, ours: Ours, fanout: Fanout, pct_start: float, told: dict[str, Any], alike: dict[str, str]
+) -> Run:
+    """The published ensemble."""
+    steps = told["total_steps"]
     spread = PUBLISHED_SPREAD if fanout.spread is None else float(fanout.spread)
     controller = _controller(fanout)
     rounds = Rounds(checked_length(fanout.sync_every, default_length(steps)), steps)
@@ -100,7 +100,8 @@ def _replicas(
     specs = rate_knobs(0, len(optimizer.param_groups), spread)
     fan_out = FanOut(specs, Permuted(), settings.seed, shared_rates(optimizer))
     way = TrainedWay(settings, fan_out, controller, [spec.start(0.0) for spec in specs], body)
-    return way, {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
+    settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
+    return Run(way, ours.group, ours.journal, _plain({**told, **settled}), alike)
 
 
 def _is_auto(max_lr: object) -> bool:

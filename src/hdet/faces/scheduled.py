@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.engine.run import Run
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import Ours, rate_knobs, search_of
+from hdet.faces.arguments import Ours, rate_names, search_of
 from hdet.faces.foreign import check_schedule, refuse_foreign
+from hdet.faces.loading import tell_another_length, watch_loading
 from hdet.faces.plain_rates import Peak, PlainRates, Schedule, peak_of
-from hdet.journal import open_journal
 from hdet.parameters import parts_of
 from hdet.rates import Rate, put_rate
 from hdet.state_rules import check_state, count, fields, number, some_rates
@@ -67,22 +66,27 @@ class ScheduledSearch:
         go_back: bool,
     ) -> None:
         guesses = guesses_of(optimizer)
-        way = search_of(optimizer, ours, guesses, total_steps, go_back=go_back)
         lead = min(g for g, guess in enumerate(guesses) if guess > 0)
         schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
+        kind = type(schedules[0]).__name__
+        alike = {"lr": repr(guesses), "schedule": kind, "schedule_every": repr(every)}
+        told = {
+            "max_lr": "auto",
+            "guess": guesses,
+            "schedule": kind,
+            "schedule_every": every,
+            "go_back": go_back,
+            "total_steps": total_steps,
+        }
+        self._search = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back)
         owned = list(zip(parts_of(optimizer), schedules, strict=True))
         self._peak = peak_of(owned, total_steps, every, lead)
-        kind = type(schedules[0]).__name__
-        told = {"max_lr": "auto", "guess": guesses, "schedule": kind, "schedule_every": every, "go_back": go_back}
-        alike = {"lr": repr(guesses), "schedule": kind, "schedule_every": repr(every)}
-        sink = open_journal(ours.journal)
-        self._run = Run(way, ours.group, sink, {**told, "total_steps": total_steps}, alike)
         self.optimizer = optimizer
         self.schedule = schedule
         self._every = every
         self._plain = PlainRates(optimizer, schedule)
         self._step = 0
-        self._run.begin(optimizer)
+        self._search.begin(optimizer)
         self._write()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -91,8 +95,7 @@ class ScheduledSearch:
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule."""
         t = self._step + 1
         self._take_in_new_groups()
-        if self._run.after_step(self.optimizer, self._step, t, loss):
-            self._run.end_round(self.optimizer, self._step, t, self._rates_at, self._floors, self._rise)
+        self._search.step(self.optimizer, self._step, t, loss, self._rates_at, self._rise)
         if t % self._every == 0:
             self._plain.step()
         self._step = t
@@ -100,16 +103,16 @@ class ScheduledSearch:
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round; ``step(loss)`` is observe and step."""
-        self._run.observe(loss)
+        self._search.observe(loss)
 
     def converge(self) -> None:
         """Average the model's buffers over the ranks now, and nothing else."""
-        self._run.converge(self.optimizer, self._step)
+        self._search.converge(self.optimizer, self._step)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """Averaged buffers inside, each rank's own back afterwards, also after an exception. A collective."""
-        with self._run.consensus(self.optimizer, self._step):
+        with self._search.consensus(self.optimizer, self._step):
             yield
 
     # -- values -------------------------------------------------------------------------------------------------------
@@ -121,12 +124,12 @@ class ScheduledSearch:
     @property
     def base_lrs_now(self) -> list[Rate]:
         """The rate of each parameter group."""
-        return self._run.way.base(self._values(), self._step)
+        return self._search.rates(self._values(), self._step)
 
     def _values(self) -> list[Rate]:
         """The schedule now, its rise held at the peak."""
         values = self._plain.values
-        if not self._run.way.holds_rise or self._step >= self._peak.step:
+        if not self._search.holds_rise or self._step >= self._peak.step:
             return list(values)
         added = values[len(self._peak.rates) :]
         return [*self._peak.rates, *added]
@@ -136,18 +139,15 @@ class ScheduledSearch:
 
     def _rise(self) -> float:
         """Where the search's own climb ends: with the schedule's, but not at once where that has none."""
-        return max(float(self._peak.step), _RISE * (self._run.way.total_steps or 0))
-
-    def _floors(self) -> list[float]:
-        return [0.0] * len(self._plain.values)
+        return max(float(self._peak.step), _RISE * (self._search.total_steps or 0))
 
     def _take_in_new_groups(self) -> None:
         new = self._plain.new_groups()
         if new:
-            self._run.way.grow(rate_knobs(new.start, new.stop))
+            self._search.grow(rate_names(new.start, new.stop))
 
     def _write(self) -> None:
-        rates = self._run.rates(self._values(), self._step)
+        rates = self._search.rates(self._values(), self._step)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             put_rate(group, rate)
 
@@ -157,12 +157,12 @@ class ScheduledSearch:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
         return {
             "step": self._step,
-            "total_steps": self._run.way.total_steps,
+            "total_steps": self._search.total_steps,
             "plain_lrs": list(self._plain.values),
             "peak": self._peak.step,
             "peak_lrs": list(self._peak.rates),
             "schedule": self.schedule.state_dict(),
-            "hdet": self._run.state(),
+            "hdet": self._search.state(),
         }
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -185,28 +185,29 @@ class ScheduledSearch:
                 "build the optimizer as it was when it was saved"
             )
         check_schedule(self.schedule, state_dict["schedule"])
-        self._run.check(state_dict["hdet"], state_dict["total_steps"])
+        self._search.check(state_dict["hdet"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank; its values replace the constructor's."""
         self.check_state_dict(state_dict)
-        t = int(state_dict["step"])
+        t, length = int(state_dict["step"]), state_dict["total_steps"]
+        tell_another_length(self._search.total_steps, length, self._search.seat)
         self.schedule.load_state_dict(state_dict["schedule"])
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], t)
+        self._search.load(state_dict["hdet"], length, t)
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
         self._plain.values = list(state_dict["plain_lrs"])
         self._step = t
         self._write()
-        self._run.watch_loading(self.optimizer, self, ScheduledSearch._write)
+        watch_loading(self.optimizer, self, self._search, ScheduledSearch._write)
 
     def search_state_dict(self) -> dict[str, Any]:
         """As in :class:`hdet.OneCycleLR`."""
-        return self._run.search(self.optimizer, self._step)
+        return self._search.tensors(self.optimizer, self._step)
 
     def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
         """As in :class:`hdet.OneCycleLR`."""
-        self._run.check_search(search, self.optimizer, state_dict["step"])
+        self._search.check_tensors(search, self.optimizer, state_dict["step"])
 
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As in :class:`hdet.OneCycleLR`."""
-        self._run.load_search(state_dict, self.optimizer, self._step)
+        self._search.load_tensors(state_dict, self.optimizer, self._step)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from hdet._version import __version__
+from hdet.distributed.group import ReplicaGroup
 from hdet.errors import JournalError
 from hdet.journal import SCHEMA, Journal, Several, Sink
 
@@ -30,16 +32,40 @@ class Chronicle:
         self.arguments = dict(arguments)
         self._pens = [_Pen(one) for one in (sink.sinks if isinstance(sink, Several) else [sink]) if one is not None]
         self._resumed: tuple[int, bool] | None = None
+        self._is_claimed = False
+        self._round_began = time.perf_counter()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this rank has a journal."""
+        return self.sink is not None
 
     def give_up(self) -> None:
         """Write nothing any more: somebody else does."""
         self.sink, self._pens = None, []
 
-    def claim(self) -> JournalError | None:
-        """Before the first round, on the rank that writes: open files for this run alone. The error if one is taken.
+    def claim(self, group: ReplicaGroup, *, writes: bool) -> None:
+        """Before the first round: open files for this run alone. Raise on every rank if one is taken. Collective.
 
-        A file that cannot be opened for another reason is tried again at the end of every round.
+        Once: further calls do nothing. A file that cannot be opened for another reason is tried again at the end of
+        every round.
+
+        Args:
+            group: the ranks.
+            writes: whether this rank is the one that writes.
         """
+        if self._is_claimed:
+            return
+        self._is_claimed = True
+        error = self._claimed() if writes else None
+        refused = [rank for rank, (row,) in enumerate(group.gather([float(error is not None)])) if row]
+        if error is not None:
+            raise error
+        if refused:
+            raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
+
+    def _claimed(self) -> JournalError | None:
+        """The error if a file is taken."""
         for pen in self._pens:
             try:
                 if isinstance(pen.sink, Journal):
@@ -50,14 +76,23 @@ class Chronicle:
                 _log.warning("the journal %r cannot be opened: %s. Every round tries again", pen.sink, error)
         return None
 
+    def begin_round(self) -> None:
+        """Training goes on: its seconds are counted from here."""
+        self._round_began = time.perf_counter()
+
     def resume(self, step: int, mid_round: bool) -> None:
         """The run goes on from a checkpoint."""
         self._resumed = step, mid_round
         for pen in self._pens:
             pen.opened = False
 
-    def write(self, record: Mapping[str, Any], replicas: int, knobs: list[str]) -> None:
-        """Write a record, wherever that works: one rank alone must not stop training."""
+    def write(self, record: dict[str, Any], knobs: list[str], ended: float) -> None:
+        """Write the record of a round, wherever that works: one rank alone must not stop training.
+
+        ``ended``: when its training did, by ``time.perf_counter``.
+        """
+        replicas = len(record["replicas"])
+        record["seconds"] = {"train": ended - self._round_began, **record["seconds"]}
         for pen in self._pens:
             goes_on = self._resumed is not None and getattr(pen.sink, "begun", False)
             opening = [] if goes_on else [_header(self.arguments, replicas, knobs)]
@@ -70,6 +105,9 @@ class Chronicle:
         for pen in self._pens:
             if isinstance(pen.sink, Journal):
                 pen.sink.close()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _is_claimed=False)
 
 
 class _Pen:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from operator import mul
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,6 +16,7 @@ from hdet.algorithm.decay import Decaying
 from hdet.algorithm.knob import KnobSpec
 from hdet.algorithm.rounds import Rounds
 from hdet.algorithm.signals import comparable
+from hdet.distributed.agreement import terms_of
 from hdet.distributed.average import average_
 from hdet.distributed.group import ReplicaGroup, Seat, arriving, connect_alike, connect_within
 from hdet.distributed.meeting import Meeting
@@ -22,9 +24,7 @@ from hdet.distributed.partitions import refuse_partitions
 from hdet.distributed.rollcall import Occasion, RollCall, Shown
 from hdet.distributed.shards import hold_alike, local
 from hdet.distributed.weights import Body, Weights, warn_without_ensemble
-from hdet.engine.checkpoint import CONTROLLER, STATE_WORDS, controller_from, controller_saved
-from hdet.engine.clock import Clock
-from hdet.engine.records import round_record
+from hdet.engine.checkpoint import CONTROLLER, controller_from, controller_saved
 from hdet.engine.round_mean import RoundMean
 from hdet.engine.trained.bases import Bases
 from hdet.engine.trained.converge import converge, refuse_diverged
@@ -33,11 +33,13 @@ from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import Mean, OuterStep
 from hdet.engine.trained.settings import SETTINGS, Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
-from hdet.engine.way import RoundEnd, RoundReport, check_moves, terms
+from hdet.engine.way import RoundEnd, check_moves
 from hdet.errors import ArgumentError, ShardedParametersError
+from hdet.journal.clock import Clock
+from hdet.journal.records import round_record
 from hdet.parameters import direction
 from hdet.rates import Rate
-from hdet.state_rules import check_state, numbers
+from hdet.state_rules import STATE_WORDS, check_state, numbers
 
 __all__ = ["TrainedWay"]
 
@@ -61,11 +63,6 @@ class TrainedWay:
         inner: averages inside nodes between rounds, or None.
         reset_state: whether the optimizer forgets its state at the end of a round.
     """
-
-    name: Literal["replicas"] = "replicas"
-    progress = 0
-    holds_rise = False
-    drifts_apart = True
 
     def __init__(
         self,
@@ -133,16 +130,18 @@ class TrainedWay:
         return [spec.value(base, x) for spec, base, x in rows]
 
     def terms(self) -> dict[str, float]:
-        parts = [self.name, self.controller, self.outer, self.inner, self.signal.kind, self.reset_state]
-        return terms(
-            self.specs,
-            [*parts, self.body.with_state],
-            controller=self.controller,
+        spreads = {spec.spread for spec in self.specs}
+        return terms_of(
+            "replicas",
+            [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],
+            [self.controller, self.outer, self.inner, self.signal.kind, self.reset_state, self.body.with_state],
             total_steps=self.rounds.total_steps,
+            spread=spreads.pop() if len(spreads) == 1 else math.nan,
             sync_every=self.rounds.length,
             seed=self.settings.seed,
             start=self.settings.start,
             decays=self.settings.decay == "exponential",
+            controller=self.controller,
         )
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
@@ -156,9 +155,6 @@ class TrainedWay:
         refuse_partitions(optimizer, _NOT_AVERAGED)
         self.body.remember(optimizer)
         self.outer.begin(self.weights(optimizer).parameters)
-
-    def take_over(self) -> None:
-        """Rounds are counted by steps: there is nothing to forget."""
 
     def first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
@@ -181,13 +177,7 @@ class TrainedWay:
         if self.inner is not None and t % self.inner.every == 0 and not self.rounds.ends_at(t):
             self._average_within(self.inner, optimizer, t - 1, meeting)
 
-    def round_ends(self, t: int) -> bool:
-        return self.rounds.ends_at(t)
-
-    def inside_round(self, t: int) -> bool:
-        return t > 0 and not self.rounds.ends_at(t)
-
-    def end_round(self, end: RoundEnd, meeting: Meeting) -> RoundReport:
+    def end_round(self, end: RoundEnd, meeting: Meeting) -> dict[str, Any] | None:
         """Gather, decide, average, move the base values. An error before the mean changes nothing.
 
         Cost: one gather, which synchronises host and device, and one all-reduce of the weights; with a journal a second
@@ -220,7 +210,7 @@ class TrainedWay:
         keeps = roll.live[group.seat.replica] or (self._alike is None and _is_finite(end.optimizer))
         if self.reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
             end.optimizer.state.clear()
-        return RoundReport(record)
+        return record
 
     def weights(self, optimizer: Optimizer) -> Weights:
         return self.body.weights(optimizer)
@@ -339,12 +329,13 @@ class TrainedWay:
             base=base,
             values=[[s.value(b, x) for s, b, x in zip(self.specs, base, row, strict=True)] for row in places],
             multipliers=[[s.factor(x) for s, x in zip(self.specs, row, strict=True)] for row in places],
-            update=update,
-            controller_state=bases.controller,
             learned=bases.learned,
             new_base=bases.all_values(end.schedule(end.after), self.specs, self.settings, end.after),
             divergence=divergence or [0.0] * len(places),
             seconds=seconds,
+            weights=update.weights if update is not None else None,
+            deltas=update.deltas if update is not None else None,
+            memory=bases.controller,
         )
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -361,7 +352,7 @@ class TrainedWay:
     def tensors(self) -> list[list[Tensor]]:
         return self.outer.state()
 
-    def check(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]], total_steps: int | None) -> None:
+    def check(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]]) -> None:
         each = numbers(len(self.specs))
         check_state(state, {**SETTINGS, **CONTROLLER, "learned": each, "starts": each, "bases": each}, STATE_WORDS)
         controller_from(state, self.controller, len(self.specs))
@@ -380,15 +371,6 @@ class TrainedWay:
         decaying = Decaying(list(state["starts"]), list(state["bases"]))
         self.bases = Bases(list(state["learned"]), decaying, memory)
         self._mean.reset()
-
-    def search(self, optimizer: Optimizer) -> dict[str, Any]:
-        return {}
-
-    def check_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
-        raise ValueError("replicas that train apart search nothing")
-
-    def load_search(self, search: Mapping[str, Any], optimizer: Optimizer) -> None:
-        self.check_search(search, optimizer)
 
     def lost(self, t: int, seat: Seat) -> str | None:
         """Where there are several: what they have seen of a round that is not over."""

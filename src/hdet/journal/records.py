@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hdet.algorithm.controller import Update
 from hdet.distributed.rollcall import RollCall
 
 __all__ = ["round_record"]
@@ -18,14 +17,18 @@ def round_record(
     base: list[float],
     values: list[list[float]],
     multipliers: list[list[float]],
-    update: Update | None,
-    controller_state: Any,
     learned: list[float],
     new_base: list[float],
     divergence: list[float],
     seconds: dict[str, float],
+    weights: list[float] | None = None,
+    deltas: list[float] | None = None,
+    memory: Any = None,
 ) -> dict[str, Any]:
-    """One round. Lists of knobs are in the header's order; what the controller says is None without a signal."""
+    """One round. Lists of knobs are in the header's order.
+
+    ``weights``, ``deltas``, ``memory``: what the controller says and what it remembers; None without a signal.
+    """
     replicas = [
         {
             "loss": loss if roll.has_losses else None,
@@ -43,10 +46,10 @@ def round_record(
         "step": step,
         "replicas": replicas,
         "excluded": excluded,
-        "weights": _with_zeros(update.weights if update is not None else None, excluded),
-        "delta": update.deltas if update is not None else None,
-        "velocity": getattr(controller_state, "velocity", None),
-        "error": getattr(controller_state, "error", None),
+        "weights": _with_zeros(weights, excluded),
+        "delta": deltas,
+        "velocity": getattr(memory, "velocity", None),
+        "error": getattr(memory, "error", None),
         "learned": learned,
         "base_before": base,
         "base": new_base,

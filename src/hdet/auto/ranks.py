@@ -1,0 +1,203 @@
+"""What the ranks of a search do together: they meet, average buffers, and show each other what they have.
+
+After each of these all of them know the same, so that they decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.auto.measure import Measure, Measured
+from hdet.copies import put_back
+from hdet.distributed.average import average_
+from hdet.distributed.group import Seat, Solo, arriving, gather_named
+from hdet.distributed.host import read
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.resharding import resharded
+from hdet.distributed.rollcall import Occasion, RollCall, Shown, fingerprints_of
+from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers
+from hdet.errors import DisagreementError
+from hdet.journal.chronicle import Chronicle
+from hdet.parameters import trained_parameters
+from hdet.rollback.losses import Losses, merged
+from hdet.rollback.ruin import Block
+
+__all__ = ["Gathered", "Ranks"]
+
+
+class Gathered(NamedTuple):
+    """What is known when a round ends; equal on all ranks."""
+
+    is_sound: bool
+    """Whether all weights are finite, and no buffer is NaN."""
+    losses: list[float]
+    """The mean loss of each rank; NaN where there is none."""
+    has_losses: bool
+    """Whether any rank was given one."""
+    blocks: tuple[Block, ...]
+    """The losses of all ranks."""
+    measured: Measured
+    writer: int | None
+    """The rank that writes the journal."""
+
+
+class Ranks:
+    """The ranks that train one model. What trains is equal on all of them; buffers may differ.
+
+    Args:
+        meeting: who they are.
+        chronicle: the journal, which one of them writes.
+        model: its buffers are averaged; None: nobody knows them.
+        terms: what must be equal on all ranks.
+    """
+
+    def __init__(
+        self, meeting: Meeting, chronicle: Chronicle, model: nn.Module | None, terms: Mapping[str, float]
+    ) -> None:
+        self.meeting = meeting
+        self._chronicle = chronicle
+        self._body = Body(model)
+        self.terms = terms
+
+    @property
+    def seat(self) -> Seat:
+        """This rank's place."""
+        return self.meeting.seat
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known: no step has been made yet."""
+        self._body.remember(optimizer)
+        self._body.set_aside(nan_buffers(self._body.model))  # what was never a number does not become none
+        self.meeting.count_steps(optimizer)
+
+    def meet(self, optimizer: Optimizer, t: int) -> None:
+        """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
+        if self.meeting.is_due:
+            self._chronicle.begin_round()
+            if self.seat.size > 1:
+                self._meet(optimizer, t)
+            else:
+                self.meeting.begin(Solo())
+                if dist.get_rank() > 0:  # another rank writes the journal
+                    self._chronicle.give_up()
+        if self.seat.size == 1:
+            self._chronicle.claim(Solo(), writes=True)
+
+    def _meet(self, optimizer: Optimizer, t: int) -> None:
+        self._body.first_weights(optimizer, needs_model=False)  # raises for what cannot be trained so
+        weights = _what_trains(optimizer)._replace(buffers=self._body.buffers())
+        with arriving("the first step, where the replicas meet"):
+            group, roll = self.meeting.first(t, self.terms, weights, keeps_journal=self._chronicle.is_kept)
+            if roll.writer is not None:
+                self._chronicle.claim(group, writes=roll.writer == group.rank)
+        self.meeting.begin(group)
+
+    # -- buffers --------------------------------------------------------------------------------------------------
+
+    @property
+    def _buffers(self) -> Weights:
+        """They may differ between ranks until DDP's next forward pass."""
+        return NO_WEIGHTS._replace(buffers=self._body.buffers())
+
+    def average_buffers(self, t: int, occasion: Occasion) -> None:
+        """Where they differ. A rank whose buffers are not finite gets the others' mean. Collective."""
+        group, weights = self.meeting.group, self._buffers
+        if group.seat.size == 1 or not weights.buffers:
+            return
+        with arriving(f"averaging the buffers at step {t}"):
+            roll = self.meeting.roll_call(occasion, t, self.terms, weights, Shown(), expect_equal=True)
+            if any(roll.finite) and not roll.moving_equal:
+                average_(weights.buffers, group, roll.finite)
+
+    @contextmanager
+    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
+        """Averaged buffers inside, this rank's own back afterwards. Collective."""
+        weights = self._buffers
+        if self.seat.size == 1 or not weights.buffers:
+            yield
+            return
+        self.meeting.refuse_nested()
+        self.meet(optimizer, t)
+        with resharded(self._body.model), put_back(weights.tensors), self.meeting.consensus():
+            self.average_buffers(t, Occasion.CONSENSUS)
+            yield
+
+    # -- the end of a round ---------------------------------------------------------------------------------------
+
+    def gather(
+        self, optimizer: Optimizer, span: tuple[int, int], measure: Measure | None, losses: Losses, length: int
+    ) -> Gathered:
+        """Read everything off the device at once, show it, and see that of the others. Collective.
+
+        Args:
+            optimizer: what it trains must be equal on all ranks.
+            span: the steps before and after the round's end.
+            measure: of the gradients; None: nothing was sampled.
+            losses: those that this rank was given.
+            length: how many steps the round had.
+        """
+        weights, alone = _what_trains(optimizer), self.meeting.group.seat.size == 1
+        own = read(
+            {
+                "finite": [weights.all_finite().float()],
+                "sound": [_none_is_nan(self._body.buffers(), weights.device).float()],
+                "measured": measure.scalars(optimizer) if measure is not None else [],
+                "losses": losses.on_device(),
+                "bits": [] if alone else fingerprints_of(weights, expect_equal=True),
+            }
+        )
+        losses.take(own["losses"])
+        shows = {
+            "sound": own["sound"],
+            "table": losses.table(length),
+            "mean": [losses.mean()],
+            "measured": measure.row(own["measured"]) if measure is not None else [],
+        }
+        with arriving(f"the end of a round, at step {span[1]}"):
+            roll = self._roll_call(span, weights, own["finite"], own["bits"])
+            rows = gather_named(self.meeting.group, shows, weights.device)
+        tables = [row["table"] for row in rows]
+        return Gathered(
+            is_sound=all(roll.finite) and all(row["sound"][0] for row in rows),
+            losses=[row["mean"][0] for row in rows],
+            has_losses=any(number for table in tables for number in table[::2]),
+            blocks=merged(tables, length),
+            measured=measure.measured([row["measured"] for row in rows]) if measure is not None else Measured(),
+            writer=roll.writer,
+        )
+
+    def _roll_call(
+        self, span: tuple[int, int], weights: Weights, finite: Sequence[float], bits: Sequence[float]
+    ) -> RollCall:
+        """``bits``: the weights' fingerprints; none where nobody compares."""
+        keeps = self._chronicle.is_kept
+        if not bits and not keeps:
+            return RollCall.alone()._replace(finite=[bool(finite[0])])
+        values, shown, terms = [*finite, *(bits or (0, 0))], Shown(journal=keeps), self.terms
+        roll = self.meeting.roll_call(
+            Occasion.ROUND_END, span[0], terms, weights, shown, expect_equal=True, values=values
+        )
+        if not roll.moving_equal and all(roll.finite):
+            raise DisagreementError(
+                f"the ranks hold different weights at step {span[1]}, but a search is for one model: wrap it in "
+                "DistributedDataParallel, shard it over a mesh of all ranks, or give a number as max_lr, with which "
+                "replicas may differ"
+            )
+        return roll
+
+
+def _what_trains(optimizer: Optimizer) -> Weights:
+    """The parameters; all ranks hold the same."""
+    return NO_WEIGHTS._replace(parameters=trained_parameters(optimizer))
+
+
+def _none_is_nan(buffers: Sequence[Tensor], device: torch.device) -> Tensor:
+    found = [~buffer.isnan().any().to(device) for buffer in buffers]
+    return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)

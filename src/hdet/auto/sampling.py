@@ -1,0 +1,127 @@
+"""Sampling: steps of the optimizer are counted as they come, and the gradients of some are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.auto.constants import Constants
+from hdet.auto.measure import Measure
+from hdet.auto.rounds import is_sampled, next_end
+from hdet.copies import copies_of
+from hdet.distributed.partitions import is_continued
+
+__all__ = ["Sampler", "Sampling"]
+
+
+class Sampling(Enum):
+    """Which gradients are of interest now."""
+
+    NONE = 0
+    FIRST = 1
+    """Those of the first step: its length is unknown."""
+    SOME = 2
+    """Some of each round."""
+
+
+class Sampler:
+    """Counts steps and rounds of them, and owns what is measured of gradients.
+
+    Args:
+        groups: numbers of the parameter groups whose rate is searched.
+        constants: of the rule; they say which steps are sampled.
+    """
+
+    def __init__(self, groups: Collection[int], constants: Constants) -> None:
+        self._constants = constants
+        self.measure = Measure(groups)
+        self.made = 0
+        """Steps that the optimizer has made ..."""
+        self.begun = 0
+        """... and had made when this round began."""
+        self._sampled_last = False
+        """Whether the step that came last was sampled."""
+        self._awaits_replay = False
+        self._weights_before: list[Tensor] = []
+        """Of the step to come, where it is replayed from a graph and sampled afterwards."""
+
+    def forget(self) -> None:
+        """What was measured belongs to another run or another scheduler."""
+        self.measure = Measure(self.measure.groups)
+        self.made = self.begun = 0
+        self._awaits_replay = False
+
+    @property
+    def progress(self) -> int:
+        """Steps of the round so far."""
+        return self.made - self.begun
+
+    @property
+    def is_round_full(self) -> bool:
+        """Whether as many steps were made as a round has."""
+        return self.made >= next_end(self.begun, self._constants)
+
+    def begin_round(self) -> None:
+        """The next round begins here."""
+        self.begun = self.made
+        self.measure.begin_round()
+
+    def before_step(self, optimizer: Optimizer, sampling: Sampling) -> None:
+        """A step is about to be made, or a further part of one."""
+        if is_continued(optimizer):
+            if sampling is not Sampling.NONE and self._sampled_last:
+                is_first = sampling is Sampling.FIRST
+                (self.measure.look_part if is_first else self.measure.sample_part)(optimizer)
+            return
+        if sampling is not Sampling.NONE:
+            self._sample(optimizer, sampling)
+        self.made += 1
+
+    def set_out(self, optimizer: Optimizer) -> None:
+        """Before a step: where it begins is remembered. Layers may have been frozen or thawed since."""
+        if self.measure.begins_here(optimizer):
+            self.measure.begin_anew()
+        self.measure.set_origin(optimizer)
+
+    def _sample(self, optimizer: Optimizer, sampling: Sampling, weights: Sequence[Tensor] = ()) -> None:
+        """Measure the gradients of a step. ``weights``: at which they were taken, if not those of now."""
+        self._sampled_last = sampling is Sampling.FIRST or self._is_due
+        if not self._sampled_last:
+            self.measure.pass_by(optimizer)
+            return
+        self.set_out(optimizer)
+        if sampling is Sampling.FIRST:
+            self.measure.look(optimizer)
+        else:
+            self.measure.sample(optimizer, weights)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the gradient of the step to come is sampled."""
+        length = next_end(self.begun, self._constants) - self.begun
+        return is_sampled(self.progress, length, self._constants)
+
+    # -- steps that are replayed from a CUDA graph, for which no hook is called ------------------------------------
+
+    def after_replay(self, optimizer: Optimizer, sampling: Sampling) -> None:
+        """A step was replayed: its gradients are still there."""
+        if sampling is not Sampling.NONE and self._awaits_replay:
+            self._sample(optimizer, sampling, self._weights_before)
+        self.made += 1
+
+    def await_replay(self, optimizer: Optimizer, sampling: Sampling) -> None:
+        """Remember what the next step begins from."""
+        self._awaits_replay, self._weights_before = sampling is not Sampling.NONE, []
+        if self._awaits_replay:
+            self.set_out(optimizer)
+            if sampling is Sampling.SOME and self._is_due:
+                self._weights_before = copies_of(self.measure.searched(optimizer))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: a copy has other tensors, so what was measured of them is left out."""
+        own = {"measure": Measure(self.measure.groups), "_weights_before": [], "_awaits_replay": False}
+        return {**vars(self), **own}
