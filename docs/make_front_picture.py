@@ -1,7 +1,7 @@
-"""The picture of the README and of the site's home page, from experiments/results/front.json.
+"""The picture of the README and of the site's home page, from lab/experiments/results/front.json.
 
     python docs/make_front_picture.py              # draws docs/images/front.svg
-    python docs/make_front_picture.py --train      # runs experiments/bad_guess.py first
+    python docs/make_front_picture.py --train      # runs lab/experiments/bad_guess.py first
 
 Validation loss on the left, learning rate on the right; mean and range over the seeds. The same data give the same
 bytes.
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from svg import Drawing, Point
 
 HERE = Path(__file__).resolve().parent
-DATA = HERE.parent / "experiments" / "results" / "front.json"
+DATA = HERE.parent / "lab" / "experiments" / "results" / "front.json"
 COLOURS = {"torch, bad guess": "c3", "torch, tuned": "pale", "hdet": "c0"}
 
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--train", action="store_true", help="measure anew first")
     args = parser.parse_args()
     if args.train:
-        subprocess.run([sys.executable, HERE.parent / "experiments" / "bad_guess.py"], check=True)
+        subprocess.run([sys.executable, HERE.parent / "lab" / "experiments" / "bad_guess.py"], check=True)
     draw(json.loads(DATA.read_text(encoding="utf-8"))).write(args.picture)
 
 

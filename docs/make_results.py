@@ -1,4 +1,4 @@
-"""Tables of docs/results.md, docs/real-data.md and README.md, from the files in experiments/results.
+"""Tables of docs/results.md, docs/real-data.md and README.md, from the files in lab/experiments/results.
 
     python docs/make_results.py
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab" / "experiments"))
 import real_table
 from real.score import geometric_mean
 
@@ -54,7 +54,7 @@ def fill(path: Path, begin: str, made: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="?", default=HERE.parent / "experiments" / "results")
+    parser.add_argument("results", type=Path, nargs="?", default=HERE.parent / "lab" / "experiments" / "results")
     parser.add_argument("page", type=Path, nargs="?", default=HERE / "results.md")
     args = parser.parse_args()
     file = args.results / "zoo.json"

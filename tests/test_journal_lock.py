@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 import hdet
 import hdet.journal.file
 from hdet import Journal, JournalError, read_journal
-from hdet.runs.folder import Folder
 from tests.patience import PATIENCE
 from tests.ranks import error_of, run_ranks
 
@@ -241,15 +240,6 @@ def test_a_worker_that_outlives_a_killed_run_does_not_keep_its_lock(tmp_path: Pa
         finally:
             os.kill(worker, signal.SIGKILL)
     assert losses_in(path) == [1.0]
-
-
-def test_a_forked_child_does_not_keep_a_folder(tmp_path: Path) -> None:
-    """The lock of ``hdet train``."""
-    with ExitStack() as stack:
-        with Folder(tmp_path).held():
-            stack.enter_context(persistent_workers())
-            assert not is_free(tmp_path / ".lock")
-        assert is_free(tmp_path / ".lock")
 
 
 @pytest.mark.filterwarnings("error")  # Python's own, of a file that nobody closed, where a program asks for warnings

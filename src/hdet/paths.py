@@ -1,4 +1,4 @@
-"""Paths that users give."""
+"""Paths that users give, and files that are written there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from hdet.checks import shown
 from hdet.errors import ArgumentError
 
-__all__ = ["path_of"]
+__all__ = ["path_of", "write_atomically"]
 
 
 def path_of(path: object, name: str) -> Path:
@@ -28,3 +28,11 @@ def path_of(path: object, name: str) -> Path:
     except OSError as error:  # too long a name
         raise ArgumentError(f"{name} must be a path, but got {shown(text)} ({error.strerror}); shorten it") from error
     return Path(text)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of the text or none: a kill at any moment leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +18,6 @@ from tests.patience import PATIENCE
 HDET = (sys.executable, "-m", "hdet")
 started = functools.partial(started_together, apart=True)
 """A command as a process, with stderr by itself. On leaving it has ended, and what it started too."""
-DIGITS = ("--task", "digits", "--batch-size", "16", "--eval-every", "100000")
 
 
 class Said(NamedTuple):
@@ -45,10 +41,12 @@ class Said(NamedTuple):
         return lines[0]
 
 
-def hdet_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> Said:
-    """The console script's function, in this process."""
+def hdet_here(
+    capsys: pytest.CaptureFixture[str], *arguments: object, entry: Callable[[Sequence[str]], None] = main
+) -> Said:
+    """The console script's function, in this process; or another command's ``entry``."""
     with pytest.raises(SystemExit) as leaving:
-        main([str(one) for one in arguments])
+        entry([str(one) for one in arguments])
     captured = capsys.readouterr()
     return Said(int(leaving.value.code or 0), captured.out, captured.err)
 
@@ -63,25 +61,3 @@ def run(*command: object, timeout: float = PATIENCE) -> Said:
     """Start a command and wait for its end."""
     with started(*command) as process:
         return said(process, timeout)
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
-    until = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.05)
-
-
-def processes_with(path: Path) -> int:
-    """How many processes have ``path`` in their command line."""
-    return len(pids_with(path))
-
-
-def pids_with(path: Path) -> list[int]:
-    """Processes that have ``path`` in their command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # has just ended
-            if str(path).encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,36 +13,20 @@ import pytest
 from hdet.cli import main
 from tests.cli.command import HDET, hdet_here, run
 
-COMMANDS = ("demo", "train", "ablate", "compare", "report", "export")
+COMMANDS = ("compare", "report", "export")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("train", "Missing option '--out'. See `hdet train --help`."),
-        ("train --out x --task fed", "'fed' is not one of 'feed', 'text', 'digits'"),
-        ("train --out x --steps many", "--steps"),
-        ("train --out x --steps 0", "steps must be an integer, at least 1"),
-        ("train --out x --lr quick", "--lr must be a number or auto"),
-        ("train --out x --lr -1", "lr must be a finite number above 0"),
-        ("train --out x --method replicas --lr auto", "lr=auto needs method=search"),
-        ("train --out x --method search --lr 1e-3", "use lr=auto, and the number as guess"),
-        ("train --out x --method replicas --spread 2", "spread must be at least 0 and at most 1"),
-        ("train --out x --task feed --data y", "--data is for the tasks text and digits"),
-        ("train --out x --task text --data /no/such", "path must be a readable text file"),
-        ("train --out x --task digits --batch-size 100000", "but the training data has"),
-        ("train --out x --colour red", "No such option"),
-        ("trian", "Did you mean 'train'"),
+        ("reprot", "Did you mean 'report'"),
+        ("report x --colour red", "No such option"),
         ("report /no/such", "does not exist"),
         ("report", "Missing argument"),
         ("compare /no/such", "compare needs two runs or more"),
         ("compare /no/such /neither", "does not exist"),
         ("export /no/such", "does not exist"),
         ("export /no/such -o schedule.xls", "-o must end with .csv or .json"),
-        ("ablate --out x --low 1 --high 0.1", "low must be above 0 and below high"),
-        ("ablate --out x --quick --task digits", "--quick is for the task feed"),
-        ("ablate --out x --like /no/such", "--like needs the ablation.json"),
-        ("demo --replicas 0", "replicas must be an integer, at least 1"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -57,10 +41,31 @@ def test_bad_input_is_one_line(
     assert list(tmp_path.iterdir()) == []  # nothing was begun
 
 
-def test_through_the_real_entry_point(tmp_path: Path) -> None:
-    said = run(*HDET, "train", "--out", tmp_path / "run", "--steps", "-3")
+@pytest.mark.parametrize("command", ["train", "ablate", "demo"])
+@pytest.mark.parametrize("further", [(), ("--out", "a folder", "--steps", "5"), ("--help",), ("--no-such-option",)])
+def test_a_command_that_moved_says_where_it_went(
+    command: str, further: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = hdet_here(capsys, command, *further)
     assert (said.code, said.out) == (2, "")
-    assert said.complaint == "hdet: steps must be an integer, at least 1, but got steps=-3"
+    words = shlex.join(["python", "-m", "lab", command, *further])
+    assert said.complaint == f"hdet: hdet {command} moved: clone the repository and run {words}"
+    as_json = hdet_here(capsys, command, *further, "--json")
+    assert as_json.json == {"error": as_json.complaint.removeprefix("hdet: "), "code": 2}
+
+
+def test_a_command_that_moved_needs_no_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert "moved: clone the repository" in hdet_here(capsys, "train").complaint
+
+
+def test_through_the_real_entry_point(tmp_path: Path) -> None:
+    said = run(*HDET, "compare", tmp_path)
+    assert (said.code, said.out) == (2, "")
+    assert said.complaint == "hdet: compare needs two runs or more, but got one; `hdet report` shows a single one"
 
 
 def test_help_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,32 +129,3 @@ def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         "hdet: the command line needs typer; run `pip install '.[cli,report]'` in a checkout of hdet, "
         "or `pip install 'hdet[cli,report]'`"
     )
-
-
-def test_without_plotly_the_demo_says_so_before_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    for command in ("demo", "ablate"):
-        said = hdet_here(capsys, command, "--out", tmp_path / "x")
-        assert said.code == 2
-        assert "plotly is not installed; run `pip install '.[cli,report]'` in a checkout" in said.complaint
-    assert not (tmp_path / "x").exists()
-
-
-def test_commands_that_start_ranks_refuse_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for command in ("ablate", "demo"):
-        said = hdet_here(capsys, command, "--out", tmp_path / "x")
-        assert said.code == 2
-        assert "starts its ranks itself" in said.complaint
-    said = hdet_here(capsys, "train", "--out", tmp_path / "x", "--replicas", 3, "--json")
-    assert said.code == 2
-    assert "--replicas is 3, but torchrun has started 2 ranks" in said.complaint
-    monkeypatch.setenv("RANK", "1")
-    silent = hdet_here(capsys, "train", "--out", tmp_path / "x", "--replicas", 3, "--json")
-    assert (silent.code, silent.out, silent.err) == (2, "", "")
-    json.loads(said.out)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 import hdet
 import hdet.cli
 from hdet.checks import harmless
-from hdet.cli.display import Job, Lines, Screen
 from tests.cli.command import Said, hdet_here
 from tests.report.made_up import a_header, a_round, write_folder, write_journal
 
@@ -74,7 +70,6 @@ def test_a_file_that_is_written_has_the_names_as_they_are(tmp_path: Path, journa
 
 def test_complaints(tmp_path: Path, journal: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / f"no journal {EVIL}").write_text(f"{EVIL}\n{EVIL}\n")
-    write_folder(tmp_path / "damaged", task=EVIL, arguments={"task": EVIL, "steps": EVIL, EVIL: 1})
     write_journal(tmp_path / "field.jsonl", a_header(), a_round(0, base=EVIL), a_round(1))
     for command in (
         ("report", tmp_path / f"no journal {EVIL}"),
@@ -85,35 +80,11 @@ def test_complaints(tmp_path: Path, journal: Path, folder: Path, capsys: pytest.
         ("compare", journal, tmp_path / f"no journal {EVIL}"),
         ("export", tmp_path / "field.jsonl"),
         ("export", journal, "-o", f"{EVIL}.xls"),
-        ("train", "--out", tmp_path / "damaged", "--resume"),
-        ("train", "--out", folder, "--resume"),
     ):
         for options in ((), ("--json",)):
             said = hdet_here(capsys, *command, *options)
             assert said.code != 0
             told(said)
-
-
-def test_runs_that_are_shown_while_they_train() -> None:
-    """A run that is resumed has its name from a file."""
-    jobs = [Job(f"{EVIL}[bold]", 10)]
-    step: dict[str, Any] = {"kind": "step", "run": 0, "step": 5, "base": [0.1], "loss": 1.25}
-    start = {"kind": "start", "run": 0, "steps": 10, "step": 0, "replicas": 1, "groups": ["a"], "method": "none"}
-    lines = io.StringIO()
-    with Lines(Console(file=lines, width=200), jobs) as display:
-        display.show(start)
-        display.show(step)
-    assert is_harmless(lines.getvalue())
-    assert "owned" in lines.getvalue()
-    screen = Console(file=io.StringIO(), width=200)
-    with Screen(screen, jobs) as live:
-        live.show(start)
-        live.show(step)
-        with screen.capture() as seen:
-            screen.print(live._progress)
-    assert is_harmless(seen.get())
-    assert r"owned\x07\x1b[31mred" in seen.get()
-    assert "[bold]" in seen.get()
 
 
 def test_errors_and_log_lines_of_the_library(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

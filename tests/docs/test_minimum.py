@@ -19,7 +19,7 @@ NAMED = [line.rpartition(" ")[2] for line in STATED["project"]["classifiers"] if
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Of its own: what an outer make was given does not count."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return subprocess.run(["make", *arguments], cwd=ROOT, env=settings, capture_output=True, text=True, timeout=60)
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=settings, capture_output=True, text=True)
 
 
 def test_pages_and_settings_say_the_same() -> None:

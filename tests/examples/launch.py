@@ -36,7 +36,7 @@ def started(*command: object, apart: bool = False) -> Iterator[subprocess.Popen[
         if process.poll() is None:
             process.terminate()  # torchrun and the demo stop their workers, which live in sessions of their own
             try:
-                process.wait(timeout=60)
+                process.wait(timeout=PATIENCE)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -1,7 +1,7 @@
 """Courses of training losses: what a judge of ruin must let pass, and what it must not miss.
 
 Those that are made up are pure functions of a kind and a seed, and were written before the rule that they test. A
-hundred are recorded from real runs: ``experiments/record_courses.py`` says how.
+hundred are recorded from real runs: ``lab/experiments/record_courses.py`` says how.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Optimizers whose steps do not follow the rate, or only some of them: that is seen once the rate was raised, and said.
 
-That ordinary ones are not told of is tested on the problems of the zoo: ``tests/experiments/test_zoo.py``.
+That ordinary ones are not told of is tested on the problems of the zoo: ``lab/tests/experiments/test_zoo.py``.
 """
 
 from __future__ import annotations

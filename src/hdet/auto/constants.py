@@ -1,7 +1,7 @@
 """Every number of the rule behind ``max_lr="auto"``: what it means, why it is what it is, and what tested it.
 
-LOG is ``experiments/LOG.md``; its entries are named by their headings: *nothing to hand over*, whose table says what
-the rule loses with each number changed, and *no gain*, *reach*, *lengths* of earlier rules. Those of the judge of
+LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *nothing to hand over*, whose table says
+what the rule loses with each number changed, and *no gain*, *reach*, *lengths* of earlier rules. Those of the judge of
 losses stand in :mod:`hdet.rollback.ruin`.
 """
 

@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 
-__all__ = ["main"]
+from hdet.checks import harmless
+
+__all__ = ["check_packages", "complain", "main", "speaks"]
+
+_MOVED = ("ablate", "demo", "train")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and leave with its exit code: 0, 1 (it failed), 2 (bad input) or 128 + n (stopped).
+    """Run a command and leave with its exit code: 0, 1 (it failed), 2 (bad input) or 130 (Ctrl-C).
 
     Args:
         arguments: without the program's name; None: those of the process.
     """
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] in _MOVED:
+        cure = f"clone the repository and run {shlex.join(['python', '-m', 'lab', *given])}"
+        sys.exit(complain(f"hdet {given[0]} moved: {cure}", "--json" in given, code=2))
+    check_packages("--json" in given)
+    from hdet.cli.app import run
+
+    sys.exit(run(given))
+
+
+def check_packages(as_json: bool) -> None:
+    """Leave with a cure where the packages of a command line are missing."""
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError as missing:
         cure = "run `pip install '.[cli,report]'` in a checkout of hdet, or `pip install 'hdet[cli,report]'`"
-        print(f"hdet: the command line needs {missing.name}; {cure}", file=sys.stderr)
-        sys.exit(2)
-    from hdet.cli.app import run
+        sys.exit(complain(f"the command line needs {missing.name}; {cure}", as_json, code=2))
 
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+def speaks() -> bool:
+    """Whether this process is the one that prints: of the ranks that torchrun started, the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def complain(text: str, as_json: bool, code: int) -> int:
+    """One line on stderr, and for programs one on stdout; returns the exit code."""
+    line = harmless(" ".join(text.split()))
+    if not speaks() and code == 1:  # bad input is the same on all ranks, a failure need not be
+        print(f"hdet, rank {os.environ['RANK']}: {line}", file=sys.stderr, flush=True)
+    if speaks():
+        print(f"hdet: {line}", file=sys.stderr, flush=True)
+        if as_json:
+            print(json.dumps({"error": line, "code": code}), flush=True)
+    return code

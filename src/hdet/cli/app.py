@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
 from hdet._version import __version__
-from hdet.cli.ablate import ablate
+from hdet.cli import complain
 from hdet.cli.compare import compare
-from hdet.cli.demo import demo
 from hdet.cli.export import export
-from hdet.cli.output import complain
 from hdet.cli.report import report
-from hdet.cli.train import train
 from hdet.errors import ArgumentError, HdetError, JournalError
-from hdet.runs.stop import Terminated, terminating
 
-__all__ = ["app", "run"]
+__all__ = ["app", "commands", "run"]
 
 _Usage: type[Exception] = typer.BadParameter.__mro__[2]
 """Click's own base of all complaints about the command line. Newer typers carry their own click."""
 
-app = typer.Typer(
-    name="hdet",
-    rich_markup_mode="markdown",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    no_args_is_help=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(demo)
-app.command()(train)
-app.command()(ablate)
-app.command()(compare)
-app.command()(report)
-app.command()(export)
+
+def commands(name: str, *functions: Callable[..., Any]) -> typer.Typer:
+    """A command line with a command for each function."""
+    made = typer.Typer(
+        name=name,
+        rich_markup_mode="markdown",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        no_args_is_help=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for function in functions:
+        made.command()(function)
+    return made
+
+
+app = commands("hdet", compare, report, export)
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,39 +53,41 @@ def _root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Find the learning rate while a model trains, or train replicas that explore it.
+    """Look at runs by their journals: draw them, compare them, and take a found schedule with you.
 
-    Begin with `hdet demo`. Then train one of the bundled tasks, look at the run, and take its schedule with you:
+    `journal="run.jsonl"` in `hdet.OneCycleLR` writes a journal. Then:
 
     ```
-    hdet train --task digits --out runs/first
-    hdet report runs/first
-    hdet export runs/first -o schedule.csv
+    hdet report run.jsonl
+    hdet export run.jsonl -o schedule.csv
     ```
 
     Every command takes `--json`: one line, the last on stdout; messages go to stderr. Nothing is overwritten without
-    `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 128 + n stopped by signal n: 130 by Ctrl-C, 143 by SIGTERM.
+    `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command; the exit code."""
+def run(arguments: Sequence[str], line: typer.Typer = app, name: str = "hdet") -> int:
+    """Run a command; the exit code.
+
+    Args:
+        arguments: without the program's name.
+        line: the command line that has the command.
+        name: the program's.
+    """
     as_json = "--json" in arguments
     try:
-        with terminating():
-            code = app(list(arguments), prog_name="hdet", standalone_mode=False)
+        code = line(list(arguments), prog_name=name, standalone_mode=False)
     except (ArgumentError, JournalError) as error:
         return complain(str(error), as_json, code=2)
     except HdetError as error:
         return complain(str(error), as_json, code=1)
     except _Usage as error:
-        return complain(f"{_text_of(error)} See `{_command_of(error)} --help`.", as_json, code=2)
+        return complain(f"{_text_of(error)} See `{_command_of(error, name)} --help`.", as_json, code=2)
     except KeyboardInterrupt:
         return complain("stopped", as_json, code=128 + signal.SIGINT)
-    except Terminated:
-        return complain("stopped", as_json, code=128 + signal.SIGTERM)
     except OSError as error:
         return complain(f"{error}; check the path, the rights and the space left", as_json, code=1)
     except Exception as error:
@@ -103,6 +104,6 @@ def _text_of(error: Exception) -> str:
     return text if text.endswith((".", "?")) else f"{text}."
 
 
-def _command_of(error: Exception) -> str:
+def _command_of(error: Exception, name: str) -> str:
     context = getattr(error, "ctx", None)
-    return str(context.command_path) if context is not None else "hdet"
+    return str(context.command_path) if context is not None else name

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hdet.cli import options as o
-from hdet.cli.output import Output, refuse_to_overwrite, say_alarms
+from hdet.cli.output import Force, Json, Output, refuse_to_overwrite, say_alarms
 from hdet.cli.plot import plot
 from hdet.errors import ArgumentError
 from hdet.report import comparison
@@ -22,7 +21,7 @@ _Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs' folde
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page with the curves to this file.")]
 
 
-def compare(runs: _Runs, out: _Out = None, force: o.Force = False, as_json: o.Json = False) -> None:
+def compare(runs: _Runs, out: _Out = None, force: Force = False, as_json: Json = False) -> None:
     """Put runs side by side: a table, and their curves over each other.
 
     ```

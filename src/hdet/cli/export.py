@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from hdet.checks import harmless
-from hdet.cli import options as o
-from hdet.cli.output import Output, refuse_to_overwrite
+from hdet.cli.output import Force, Json, Output, refuse_to_overwrite
+from hdet.cli.schedule import found_schedule, journal_at
 from hdet.errors import ArgumentError
-from hdet.runs.folder import plain_json, write_atomically
-from hdet.runs.schedule import found_schedule, journal_at
+from hdet.paths import write_atomically
+from hdet.report.numbers import plain_json
 
 __all__ = ["export"]
 
@@ -24,7 +24,7 @@ _Every = Annotated[bool, typer.Option("--every-step", help="A row for every step
 
 
 def export(
-    run: _Run, out: _Out = None, every_step: _Every = False, force: o.Force = False, as_json: o.Json = False
+    run: _Run, out: _Out = None, every_step: _Every = False, force: Force = False, as_json: Json = False
 ) -> None:
     """Write the schedule that a run found: a row per step, a column per knob.
 

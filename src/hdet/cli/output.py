@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from hdet.checks import harmless
+from hdet.cli import speaks
 from hdet.errors import ArgumentError
 from hdet.report.advice import advice, warned
 from hdet.report.comparison import Table
 from hdet.report.data import RunData
-from hdet.runs.folder import plain_json
+from hdet.report.numbers import plain_json
 
 __all__ = [
+    "Force",
+    "Json",
     "Output",
-    "complain",
     "refuse_to_overwrite",
-    "refuse_torchrun",
     "say_alarms",
     "say_what_next",
-    "speaks",
     "written",
 ]
 
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON, last on stdout; the rest goes to stderr.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+"""Options of every command."""
 _LOG_WIDTH = 120
-
-
-def speaks() -> bool:
-    """Whether this process is the one that prints: of the ranks that torchrun started, the first."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def written(text: str, style: str = "") -> Text:
@@ -85,24 +83,6 @@ def say_what_next(output: Output, run: RunData) -> None:
         output.say(str(found))
 
 
-def complain(text: str, as_json: bool, code: int) -> int:
-    """One line on stderr, and for programs one on stdout; returns the exit code."""
-    line = harmless(" ".join(text.split()))
-    if not speaks() and code == 1:  # bad input is the same on all ranks, a failure need not be
-        print(f"hdet, rank {os.environ['RANK']}: {line}", file=sys.stderr, flush=True)
-    if speaks():
-        print(f"hdet: {line}", file=sys.stderr, flush=True)
-        if as_json:
-            print(json.dumps({"error": line, "code": code}), flush=True)
-    return code
-
-
 def refuse_to_overwrite(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise ArgumentError(f"{path} exists already; name another file with -o, or replace it with --force")
-
-
-def refuse_torchrun(command: str) -> None:
-    """For commands that start ranks themselves, several times and of different numbers."""
-    if "RANK" in os.environ:
-        raise ArgumentError(f"hdet {command} starts its ranks itself, but torchrun has started this; run it without")

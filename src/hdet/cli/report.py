@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hdet.cli import options as o
-from hdet.cli.output import Output, refuse_to_overwrite, say_what_next
+from hdet.cli.output import Force, Json, Output, refuse_to_overwrite, say_what_next
 from hdet.report.data import load_run
 from hdet.report.page import write_report
 from hdet.report.verdict import verdict
@@ -20,7 +19,7 @@ _Out = Annotated[Path | None, typer.Option("--out", "-o", help="The page.", show
 _Title = Annotated[str | None, typer.Option(help="Its title.", show_default="the run's name")]
 
 
-def report(run: _Run, out: _Out = None, title: _Title = None, force: o.Force = False, as_json: o.Json = False) -> None:
+def report(run: _Run, out: _Out = None, title: _Title = None, force: Force = False, as_json: Json = False) -> None:
     """Draw a run: one HTML page with everything inside, that opens offline.
 
     ```

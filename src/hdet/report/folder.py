@@ -1,4 +1,4 @@
-"""A run's folder, as the command line leaves it: ``run.json`` and ``curve.csv`` beside the journal."""
+"""A run's folder, as ``python -m lab train`` leaves it: ``run.json`` and ``curve.csv`` beside the journal."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and as JSON does."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-__all__ = ["factor", "finite", "loss", "number", "percent", "rate", "rates", "seconds", "short"]
+__all__ = ["factor", "finite", "loss", "number", "percent", "plain_json", "rate", "rates", "seconds", "short"]
 
 NOTHING = "–"
 
@@ -116,3 +119,18 @@ def short(text: str, limit: int = 36) -> str:
     """
     half = (limit - 1) // 2
     return text if len(text) <= limit else f"{text[: limit - 1 - half]}…{text[-half:]}"
+
+
+def plain_json(value: Any) -> Any:
+    """Numbers that JSON does not know as null.
+
+    >>> plain_json({"loss": math.nan, "steps": [1, math.inf]})
+    {'loss': None, 'steps': [1, None]}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,1 +1,0 @@
-"""Evidence on real data: twelve workloads over eight data sets (decision 015)."""

@@ -1,0 +1,100 @@
+"""``python -m lab demo``: two scenes in about three minutes."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hdet.cli.output import Output
+from hdet.errors import ArgumentError
+from hdet.report.data import load_run
+from hdet.report.page import Chapter, check_packages, write_chapters
+from hdet.report.verdict import base_movement
+from lab.cli import options as o
+from lab.cli.display import Job, display_for
+from lab.cli.stopping import until_stopped
+from lab.runs.demo import Scene, ensemble, ensemble_table, guess_table, guess_words, guesses
+from lab.runs.launch import execute, refuse_torchrun
+from lab.runs.stop import Stop
+
+__all__ = ["demo"]
+
+_Out = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the runs and the report.", show_default="a new one in runs/")
+]
+_Steps = Annotated[int, typer.Option(help="Steps of each run in scene one.")]
+_Feed = Annotated[int, typer.Option(help="Steps of scene two.")]
+_Replicas = Annotated[int, typer.Option(help="Processes of scene two.")]
+
+
+def demo(
+    out: _Out = None,
+    steps: _Steps = 400,
+    ensemble_steps: _Feed = 400,
+    replicas: _Replicas = 4,
+    force: o.Force = False,
+    as_json: o.Json = False,
+) -> int:
+    """Show what hdet does, in two scenes and about three minutes.
+
+    One, a bad guess: a small CNN learns digits with a max_lr that is 100 times too low, and 100 times too high; torch's
+    OneCycleLR beside hdet's. Two, the ensemble: four processes train a recommender's model at four rates around one
+    schedule. At the end a table, and a report to open in a browser.
+    """
+    refuse_torchrun("demo")
+    check_packages()
+    output = Output(as_json)
+    folder = _folder(out, force)
+    again = f"begin again with: python -m lab demo --out {folder} --force"
+    return until_stopped(
+        output, folder, again, lambda stop: _show(folder, steps, ensemble_steps, replicas, force, output, stop)
+    )
+
+
+def _show(
+    out: Path, steps: int, ensemble_steps: int, replicas: int, force: bool, output: Output, stop: Stop
+) -> int | None:
+    """Both scenes and the page; None where it was stopped."""
+    one, two = guesses(out, steps), ensemble(out, ensemble_steps, replicas)
+    chapters: list[Chapter] = []
+    for scene in (one, two):
+        if _play(scene, output, force, stop) == "stopped":
+            return None
+        seen = [load_run(folder.path) for folder in scene.folders]
+        table = guess_table(seen) if scene is one else ensemble_table(seen[0])
+        chapters.append(Chapter(seen, scene.title, scene.words, table))
+        output.table(table)
+    page = write_chapters(chapters, out / "report.html", title="hdet demo", headline=guess_words(chapters[0].runs))
+    runs = [run for chapter in chapters for run in chapter.runs]
+    output.say(f"\nthe report: {page}", style="bold")
+    found = {run.name: base_movement(run) for run in runs}
+    rates = {name: movement.end for name, movement in found.items() if movement is not None}
+    losses = {run.name: run.summary.final.get("loss") for run in runs}
+    output.result(outcome="complete", out=out, report=page, losses=losses, rates=rates)
+    return 0
+
+
+def _folder(out: Path | None, force: bool) -> Path:
+    if out is None:
+        tries = (Path("runs") / (f"demo-{i}" if i > 1 else "demo") for i in count(1))
+        return next(path for path in tries if not path.exists())
+    if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
+        raise ArgumentError(f"{out} exists already; name another folder, or replace what is in it with --force")
+    return out
+
+
+def _play(scene: Scene, output: Output, force: bool, stop: Stop) -> str:
+    """Run a scene's plans, one after another."""
+    output.say(f"\n{scene.title}", style="bold")
+    output.say(scene.words)
+
+    def begin() -> None:
+        for folder, plan in zip(scene.folders, scene.plans, strict=True):
+            folder.begin(plan, force=force)
+
+    jobs = [Job(plan.name, plan.steps) for plan in scene.plans]
+    with display_for(output.console, jobs) as display:
+        return execute(scene.folders, scene.plans[0], display.show, begin, stop)

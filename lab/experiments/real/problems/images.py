@@ -1,0 +1,170 @@
+"""Images: their classes, what belongs together, what can be made of them again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, cross_entropy
+
+from lab.tasks.streams import generator_of
+from lab.tasks.task import Batch
+from real.data import load_or_stand_in
+from real.models.convolutions import Denoiser, Pairs
+from real.models.latent import VAE
+from real.models.perceptrons import Perceptron, Sines
+from real.models.weights import drawn
+from real.pools import Noised, Rows, Views, frozen, held_out
+from real.task import RealTask
+
+__all__ = ["autoencoder", "classes", "denoiser", "painted", "pairs", "vae"]
+
+
+def classes(
+    data: str, model: Callable[[], nn.Module], name: str, synthetic: bool, wrong: float = 0.0, batch_size: int = 64
+) -> RealTask:
+    """Which of ten classes; a share of the labels may be ``wrong``."""
+    found = load_or_stand_in(data, synthetic)
+    labels = _mislabelled(found["train_labels"], wrong)
+    return RealTask(
+        name,
+        Rows((found["train_images"], labels)),
+        held_out(Rows((found["test_images"], found["test_labels"])), 2048, 512),
+        lambda generator: drawn(model(), generator),
+        _class_loss,
+        batch_size,
+    )
+
+
+def _class_loss(model: nn.Module, batch: Batch) -> Tensor:
+    images, labels = batch
+    return cross_entropy(model(_bright(images)), labels.long())
+
+
+# Without labels ------------------------------------------------------------------------------------------------------
+
+
+def pairs(name: str, synthetic: bool) -> RealTask:
+    """Two views of each image find each other (InfoNCE)."""
+    found = load_or_stand_in("fashion", synthetic)
+    return RealTask(
+        name,
+        Views(found["train_images"]),
+        held_out(frozen(Views(found["test_images"]), name, 2048), 2048, 64),
+        lambda generator: drawn(Pairs(), generator),
+        _pair_loss,
+        batch_size=64,
+    )
+
+
+def _pair_loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(*map(_bright, batch))
+    own = torch.arange(len(logits), device=logits.device)
+    return (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
+
+
+def autoencoder(name: str, synthetic: bool) -> RealTask:
+    """Images of half the size through sixteen numbers: twelve layers, no norm."""
+    train, test = Rows.of(load_or_stand_in("fashion", synthetic), "images")
+    widths = (196, 128, 128, 64, 64, 32, 16, 32, 64, 64, 128, 128, 196)
+    return RealTask(
+        name,
+        train,
+        held_out(test, 2048, 1024),
+        lambda generator: drawn(Perceptron(widths), generator, gain=2.0),
+        _again_loss,
+        batch_size=64,
+    )
+
+
+def _again_loss(model: nn.Module, batch: Batch) -> Tensor:
+    small = avg_pool2d(batch[0][:, None].float() / 255, 2).flatten(1)
+    return (model(small) - small).square().mean()
+
+
+def painted(name: str, synthetic: bool) -> RealTask:
+    """Sixteen images as one: what is at a place? Judged where it is trained: it is to fit, not to foresee."""
+    small = load_or_stand_in("fashion", synthetic)["train_images"][:16].float() / 127.5 - 1
+    whole = small.unflatten(0, (4, 4)).transpose(1, 2).reshape(112, 112)
+    grid = torch.linspace(-1, 1, len(whole))
+    pixels = Rows((torch.cartesian_prod(grid, grid), whole.flatten()))
+    return RealTask(
+        name,
+        pixels,
+        held_out(pixels, 4096, 4096),
+        lambda generator: Sines().drawn(generator),
+        _pixel_loss,
+        batch_size=256,
+        precise=True,
+    )
+
+
+def _pixel_loss(model: nn.Module, batch: Batch) -> Tensor:
+    places, values = batch
+    return (model(places)[:, 0] - values).square().mean()
+
+
+# Patches of photographs ----------------------------------------------------------------------------------------------
+
+PIXELS, CAUSES, ACCURACY = 256, 16, 0.1
+MIDDLE, LOG_SPREAD = math.log(0.2), 0.8
+"""Of the strength of noise: the logarithm is normal."""
+
+
+def vae(name: str, synthetic: bool) -> RealTask:
+    train, test = Rows.of(load_or_stand_in("photos", synthetic), "patches")
+    shapes = ((CAUSES,),)
+    return RealTask(
+        name,
+        Noised(train, shapes),
+        held_out(frozen(Noised(test, shapes), name, 2048), 2048, 1024),
+        lambda generator: drawn(VAE(PIXELS, causes=CAUSES), generator),
+        _evidence_loss,
+        batch_size=64,
+    )
+
+
+def _evidence_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Minus the lower bound of the evidence, in nats per pixel, without the constant of the normal density."""
+    patches, noise = batch
+    x = patches.flatten(1).float() / 255 - 0.5
+    again, divergence = model(x, noise.to(x.dtype))
+    return ((again - x).square().mean(-1) / (2 * ACCURACY**2) + divergence / PIXELS).mean()
+
+
+def denoiser(name: str, synthetic: bool) -> RealTask:
+    train, test = Rows.of(load_or_stand_in("photos", synthetic), "patches")
+    shapes = ((), (16, 16))
+    return RealTask(
+        name,
+        Noised(train, shapes),
+        held_out(frozen(Noised(test, shapes), name, 1024), 1024, 512),
+        lambda generator: drawn(Denoiser(), generator),
+        _noise_loss,
+        batch_size=16,
+    )
+
+
+def _noise_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Of the noise, guessed from an image to which some of it was added; both are scaled to be of size 1."""
+    patches, level, noise = batch
+    clean = patches[:, None].float() / 127.5 - 1
+    log_strength = MIDDLE + LOG_SPREAD * level.to(clean.dtype)
+    strength = log_strength.exp()[:, None, None, None]
+    noise = noise[:, None].to(clean.dtype)
+    noisy = (clean + strength * noise) * (0.25 + strength.square()).rsqrt()
+    return (model(noisy, log_strength) - noise).square().mean()
+
+
+def _bright(images: Tensor) -> Tensor:
+    """One channel, around 0."""
+    return (images[:, None].float() / 255 - 0.3) / 0.3
+
+
+def _mislabelled(labels: Tensor, share: float) -> Tensor:
+    """A share of the labels is drawn anew, always the same ones; a tenth of these happen to be right."""
+    generator = generator_of("wrong labels")
+    fresh = torch.randint(10, labels.shape, generator=generator, dtype=labels.dtype)
+    return torch.where(torch.rand(labels.shape, generator=generator) < share, fresh, labels)

@@ -1,0 +1,202 @@
+"""Problems that need no data: each has a property that is hard to find in small real ones."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp
+from torch.nn.functional import cross_entropy
+
+from lab.tasks.streams import generator_of
+from lab.tasks.task import Batch
+from real.models.graph import GraphNet
+from real.models.perceptrons import Perceptron
+from real.models.transformers import GPT
+from real.models.weights import drawn
+from real.pools import Made, Rows, frozen, held_out
+from real.task import RealTask
+
+__all__ = ["graph", "narrow", "sorting", "teacher", "waves"]
+
+
+# Sorting: learnt at a transition, which a rate that is too high prevents ---------------------------------------------
+
+NUMBERS, LENGTH = 96, 14
+
+
+def sorting(name: str, synthetic: bool) -> RealTask:
+    """Numbers, then the same numbers in order: a GPT predicts the second half."""
+    pool = Made(_unsorted)
+    return RealTask(
+        name,
+        pool,
+        held_out(frozen(pool, name, 256), 256, 256),
+        lambda generator: drawn(GPT(NUMBERS, 2 * LENGTH - 1), generator),
+        _order_loss,
+        batch_size=32,
+    )
+
+
+def _unsorted(count: int, generator: torch.Generator) -> Batch:
+    return (torch.randint(NUMBERS, (count, LENGTH), generator=generator).to(torch.uint8),)
+
+
+def _order_loss(model: nn.Module, batch: Batch) -> Tensor:
+    numbers = batch[0].long()
+    ordered = numbers.sort(-1).values
+    logits = model(torch.cat([numbers, ordered[:, :-1]], 1))[:, LENGTH - 1 :]
+    return cross_entropy(logits.flatten(0, 1), ordered.flatten())
+
+
+# A differential equation: a smooth loss that falls by decades --------------------------------------------------------
+
+WAVES = 2 * math.pi
+EDGE = 100.0
+"""The weight of the edges."""
+
+
+def waves(name: str, synthetic: bool) -> RealTask:
+    """A physics-informed network for Helmholtz' equation on a square, u = 0 on its edges; no data but the equation.
+
+    u_xx + u_yy + u = f, of which sin(2 pi x) sin(2 pi y) is the solution.
+    """
+    pool = Made(_points)
+    return RealTask(
+        name,
+        pool,
+        held_out(frozen(pool, name, 1024), 1024, 1024),
+        lambda generator: drawn(Perceptron((2, 64, 64, 64, 1), torch.tanh), generator),
+        _physics_loss,
+        batch_size=128,
+        precise=True,
+    )
+
+
+def _points(count: int, generator: torch.Generator) -> Batch:
+    """Inside, and on the edges."""
+    inside, edge = torch.rand(2, count, 2, generator=generator)
+    which = torch.randint(2, (2, count), generator=generator)
+    edge[torch.arange(count), which[0]] = which[1].float()
+    return inside, edge
+
+
+def _physics_loss(model: nn.Module, batch: Batch) -> Tensor:
+    inside, edge = batch
+
+    def u(points: Tensor) -> Tensor:
+        return model(points)[:, 0]  # type: ignore[no-any-return]
+
+    def bent(axis: int) -> Tensor:
+        """The second derivative."""
+        way = torch.eye(2, dtype=inside.dtype, device=inside.device)[axis].expand_as(inside)
+        return jvp(lambda points: jvp(u, (points,), (way,))[1], (inside,), (way,))[1]  # type: ignore[no-any-return]
+
+    force = (1 - 2 * WAVES**2) * torch.sin(WAVES * inside).prod(-1)
+    return (bent(0) + bent(1) + u(inside) - force).square().mean() + EDGE * u(edge).square().mean()
+
+
+# A graph in full batches: gradients agree to the end, and it overfits ------------------------------------------------
+
+NODES, BLOCKS, LABELLED, FEATURES = 600, 6, 60, 160
+
+
+def graph(name: str, synthetic: bool) -> RealTask:
+    """Which block of a stochastic block model is a node of? The labels of a tenth of the nodes are known."""
+    features, adjacency, blocks = _block_model()
+    nodes = torch.arange(NODES)
+    return RealTask(
+        name,
+        Rows((nodes[:LABELLED], blocks[:LABELLED])),
+        held_out(Rows((nodes[LABELLED:], blocks[LABELLED:])), NODES, NODES),
+        lambda generator: drawn(GraphNet(features, adjacency, BLOCKS), generator),
+        _block_loss,
+        batch_size=LABELLED,
+    )
+
+
+@cache
+def _block_model() -> tuple[Tensor, Tensor, Tensor]:
+    """Features [node, number], links [node, node] and blocks [node]."""
+    generator = generator_of("blocks")
+    blocks = torch.randint(BLOCKS, (NODES,), generator=generator)
+    likely = torch.where(blocks[:, None] == blocks, 0.04, 0.01)
+    upper = (torch.rand(NODES, NODES, generator=generator) < likely).triu(1).float()
+    centres = torch.randn(BLOCKS, FEATURES, generator=generator)
+    features = 0.2 * centres[blocks] + torch.randn(NODES, FEATURES, generator=generator)
+    return features, upper + upper.T, blocks
+
+
+def _block_loss(model: nn.Module, batch: Batch) -> Tensor:
+    nodes, blocks = batch
+    return cross_entropy(model(nodes), blocks)
+
+
+# A likelihood of small numbers: the loss goes far below zero ---------------------------------------------------------
+
+INPUTS, SCALE = 4, 0.05
+
+
+def narrow(name: str, synthetic: bool) -> RealTask:
+    """The mean and the variance of targets of scale 0.05, whose noise is wider in some places."""
+    pool = Made(_narrow_targets)
+    return RealTask(
+        name,
+        pool,
+        held_out(frozen(pool, name, 2048), 2048, 1024),
+        lambda generator: drawn(Perceptron((INPUTS, 128, 128, 2)), generator),
+        _likelihood_loss,
+        batch_size=64,
+        density=True,
+    )
+
+
+def _narrow_targets(count: int, generator: torch.Generator) -> Batch:
+    x, noise = torch.randn(count, INPUTS, generator=generator), torch.randn(count, generator=generator)
+    mean = torch.sin(2 * x[:, 0]) + x[:, 1] / 2
+    wide = 0.1 + 0.4 * torch.sigmoid(2 * x[:, 2])
+    return x, SCALE * (mean + wide * noise)
+
+
+def _likelihood_loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, targets = batch
+    mean, log_variance = model(x).unbind(-1)
+    return 0.5 * (log_variance + (targets - mean).square() * (-log_variance).exp()).mean()
+
+
+# A regression on another network -------------------------------------------------------------------------------------
+
+TEACHER, NOISE = (16, 32, 1), 0.1
+
+
+def teacher(name: str, synthetic: bool) -> RealTask:
+    """What a fixed network of tanh says, and a little noise."""
+    pool = Made(_taught)
+    return RealTask(
+        name,
+        pool,
+        held_out(frozen(pool, name, 2048), 2048, 1024),
+        lambda generator: drawn(Perceptron((TEACHER[0], 128, 128, 1)), generator),
+        _answer_loss,
+        batch_size=64,
+    )
+
+
+@cache
+def _teacher() -> tuple[Tensor, Tensor]:
+    generator = generator_of("teacher")
+    first = 2 * torch.randn(TEACHER[1], TEACHER[0], generator=generator) / math.sqrt(TEACHER[0])
+    return first, torch.randn(TEACHER[1], generator=generator) / math.sqrt(TEACHER[1])
+
+
+def _taught(count: int, generator: torch.Generator) -> Batch:
+    first, second = _teacher()
+    x = torch.randn(count, TEACHER[0], generator=generator)
+    return x, torch.tanh(x @ first.T) @ second + NOISE * torch.randn(count, generator=generator)
+
+
+def _answer_loss(model: nn.Module, batch: Batch) -> Tensor:
+    x, answers = batch
+    return (model(x)[:, 0] - answers).square().mean()

@@ -1,0 +1,211 @@
+"""The tables of lab/experiments/real_lr.py as markdown, the profiles as a picture, and whether the targets are met.
+
+    python lab/experiments/real_table.py        # test, seen, dev of lab/experiments/results/real; the README's table
+    python lab/experiments/real_table.py --split kin
+
+docs/make_results.py puts them into docs/real-data.md and README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from checkout import ROOT
+from real.score import (
+    LONGEST,
+    Summary,
+    Table,
+    area,
+    geometric_mean,
+    profile,
+    ratios,
+    slowdowns,
+    summary,
+    table_of,
+)
+from real.targets import APART, CONTROLS, OURS, check_table, checks
+
+SHOWN = ("test", "seen", "dev")
+"""Splits of the page and of the README's table. kin, for tuning only, is a matter of the command line."""
+SPLITS = (*SHOWN, "kin")
+RESULTS = Path(__file__).parent / "results" / "real"
+IMAGES = ROOT / "docs" / "images"
+
+FRONT = {
+    "auto": '**hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate',
+    "auto-alone": "the same by `scheduler.step()`, without a loss",
+    "onecycle": "torch's OneCycleLR from six rates between, as given",
+    "customary": "torch's OneCycleLR at the optimizer's customary rate",
+    "finder": "a range test, then OneCycle at its suggestion",
+    "schedulefree": "Schedule-Free, its default rate",
+    "prodigy": "Prodigy",
+    "mechanic": "Mechanic",
+    "dadaptation": "D-Adaptation",
+    "dog": "DoG",
+    "prodigyplus": "Prodigy with Schedule-Free",
+    "radamfree": "Schedule-Free RAdam, its default rate",
+    "momo": "MoMo",
+    "cocob": "COCOB",
+    "published": "published HDET from there, the rate as given",
+}
+"""Rows of the README's table, and what they are called there."""
+
+
+class Line(NamedTuple):
+    """The profile of a method, as drawn."""
+
+    label: str
+    tau: list[float]
+    rho: list[float]
+    area: float
+    ours: bool
+
+
+def read(folder: Path, split: str) -> list[Table]:
+    """The workloads of a split that have been run."""
+    contents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [table_of(one) for one in contents if one["split"] == split and "onecycle" in one["rows"]]
+
+
+def summaries(tables: Sequence[Table]) -> dict[str, Summary]:
+    """Of all methods that every workload has, the largest area first."""
+    found = {name: summary(tables, name, slow) for name, slow in slowdowns(tables, CONTROLS).items()}
+    return dict(sorted(found.items(), key=lambda item: -item[1].area))
+
+
+def summary_table(tables: Sequence[Table]) -> str:
+    """One line per method."""
+    labels = tables[0].labels
+    head = "| | mean | worst | area | near | reached | sensitivity | spread | failed |\n| --- |" + " ---: |" * 8
+    lines = [
+        f"| {labels[name]} | {one.ratio:.3f} | {one.worst:.2f} | {one.area:.3f} | {one.near:.0%} | {one.reached:.0%} | "
+        f"{'' if one.sensitivity is None else f'{one.sensitivity:.3f}'} | "
+        f"{'' if math.isnan(one.spread) else f'{one.spread:.1%}'} | "
+        f"{one.failed or ''} |"
+        for name, one in summaries(tables).items()
+    ]
+    return "\n".join([head, *lines])
+
+
+def ratio_table(tables: Sequence[Table]) -> str:
+    """Final loss over the tuned OneCycle's: a line per method and start, a column per workload."""
+    names = list(dict.fromkeys(name for table in tables for name in table.methods))
+    labels = {name: label for table in tables for name, label in table.labels.items()}
+    head = f"| | {' | '.join(table.name for table in tables)} |\n| --- |" + " ---: |" * len(tables)
+    lines = []
+    for name in names:
+        found = {table.name: ratios(table, name) for table in tables if name in table.methods}
+        for start in dict.fromkeys(start for row in found.values() for start in row):
+            cells = [found.get(table.name, {}).get(start, math.nan) for table in tables]
+            label = labels[name] + ("" if start is None or name == "tuned" else f", from x{start:g}")
+            lines.append(f"| {label} | {' | '.join('' if math.isnan(c) else f'{c:.3f}' for c in cells)} |")
+    return "\n".join([head, *lines])
+
+
+def found_table(tables: Sequence[Table]) -> str:
+    """The rate that runs found over the best fixed one, lowest and highest of the seeds: a column per workload."""
+    names = ("customary", "finder", "auto", "auto-alone", "placebo", "published", "greedy")
+    labels = {name: label for table in tables for name, label in table.labels.items()}
+    head = f"| | {' | '.join(table.name for table in tables)} |\n| --- |" + " ---: |" * len(tables)
+    lines = []
+    for name in names:
+        for start in dict.fromkeys(start for table in tables for start in table.found.get(name, {})):
+            cells = [_range(table.found.get(name, {}).get(start, [])) for table in tables]
+            lines.append(f"| {labels[name]}{'' if start is None else f', from x{start:g}'} | {' | '.join(cells)} |")
+    return "\n".join([head, *lines])
+
+
+def front(tables: Sequence[Table]) -> str:
+    """The README's table: what a method ends with, over all workloads that have it and all its starts."""
+    lines = []
+    for name, label in FRONT.items():
+        found = [list(ratios(table, name).values()) for table in tables if name in table.methods]
+        cells = [ratio for row in found for ratio in row]
+        if cells:
+            lines.append(f"| {label} | {geometric_mean(cells):.2f} | {max(cells):.2f} | {len(found)} |")
+    head = "| final loss ÷ loss at the best rate of a sweep | mean | worst | workloads |\n| --- | ---: | ---: | ---: |"
+    return "\n".join([head, *lines])
+
+
+def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = SHOWN) -> str:
+    """The targets, and the splits that have been run, with their pictures."""
+    every = {split: read(folder, split) for split in SPLITS}
+    found = {split: summaries(tables) for split, tables in every.items() if split in splits and tables}
+    apart = [table for tables in every.values() for table in tables if table.name in APART and OURS in table.methods]
+    met = checks(found, {table.name: ratios(table, OURS) for table in apart})
+    parts = ["## Targets", check_table(met)] if met else []
+    for split in splits:
+        tables = [table for table in every[split] if table.name not in APART]
+        if not tables:
+            continue
+        picture = images / f"real_profile_{split}.svg"
+        draw(lines_of(tables), picture, f"{len(tables)} workloads of {split}: time to the target")
+        shown = f"![Share of runs at the target over the slowdown, {split}]({images.name}/{picture.name})"
+        parts += [f"## {split.capitalize()}: {len(tables)} workloads", summary_table(tables), shown]
+        parts += ["Final loss over that of the tuned OneCycle:", ratio_table(every[split])]
+        parts += ["The rate found, over the best of the grid:", found_table(every[split])]
+    return "\n\n".join(parts)
+
+
+def _range(values: Sequence[float]) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return ""
+    low, high = f"{min(known):.2g}", f"{max(known):.2g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def lines_of(tables: Sequence[Table]) -> list[Line]:
+    """The profiles of all methods but controls, the largest area first."""
+    tau = np.linspace(1, LONGEST, 301).tolist()
+    found = {name: slow for name, slow in slowdowns(tables, CONTROLS).items() if name not in CONTROLS}
+    labels = tables[0].labels
+    lines = [
+        Line(labels[name], tau, [profile(slow, x) for x in tau], area(slow), name == OURS)
+        for name, slow in found.items()
+    ]
+    return sorted(lines, key=lambda line: -line.area)
+
+
+def draw(lines: Sequence[Line], path: Path, title: str) -> None:
+    """The picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "hdet"  # the same numbers give the same bytes
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    colours = plt.get_cmap("tab10")
+    for number, line in enumerate(lines):
+        style = {"color": colours(number % 10), "linestyle": "-" if number < 10 else "--"}
+        style |= {"color": "black", "linewidth": 2.6, "zorder": 3} if line.ours else {}
+        axes.step(line.tau, line.rho, where="post", label=f"{line.label} ({line.area:.2f})", **style)
+    axes.set(xlim=(1, LONGEST), ylim=(0, 1.02), title=title)
+    axes.set(xlabel="tau: times as slow as the fastest", ylabel="share of runs at the target")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--images", type=Path, default=IMAGES, help="where the profiles are drawn")
+    parser.add_argument("--split", help=f"only this one, default {', '.join(SHOWN)}")
+    given = parser.parse_args()
+    splits = [given.split] if given.split else SHOWN
+    print(page(given.results, given.images, splits) or f"nothing of {', '.join(splits)} in {given.results}")
+    print("\n" + front([table for split in splits for table in read(given.results, split)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Optimizer and scheduler of a plan."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer, lr_scheduler
+
+import hdet
+from hdet.journal import Sink
+from lab.runs.placebo import Placebo
+from lab.runs.plan import AUTO, Plan
+
+__all__ = ["Scheduler", "advance", "base_rates", "consensus", "optimizer_of", "scheduler_of"]
+
+Scheduler: TypeAlias = lr_scheduler.OneCycleLR
+"""torch's, or hdet's, which is one of torch's."""
+
+
+def optimizer_of(plan: Plan, groups: list[dict[str, Any]]) -> Optimizer:
+    """Adam, or SGD with momentum."""
+    lr = plan.guess if plan.lr == AUTO else float(plan.lr)
+    if plan.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=0.9)
+    return torch.optim.Adam(groups, lr=lr)
+
+
+def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Sink | None) -> Scheduler:
+    """torch's OneCycleLR, or hdet's: a search, or replicas that train apart; all else as in torch."""
+    if plan.method == "none":
+        return lr_scheduler.OneCycleLR(optimizer, float(plan.lr), plan.steps)
+    if plan.method == "search":
+        return hdet.OneCycleLR(optimizer, "auto", plan.steps, model=model, journal=journal)
+    return hdet.OneCycleLR(
+        optimizer,
+        float(plan.lr),
+        plan.steps,
+        spread=plan.spread,
+        sync_every=plan.round_length,
+        auto_lr=Placebo(plan.seed) if plan.signal == "shuffled" else plan.signal == "loss",
+        seed=plan.seed,
+        model=model,
+        journal=journal,
+    )
+
+
+def advance(scheduler: Scheduler, loss: Tensor) -> None:
+    """One step of either."""
+    if isinstance(scheduler, hdet.OneCycleLR):
+        scheduler.step(loss)
+    else:
+        scheduler.step()
+
+
+def base_rates(scheduler: Scheduler) -> list[float]:
+    """The rates around which the replicas spread, one per parameter group."""
+    if isinstance(scheduler, hdet.OneCycleLR):
+        return [float(rate) for rate in scheduler.base_lrs_now]
+    return [float(rate) for rate in scheduler.get_last_lr()]
+
+
+def consensus(scheduler: Scheduler) -> AbstractContextManager[None]:
+    """The replicas' mean inside. A collective."""
+    return scheduler.consensus() if isinstance(scheduler, hdet.OneCycleLR) else nullcontext()

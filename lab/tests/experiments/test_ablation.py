@@ -1,0 +1,184 @@
+"""lab/experiments/ablation.py: variants change what they say, are kept, and the table says what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ablation
+import pytest
+import torch
+from ablation import Plan, Problem, bundled, markdown, named, problem_of, run_problem, table_of
+from auto_runs import Measured
+from real.optimizers import update_of
+from variants import ALONE, AS_IT_IS, CHANGES, PLACEBO, VARIANTS, changed, run_of
+
+from hdet.auto.constants import DEFAULT, Constants
+from hdet.auto.reach import Sums
+from hdet.auto.rule import Action
+from hdet.rollback import ruin
+from hdet.rollback.ruin import LIMITS, Limits
+from lab.tests.experiments.small_tasks import CPU, small
+
+JUDGE = {name: getattr(ruin, name) for name in ("BLOCKS",)}
+NUMBERS = {**DEFAULT._asdict(), **LIMITS._asdict(), **JUDGE}
+STEPS = 60
+
+
+def tiny(name: str = "tiny") -> Problem:
+    task = small("digits")
+    return Problem(name, "dev and kin", STEPS, 1e-2, lambda: task, lambda stack: update_of("adamw", stack))
+
+
+def plan(folder: Path, *variants: str, again: bool = False) -> Plan:
+    return Plan(list(variants), folder, CPU, seeds=(0, 1), again=again)
+
+
+def test_every_number_is_changed_up_and_down() -> None:
+    assert set(CHANGES) == set(NUMBERS)
+    assert len(CHANGES) == 22
+    for name, values in CHANGES.items():
+        assert min(values) < NUMBERS[name] < max(values), name
+
+
+def test_a_variant_changes_what_it_names() -> None:
+    for name, values in VARIANTS.items():
+        run = run_of(name, STEPS, 1e-5, 0)
+        own = {**run.rule.constants._asdict(), **run.rule.limits._asdict()}
+        assert all(own[key] == value for key, value in values.items() if key in own)
+        different = {key for key, value in own.items() if value != NUMBERS[key]}
+        assert different == {key for key in values if key in Constants._fields + Limits._fields}, name
+    assert not run_of(ALONE, STEPS, 1e-5, 0).losses
+
+
+def test_the_judges_numbers_are_a_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    judge = ruin._lower_median
+    monkeypatch.setattr(ruin, "_lower_median", lambda values: (seen.append(ruin.FEWEST), judge(values))[1])
+    measured = Measured(1e-3, Sums(0.0, 0.0, 0.0), [1.0, 2.0], [0.0, 0.0])
+    for name in ("BLOCKS=4", AS_IT_IS, "BLOCKS=16"):
+        run = run_of(name, STEPS, 1e-5, 0)
+        for span in ((0, 1), (1, 3)):  # the first is not judged
+            run.after_round(span, measured)
+    assert seen == [2, JUDGE["BLOCKS"] // 2, 8]
+    with pytest.raises(RuntimeError), changed({"BLOCKS": 1}):
+        assert ruin.BLOCKS == 1
+        raise RuntimeError
+    assert {name: getattr(ruin, name) for name in JUDGE} == JUDGE
+
+
+def test_variants_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (AS_IT_IS, "least_rise=1", "heed=3.5", "no reach", "shortest=80", PLACEBO)
+    there = run_problem(plan(tmp_path, *names), tiny())
+    assert (tmp_path / "tiny.json").stat().st_size < 2000
+    assert list(there["variants"]) == list(names)
+    found = {name: row["found"] for name, row in there["variants"].items()}
+    assert len({str(rates) for rates in found.values()}) == len(names)  # each variant has done something
+    assert max(found["no reach"]) < min(found[AS_IT_IS])
+    assert found["shortest=80"] == [1e-3, 1e-3]  # the guess is kept to
+    assert max(there["fixed"]) < there["initial"]
+    monkeypatch.setattr(ablation, "trained", lambda plan, problem, variants: pytest.fail(f"runs {variants}"))
+    assert run_problem(plan(tmp_path, AS_IT_IS, PLACEBO), tiny()) == there
+    for another in (plan(tmp_path, AS_IT_IS, again=True), plan(tmp_path, "turn=0.5")):
+        with pytest.raises(BaseException, match="runs"):
+            run_problem(another, tiny())
+    monkeypatch.setattr(ablation, "library", lambda: "another rule")
+    with pytest.raises(BaseException, match="runs"):
+        run_problem(plan(tmp_path, AS_IT_IS), tiny())
+
+
+def test_a_variant_is_the_same_whoever_trains_beside_it(tmp_path: Path) -> None:
+    alone = run_problem(plan(tmp_path / "a", "turn=0.5"), tiny())
+    beside = run_problem(plan(tmp_path / "b", AS_IT_IS, "BLOCKS=4", "turn=0.5", "sampled=4"), tiny())
+    assert alone["variants"]["turn=0.5"] == beside["variants"]["turn=0.5"]  # to six digits, as the file has them
+    assert alone["fixed"] == pytest.approx(beside["fixed"])
+
+
+def test_parts_are_switched_off() -> None:
+    ruined = Measured(1e-3, Sums(1.0, 1.0, 1.0, 1.0), [1e9] * 8, [0.0] * 8)
+    fine = ruined._replace(losses=[1.0, 2.0] * 4)
+    for name, action in ((AS_IT_IS, Action.ROLL_BACK), ("never ruined", Action.KEEP)):
+        run = run_of(name, 200, 1e-5, 0)
+        for number in range(4):
+            run.after_round((8 * number, 8 * number + 8), fine)
+        assert run.after_round((32, 40), ruined).action is action
+    levels = {}
+    for name in (AS_IT_IS, "never straight", "no reach", "no ceiling"):
+        run = run_of(name, 200, 1e-5, 0)
+        run.after_round((0, 1), fine)
+        first = run.state.level
+        straight = Sums(asked=1.0, gained=1.0, rates=1e-9, straight=1e-9)
+        run.after_round((1, 3), fine._replace(sums=straight))
+        levels[name] = run.state.level - first
+        run.after_round((3, 5), fine._replace(sums=straight._replace(asked=-1.0)))
+        assert math.isinf(run.state.ceiling) == (name == "no ceiling"), name
+    assert levels[AS_IT_IS] == levels["no reach"] == pytest.approx(math.log(2))
+    assert levels["never straight"] <= levels[AS_IT_IS]
+
+
+def test_table_by_hand() -> None:
+    def content(name: str, group: str, worse: float) -> dict[str, Any]:
+        variants = {AS_IT_IS: {"losses": [1.0, 4.0]}, "heed=3.5": {"losses": [worse, 4 * worse]}}
+        return {"problem": name, "group": group, "initial": 100.0, "fixed": [1.0, 2.0], "variants": variants}
+
+    table = table_of([content("a", "zoo 100", 1.1), content("b", "zoo 100", 1.3), content("c", "dev and kin", 0.9)])
+    assert table[AS_IT_IS]["zoo 100"].mean == pytest.approx(math.sqrt(2))
+    cell = table["heed=3.5"]["zoo 100"]
+    first, second = math.log(1.1), math.log(1.3)
+    assert (cell.worst, cell.difference) == pytest.approx((1.3 * math.sqrt(2), (first + second) / 2))
+    assert cell.error == pytest.approx((second - first) / 2)
+    assert cell.mark == "worse"
+    assert table["heed=3.5"]["dev and kin"].mark == ""  # one problem has no error
+    text = markdown(table, {"dev and kin": 1, "zoo 100": 2})
+    assert "| heed=3.5 | 1.273, 1.27 | -0.1054 | 1.691, 1.84 | +0.1788 ± 0.0835 worse |" in text
+    assert "| as it is | 1.414, 1.41 |  | 1.414, 1.41 |  |" in text
+
+
+def test_densities_and_failures() -> None:
+    rows = {AS_IT_IS: {"losses": [None]}}
+    content = {"initial": 1.0, "fixed": [0.0], "density": True, "variants": rows}
+    assert ablation.scores(content) == {AS_IT_IS: 1.0}
+
+
+def test_names_of_problems() -> None:
+    everything = named("dev,kin,zoo")
+    assert (len(everything), everything[0]) == (34 + 120, "movielens-factors")
+    assert named("zoo100,sorting,zoo/line/adam/100")[:2] == ["sorting", "zoo/function/adam/100"]
+    bundles = bundled(everything)
+    assert len(bundles) == 34 + 12
+    assert ",".join(bundles).split(",") == everything
+    for words in ("test", "photos-vae", "nothing", "zoo/line/adam/7"):
+        with pytest.raises(SystemExit, match="for judging, but got"):
+            named(words)
+
+
+def test_the_best_rate_is_known_or_asked_for(tmp_path: Path) -> None:
+    zoo = tmp_path / "zoo.json"
+    zoo.write_text(json.dumps({"grid": {"line/sign/100": [3.0, 1.0, *[2.0] * 18]}}))
+    assert problem_of("zoo/line/sign/100", zoo=zoo).rate == pytest.approx(10 ** (-14 / 3))
+    (tmp_path / "sorting.json").write_text(json.dumps({"best": {"rate": 0.5}}))
+    sorting = problem_of("sorting", tmp_path)
+    assert (sorting.group, sorting.rate, sorting.steps) == ("apart", 0.5, 2000)
+    with pytest.raises(SystemExit, match=r"Run first: .*real_lr.py --workloads kjv-gpt --rows onecycle"):
+        problem_of("kjv-gpt", tmp_path)
+
+
+def test_the_table_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_problem(plan(tmp_path, AS_IT_IS, "heed=3.5"), tiny())
+    ablation.main(["--table", "--results", str(tmp_path)])
+    assert "dev and kin (1): mean, worst" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        ablation.main(["--variants", "heed=7"])
+
+
+def test_no_time_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ablation, "problem_of", tiny)
+    monkeypatch.setattr(ablation.time, "time", iter([0.0, 9.0]).__next__)
+    threads = torch.get_num_threads()
+    ablation.main(["--workloads", "sorting", "--seconds", "5", "--device", "cpu"])
+    assert capsys.readouterr().out == "sorting: no time left\n"
+    torch.set_num_threads(threads)

@@ -1,0 +1,189 @@
+"""lab/experiments/auto_runs.py: a run on the stack is the product on one model, step by step, whoever trains beside."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from auto_runs import AutoRuns, Run, blocks_of, ends_of
+from shapes import onecycle
+from stacked import Adam, Momentum, Optimizer, Stack
+from supply import Supply
+from torch import Tensor
+
+import hdet
+from hdet.auto.constants import DEFAULT, Constants
+from hdet.auto.rule import Action, Decision, Evidence, Rule
+from hdet.rollback.ruin import BLOCKS, LIMITS, Limits
+from lab.tests.experiments.small_tasks import CPU, small
+
+STEPS, SEED = 150, 2
+SOON = Limits(lost=0.0, noise=0.1)
+"""Weights are soon called ruined."""
+OPTIMIZERS: dict[str, tuple[Callable[[Tensor], Optimizer], Callable[..., torch.optim.Optimizer]]] = {
+    "adam": (Adam, torch.optim.Adam),
+    "momentum": (Momentum, lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
+}
+
+
+# The product ---------------------------------------------------------------------------------------------------------
+
+
+class Product(NamedTuple):
+    """What ``hdet.OneCycleLR(max_lr="auto")`` has done."""
+
+    rates: list[float]
+    losses: list[float]
+    decisions: list[tuple[int, Decision]]
+    found: float
+
+
+def product(task: Any, optimizer: str, guess: float, *, losses: bool = True, **rule: Any) -> Product:
+    """Train one model by it; ``rule``: other numbers of its rule."""
+    model = task.model(SEED)
+    parameters = [p for group in task.groups(model) for p in group["params"]]
+    own = OPTIMIZERS[optimizer][1](parameters, lr=guess)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hdet.SearchWarning)
+        scheduler = hdet.OneCycleLR(own, "auto", STEPS, cycle_momentum=False)
+        search = scheduler._run.way
+        search.rule = Noted(STEPS, decisions=[], **rule)
+        done = Product([], [], search.rule.decisions, 0.0)
+        for t in range(STEPS):
+            done.rates.append(float(own.param_groups[0]["lr"]))
+            own.zero_grad()
+            loss = task.loss(model, task.batch(SEED, t))
+            loss.backward()
+            own.step()
+            done.losses.append(loss.item())
+            scheduler.step(loss) if losses else scheduler.step()
+    return done._replace(found=guess * search.found.found)
+
+
+@dataclass(frozen=True)
+class Noted(Rule):
+    """A rule whose decisions can be read afterwards."""
+
+    decisions: list[tuple[int, Decision]] = field(default_factory=list)
+
+    def after_round(self, state: Any, evidence: Evidence) -> Decision:
+        decision = super().after_round(state, evidence)
+        self.decisions.append((evidence.span[1], decision))
+        return decision
+
+
+# The stack -----------------------------------------------------------------------------------------------------------
+
+
+def stacked(task: Any, optimizer: str, *runs: Run) -> AutoRuns:
+    """Train the runs side by side."""
+    stack = Stack(task, [SEED], len(runs), CPU)
+    auto_runs = AutoRuns(stack, OPTIMIZERS[optimizer][0](stack.theta), [list(runs)])
+    step = auto_runs.train_step(Supply(task, [SEED], runs[0].steps, CPU).batches)
+    for t in range(1, runs[0].steps + 1):
+        step()
+        auto_runs.end_rounds(t)
+    return auto_runs
+
+
+def told(decisions: list[tuple[int, Decision]]) -> list[tuple[Any, ...]]:
+    return [(t, one.action, one.slot, one.event, one.anew) for t, one in decisions]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "guess", "options", "until"),
+    [
+        ("digits", "momentum", 1e-2, {}, STEPS),
+        ("digits", "momentum", 1e3, {"limits": SOON}, STEPS),  # restarted, and often rolled back
+        ("digits", "momentum", 1e-2, {"losses": False}, STEPS),
+        ("feed", "adam", 1e-6, {}, STEPS),
+        ("feed", "adam", 1e13, {}, STEPS),  # the first step goes very far
+        ("feed", "adam", 1.0, {"constants": DEFAULT._replace(sampled=3, growing=0.4, least_rise=0.1)}, STEPS),
+        ("text", "adam", 1e-3, {}, 44),  # the small model is chaotic at its rate
+    ],
+    ids=["plain", "ruined", "norms", "low", "far", "numbers", "text"],
+)
+def test_a_run_is_what_the_product_does(
+    name: str, optimizer: str, guess: float, options: dict[str, Any], until: int
+) -> None:
+    task = small(name)
+    slow = product(task, optimizer, guess, **options)
+    run = Run(STEPS, guess, **options)
+    others = [Run(STEPS, 1.0), Run(STEPS, 1.0, constants=Constants(growing=0.5)), Run(STEPS, 1e-3, searches=False)]
+    runs = stacked(task, optimizer, others[0], run, *others[1:])
+    mine, theirs = runs.rates[:, 0, 1, 0], torch.tensor(slow.rates, dtype=torch.float64)
+    torch.testing.assert_close(mine[:until], theirs[:until], rtol=1e-6, atol=0)
+    soon = min(until, 100)  # later rounding may have grown
+    assert runs.losses[:soon, 0, 1].tolist() == pytest.approx(slow.losses[:soon], rel=1e-6, nan_ok=True)
+    same = [(t, one) for t, one in slow.decisions if t <= until]
+    assert told([(t, one) for t, one in run.decisions if t <= until]) == told(same)
+    if until == STEPS:
+        assert run.found == pytest.approx(slow.found, rel=1e-6)
+    if options.get("limits") is SOON:
+        assert {Action.RESTART, Action.ROLL_BACK} <= {one.action for _, one in run.decisions}
+        assert run.rolled_back == sum(one.action is Action.ROLL_BACK for _, one in slow.decisions) > 1
+
+
+def test_a_run_without_a_search_is_a_schedule() -> None:
+    runs = stacked(small("feed"), "adam", Run(60, 1e-2, searches=False), Run(60, 1e-2))
+    assert runs.rates[:, 0, 0, 0].tolist() == pytest.approx((1e-2 * onecycle(60)[:60]).tolist(), rel=1e-12)
+    assert runs.rates[:, 0, 1, 0].tolist() != pytest.approx((1e-2 * onecycle(60)[:60]).tolist(), rel=0.1)
+
+
+def test_a_run_too_short_to_search_keeps_to_the_guess() -> None:
+    runs = stacked(small("feed"), "adam", Run(30, 1e-2))
+    assert runs.rates[:, 0, 0, 0].tolist() == pytest.approx((1e-2 * onecycle(30)[:30]).tolist(), rel=1e-12)
+
+
+def test_a_placebo_tosses_its_own_coins() -> None:
+    runs = stacked(small("feed"), "adam", *[Run(100, 1e-3, placebo=name) for name in (None, "0", "0", "1")])
+    real, first, same, second = (run.found for run in runs.runs.values())
+    assert first == same
+    assert len({real, first, second}) == 3
+
+
+def test_a_placebo_sees_losses_of_other_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Evidence] = []
+    decide = Rule.after_round
+
+    def noted(self: Rule, state: Any, evidence: Evidence) -> Decision:
+        seen.append(evidence)
+        return decide(self, state, evidence)
+
+    monkeypatch.setattr(Rule, "after_round", noted)
+    losses = stacked(small("feed"), "adam", Run(100, 1e-3, placebo="0")).losses[:, 0, 0].tolist()
+    own = [blocks_of(losses[evidence.span[0] : evidence.span[1]]) for evidence in seen]
+    shown = [own.index(evidence.blocks) for evidence in seen]
+    assert all(number <= round for round, number in enumerate(shown))
+    assert shown != list(range(len(seen)))
+    assert {evidence.straightness for evidence in seen} == {0.0, 1.0}
+    assert {evidence.reach for evidence in seen} == {-math.inf}
+
+
+@pytest.mark.parametrize("steps", [40, 100, 1001])
+def test_rounds_end_before_and_after_the_last_step(steps: int) -> None:
+    ends = ends_of(steps)
+    assert ends[-2:] == (steps - 1, steps)
+    assert list(ends) == sorted({*ends})
+    assert Run(steps, 1.0).sampled.count(True) <= 8 * len(ends)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
+def test_blocks_are_equal_parts(count: int) -> None:
+    blocks = blocks_of([float(i) for i in range(count)])
+    lengths = [block.steps for block in blocks]
+    assert (len(blocks), sum(lengths)) == (min(count, BLOCKS), count)
+    assert max(lengths) - min(lengths) <= 1
+    assert sum(block.mean * block.steps for block in blocks) == pytest.approx(sum(range(count)))
+
+
+def test_limits_are_the_runs_own() -> None:
+    """Two rules of different limits and the same start: the first rounds agree, then one is rolled back."""
+    runs = stacked(small("digits"), "momentum", Run(STEPS, 1e-2, limits=SOON), Run(STEPS, 1e-2, limits=LIMITS))
+    soon, later = runs.runs.values()
+    assert soon.rolled_back > later.rolled_back

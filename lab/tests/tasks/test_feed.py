@@ -1,0 +1,95 @@
+"""The feed task: its stream, its speed, that it can be learned, and that the model reads the history."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+import pytest
+import torch
+
+from hdet.errors import ArgumentError
+from lab.tasks import FeedTask, batches
+from lab.tasks.world import TASKS
+
+SMALL = {"users": 100, "items": 96, "history": 8, "width": 16, "depth": 1, "batch_size": 128}
+
+
+@pytest.fixture(scope="module")
+def task() -> FeedTask:
+    return FeedTask()
+
+
+def test_size_and_groups_at_the_defaults(task: FeedTask) -> None:
+    model = task.model(0)
+    assert 0.3e6 < sum(parameter.numel() for parameter in model.parameters()) < 0.6e6
+    names = [group["name"] for group in task.groups(model)]
+    assert names == ["embedding", "no_decay", "non_embedding", "transformer"]
+
+
+def test_replicas_take_parts_of_one_stream(task: FeedTask) -> None:
+    for step in (0, 5):
+        parts = [task.batch(3, step, replica, 4) for replica in range(4)]
+        alone = [task.batch(3, 4 * step + turn) for turn in range(4)]
+        for part, batch in zip(parts, alone, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(part, batch, strict=True))
+    rows = torch.cat([torch.cat([part[1], part[0][:, None]], 1) for part in parts])
+    assert len(rows.unique(dim=0)) == 4 * 256
+
+
+def test_generation_is_fast(task: FeedTask) -> None:
+    seconds = []
+    for step in range(20):
+        began = time.perf_counter()
+        task.batch(0, step)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.003
+
+
+def test_the_first_predictions_are_the_base_rates(task: FeedTask) -> None:
+    result = task.evaluate(task.model(0))
+    for name in TASKS:
+        assert result[f"ne_{name}"] == pytest.approx(1, abs=0.02)
+        assert result[f"auc_{name}"] == pytest.approx(0.5, abs=0.1)
+    assert set(result) == {"loss", *(f"{metric}_{name}" for metric in ("auc", "ne") for name in TASKS)}
+
+
+def test_it_can_be_learned_and_the_model_reads_the_history() -> None:
+    task = FeedTask(**SMALL)
+    model = task.model(0)
+    optimizer = torch.optim.Adam(task.groups(model), lr=5e-3)
+    for batch in islice(batches(task, 0), 200):
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    result = task.evaluate(model)
+    for name in TASKS:
+        assert result[f"ne_{name}"] < 0.9
+        assert result[f"auc_{name}"] > 0.7
+    user, history, item, labels = task.validation()[0]
+    strangers = history[torch.randperm(len(user), generator=torch.Generator().manual_seed(0))]
+    with torch.no_grad():
+        assert task.loss(model, (user, strangers, item, labels)) > 1.02 * task.loss(
+            model, (user, history, item, labels)
+        )
+
+
+def test_the_horizon_moves_the_held_out_samples_in_time_only() -> None:
+    near, far = (FeedTask(**SMALL, horizon=horizon).validation()[0] for horizon in (1000, 2_000_000))
+    assert all(torch.equal(a, b) for a, b in zip(near[:3], far[:3], strict=True))
+    assert not torch.equal(near[3], far[3])
+
+
+def test_worlds_differ() -> None:
+    one, other = (FeedTask(**SMALL, world=world).batch(0, 0) for world in (0, 1))
+    assert not torch.equal(one[3], other[3])
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"items": 100}, "items must be a multiple of 16 and width of 2, but got items=100 .*; use items=112 and width=32"),
+    ({"width": 31}, "but got items=4000 and width=31; use items=4000 and width=32"),
+    ({"horizon": 0}, "horizon must be an integer, at least 1, but got horizon=0"),
+])  # fmt: skip
+def test_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        FeedTask(**options)

@@ -1,9 +1,0 @@
-"""The scripts of benchmarks/ import each other by name, as when one of them is run."""
-
-from __future__ import annotations
-
-import sys
-
-from tests.examples.launch import ROOT
-
-sys.path.append(str(ROOT / "benchmarks"))
