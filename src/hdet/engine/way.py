@@ -184,7 +184,7 @@ def terms(
         "number of knobs": float(len(specs)),
         "spread": spreads.pop() if len(spreads) == 1 else nothing,
         "knobs (fingerprint)": fingerprint.words([text]),
-        "fanout, controller, signal, outer, inner (fingerprint)": fingerprint.words(map(in_words, parts)),
+        "fanout, controller, signal, outer (fingerprint)": fingerprint.words(map(in_words, parts)),
         "total_steps": nothing if total_steps is None else float(total_steps),
         "sync_every": float(sync_every or 0),
         "seed": float(seed),

@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.algorithm.controller import Controller
 from hdet.distributed.group import Group
-from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import OuterStep
 from hdet.engine.trained.signals import Signal
 from hdet.errors import ArgumentError
@@ -62,10 +61,9 @@ class Ensemble:
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
-        outer: what converge makes of the parameters: None (the mean), or one of ``hdet.experimental``.
+        outer: what converge makes of the parameters: None (the mean), or ``hdet.experimental.Outer()``.
         optimizer_state: "average", "keep" or "reset" at converge. None: "average" in arms, where moments differ, "keep"
             under shared gradients, where they do not.
-        inner: averages inside nodes between rounds.
         allow_uninformative: explore loss knobs under shared gradients all the same.
     """
 
@@ -86,7 +84,6 @@ class Ensemble:
         journal: Journals = None,
         outer: OuterStep | None = None,
         optimizer_state: Literal["average", "keep", "reset"] | None = None,
-        inner: Inner | None = None,
         allow_uninformative: bool = False,
     ) -> None:
         optimizer = unwrapped(optimizer)
@@ -106,7 +103,6 @@ class Ensemble:
             signal=signal,
             controller=controller,
             outer=outer,
-            inner=inner,
             optimizer_state=optimizer_state,
             allow_uninformative=allow_uninformative,
         )

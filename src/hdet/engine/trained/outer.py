@@ -11,7 +11,7 @@ from torch import Tensor
 from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
 
-__all__ = ["Average", "Elastic", "Mean", "Outer", "OuterStep"]
+__all__ = ["Average", "Mean", "Outer", "OuterStep"]
 
 Average = Callable[[Sequence[Tensor]], None]
 """Replaces tensors by their mean over the live replicas, in place."""
@@ -23,8 +23,8 @@ class OuterStep(Protocol):
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Remember where the first round starts; called before training moves the parameters."""
 
-    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
-        """Must call ``average`` once, on every replica alike. ``live``: whether this replica counts in the mean."""
+    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
+        """Must call ``average`` once, on every replica alike."""
 
     def state(self) -> list[list[Tensor]]:
         """Copies of the tensors to save, equal on all replicas."""
@@ -45,7 +45,7 @@ class Mean:
     def begin(self, parameters: Sequence[Tensor]) -> None:
         pass
 
-    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
         average(parameters)
 
     def state(self) -> list[list[Tensor]]:
@@ -93,7 +93,7 @@ class Outer:
         self._velocity = [torch.zeros_like(p) for p in self._last]
 
     @torch.no_grad()
-    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
         average(parameters)
         for p, last, v in zip(parameters, self._last, self._velocity, strict=True):
             d = last - p
@@ -109,49 +109,6 @@ class Outer:
 
     def load(self, state: Sequence[Sequence[Tensor]]) -> None:
         self._last, self._velocity = (_copied(part, self._last) for part in state)
-
-
-class Elastic:
-    r"""Elastic averaging, as EASGD does: replicas are pulled towards a centre, and the centre towards their mean.
-
-    :math:`\theta_r \leftarrow \theta_r - a (\theta_r - c)`, :math:`c \leftarrow c + a\,(\bar\theta - c)` with
-    :math:`a` = ``pull``. Replicas stay different: evaluate inside ``consensus()``.
-
-    Needs two copies of the parameters: the centre, and each replica's own while the mean is taken.
-
-    Args:
-        pull: :math:`a` in (0, 1].
-    """
-
-    def __init__(self, pull: float) -> None:
-        if not (is_finite(pull) and 0 < pull <= 1):
-            raise ArgumentError(f"pull must be above 0 and at most 1, but got pull={pull!r}; EASGD uses about 0.9 / N")
-        self.pull = pull
-        self._centre: list[Tensor] = []
-
-    def __repr__(self) -> str:
-        return f"Elastic({self.pull})"
-
-    def begin(self, parameters: Sequence[Tensor]) -> None:
-        self._centre = [p.detach().clone() for p in parameters]
-
-    @torch.no_grad()
-    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
-        own = [p.detach().clone() for p in parameters]
-        average(parameters)
-        for p, mine, centre in zip(parameters, own, self._centre, strict=True):
-            mean = p.detach().clone()
-            p.copy_(torch.lerp(mine, centre, self.pull) if live else mean)  # who was left out gets the mean
-            centre.lerp_(mean, self.pull)
-
-    def state(self) -> list[list[Tensor]]:
-        return [[t.clone() for t in self._centre]]
-
-    def tensors(self) -> list[Tensor]:
-        return self._centre
-
-    def load(self, state: Sequence[Sequence[Tensor]]) -> None:
-        self._centre = _copied(state[0], self._centre)
 
 
 def _copied(saved: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
