@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -128,7 +129,8 @@ class Ensemble:
         if metrics is not None:
             self._check_metrics(metrics)
         if self._run.after_step(self.optimizer, self._step, t, loss):
-            self._run.end_round(self.optimizer, self._step, t, self._schedule, self._floors, lambda: 0.0)
+            schedule = partial(self._schedule, metrics=metrics)
+            self._run.end_round(self.optimizer, self._step, t, schedule, self._floors, lambda: 0.0)
         self._plain.step(metrics)
         self._step = t
         self._write_values()
@@ -195,8 +197,10 @@ class Ensemble:
             elif fresh:
                 knob.write(value)
 
-    def _schedule(self, _: int) -> list[float]:
-        return [float(self._plain.values[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
+    def _schedule(self, t: int, metrics: float | None = None) -> list[float]:
+        """At this step or at the next one."""
+        plain = self._plain.values if t == self._step else self._plain.ahead(metrics)
+        return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
 
     def _floors(self) -> list[float]:
         return [0.0] * len(self._knobs)
@@ -244,7 +248,7 @@ class Ensemble:
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
         self._run.load(state_dict["hdet"], state_dict["total_steps"], t, state_dict["tensors"])
-        self._plain.values = [copy_rate(lr) for lr in state_dict["plain_lrs"]]
+        self._plain.load([copy_rate(lr) for lr in state_dict["plain_lrs"]])
         self._step = t
         self._write_again()
         self._run.watch_loading(self.optimizer, self, Ensemble._write_again)
