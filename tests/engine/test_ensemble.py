@@ -579,3 +579,40 @@ def _outer_by_hand(rank: int) -> tuple[list[float], list[float]]:
 
     nesterov = run(hdet.experimental.Outer(lr=0.5, momentum=0.5))
     return nesterov, run(hdet.experimental.Outer(lr=1.0, momentum=0.0, nesterov=False))
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+@pytest.mark.parametrize("kind", ["mean", "outer"])
+def test_a_layer_that_is_thawed_inside_a_round_joins(kind: str, freezes: bool) -> None:
+    """``freezes``: another one is frozen at the same step. The first merge of one that joins is the mean."""
+    first, second = run_ranks(_thawed, 2, kind, freezes)
+    assert first == second
+    joined, other = first
+    # it moves by -1.5 in the first round and by -3 in the second: with Outer d = 3, v = 3, the step is 0.5 (3 + 1.5)
+    assert joined == pytest.approx([-1.5, -4.5 if kind == "mean" else -1.5 - 2.25])
+    if freezes:
+        assert other == pytest.approx([-1.5, -1.5])  # the mean of what they had
+    elif kind == "outer":  # d = 1.5, v = 1.5; then d = 0, v = 0.75
+        assert other == pytest.approx([-0.5 * 2.25, -0.5 * 2.25 - 0.5 * 0.375])
+
+
+def _thawed(rank: int, kind: str, freezes: bool) -> tuple[list[float], list[float]]:
+    layer, other = (nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
+    layer.requires_grad_(False)
+    ensemble = hdet.Ensemble(
+        torch.optim.SGD([layer, other], lr=0.1),
+        sync_every=2,
+        signal=hdet.ProbeLoss(lambda: 1.0, at="round_mean"),
+        group=hdet.arms(2),
+        outer=None if kind == "mean" else hdet.experimental.Outer(lr=0.5, momentum=0.5),
+    )
+    rows = []
+    for t in range(4):
+        if t == 1:
+            layer.requires_grad_(True)
+            other.requires_grad_(not freezes)
+        with torch.no_grad():
+            (layer if t else other).sub_(rank + 1.0)
+        ensemble.step(1.0)
+        rows.append((layer.item(), other.item()))
+    return [row[0] for row in rows[1::2]], [row[1] for row in rows[1::2]]

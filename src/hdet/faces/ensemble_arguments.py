@@ -76,7 +76,7 @@ def ensemble_run(
     state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
     body = Body(ours.model, with_state=state == "average")
     fan_out = FanOut(specs, Balanced(), seed, _columns(knobs, optimizer))
-    way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, state == "reset")
+    way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, state == "reset", sink is not None)
     told = {
         "sync_every": length,
         "seed": seed,

@@ -64,7 +64,8 @@ class Outer:
     With :math:`d` the last consensus minus the mean: :math:`v \leftarrow \mu v + d`, then
     :math:`\theta \leftarrow \theta_{last} - lr\,(d + \mu v)` (without ``nesterov``: :math:`- lr\, v`).
 
-    Needs two copies of the parameters: the last consensus and v. lr=1 without momentum is the mean.
+    Needs two copies of the parameters: the last consensus and v. lr=1 without momentum is the mean. A parameter that
+    was frozen when the round began gets the mean at its end, and outer steps from then on.
 
     Args:
         lr: outer learning rate, above 0.
@@ -82,35 +83,43 @@ class Outer:
         if not isinstance(nesterov, bool):
             raise ArgumentError(f"nesterov must be True or False, but got nesterov={shown(nesterov)}; leave it out")
         self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
-        self._last: list[Tensor] = []
-        self._velocity: list[Tensor] = []
+        self._last: dict[Tensor, Tensor] = {}
+        self._velocity: dict[Tensor, Tensor] = {}
 
     def __repr__(self) -> str:
         return f"Outer(lr={self.lr}, momentum={self.momentum}, nesterov={self.nesterov})"
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
-        self._last = [p.detach().clone() for p in parameters]
-        self._velocity = [torch.zeros_like(p) for p in self._last]
+        self._last = {p: p.detach().clone() for p in parameters}
+        self._velocity = {p: torch.zeros_like(last) for p, last in self._last.items()}
 
     @torch.no_grad()
     def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
         average(parameters)
-        for p, last, v in zip(parameters, self._last, self._velocity, strict=True):
+        known = [p for p in parameters if p in self._last]
+        for p in known:
+            last, v = self._last[p], self._velocity[p]
             d = last - p
             v.mul_(self.momentum).add_(d)
             step = d.add_(v, alpha=self.momentum) if self.nesterov else v
             p.copy_(last.sub_(step, alpha=self.lr))
+        if len(known) != len(parameters) or len(known) != len(self._last):
+            self._follow(parameters)
+
+    def _follow(self, parameters: Sequence[Tensor]) -> None:
+        """Layers were thawed, which join in the optimizer's order, or frozen, which are forgotten."""
+        last, velocity = self._last, self._velocity
+        self.begin(parameters)
+        self._last |= {p: last[p] for p in parameters if p in last}
+        self._velocity |= {p: velocity[p] for p in parameters if p in velocity}
 
     def state(self) -> list[list[Tensor]]:
-        return [[t.clone() for t in part] for part in (self._last, self._velocity)]
+        return [[t.clone() for t in part.values()] for part in (self._last, self._velocity)]
 
     def tensors(self) -> list[Tensor]:
-        return self._last + self._velocity
+        return [*self._last.values(), *self._velocity.values()]
 
     def load(self, state: Sequence[Sequence[Tensor]]) -> None:
-        self._last, self._velocity = (_copied(part, self._last) for part in state)
-
-
-def _copied(saved: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Saved tensors on the devices where this process needs them."""
-    return [t.to(own.device, own.dtype, copy=True) for t, own in zip(saved, like, strict=True)]
+        for part, saved in zip((self._last, self._velocity), state, strict=True):
+            for own, value in zip(part.values(), saved, strict=True):
+                own.copy_(value)

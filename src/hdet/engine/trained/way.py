@@ -58,6 +58,7 @@ class TrainedWay:
         signal: what replicas are compared by.
         outer: what converge makes of the parameters.
         reset_state: whether the optimizer forgets its state at the end of a round.
+        keeps_journal: whether this rank does, so that a signal is read that no controller asks for.
     """
 
     name: Literal["replicas"] = "replicas"
@@ -75,6 +76,7 @@ class TrainedWay:
         signal: Signal | None = None,
         outer: OuterStep | None = None,
         reset_state: bool = False,
+        keeps_journal: bool = False,
     ) -> None:
         self.settings = settings
         self.controller = controller
@@ -84,6 +86,8 @@ class TrainedWay:
         self.outer: OuterStep = outer if outer is not None else Mean()
         self.reset_state = reset_state
         self._fan_out = fan_out
+        self._is_told = keeps_journal
+        """Whether some rank keeps a journal, once the replicas have met."""
         self._mean = RoundMean()
         self._alike: ReplicaGroup | None = None
         """Where weights are sharded: of each replica the ranks that hold the same parts as this one."""
@@ -161,6 +165,7 @@ class TrainedWay:
 
     def met(self, group: ReplicaGroup, roll: RollCall) -> None:
         """One starting point for the outer step; for shards, the ranks that hold the same ones in other replicas."""
+        self._is_told = roll.writer is not None
         if len(set(roll.held)) == 1:
             average_(self.outer.tensors(), group, [True] * group.seat.size)
             return
@@ -171,7 +176,7 @@ class TrainedWay:
         """A snapshot for the round's mean, where one is due."""
         if self.signal.wants_mean:
             start, end = self.rounds.span(t)
-            if self._mean.is_due(t - start, end - start):
+            if self._reads_signal(end) and self._mean.is_due(t - start, end - start):
                 self._mean.add(self.weights(optimizer).parameters)
 
     def round_ends(self, t: int) -> bool:
@@ -188,9 +193,10 @@ class TrainedWay:
         """
         clock, group = Clock(), meeting.group
         k, what = self.rounds.index(end.before), f"round {self.rounds.index(end.before)}, at step {end.after}"
-        # One replica is probed too, though nobody compares: a probe that fails should fail on a laptop.
-        parameters = self.weights(end.optimizer).parameters
-        signal = self.signal.value(k, meeting.group, parameters, self._mean.weights)
+        signal = None
+        if self._reads_signal(end.after):
+            parameters = self.weights(end.optimizer).parameters
+            signal = self.signal.value(k, meeting.group, parameters, self._mean.of(parameters))
         clock.lap("probe")
         with arriving(what):
             roll = self._roll_call(end, meeting, signal)
@@ -230,6 +236,15 @@ class TrainedWay:
             refuse_diverged(roll, what)
             converge(group, self._alike or group, weights, roll, Mean(), measure=False)
 
+    def _is_controlled(self, end: int) -> bool:
+        """Whether a controller is asked at this end of a round."""
+        start = self.settings.start
+        return self.controller is not None and start is not None and end >= start
+
+    def _reads_signal(self, end: int) -> bool:
+        """Whether a journal or a controller does. One replica's counts too: a probe that fails should on a laptop."""
+        return self._is_told or self._is_controlled(end)
+
     @property
     def _without_spread(self) -> bool:
         return all(spec.spread == 0 for spec in self.specs)
@@ -268,8 +283,7 @@ class TrainedWay:
 
     def _decide(self, end: RoundEnd, roll: RollCall, seat: Seat) -> tuple[Update | None, Bases]:
         """The new base values: a function of the roll call, so equal on all replicas."""
-        start = self.settings.start
-        if self.controller is None or start is None or end.after < start:
+        if self.controller is None or not self._is_controlled(end.after):
             return None, self.bases
         update = self._consult(self.controller, end, roll, seat)
         return update, self.bases.moved(update, self.specs, self.settings, end)
