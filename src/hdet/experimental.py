@@ -1,6 +1,5 @@
-"""Parts that have not been measured yet, and may change: other merges than the mean, and rounds within nodes."""
+"""Parts that have not been measured yet, and may change: another merge than the mean."""
 
-from hdet.engine.trained.inner import Inner
-from hdet.engine.trained.outer import Elastic, Outer
+from hdet.engine.trained.outer import Outer
 
-__all__ = ["Elastic", "Inner", "Outer"]
+__all__ = ["Outer"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hdet.algorithm.knob import KnobSpec, bounded_factor
-from hdet.algorithm.scales import scale_named
+from hdet.algorithm.scales import SCALES, scale_named
 from hdet.errors import ArgumentError
 
 INF = math.inf
@@ -47,6 +49,10 @@ def test_the_value_at_a_distance(name: str, base: float, d: float, value: float)
         ("relative", 9.0, 0.5, (1.0, 9.0), 6.0),
         ("relative", 3.0, 1.0, (0.0, INF), INF),  # one spread below any base is 0: none is inside
         ("relative", 3.0, 1.5, (0.5, INF), INF),
+        ("relative", -9.0, 0.5, (-9.0, -1.0), -6.0),
+        ("relative", -1.0, 0.5, (-9.0, -1.0), -2.0),
+        ("relative", -3.0, 1.0, (-INF, -0.5), -INF),
+        ("relative", -9.0, 0.5, (-9.0, 1.0), -6.0),
         ("log", 1.0, LN2, (1.0, 9.0), 2.0),
         ("log", 9.0, LN2, (1.0, 9.0), 4.5),
         ("logit", 0.3, math.log(3), (0.25, 0.9), 0.5),
@@ -72,7 +78,14 @@ def test_a_base_is_kept_one_spread_inside(
         ("log", LN2, (1.0, 3.999), False),
         ("relative", 0.5, (1.0, 3.001), True),
         ("relative", 0.5, (1.0, 2.999), False),
+        ("relative", 0.5, (-3.001, -1.0), True),
+        ("relative", 0.5, (-2.999, -1.0), False),
+        ("log", 0.1, (-2.0, 0.0), False),  # its values are above 0
+        ("log", 0.1, (-INF, -1.0), False),
+        ("log", 0.1, (-2.0, 1.0), True),
         ("logit", 5.0, (0.0, 1.0), True),
+        ("logit", 0.1, (1.0, 2.0), False),
+        ("logit", 0.1, (-1.0, 0.0), False),
     ],
 )
 def test_bounds_must_leave_room(name: str, spread: float, bounds: tuple[float, float], fits: bool) -> None:
@@ -154,3 +167,25 @@ def test_the_edges_of_a_spread_are_allowed() -> None:
 
 def test_a_factor_is_bounded() -> None:
     assert [bounded_factor(m) for m in (0.0, 1e-15, 3.0, 1e15, INF)] == [1e-15, 1e-15, 3.0, 1e15, 1e15]
+
+
+@given(
+    name=st.sampled_from(SCALES),
+    base=st.floats(-5, 5),
+    spread=st.floats(0, 1),
+    low=st.floats(-5, 5),
+    width=st.floats(0.01, 5),
+    moves=st.lists(st.floats(-3, 3), max_size=4),
+)
+def test_no_replica_ever_leaves_the_bounds(
+    name: str, base: float, spread: float, low: float, width: float, moves: list[float]
+) -> None:
+    try:
+        spec = KnobSpec("knob", scale_named(name), spread, (low, low + width))
+        learned = spec.start(base)
+    except ArgumentError:
+        return
+    for move in (0.0, *moves):
+        learned = spec.moved(learned, move)
+        for x in (-1.0, 0.0, 1.0):
+            assert low - 1e-9 <= spec.value(learned, x) <= low + width + 1e-9

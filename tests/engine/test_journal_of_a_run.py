@@ -14,7 +14,7 @@ import hdet
 from hdet.algorithm.assignment import assign
 from hdet.algorithm.controller import Update
 from hdet.algorithm.spread import multipliers
-from tests.models import groups_of, make_optimizer, two_layer
+from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
 
 
@@ -151,3 +151,37 @@ def test_a_loss_of_one_rank_that_is_no_number_is_recorded_while_the_rate_is_sear
     for record in rounds:
         assert record["not_finite"] == [1]
         assert [row["loss"] for row in record["replicas"]] == [3.0]
+
+
+@pytest.mark.parametrize("kind", ["ensemble", "plateau", "search"])
+def test_base_is_the_value_of_the_step_after_the_round(kind: str, tmp_path: Path) -> None:
+    """A StepLR falls at the end of every second round; the replay falls with it."""
+    path, steps, model = tmp_path / "run.jsonl", 40, two_layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0 if kind != "search" else 0.01)
+    schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.1)
+    if kind == "plateau":
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=8)
+    scheduler: Any
+    if kind == "search":
+        scheduler = hdet.auto(optimizer, schedule=schedule, total_steps=steps, journal=path)
+    else:
+        scheduler = hdet.Ensemble(optimizer, schedule, sync_every=5, total_steps=steps, controller=False, journal=path)
+    used, metrics = [], {"metrics": 1.0} if kind == "plateau" else {}
+    for t in range(steps):
+        used.append(float(optimizer.param_groups[0]["lr"]))
+        x, y = batch(t, 0)
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss, **metrics)
+    rounds = hdet.read_journal(path).rounds
+    for record in rounds:
+        assert record["base_before"] == [pytest.approx(used[record["step"] - 1])]
+        assert record["base"] == [pytest.approx([*used, optimizer.param_groups[0]["lr"]][record["step"]])]
+    replay = hdet.schedule_from(path, torch.optim.SGD(two_layer().parameters(), lr=9.0))
+    for t in range(steps):
+        if any(t in (record["step"] - 1, record["step"]) for record in rounds[1 if kind == "search" else 0 : -1]):
+            assert replay.get_last_lr() == [pytest.approx(used[t])], t
+        replay.optimizer.step()
+        replay.step()

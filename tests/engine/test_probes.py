@@ -378,31 +378,43 @@ def test_a_probe_gives_a_number_without_a_graph() -> None:
 def test_round_mean_is_the_mean_of_the_snapshots() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = [[torch.randn(3, 2, generator=generator), torch.randn(4, generator=generator)] for _ in range(32)]
-    mean = RoundMean()
-    assert mean.weights is None
+    mean, weights = RoundMean(), [torch.empty(3, 2), torch.empty(4)]
+    assert mean.of(weights) is None
     for row in rows:
-        mean.add(row)
-    assert mean.weights is not None
-    for i, found in enumerate(mean.weights):
-        torch.testing.assert_close(found, torch.stack([row[i] for row in rows]).mean(0))
+        write_(weights, row)
+        mean.add(weights)
+    found = mean.of(weights)
+    assert found is not None
+    for i, one in enumerate(found):
+        torch.testing.assert_close(one, torch.stack([row[i] for row in rows]).mean(0))
     mean.reset()
-    assert mean.weights is None
-    mean.add(rows[5])
-    assert torch.equal(mean.weights[0], rows[5][0])
+    assert mean.of(weights) is None
+    write_(weights, rows[5])
+    mean.add(weights)
+    assert torch.equal(mean.of(weights)[0], rows[5][0])  # type: ignore[index]
+
+
+def test_a_weight_that_joins_the_round_stood_still_until_then() -> None:
+    mean, first, second = RoundMean(), torch.zeros(1), torch.full((1,), 6.0)
+    mean.add([first])
+    mean.add([second, first])  # thawed; and the order is the optimizer's
+    write_([second, first], [torch.full((1,), 9.0), torch.full((1,), 3.0)])
+    mean.add([second])  # and now the first is frozen
+    assert mean.of([second]) == [torch.full((1,), 7.0)]
 
 
 def test_bf16_weights_are_averaged_in_fp32() -> None:
-    mean = RoundMean()
+    mean, weight = RoundMean(), torch.ones(1, dtype=torch.bfloat16)
     values = [1.0, 1.0 + 2**-7, 1.0, 1.0]  # their mean, 1 + 2**-9, is no bf16 number
     for value in values:
-        mean.add([torch.tensor([value], dtype=torch.bfloat16)])
-    assert mean.weights is not None
-    assert mean.weights[0].dtype == torch.float32
-    assert mean.weights[0].item() == pytest.approx(1 + 2**-9, abs=1e-7)
-    wide = RoundMean()
-    wide.add([torch.ones(1, dtype=torch.float64)])
-    assert wide.weights is not None
-    assert wide.weights[0].dtype == torch.float64
+        mean.add([weight.fill_(value)])
+    (found,) = mean.of([weight]) or ()
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(1 + 2**-9, abs=1e-7)
+    wide, weight = RoundMean(), torch.ones(1, dtype=torch.float64)
+    wide.add([weight])
+    (found,) = wide.of([weight]) or ()
+    assert found.dtype == torch.float64
 
 
 def test_snapshots_are_evenly_spaced_at_most_32_and_the_last_is_one() -> None:
@@ -471,6 +483,34 @@ def test_where_the_probe_is_taken(at: Any, expected: list[float], tmp_path: Path
     assert path == [1, 2, 3, 4, 5, 6, 7, 8]
     rounds = hdet.read_journal(tmp_path / "run.jsonl").rounds
     assert [record["replicas"][0]["signal"] for record in rounds] == expected
+
+
+@pytest.mark.parametrize("at", ["replica", "round_mean"])
+@pytest.mark.parametrize(
+    ("arguments", "journal", "probes"),
+    [
+        ({"controller": False}, False, []),
+        ({"controller": False}, True, [4, 8, 12]),
+        ({"start": 8}, False, [8, 12]),
+        ({}, False, [4, 8, 12]),
+    ],
+)
+def test_the_probe_runs_where_something_reads_it(
+    at: Any, arguments: dict[str, Any], journal: bool, probes: list[int], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl" if journal else None
+    assert _steps_probed(0, at, arguments, path) == probes
+    assert run_ranks(_steps_probed, 2, at, arguments, path) == [probes] * 2
+
+
+def _steps_probed(rank: int, at: Any, arguments: dict[str, Any], path: Path | None) -> list[int]:
+    """The journal is rank 0's alone."""
+    net, seen = scale_net(0.0), []
+    signal = hdet.ProbeLoss(lambda: seen.append(len(walked)) or 1.0, at=at)  # type: ignore[func-returns-value]
+    ensemble = ensemble_on(net, signal, journal=path if rank == 0 else None, **arguments)
+    walked: list[int] = []
+    walk(ensemble, net.weight, 12, lambda t: walked.append(t) or 1.0)  # type: ignore[func-returns-value]
+    return seen
 
 
 def test_bf16_parameters_are_probed_near_their_fp32_mean_and_come_back_exactly() -> None:

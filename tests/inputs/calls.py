@@ -216,8 +216,6 @@ CALLS = [
     Call("knobs.scalar", hdet.knobs.scalar, _scalar),
     Call("knobs.custom", hdet.knobs.custom, _custom),
     Call("experimental.Outer", experimental.Outer, lambda _: {}),
-    Call("experimental.Elastic", experimental.Elastic, lambda _: {"pull": 0.5}),
-    Call("experimental.Inner", experimental.Inner, lambda _: {"every": 2, "ranks": 2}),
     Call("TimmSchedule", TimmSchedule, lambda _: {"scheduler": _Timms()}),
     Call(
         "accelerate.prepare",

@@ -64,24 +64,28 @@ class Scale(NamedTuple):
         >>> scale_named("linear").inside(0.01, 0.05, (0.0, 0.6))
         0.05
         """
-        low, high = bounds
-        lowest = self._innermost(low, spread) if math.isfinite(low) else low
-        highest = self._innermost(high, -spread) if math.isfinite(high) else high
+        lowest, highest = self._room(spread, bounds)
         return min(max(base, lowest), highest)
 
     def fits(self, spread: float, bounds: tuple[float, float]) -> bool:
         """Whether some base value is one spread inside both bounds."""
+        lowest, highest = self._room(spread, bounds)
+        above, below = {"log": (0.0, math.inf), "logit": (0.0, 1.0)}.get(self.name, (-math.inf, math.inf))
+        return lowest <= highest and lowest < below and highest > above
+
+    def _room(self, spread: float, bounds: tuple[float, float]) -> tuple[float, float]:
+        """The lowest and the highest base that are one spread inside the bounds."""
         low, high = bounds
-        if not (math.isfinite(low) and math.isfinite(high)):
-            return True
-        return self._innermost(low, spread) <= self._innermost(high, -spread)
+        lowest = self._innermost(low, spread) if math.isfinite(low) else low
+        return lowest, self._innermost(high, -spread) if math.isfinite(high) else high
 
     def _innermost(self, bound: float, d: float) -> float:
         """The base whose outermost replica stands on ``bound``: base with away(base, -d) == bound."""
         if self.name == "relative":
-            return bound / (1.0 - d) if d < 1 else math.inf
-        if self.name == "logit" and not 0 < bound < 1:
-            return bound  # the coordinate never reaches 0 or 1
+            share = 1.0 - math.copysign(d, bound * d)  # below 0 the larger factor is the lower value
+            return bound / share if share > 0 else math.copysign(math.inf, bound)
+        if (self.name in ("log", "logit") and bound <= 0) or (self.name == "logit" and bound >= 1):
+            return bound  # the coordinate never reaches it
         return self.away(bound, d)
 
 

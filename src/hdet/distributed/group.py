@@ -36,7 +36,6 @@ __all__ = [
     "check_group",
     "connect",
     "connect_alike",
-    "connect_within",
     "find_seat",
 ]
 
@@ -218,17 +217,6 @@ def connect(group: Group) -> ReplicaGroup:
         with _communicating():
             _own_groups[parent] = new_group(ranks, parent)
     return Distributed(_own_groups[parent], group.members if isinstance(group, Arms) else None)
-
-
-def connect_within(ranks: int) -> ReplicaGroup:
-    """The replica group of the ``ranks`` consecutive ranks around this one (a node). A collective of all ranks."""
-    world, me = dist.get_world_size(), dist.get_rank()
-    parent = dist.group.WORLD
-    assert parent is not None  # the caller has met the other replicas: torch.distributed is initialised
-    nodes = [list(range(first, min(first + ranks, world))) for first in range(0, world, ranks)]
-    with _communicating():
-        groups = [new_group(node, parent) for node in nodes]
-    return next(Distributed(group) for node, group in zip(nodes, groups, strict=True) if me in node)
 
 
 def connect_alike(group: ReplicaGroup, held: Sequence[float]) -> ReplicaGroup:

@@ -38,9 +38,8 @@ class Occasion(IntEnum):
     ROUND_END = 1
     CONVERGE = 2
     CONSENSUS = 3
-    INNER = 4
-    METRICS = 5
-    BUFFERS = 6
+    METRICS = 4
+    BUFFERS = 5
 
 
 def in_words(occasion: Occasion) -> str:
@@ -50,7 +49,6 @@ def in_words(occasion: Occasion) -> str:
         Occasion.ROUND_END: "step(), at the end of a round",
         Occasion.CONVERGE: "converge()",
         Occasion.CONSENSUS: "consensus()",
-        Occasion.INNER: "step(), averaging inside a node",
         Occasion.METRICS: "step(metrics=...)",
         Occasion.BUFFERS: "step(), averaging buffers",
     }[occasion]

@@ -22,7 +22,7 @@ class RoundMean:
 
     def __init__(self, snapshots: int = 32) -> None:
         self._snapshots = snapshots
-        self._mean: list[Tensor] = []
+        self._means: dict[Tensor, Tensor] = {}
         self._count = 0
 
     def is_due(self, step: int, length: int) -> bool:
@@ -37,18 +37,16 @@ class RoundMean:
 
     @torch.no_grad()
     def add(self, parameters: Sequence[Tensor]) -> None:
-        """One more snapshot."""
-        if self._count == 0:
-            self._mean = [wide(p) for p in parameters]
+        """One more snapshot. A parameter that was not in the one before stood still until now: a layer may thaw."""
+        self._means = {p: self._means[p] if p in self._means else wide(p).copy_(local(p)) for p in parameters}
         self._count += 1
-        now = [local(p).detach().to(mean.dtype) for mean, p in zip(self._mean, parameters, strict=True)]
-        torch._foreach_lerp_(self._mean, now, 1.0 / self._count)
+        now = [local(p).detach().to(mean.dtype) for p, mean in self._means.items()]
+        torch._foreach_lerp_(list(self._means.values()), now, 1.0 / self._count)
 
     def reset(self) -> None:
         """A new round begins."""
-        self._mean, self._count = [], 0
+        self._means, self._count = {}, 0
 
-    @property
-    def weights(self) -> list[Tensor] | None:
-        """The mean so far, or None before the first snapshot."""
-        return self._mean if self._count else None
+    def of(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
+        """The mean of each so far, or None before the first snapshot."""
+        return [self._means[p] for p in parameters] if self._count else None

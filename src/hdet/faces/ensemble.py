@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.algorithm.controller import Controller
 from hdet.distributed.group import Group
-from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import OuterStep
 from hdet.engine.trained.signals import Signal
 from hdet.errors import ArgumentError
@@ -63,10 +63,9 @@ class Ensemble:
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
-        outer: what converge makes of the parameters: None (the mean), or one of ``hdet.experimental``.
+        outer: what converge makes of the parameters: None (the mean), or ``hdet.experimental.Outer()``.
         optimizer_state: "average", "keep" or "reset" at converge. None: "average" in arms, where moments differ, "keep"
             under shared gradients, where they do not.
-        inner: averages inside nodes between rounds.
         allow_uninformative: explore loss knobs under shared gradients all the same.
     """
 
@@ -87,7 +86,6 @@ class Ensemble:
         journal: Journals = None,
         outer: OuterStep | None = None,
         optimizer_state: Literal["average", "keep", "reset"] | None = None,
-        inner: Inner | None = None,
         allow_uninformative: bool = False,
     ) -> None:
         optimizer = unwrapped(optimizer)
@@ -107,7 +105,6 @@ class Ensemble:
             signal=signal,
             controller=controller,
             outer=outer,
-            inner=inner,
             optimizer_state=optimizer_state,
             allow_uninformative=allow_uninformative,
         )
@@ -132,7 +129,8 @@ class Ensemble:
         self._take_in_new_groups()
         if metrics is not None:
             self._check_metrics(metrics)
-        self._run.step(self.optimizer, self._step, t, loss, self._schedule, self._floors)
+        schedule = partial(self._schedule, metrics=metrics)
+        self._run.step(self.optimizer, self._step, t, loss, schedule, self._floors)
         self._plain.step(metrics)
         self._step = t
         self._write_values()
@@ -199,8 +197,10 @@ class Ensemble:
             elif fresh:
                 knob.write(value)
 
-    def _schedule(self, _: int) -> list[float]:
-        return [float(self._plain.values[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
+    def _schedule(self, t: int, metrics: float | None = None) -> list[float]:
+        """At this step or at the next one."""
+        plain = self._plain.values if t == self._step else self._plain.ahead(metrics)
+        return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
 
     def _floors(self) -> list[float]:
         return [0.0] * len(self._knobs)
@@ -249,7 +249,7 @@ class Ensemble:
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
         self._run.load(state_dict["hdet"], state_dict["total_steps"], t, state_dict["tensors"])
-        self._plain.values = [copy_rate(lr) for lr in state_dict["plain_lrs"]]
+        self._plain.load([copy_rate(lr) for lr in state_dict["plain_lrs"]])
         self._step = t
         self._write_again()
         watch_loading(self.optimizer, self, self._run, Ensemble._write_again)

@@ -18,7 +18,7 @@ from hdet.distributed.arms import Arms
 from hdet.distributed.weights import Body
 from hdet.engine.run import Run
 from hdet.engine.trained.fanout import FanOut
-from hdet.engine.trained.inner import Inner
+from hdet.engine.trained.outer import Outer
 from hdet.engine.trained.settings import Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
 from hdet.engine.trained.way import TrainedWay
@@ -48,7 +48,6 @@ def ensemble_run(
     signal: Any,
     controller: Any,
     outer: Any,
-    inner: Any,
     optimizer_state: Any,
     allow_uninformative: bool,
 ) -> Run:
@@ -57,7 +56,7 @@ def ensemble_run(
     check_schedule_of(optimizer, schedule)
     check_common(ours, optimizer)
     signal = TrainLoss() if signal is None else signal
-    _check_parts(signal, outer, inner, ours.group, optimizer_state)
+    _check_parts(signal, outer, optimizer_state)
     _check_knobs(knobs, signal, schedule)
     if not isinstance(allow_uninformative, bool):
         raise ArgumentError(
@@ -77,7 +76,7 @@ def ensemble_run(
     state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
     body = Body(ours.model, with_state=state == "average")
     fan_out = FanOut(specs, Balanced(), seed, _columns(knobs, optimizer))
-    way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, inner, state == "reset")
+    way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, state == "reset", sink is not None)
     told = {
         "sync_every": length,
         "seed": seed,
@@ -132,39 +131,22 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
         )
 
 
-def _check_parts(signal: object, outer: object, inner: object, group: object, optimizer_state: object) -> None:
+def _check_parts(signal: object, outer: object, optimizer_state: object) -> None:
     if not isinstance(signal, (TrainLoss, ProbeLoss)):
         raise ArgumentError(
             f"signal must be TrainLoss(), ProbeLoss(fn) or None, but got signal={signal!r}; for a function or a "
             "ProbeBatch give signal=hdet.ProbeLoss(fn)"
         )
-    if outer is not None and not callable(getattr(outer, "merge", None)):
+    if outer is not None and not isinstance(outer, Outer):
         raise ArgumentError(
-            f"outer must be hdet.experimental.Outer(...), Elastic(...) or None, but got outer={outer!r}; leave it out "
-            "for the mean"
+            f"outer must be hdet.experimental.Outer(...) or None, but got outer={shown(outer)}; leave it out for the "
+            "mean"
         )
-    if inner is not None and not isinstance(inner, Inner):
-        raise ArgumentError(
-            f"inner must be hdet.experimental.Inner(every=..., ranks=...) or None, but got inner={inner!r}; leave it "
-            "out for rounds without nodes"
-        )
-    if isinstance(inner, Inner) and isinstance(group, Arms):
-        _refuse_cut_arms(group, inner.ranks)
     if not is_one_of(optimizer_state, (None, "average", "keep", "reset")):
         raise ArgumentError(
             f'optimizer_state must be "average", "keep" or "reset", but got optimizer_state={shown(optimizer_state)}; '
             "leave it out"
         )
-
-
-def _refuse_cut_arms(arms: Arms, ranks: int) -> None:
-    """Raise if a node of ``ranks`` consecutive ranks holds only part of an arm: its weights would come apart."""
-    for arm in arms.members:
-        if len({rank // ranks for rank in arm}) > 1:
-            raise ArgumentError(
-                f"inner averages over nodes of {ranks} ranks, which cuts the arm with ranks {arm}; use nodes that hold "
-                "whole arms"
-            )
 
 
 def _columns(knobs: list[Knob], optimizer: Optimizer) -> list[int]:

@@ -35,7 +35,9 @@ class PlainRates:
     def __init__(self, optimizer: Optimizer, schedule: Schedule | None) -> None:
         self.optimizer = optimizer
         self.schedule = schedule
-        self.values: list[Rate] = [copy_rate(row["lr"]) for row in optimizer.param_groups]
+        self.values: list[Rate] = self._held()
+        self._coming: list[Rate] | None = None
+        """Of the next step, where the schedule has made it already."""
 
     def new_groups(self) -> range:
         """Groups that were added to the optimizer since: they follow the schedule from now on."""
@@ -46,15 +48,37 @@ class PlainRates:
 
     def step(self, metrics: float | None = None) -> None:
         """One step of the schedule; ReduceLROnPlateau makes one where there are metrics."""
+        self.load(self._stepped(metrics) if self._coming is None else self._coming)
+
+    def ahead(self, metrics: float | None = None) -> list[Rate]:
+        """What :meth:`step` will make of the values. The optimizer keeps its rates until then."""
+        if self._coming is None:
+            held = self._held()
+            self._coming = self._stepped(metrics)
+            self._put(held)
+        return self._coming
+
+    def load(self, values: Sequence[Rate]) -> None:
+        """Go on from these values."""
+        self.values, self._coming = list(values), None
+
+    def _stepped(self, metrics: float | None) -> list[Rate]:
+        """Whoever looks ahead must not make the schedule's step twice: most can neither be asked nor be copied."""
         if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and metrics is None):
-            return
-        for row, plain in zip(self.optimizer.param_groups, self.values, strict=True):
-            put_rate(row, plain)
+            return self.values
+        self._put(self.values)
         if isinstance(self.schedule, ReduceLROnPlateau) and metrics is not None:
             self.schedule.step(metrics)
         else:
             self.schedule.step()
-        self.values = [copy_rate(row["lr"]) for row in self.optimizer.param_groups]
+        return self._held()
+
+    def _held(self) -> list[Rate]:
+        return [copy_rate(row["lr"]) for row in self.optimizer.param_groups]
+
+    def _put(self, rates: Sequence[Rate]) -> None:
+        for row, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            put_rate(row, rate)
 
 
 class Peak(NamedTuple):

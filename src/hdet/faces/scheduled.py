@@ -124,18 +124,19 @@ class ScheduledSearch:
     @property
     def base_lrs_now(self) -> list[Rate]:
         """The rate of each parameter group."""
-        return self._search.rates(self._values(), self._step)
+        return self._search.rates(self._values(self._step), self._step)
 
-    def _values(self) -> list[Rate]:
-        """The schedule now, its rise held at the peak."""
-        values = self._plain.values
-        if not self._search.holds_rise or self._step >= self._peak.step:
+    def _values(self, t: int) -> list[Rate]:
+        """The schedule at this step or at the next one, its rise held at the peak."""
+        moves = t > self._step and t % self._every == 0
+        values = self._plain.ahead() if moves else self._plain.values
+        if not self._search.holds_rise or t >= self._peak.step:
             return list(values)
         added = values[len(self._peak.rates) :]
         return [*self._peak.rates, *added]
 
-    def _rates_at(self, _: int) -> list[float]:
-        return [float(value) for value in self._values()]
+    def _rates_at(self, t: int) -> list[float]:
+        return [float(value) for value in self._values(t)]
 
     def _rise(self) -> float:
         """Where the search's own climb ends: with the schedule's, but not at once where that has none."""
@@ -147,7 +148,7 @@ class ScheduledSearch:
             self._search.grow(rate_names(new.start, new.stop))
 
     def _write(self) -> None:
-        rates = self._search.rates(self._values(), self._step)
+        rates = self._search.rates(self._values(self._step), self._step)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             put_rate(group, rate)
 
@@ -195,7 +196,7 @@ class ScheduledSearch:
         self.schedule.load_state_dict(state_dict["schedule"])
         self._search.load(state_dict["hdet"], length, t)
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
-        self._plain.values = list(state_dict["plain_lrs"])
+        self._plain.load(state_dict["plain_lrs"])
         self._step = t
         self._write()
         watch_loading(self.optimizer, self, self._search, ScheduledSearch._write)

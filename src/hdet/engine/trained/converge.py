@@ -74,7 +74,7 @@ def converge(
     if equal and isinstance(outer, Mean):
         average([])
     else:
-        outer.merge(weights.parameters, average, roll.live[group.seat.replica])
+        outer.merge(weights.parameters, average)
     if not measure:
         return None
     if not distances:

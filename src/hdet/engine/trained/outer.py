@@ -11,7 +11,7 @@ from torch import Tensor
 from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
 
-__all__ = ["Average", "Elastic", "Mean", "Outer", "OuterStep"]
+__all__ = ["Average", "Mean", "Outer", "OuterStep"]
 
 Average = Callable[[Sequence[Tensor]], None]
 """Replaces tensors by their mean over the live replicas, in place."""
@@ -23,8 +23,8 @@ class OuterStep(Protocol):
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Remember where the first round starts; called before training moves the parameters."""
 
-    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
-        """Must call ``average`` once, on every replica alike. ``live``: whether this replica counts in the mean."""
+    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
+        """Must call ``average`` once, on every replica alike."""
 
     def state(self) -> list[list[Tensor]]:
         """Copies of the tensors to save, equal on all replicas."""
@@ -45,7 +45,7 @@ class Mean:
     def begin(self, parameters: Sequence[Tensor]) -> None:
         pass
 
-    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
         average(parameters)
 
     def state(self) -> list[list[Tensor]]:
@@ -64,7 +64,8 @@ class Outer:
     With :math:`d` the last consensus minus the mean: :math:`v \leftarrow \mu v + d`, then
     :math:`\theta \leftarrow \theta_{last} - lr\,(d + \mu v)` (without ``nesterov``: :math:`- lr\, v`).
 
-    Needs two copies of the parameters: the last consensus and v. lr=1 without momentum is the mean.
+    Needs two copies of the parameters: the last consensus and v. lr=1 without momentum is the mean. A parameter that
+    was frozen when the round began gets the mean at its end, and outer steps from then on.
 
     Args:
         lr: outer learning rate, above 0.
@@ -82,78 +83,43 @@ class Outer:
         if not isinstance(nesterov, bool):
             raise ArgumentError(f"nesterov must be True or False, but got nesterov={shown(nesterov)}; leave it out")
         self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
-        self._last: list[Tensor] = []
-        self._velocity: list[Tensor] = []
+        self._last: dict[Tensor, Tensor] = {}
+        self._velocity: dict[Tensor, Tensor] = {}
 
     def __repr__(self) -> str:
         return f"Outer(lr={self.lr}, momentum={self.momentum}, nesterov={self.nesterov})"
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
-        self._last = [p.detach().clone() for p in parameters]
-        self._velocity = [torch.zeros_like(p) for p in self._last]
+        self._last = {p: p.detach().clone() for p in parameters}
+        self._velocity = {p: torch.zeros_like(last) for p, last in self._last.items()}
 
     @torch.no_grad()
-    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
         average(parameters)
-        for p, last, v in zip(parameters, self._last, self._velocity, strict=True):
+        known = [p for p in parameters if p in self._last]
+        for p in known:
+            last, v = self._last[p], self._velocity[p]
             d = last - p
             v.mul_(self.momentum).add_(d)
             step = d.add_(v, alpha=self.momentum) if self.nesterov else v
             p.copy_(last.sub_(step, alpha=self.lr))
+        if len(known) != len(parameters) or len(known) != len(self._last):
+            self._follow(parameters)
+
+    def _follow(self, parameters: Sequence[Tensor]) -> None:
+        """Layers were thawed, which join in the optimizer's order, or frozen, which are forgotten."""
+        last, velocity = self._last, self._velocity
+        self.begin(parameters)
+        self._last |= {p: last[p] for p in parameters if p in last}
+        self._velocity |= {p: velocity[p] for p in parameters if p in velocity}
 
     def state(self) -> list[list[Tensor]]:
-        return [[t.clone() for t in part] for part in (self._last, self._velocity)]
+        return [[t.clone() for t in part.values()] for part in (self._last, self._velocity)]
 
     def tensors(self) -> list[Tensor]:
-        return self._last + self._velocity
+        return [*self._last.values(), *self._velocity.values()]
 
     def load(self, state: Sequence[Sequence[Tensor]]) -> None:
-        self._last, self._velocity = (_copied(part, self._last) for part in state)
-
-
-class Elastic:
-    r"""Elastic averaging, as EASGD does: replicas are pulled towards a centre, and the centre towards their mean.
-
-    :math:`\theta_r \leftarrow \theta_r - a (\theta_r - c)`, :math:`c \leftarrow c + a\,(\bar\theta - c)` with
-    :math:`a` = ``pull``. Replicas stay different: evaluate inside ``consensus()``.
-
-    Needs two copies of the parameters: the centre, and each replica's own while the mean is taken.
-
-    Args:
-        pull: :math:`a` in (0, 1].
-    """
-
-    def __init__(self, pull: float) -> None:
-        if not (is_finite(pull) and 0 < pull <= 1):
-            raise ArgumentError(f"pull must be above 0 and at most 1, but got pull={pull!r}; EASGD uses about 0.9 / N")
-        self.pull = pull
-        self._centre: list[Tensor] = []
-
-    def __repr__(self) -> str:
-        return f"Elastic({self.pull})"
-
-    def begin(self, parameters: Sequence[Tensor]) -> None:
-        self._centre = [p.detach().clone() for p in parameters]
-
-    @torch.no_grad()
-    def merge(self, parameters: Sequence[Tensor], average: Average, live: bool) -> None:
-        own = [p.detach().clone() for p in parameters]
-        average(parameters)
-        for p, mine, centre in zip(parameters, own, self._centre, strict=True):
-            mean = p.detach().clone()
-            p.copy_(torch.lerp(mine, centre, self.pull) if live else mean)  # who was left out gets the mean
-            centre.lerp_(mean, self.pull)
-
-    def state(self) -> list[list[Tensor]]:
-        return [[t.clone() for t in self._centre]]
-
-    def tensors(self) -> list[Tensor]:
-        return self._centre
-
-    def load(self, state: Sequence[Sequence[Tensor]]) -> None:
-        self._centre = _copied(state[0], self._centre)
-
-
-def _copied(saved: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Saved tensors on the devices where this process needs them."""
-    return [t.to(own.device, own.dtype, copy=True) for t, own in zip(saved, like, strict=True)]
+        for part, saved in zip((self._last, self._velocity), state, strict=True):
+            for own, value in zip(part.values(), saved, strict=True):
+                own.copy_(value)

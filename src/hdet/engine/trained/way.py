@@ -18,7 +18,7 @@ from hdet.algorithm.rounds import Rounds
 from hdet.algorithm.signals import comparable
 from hdet.distributed.agreement import terms_of
 from hdet.distributed.average import average_
-from hdet.distributed.group import ReplicaGroup, Seat, arriving, connect_alike, connect_within
+from hdet.distributed.group import ReplicaGroup, Seat, arriving, connect_alike
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.partitions import refuse_partitions
 from hdet.distributed.rollcall import Occasion, RollCall, Shown
@@ -29,7 +29,6 @@ from hdet.engine.round_mean import RoundMean
 from hdet.engine.trained.bases import Bases
 from hdet.engine.trained.converge import converge, refuse_diverged
 from hdet.engine.trained.fanout import FanOut
-from hdet.engine.trained.inner import Inner
 from hdet.engine.trained.outer import Mean, OuterStep
 from hdet.engine.trained.settings import SETTINGS, Settings
 from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
@@ -60,8 +59,8 @@ class TrainedWay:
         body: which tensors make up the replica.
         signal: what replicas are compared by.
         outer: what converge makes of the parameters.
-        inner: averages inside nodes between rounds, or None.
         reset_state: whether the optimizer forgets its state at the end of a round.
+        keeps_journal: whether this rank does, so that a signal is read that no controller asks for.
     """
 
     def __init__(
@@ -73,8 +72,8 @@ class TrainedWay:
         body: Body,
         signal: Signal | None = None,
         outer: OuterStep | None = None,
-        inner: Inner | None = None,
         reset_state: bool = False,
+        keeps_journal: bool = False,
     ) -> None:
         self.settings = settings
         self.controller = controller
@@ -82,11 +81,11 @@ class TrainedWay:
         self.body = body
         self.signal: Signal = signal if signal is not None else TrainLoss()
         self.outer: OuterStep = outer if outer is not None else Mean()
-        self.inner = inner
         self.reset_state = reset_state
         self._fan_out = fan_out
+        self._is_told = keeps_journal
+        """Whether some rank keeps a journal, once the replicas have met."""
         self._mean = RoundMean()
-        self._node: ReplicaGroup | None = None
         self._alike: ReplicaGroup | None = None
         """Where weights are sharded: of each replica the ranks that hold the same parts as this one."""
 
@@ -134,7 +133,7 @@ class TrainedWay:
         return terms_of(
             "replicas",
             [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],
-            [self.controller, self.outer, self.inner, self.signal.kind, self.reset_state, self.body.with_state],
+            [self.controller, self.outer, self.signal.kind, self.reset_state, self.body.with_state],
             total_steps=self.rounds.total_steps,
             spread=spreads.pop() if len(spreads) == 1 else math.nan,
             sync_every=self.rounds.length,
@@ -162,6 +161,7 @@ class TrainedWay:
 
     def met(self, group: ReplicaGroup, roll: RollCall) -> None:
         """One starting point for the outer step; for shards, the ranks that hold the same ones in other replicas."""
+        self._is_told = roll.writer is not None
         if len(set(roll.held)) == 1:
             average_(self.outer.tensors(), group, [True] * group.seat.size)
             return
@@ -169,13 +169,11 @@ class TrainedWay:
         self._alike = connect_alike(group, roll.held)
 
     def after_step(self, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
-        """A snapshot for the round's mean, an average inside the node, where they are due."""
+        """A snapshot for the round's mean, where one is due."""
         if self.signal.wants_mean:
             start, end = self.rounds.span(t)
-            if self._mean.is_due(t - start, end - start):
+            if self._reads_signal(end) and self._mean.is_due(t - start, end - start):
                 self._mean.add(self.weights(optimizer).parameters)
-        if self.inner is not None and t % self.inner.every == 0 and not self.rounds.ends_at(t):
-            self._average_within(self.inner, optimizer, t - 1, meeting)
 
     def end_round(self, end: RoundEnd, meeting: Meeting) -> dict[str, Any] | None:
         """Gather, decide, average, move the base values. An error before the mean changes nothing.
@@ -185,9 +183,10 @@ class TrainedWay:
         """
         clock, group = Clock(), meeting.group
         k, what = self.rounds.index(end.before), f"round {self.rounds.index(end.before)}, at step {end.after}"
-        # One replica is probed too, though nobody compares: a probe that fails should fail on a laptop.
-        parameters = self.weights(end.optimizer).parameters
-        signal = self.signal.value(k, meeting.group, parameters, self._mean.weights)
+        signal = None
+        if self._reads_signal(end.after):
+            parameters = self.weights(end.optimizer).parameters
+            signal = self.signal.value(k, meeting.group, parameters, self._mean.of(parameters))
         clock.lap("probe")
         with arriving(what):
             roll = self._roll_call(end, meeting, signal)
@@ -215,27 +214,26 @@ class TrainedWay:
     def weights(self, optimizer: Optimizer) -> Weights:
         return self.body.weights(optimizer)
 
-    def converge(
-        self,
-        optimizer: Optimizer,
-        t: int,
-        meeting: Meeting,
-        occasion: Occasion,
-        within: ReplicaGroup | None = None,
-    ) -> None:
-        """Average now, nothing else. ``within``: only some of the replicas, those of a node."""
-        group, what = within or meeting.group, f"{occasion.name.lower()}() at step {t}"
+    def converge(self, optimizer: Optimizer, t: int, meeting: Meeting, occasion: Occasion) -> None:
+        """Average now, nothing else."""
+        group, what = meeting.group, f"{occasion.name.lower()}() at step {t}"
         if group.seat.size == 1:
             return
         with arriving(what):
             weights = self.weights(optimizer)
-            roll = meeting.roll_call(
-                occasion, t, self.terms(), weights, Shown(), expect_equal=self._may_be_equal(t), within=group
-            )
-            if occasion is Occasion.INNER and not any(roll.live):
-                return  # the whole node will be left out at the end of the round
+            equal = self._may_be_equal(t)
+            roll = meeting.roll_call(occasion, t, self.terms(), weights, Shown(), expect_equal=equal)
             refuse_diverged(roll, what)
             converge(group, self._alike or group, weights, roll, Mean(), measure=False)
+
+    def _is_controlled(self, end: int) -> bool:
+        """Whether a controller is asked at this end of a round."""
+        start = self.settings.start
+        return self.controller is not None and start is not None and end >= start
+
+    def _reads_signal(self, end: int) -> bool:
+        """Whether a journal or a controller does. One replica's counts too: a probe that fails should on a laptop."""
+        return self._is_told or self._is_controlled(end)
 
     @property
     def _without_spread(self) -> bool:
@@ -266,26 +264,16 @@ class TrainedWay:
                 "them would mix different parts. Replicas must hold a whole model each: use a mesh of two dimensions "
                 'and group=hdet.arms(mesh, "replicate"), or find the rate without replicas, by max_lr="auto"'
             )
-        if not isinstance(self.outer, Mean) or self.inner is not None:
+        if not isinstance(self.outer, Mean):
             raise ShardedParametersError(
-                f"sharded replicas are merged by the plain mean, but got outer={self.outer!r}, inner={self.inner!r}; "
-                "leave both out"
+                f"sharded replicas are merged by the plain mean, but got outer={self.outer!r}; leave it out"
             )
-
-    def _average_within(self, inner: Inner, optimizer: Optimizer, t: int, meeting: Meeting) -> None:
-        if meeting.seat.size == 1:
-            return
-        if self._node is None:
-            with arriving("making the nodes' groups"):
-                self._node = connect_within(inner.ranks)
-        self.converge(optimizer, t, meeting, Occasion.INNER, self._node)
 
     # -- moving the base values -----------------------------------------------------------------------------------
 
     def _decide(self, end: RoundEnd, roll: RollCall, seat: Seat) -> tuple[Update | None, Bases]:
         """The new base values: a function of the roll call, so equal on all replicas."""
-        start = self.settings.start
-        if self.controller is None or start is None or end.after < start:
+        if self.controller is None or not self._is_controlled(end.after):
             return None, self.bases
         update = self._consult(self.controller, end, roll, seat)
         return update, self.bases.moved(update, self.specs, self.settings, end)
@@ -388,8 +376,8 @@ class TrainedWay:
         self._fan_out.load([spec.spread for spec in self.specs], self.settings.seed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A process group cannot be copied: those of nodes and of shards are made anew."""
-        return {**vars(self), "_node": None, "_alike": None}
+        """A process group cannot be copied: that of shards is made anew."""
+        return {**vars(self), "_alike": None}
 
 
 def _shapes(tensors: Any) -> list[list[tuple[int, ...] | None]] | None:
