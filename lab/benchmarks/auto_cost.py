@@ -156,11 +156,11 @@ class Bench:
         """Median ms of each part."""
         optimizer, scheduler = self.begin(LONG, auto=True)
         ends: dict[int, list[float]] = {ON_DEVICE: [], ON_HOST: []}
-        search = scheduler._run.way
+        search = scheduler._run
         for t in range(60):
-            loss, ended = self.step(t, optimizer), search._ended
+            loss, ended = self.step(t, optimizer), search.memory.rounds
             took = self.seconds(lambda loss=loss: scheduler.step(loss))  # type: ignore[misc]
-            if t > 8 and search._ended > ended:
+            if t > 8 and search.memory.rounds > ended:
                 ends[search.found.snapshots[-1].slot].append(took)
         alone = self._alone()
         measure, snapshots = Measure({0}), Snapshots()

@@ -12,7 +12,7 @@ import typer
 
 from hdet.cli.output import Output
 from hdet.errors import ArgumentError
-from hdet.paths import write_atomically
+from hdet.files import write_atomically
 from hdet.report.data import load_run
 from hdet.report.numbers import plain_json
 from hdet.report.page import check_packages, write_report

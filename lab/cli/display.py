@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from hdet.checks import harmless
 from hdet.cli.output import written
+from hdet.errors import harmless
 from hdet.report import numbers as say
 from lab.runs.teller import Message
 

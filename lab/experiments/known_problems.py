@@ -19,8 +19,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import logsigmoid
 
-from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.scales import scale_named
+from hdet.ensemble.knob import KnobSpec, scale_named
 
 STEPS = 32
 

@@ -14,9 +14,9 @@ import torch
 from known_problems import Problem
 from torch import Generator, Tensor
 
-from hdet.algorithm.controller import Controller
-from hdet.algorithm.design import Balanced
-from hdet.algorithm.knob import KnobSpec
+from hdet.ensemble.controller import Controller
+from hdet.ensemble.design import Balanced
+from hdet.ensemble.knob import KnobSpec
 
 
 @dataclass(frozen=True)

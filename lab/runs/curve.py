@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TextIO
 
-from hdet.paths import write_atomically
+from hdet.files import write_atomically
 
 __all__ = ["CurveFile"]
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from hdet.errors import ArgumentError, HdetError
 from hdet.faces.checkpoint_file import kept, remove
-from hdet.locks import locked
-from hdet.paths import write_atomically
+from hdet.files import locked, write_atomically
 from hdet.report.numbers import plain_json
 from lab.runs.plan import Plan
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hdet.algorithm.assignment import permutation
-from hdet.algorithm.controller import Update
-from hdet.algorithm.published import Published, PublishedState
+from hdet.ensemble.controller import Update
+from hdet.ensemble.design import permutation
+from hdet.ensemble.published import Published, PublishedState
 
 __all__ = ["Placebo", "PlaceboState"]
 

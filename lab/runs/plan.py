@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from inspect import signature
 from typing import Any
 
-from hdet.algorithm.rounds import default_length
 from hdet.checks import shown
+from hdet.ensemble.rounds import default_length
 from hdet.errors import ArgumentError
 from lab.tasks import FeedTask, Task, task_named
 

@@ -2,12 +2,12 @@
 
 from hdet import experimental
 from hdet._version import __version__
-from hdet.algorithm.controller import Controller
-from hdet.algorithm.normalised import Normalised
-from hdet.algorithm.published import Published
 from hdet.distributed.arms import arms
-from hdet.engine.probe import ProbeBatch
-from hdet.engine.trained.signals import ProbeLoss, TrainLoss
+from hdet.ensemble.controller import Controller
+from hdet.ensemble.normalised import Normalised
+from hdet.ensemble.probe import ProbeBatch
+from hdet.ensemble.published import Published
+from hdet.ensemble.signals import ProbeLoss, TrainLoss
 from hdet.errors import (
     ArgumentError,
     CheckpointError,

@@ -1,18 +1,48 @@
-"""Questions about arguments that never raise, whatever was passed: an array, a number that no float holds, a class.
-
-And how such a thing, or a text of somebody else, is put into words, and whom a warning is for.
-"""
+"""Checks of what users give and of what stands in a checkpoint, before anything is changed."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["harmless", "is_finite", "is_int", "is_one_of", "is_real", "shown", "takes", "users_level"]
+from torch import Tensor
+
+from hdet.errors import ArgumentError
+
+__all__ = [
+    "STATE_VERSION",
+    "STATE_WORDS",
+    "Rule",
+    "alike",
+    "check_alike",
+    "check_run",
+    "check_state",
+    "count",
+    "fields",
+    "flag",
+    "in_pairs",
+    "integer",
+    "is_finite",
+    "is_int",
+    "is_one_of",
+    "is_real",
+    "maybe",
+    "number",
+    "numbers",
+    "one_of",
+    "pairs",
+    "rates",
+    "run_state",
+    "shown",
+    "some_rates",
+    "takes",
+    "texts",
+    "users_level",
+]
 
 _LONGEST = 200
 
@@ -70,20 +100,146 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def harmless(text: str) -> str:
-    r"""For a terminal: whatever it would obey, not show, is spelled out, but for ends of lines and tabs.
-
-    >>> print(harmless("\x1b[31mred, \u202e, caf\xe9"))
-    \x1b[31mred, \u202e, café
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-
-
 def users_level() -> int:
     """The ``stacklevel`` of a warning that is to point at the user's line: the first one that is not hdet's."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "hdet":
         level, frame = level + 1, frame.f_back
     return level
+
+
+STATE_VERSION = 6
+STATE_WORDS = "the checkpoint's hdet state"
+_CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
+
+
+class Rule(NamedTuple):
+    """What a value must be."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def check_state(state: Mapping[str, Any], rules: Mapping[str, Rule], what: str) -> None:
+    """Raise with the first entry that is missing or breaks its rule; ``what`` is the state in words."""
+    for name, rule in rules.items():
+        if name not in state:
+            raise ArgumentError(f"{what} has no {name!r}, which must be {rule.words}; {_CURE}")
+        if not rule.fits(state[name]):
+            raise ArgumentError(f"{what} has {name}={shown(state[name])}, but it must be {rule.words}; {_CURE}")
+
+
+def _is_whole(value: Any) -> bool:
+    """A float that is an integer counts too."""
+    return is_finite(value) and (isinstance(value, Integral) or value == int(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_rate(value: Any) -> bool:
+    whole = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    return bool(value.isfinite()) if whole else is_finite(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _is_pair(value: Any) -> bool:
+    return _is_list(value) and len(value) == 2 and isinstance(value[0], str)
+
+
+number = Rule("a finite number", is_finite)
+flag = Rule("True or False", lambda value: isinstance(value, bool))
+integer = Rule("an integer", _is_whole)
+texts = Rule("a list of texts", lambda value: _is_list(value) and all(isinstance(one, str) for one in value))
+some_rates = Rule("a list of finite rates", lambda value: _is_list(value) and all(map(_is_rate, value)))
+pairs = Rule("a list of pairs of a name and a value", lambda value: _is_list(value) and all(map(_is_pair, value)))
+fields = Rule("a dict", lambda value: isinstance(value, Mapping))
+
+
+def count(least: int, most: float = math.inf) -> Rule:
+    """An integer within bounds."""
+    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most:g}"
+    return Rule(
+        f"an integer, {bounds}",
+        lambda value: _is_whole(value) and least <= value <= most,
+    )
+
+
+def numbers(length: int, of: str = "one per knob") -> Rule:
+    """So many finite numbers."""
+    return Rule(
+        f"{length} finite numbers, {of}",
+        lambda value: _is_list(value) and len(value) == length and all(map(is_finite, value)),
+    )
+
+
+def rates(length: int) -> Rule:
+    """So many rates, floats or tensors."""
+    return Rule(
+        f"{length} finite rates, one per parameter group",
+        lambda value: _is_list(value) and len(value) == length and all(map(_is_rate, value)),
+    )
+
+
+def one_of(*choices: Any) -> Rule:
+    """One of a few values."""
+    return Rule(f"one of {list(choices)}", lambda value: isinstance(value, str) and value in choices)
+
+
+def maybe(rule: Rule) -> Rule:
+    """None, or what another rule asks for."""
+    return Rule(f"None or {rule.words}", lambda value: value is None or rule.fits(value))
+
+
+def alike(example: Any) -> Rule:
+    """A flag or numbers as in an example: one, or a list of as many."""
+    if isinstance(example, bool):
+        return flag
+    if _is_list(example):
+        return numbers(len(example), "as many as here")
+    return number if is_finite(example) else Rule("a number", _is_number)
+
+
+def check_alike(saved: Any, example: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Pairs as a dict, if they have the names and numbers of an example."""
+    found: dict[str, Any] = dict(saved)
+    if found.keys() != example.keys():
+        raise ArgumentError(f"{what} has the entries {sorted(found)}, but must have {sorted(example)}; {_CURE}")
+    check_state(found, {name: alike(value) for name, value in example.items()}, what)
+    return found
+
+
+def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+    """As lists: torch.distributed.checkpoint would make keys of a dict's names."""
+    return [[name, list(value) if isinstance(value, list) else value] for name, value in values.items()]
+
+
+def run_state(kind: str, knobs: Sequence[str], spreads: Sequence[float]) -> dict[str, Any]:
+    """What every run saves of itself. ``kind``: "search" or "replicas"."""
+    return {"version": STATE_VERSION, "way": kind, "knobs": list(knobs), "spreads": list(spreads)}
+
+
+def check_run(state: Mapping[str, Any], kind: str, knobs: Sequence[str]) -> None:
+    """Raise unless a state is that of such a run, of this version, with these knobs."""
+    version = state.get("version")
+    if not isinstance(version, int) or version != STATE_VERSION:
+        raise ArgumentError(
+            f"{STATE_WORDS} has version {version!r}, this hdet reads {STATE_VERSION}; "
+            "load it with the hdet that wrote it"
+        )
+    check_state(state, {"way": one_of("replicas", "search"), "knobs": texts}, STATE_WORDS)
+    if state["way"] != kind:
+        raise ArgumentError(
+            f'the checkpoint is of a run of the kind "{state["way"]}", but here it is "{kind}" '
+            '(max_lr="auto" is a search, a number is not); build the scheduler as it was when it was saved'
+        )
+    if list(state["knobs"]) != list(knobs):
+        raise ArgumentError(
+            f"the checkpoint has the knobs {list(state['knobs'])}, but here they are {list(knobs)}; "
+            "build the optimizer and the knobs as they were when it was saved"
+        )
+    check_state(state, {"spreads": numbers(len(knobs))}, STATE_WORDS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hdet.checks import harmless
-
 __all__ = [
     "ArgumentError",
     "CheckpointError",
@@ -17,7 +15,19 @@ __all__ = [
     "ResumeWarning",
     "SearchWarning",
     "ShardedParametersError",
+    "harmless",
 ]
+
+
+def harmless(text: str) -> str:
+    r"""For a terminal: whatever it would obey, not show, is spelled out, but for ends of lines and tabs.
+
+    >>> print(harmless("\x1b[31mred, \u202e, caf\xe9"))
+    \x1b[31mred, \u202e, café
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 class HdetError(Exception):

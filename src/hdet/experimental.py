@@ -1,5 +1,5 @@
 """Parts that have not been measured yet, and may change: another merge than the mean."""
 
-from hdet.engine.trained.outer import Outer
+from hdet.ensemble.outer import Outer
 
 __all__ = ["Outer"]

@@ -1,27 +1,41 @@
-"""An optimizer and its parameters: which of them train, where they stand, and what becomes of the loss."""
+"""What an optimizer holds: its parameters, their rates, and copies of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import shown
+from hdet.distributed.shards import local
 from hdet.errors import ArgumentError
 
 __all__ = [
+    "Rate",
+    "as_type_of",
     "check_model",
     "check_optimizer",
+    "copies_of",
+    "copy_all_",
+    "copy_rate",
     "direction",
     "grouped_parameters",
     "parameters_at",
     "parts_of",
     "places_of",
+    "put_back",
+    "put_rate",
     "refuse_other_shapes",
+    "shared_rates",
+    "stands_still",
     "trained_parameters",
     "unwrapped",
+    "wide",
+    "write_",
 ]
 
 
@@ -101,3 +115,103 @@ def refuse_other_shapes(parameters: Sequence[Tensor], saved: Sequence[Tensor]) -
 
 def _all(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+Rate = float | Tensor
+
+
+def put_rate(group: dict[str, Any], rate: Rate) -> None:
+    """Write a rate into a param group: in place where it is a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def copy_rate(rate: Rate) -> Rate:
+    """A rate that does not change when the optimizer's tensor does."""
+    return rate.clone() if isinstance(rate, Tensor) else rate
+
+
+def as_type_of(example: Rate, rate: Rate) -> Rate:
+    """``rate`` as a tensor like ``example``, if that is one."""
+    return torch.full_like(example, float(rate)) if isinstance(example, Tensor) else rate
+
+
+def shared_rates(optimizer: Optimizer) -> list[int]:
+    """For each group, the first group whose rate is the same tensor: those must be spread alike.
+
+    torch gives all groups one tensor when the optimizer is built with ``lr=torch.tensor(...)``.
+    """
+    lrs = [group["lr"] for group in optimizer.param_groups]
+    return [next(h for h, other in enumerate(lrs) if h == g or _same(other, lr)) for g, lr in enumerate(lrs)]
+
+
+def stands_still(optimizer: Optimizer) -> bool:
+    """Whether all rates are 0, which is no step. Those on a device are not read.
+
+    To know an optimizer's state, torch.distributed.checkpoint makes such a step before it loads the weights.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return all((not isinstance(rate, Tensor) or rate.is_cpu) and rate == 0 for rate in rates)
+
+
+def _same(a: Rate, b: Rate) -> bool:
+    return isinstance(a, Tensor) and a is b
+
+
+@contextmanager
+def put_back(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Whatever happens to the tensors inside, they are as before afterwards, also after an exception.
+
+    One copy, which is what ``with`` gives.
+    """
+    own = copies_of(tensors)
+    try:
+        yield own
+    finally:
+        write_(tensors, own)
+
+
+@torch.no_grad()
+def write_(tensors: Sequence[Tensor], values: Iterable[Tensor]) -> None:
+    """Copy values into tensors, in place.
+
+    Inside ``torch.autocast`` the casts of earlier weights are cached, and forward passes would go on using them: the
+    cache is cleared.
+    """
+    copy_all_(zip(tensors, values, strict=True))
+    torch.clear_autocast_cache()
+
+
+def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A copy of each, on its own device, in few launches."""
+    plain = [local(tensor).detach() for tensor in tensors]
+    own = [torch.empty_like(tensor) for tensor in plain]
+    copy_all_(zip(own, plain, strict=True))
+    return own
+
+
+@torch.no_grad()
+def copy_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first: a few launches for those of one device and kind.
+
+    Between host and device nothing waits for the copies where host memory is pinned: read them on the device only.
+    """
+    alike: dict[tuple[torch.device, torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in ((local(one), local(other)) for one, other in pairs):
+        targets, sources = alike.setdefault((target.device, source.device, target.dtype, source.dtype), ([], []))
+        targets.append(target)
+        sources.append(source)
+    for (device, other, *_), (targets, sources) in alike.items():
+        if device == other:
+            torch._foreach_copy_(targets, sources)
+            continue
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking=True)
+
+
+def wide(p: Tensor) -> Tensor:
+    """A zero like ``p``, at least fp32: a bf16 mean would destroy small displacements."""
+    dtype = p.dtype if p.is_complex() else torch.promote_types(p.dtype, torch.float32)
+    return torch.zeros_like(local(p).detach(), dtype=dtype)

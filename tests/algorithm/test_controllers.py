@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.algorithm.assignment import assign
-from hdet.algorithm.controller import Controller
-from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.normalised import Normalised
-from hdet.algorithm.published import Published, softmax_weights
-from hdet.algorithm.scales import scale_named
-from hdet.algorithm.spread import multipliers
+from hdet.ensemble.controller import Controller
+from hdet.ensemble.design import assign, multipliers
+from hdet.ensemble.knob import KnobSpec, scale_named
+from hdet.ensemble.normalised import Normalised
+from hdet.ensemble.published import Published, softmax_weights
 from hdet.errors import ArgumentError
 
 CONTROLLERS: dict[str, Controller] = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from hdet.algorithm.design import Balanced
-from hdet.algorithm.normalised import Normalised
+from hdet.ensemble.design import Balanced
+from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
 
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.algorithm.decay import Decaying, decay_rate
-from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.rounds import Rounds, default_length
-from hdet.algorithm.scales import scale_named
+from hdet.ensemble.bases import Decaying, decay_rate
+from hdet.ensemble.knob import KnobSpec, scale_named
+from hdet.ensemble.rounds import Rounds, default_length
 
 
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(-3, 80))

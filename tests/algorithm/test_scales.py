@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.algorithm.knob import KnobSpec, bounded_factor
-from hdet.algorithm.scales import SCALES, scale_named
+from hdet.ensemble.knob import SCALES, KnobSpec, bounded_factor, scale_named
 from hdet.errors import ArgumentError
 
 INF = math.inf

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.algorithm.assignment import assign, permutation
-from hdet.algorithm.design import Balanced, Permuted
-from hdet.algorithm.spread import multipliers
+from hdet.ensemble.design import Balanced, Permuted, assign, multipliers, permutation
 
 sizes = st.integers(1, 64)
 spreads = st.floats(0, 1)

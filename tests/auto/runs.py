@@ -68,7 +68,7 @@ def built(
 
 
 def search_of(scheduler: hdet.OneCycleLR) -> Search:
-    search = scheduler._run.way
+    search = scheduler._run
     assert isinstance(search, Search)
     return search
 

@@ -38,7 +38,7 @@ def test_resume_goes_on_as_if_nothing_had_happened(stop: int, with_search: bool,
 
     model, optimizer, scheduler = made()
     train(model, optimizer, scheduler, range(stop))
-    before = scheduler._run.way.learned
+    before = scheduler._run.found.found
     parts = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), scheduler.search_state_dict()]
     torch.save(parts, tmp_path / "saved.pt")
     json.dumps(scheduler.state_dict()["hdet"], default=str)
@@ -51,7 +51,7 @@ def test_resume_goes_on_as_if_nothing_had_happened(stop: int, with_search: bool,
     if with_search:
         scheduler.check_search_state_dict(search, states[2])
         scheduler.load_search_state_dict(search)
-    assert scheduler._run.way.learned == before
+    assert scheduler._run.found.found == before
     again = train(resumed, optimizer, scheduler, range(stop, 200))
     if with_search:  # losses of the round that was interrupted are lost, and matter to the judge alone
         assert again == rest
@@ -129,14 +129,14 @@ def test_a_damaged_search_is_refused_before_anything_changes(damage: Callable[[A
     bad["snapshots"] = [[slot, dict(row)] for slot, row in held["snapshots"]]
     damage(bad)
     search = search_of(scheduler)
-    before = (search._measure, search._snapshots, search.found)
+    before = (search._sampler.measure, search._snapshots, search.found)
     for refuse in (
         lambda: scheduler.check_search_state_dict(bad, scheduler.state_dict()),
         lambda: scheduler.load_search_state_dict(bad),
     ):
         with pytest.raises(ArgumentError, match="the state of a search does not fit"):
             refuse()
-    assert (search._measure, search._snapshots, search.found) == before
+    assert (search._sampler.measure, search._snapshots, search.found) == before
 
 
 def test_checkpoints_of_other_schedulers() -> None:
@@ -172,7 +172,7 @@ def test_copies_of_a_scheduler_go_their_own_way() -> None:
     for other in (copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler.state_dict()))):
         state = other if isinstance(other, dict) else other.state_dict()
         search = dict(state["hdet"]["search"])
-        assert search["level"] == pytest.approx(math.log(scheduler._run.way.learned[0]))
+        assert search["level"] == pytest.approx(math.log(scheduler._run.found.found))
         assert repr(search) == repr(dict(scheduler.state_dict()["hdet"]["search"]))
 
 

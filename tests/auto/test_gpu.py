@@ -38,7 +38,7 @@ def launches(work: Callable[[], object]) -> int:
 
 
 def search_of(scheduler: hdet.OneCycleLR) -> Search:
-    search = scheduler._run.way
+    search = scheduler._run
     assert isinstance(search, Search)
     return search
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import hdet
-from hdet.algorithm import published_reference
 from hdet.auto import twin
 from hdet.auto.rule import NEVER_MOVED
+from hdet.ensemble import twin as published_reference
 from hdet.errors import SearchWarning
 from tests.models import batch, two_layer
 

@@ -11,7 +11,7 @@ import torch
 
 import hdet
 import hdet.cli
-from hdet.checks import harmless
+from hdet.errors import harmless
 from tests.cli.command import Said, hdet_here
 from tests.report.made_up import a_header, a_round, write_folder, write_journal
 

@@ -509,7 +509,7 @@ def test_looking_at_the_rates() -> None:
 
 def test_auto_lr_start_is_rounded_up_to_a_round() -> None:
     def start(**more: Any) -> int | None:
-        return OURS(optimizer_of(), 0.5, 100, **more)._run.way.settings.start  # type: ignore[attr-defined]
+        return OURS(optimizer_of(), 0.5, 100, **more)._run.steering.settings.start  # type: ignore[attr-defined]
 
     assert start(sync_every=10) == 30  # the warm-up ends at step 29
     assert start(sync_every=25) == 50

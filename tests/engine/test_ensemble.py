@@ -457,7 +457,7 @@ def _shared_rate(rank: int) -> list[float]:
     groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
     optimizer = torch.optim.SGD(groups, lr=torch.tensor(0.1))
     ensemble = hdet.Ensemble(optimizer, sync_every=3)
-    return [float(ensemble._run.way.multipliers(0, ensemble._run.seat)[g]) for g in range(2)]
+    return [float(ensemble._run.steering.multipliers(0, ensemble._run.seat)[g]) for g in range(2)]
 
 
 # -- arms, bytes, outer steps ------------------------------------------------------------------------------------------

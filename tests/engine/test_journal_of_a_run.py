@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import hdet
-from hdet.algorithm.assignment import assign
-from hdet.algorithm.controller import Update
-from hdet.algorithm.spread import multipliers
+from hdet.ensemble.controller import Update
+from hdet.ensemble.design import assign, multipliers
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
 

@@ -11,10 +11,9 @@ from torch import nn
 
 import hdet
 from hdet import knobs
-from hdet.algorithm.design import Balanced, Permuted
-from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.scales import SCALES, scale_named
-from hdet.algorithm.signals import comparable
+from hdet.ensemble.controller import comparable
+from hdet.ensemble.design import Balanced, Permuted
+from hdet.ensemble.knob import SCALES, KnobSpec, scale_named
 
 scales = st.sampled_from(SCALES)
 

@@ -18,12 +18,12 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.algorithm.controller import Update
-from hdet.copies import put_back as kept
-from hdet.copies import write_
 from hdet.distributed.group import Solo, connect
-from hdet.engine.probe import probed_loss
-from hdet.engine.round_mean import RoundMean
+from hdet.ensemble.controller import Update
+from hdet.ensemble.probe import probed_loss
+from hdet.ensemble.signals import RoundMean
+from hdet.parameters import put_back as kept
+from hdet.parameters import write_
 from tests.models import batch
 from tests.ranks import error_of, run_ranks
 

@@ -16,9 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 
 import hdet
-from hdet.algorithm.assignment import assign
-from hdet.algorithm.rounds import Rounds
-from hdet.algorithm.spread import multipliers
+from hdet.ensemble.design import assign, multipliers
+from hdet.ensemble.rounds import Rounds
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
 

@@ -94,7 +94,7 @@ def _two_per_step(rank: int) -> Any:
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
         scheduler.step(0.5)
-        looked.append(len(scheduler._run._tally._left_out))
+        looked.append(len(scheduler._run.meeting._tally._left_out))
     return looked
 
 

@@ -16,8 +16,7 @@ from torch import nn
 
 import hdet
 from hdet import experimental
-from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.scales import scale_named
+from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.integrations.accelerate import prepare
 from hdet.integrations.timm import TimmSchedule
 

@@ -227,7 +227,7 @@ def test_buffers_go_back_with_the_weights() -> None:
     module = Module()
     trainer_of(auto, max_epochs=1).fit(module, loader_of(0, 50))
     assert isinstance(auto.scheduler, hdet.OneCycleLR)
-    assert auto.scheduler._run.way.model is module
+    assert auto.scheduler._run.model is module
 
 
 def test_a_run_that_was_stopped_goes_on_with_its_search(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
     trainer.train()
     assert isinstance(trainer.lr_scheduler, hdet.OneCycleLR)
     assert trainer.lr_scheduler.last_epoch == 100
-    assert trainer.lr_scheduler._run.way.model is trainer.model
+    assert trainer.lr_scheduler._run.model is trainer.model
     assert loss_after(trainer) / by_hand(trainer_of(tmp_path, max_steps=100)) == pytest.approx(1, abs=0.1)
     assert logged(trainer, "hdet/rate") == logged(trainer, "learning_rate")
     assert logged(trainer, "hdet/event")[0].startswith("first step")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hdet.copies import copy_all_, put_back
+from hdet.parameters import copy_all_, put_back
 from hdet.rollback import storage
 from hdet.rollback.storage import Storage, copied, leaves
 

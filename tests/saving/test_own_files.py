@@ -186,7 +186,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_draft_that_is_there_is_never_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are no locks, and two processes have drawn the same name."""
     monkeypatch.setattr("secrets.token_hex", lambda _: "00000000")
-    monkeypatch.setattr("hdet.locks.fcntl", None)
+    monkeypatch.setattr("hdet.files.fcntl", None)
     save(tmp_path / "run.pt", 1)
     draft = tmp_path / ".run.pt.hdet-00000000.part"
     draft.write_text("another's")
@@ -199,7 +199,7 @@ def test_a_draft_that_is_there_is_never_written_to(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("locks", [True, False])
 def test_drafts_of_processes_that_were_killed_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: bool) -> None:
     if not locks:
-        monkeypatch.setattr("hdet.locks.fcntl", None)
+        monkeypatch.setattr("hdet.files.fcntl", None)
     new, old = (tmp_path / f".run.pt.hdet-0000000{i}.part" for i in (1, 2))
     for draft in (new, old):
         draft.write_text("half")

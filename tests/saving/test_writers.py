@@ -18,7 +18,7 @@ import pytest
 from torch import nn
 
 import hdet
-from hdet import locks
+from hdet import files as locks
 from hdet.faces import checkpoint_file
 from tests.ranks import CONTEXT
 from tests.saving.files import save, value_in

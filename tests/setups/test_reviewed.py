@@ -65,7 +65,7 @@ def test_rounds_without_a_step_are_not_taken_for_a_captured_graph(micro: int) ->
             optimizer.step()
             optimizer.zero_grad()
         scheduler.step(loss.detach())
-    assert not scheduler._run.way._hook.captured  # type: ignore[union-attr]
+    assert not scheduler._run._hook.captured  # type: ignore[union-attr]
     assert final_loss(model) < 0.5 * final_loss(network())
 
 

@@ -45,7 +45,7 @@ def test_a_round_that_is_resumed_is_sampled_as_seldom_as_others() -> None:
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=3000)
     train(model, optimizer, scheduler, range(530))
     scheduler.load_state_dict(copy.deepcopy(scheduler.state_dict()))
-    search: Any = scheduler._run.way
+    search: Any = scheduler._run
     sampled = 0
     for t in range(530, 620):
         sampled += search._samples

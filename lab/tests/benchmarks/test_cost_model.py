@@ -35,9 +35,9 @@ def test_rounds_are_those_of_a_search() -> None:
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([p], lr=0.1)
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
-    search, sampled = scheduler._run.way, []
-    seen = search._measure.sample
-    search._measure.sample = lambda *given: (sampled.append(1), seen(*given))  # type: ignore[method-assign, assignment]
+    search, sampled = scheduler._run, []
+    seen = search._sampler.measure.sample
+    search._sampler.measure.sample = lambda *given: (sampled.append(1), seen(*given))  # type: ignore[method-assign, assignment]
     for _ in range(100):
         p.grad = 0.1 * p.detach()
         optimizer.step()

@@ -51,7 +51,7 @@ def product(task: Any, optimizer: str, guess: float, *, losses: bool = True, **r
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hdet.SearchWarning)
         scheduler = hdet.OneCycleLR(own, "auto", STEPS, cycle_momentum=False)
-        search = scheduler._run.way
+        search = scheduler._run
         search.rule = Noted(STEPS, decisions=[], **rule)
         done = Product([], [], search.rule.decisions, 0.0)
         for t in range(STEPS):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hdet
-from hdet import locks
+from hdet import files as locks
 from lab.runs import folder as module
 from lab.runs.curve import CurveFile
 from lab.runs.folder import Folder

@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.auto.gradients import Reading
-from hdet.auto.pieces import Pieces, Vectors
+from hdet.auto.pieces import Pieces, Reading, Vectors
 from hdet.auto.reach import Sums, estimate, straightness, weight_ratio
 from hdet.distributed import fingerprint
-from hdet.distributed.partitions import stepping_now
-from hdet.distributed.shards import counted_once
-from hdet.parameters import grouped_parameters, parameters_at, places_of, refuse_other_shapes
-from hdet.rates import Rate, copy_rate
+from hdet.distributed.shards import counted_once, stepping_now
+from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
 
 __all__ = ["Measure", "Measured"]
 

@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.auto.measure import Measure, Measured
-from hdet.copies import put_back
 from hdet.distributed.average import average_
 from hdet.distributed.group import Seat, Solo, arriving, gather_named
 from hdet.distributed.host import read
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.resharding import resharded
 from hdet.distributed.rollcall import Occasion, RollCall, Shown, fingerprints_of
+from hdet.distributed.shards import resharded
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers
 from hdet.errors import DisagreementError
 from hdet.journal.chronicle import Chronicle
-from hdet.parameters import trained_parameters
+from hdet.parameters import put_back, trained_parameters
 from hdet.rollback.losses import Losses, merged
 from hdet.rollback.ruin import Block
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from hdet.auto.constants import Constants
 from hdet.auto.measure import Measure
 from hdet.auto.rounds import is_sampled, next_end
-from hdet.copies import copies_of
-from hdet.distributed.partitions import is_continued
+from hdet.distributed.shards import is_continued
+from hdet.parameters import copies_of
 
 __all__ = ["Sampler", "Sampling"]
 

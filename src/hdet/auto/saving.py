@@ -12,12 +12,7 @@ from torch.optim import Optimizer
 
 from hdet.auto.measure import Measure
 from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
-from hdet.distributed.group import Seat
-from hdet.errors import ArgumentError
-from hdet.rollback.losses import Losses
-from hdet.rollback.ruin import Block, Course
-from hdet.rollback.snapshots import Snapshots
-from hdet.state_rules import (
+from hdet.checks import (
     STATE_VERSION,
     STATE_WORDS,
     Rule,
@@ -28,6 +23,11 @@ from hdet.state_rules import (
     number,
     pairs,
 )
+from hdet.distributed.group import Seat
+from hdet.errors import ArgumentError
+from hdet.rollback.losses import Losses
+from hdet.rollback.ruin import Block, Course
+from hdet.rollback.snapshots import Snapshots
 
 __all__ = ["Held", "Memory", "check_saved", "loaded", "saved"]
 

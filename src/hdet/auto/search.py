@@ -25,21 +25,17 @@ from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling
 from hdet.auto.saving import Held, Memory
 from hdet.auto.telling import lost_words, record_of, warning_of
-from hdet.checks import users_level
+from hdet.checks import STATE_WORDS, check_run, check_state, count, flag, run_state, users_level
 from hdet.distributed.agreement import terms_of
 from hdet.distributed.group import Seat, arriving
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.partitions import refresh, refuse_partitions
-from hdet.distributed.resharding import reshard, reshard_all
 from hdet.distributed.rollcall import Occasion
+from hdet.distributed.shards import refresh, refuse_partitions, reshard, reshard_all
 from hdet.errors import DivergedError, ResumeWarning, SearchWarning
-from hdet.journal.chronicle import Chronicle
-from hdet.journal.clock import Clock
-from hdet.parameters import direction
-from hdet.rates import Rate, stands_still
+from hdet.journal.chronicle import Chronicle, Clock
+from hdet.parameters import Rate, direction, stands_still
 from hdet.rollback.losses import Losses
 from hdet.rollback.snapshots import START, Snapshots
-from hdet.state_rules import STATE_WORDS, check_run, check_state, count, flag, run_state
 
 __all__ = ["Search"]
 
@@ -129,6 +125,11 @@ class Search:
         return self.rule.total_steps
 
     @property
+    def meeting(self) -> Meeting:
+        """How the ranks meet."""
+        return self.ranks.meeting
+
+    @property
     def seat(self) -> Seat:
         """This rank's place."""
         return self.ranks.seat
@@ -206,7 +207,7 @@ class Search:
             schedule: the plain schedule of each parameter group at a step.
             peak: the step at which its rising phase ends.
         """
-        self.ranks.meeting.step(optimizer, before)
+        self.meeting.step(optimizer, before)
         if loss is not None:
             self.losses.add(loss, max(self._sampler.progress - 1, 0))
         if self.is_just_loaded:
@@ -261,8 +262,8 @@ class Search:
         self._act(decision, end, gathered)
         clock.lap("controller")
         self.losses.reset()
-        self.ranks.meeting.begin_round()
-        if gathered.writer == self.ranks.meeting.group.rank:
+        self.meeting.begin_round()
+        if gathered.writer == self.meeting.group.rank:
             schedules = then, end.schedule(end.after)
             record = record_of(
                 self.memory.rounds, gathered, evidence, decision, before, schedules, self._lead, clock.seconds
@@ -399,7 +400,7 @@ class Search:
     def _resume(self, t: int) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
-        self.ranks.meeting.resume()
+        self.meeting.resume()
         self.is_just_loaded = True
         self.chronicle.resume(t, mid_round=self._sampler.progress > 0)
 
@@ -427,8 +428,9 @@ class Search:
             self._warn(lost_words(t, is_falling=self.memory.is_falling), ResumeWarning)
 
     def __eq__(self, other: object) -> bool:
-        alike = isinstance(other, Search) and self.state() == other.state()
-        return alike and self.chronicle.sink == other.chronicle.sink
+        if not isinstance(other, Search):
+            return False
+        return self.state() == other.state() and self.chronicle.sink == other.chronicle.sink
 
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 

@@ -8,7 +8,7 @@ from typing import Any
 from hdet.auto.ranks import Gathered
 from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evidence, State
 from hdet.distributed.rollcall import RollCall
-from hdet.journal.records import round_record
+from hdet.journal.chronicle import round_record
 
 __all__ = ["lost_words", "record_of", "warning_of"]
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from hdet.checks import harmless
+from hdet.errors import harmless
 
 __all__ = ["check_packages", "complain", "main", "speaks"]
 

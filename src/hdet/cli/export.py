@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from hdet.checks import harmless
 from hdet.cli.output import Force, Json, Output, refuse_to_overwrite
 from hdet.cli.schedule import found_schedule, journal_at
-from hdet.errors import ArgumentError
-from hdet.paths import write_atomically
+from hdet.errors import ArgumentError, harmless
+from hdet.files import write_atomically
 from hdet.report.numbers import plain_json
 
 __all__ = ["export"]

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hdet.checks import harmless
 from hdet.cli import speaks
-from hdet.errors import ArgumentError
+from hdet.errors import ArgumentError, harmless
 from hdet.report.advice import advice, warned
 from hdet.report.comparison import Table
 from hdet.report.data import RunData

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from hdet.checks import is_int, shown
-from hdet.distributed.new_group import new_group
 from hdet.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Arms", "arms"]
+__all__ = ["Arms", "arms", "backend_of_device", "new_group"]
 
 
 class Arms:
@@ -106,3 +107,30 @@ def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, w
     rest = [axis for axis in range(ranks.ndim) if axis not in axes]
     arms_of_ranks = ranks.permute(*axes, *rest).flatten(0, len(axes) - 1)
     return [sorted(part.flatten().tolist()) for part in arms_of_ranks]
+
+
+def new_group(ranks: Sequence[int], parent: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of some ranks. A collective of all ranks of the world."""
+    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=_timeout_of(parent), backend=_backend_text(parent))
+    return made
+
+
+def backend_of_device(group: dist.ProcessGroup) -> dict[str, str]:
+    """For instance {"cpu": "gloo", "cuda": "nccl"}."""
+    pairs = (part.split(":", 1) for part in _backend_text(group).split(",") if ":" in part)
+    return {device.strip(): backend.strip() for device, backend in pairs}
+
+
+def _backend_text(group: dist.ProcessGroup) -> str:
+    return str(dist.get_backend_config(group))
+
+
+def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """The user's time-out; None (torch's default) where torch hides it."""
+    for device in backend_of_device(group):
+        try:
+            options = group._get_backend(torch.device(device)).options
+            return timedelta(seconds=options._timeout.total_seconds())
+        except (AttributeError, RuntimeError):
+            continue
+    return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hdet.checks import shown
-from hdet.distributed.arms import Arms
-from hdet.distributed.new_group import backend_of_device, new_group
+from hdet.distributed.arms import Arms, backend_of_device, new_group
 from hdet.distributed.presence import presence
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 
@@ -38,6 +37,7 @@ __all__ = [
     "connect_alike",
     "find_seat",
 ]
+
 
 Value = TypeVar("Value")
 _HOST = torch.device("cpu")
@@ -163,7 +163,7 @@ class Distributed:
         return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
 
 
-Group = dist.ProcessGroup | Arms | None
+Group: TypeAlias = "dist.ProcessGroup | Arms | None"
 """What a user may give as ``group=``."""
 
 

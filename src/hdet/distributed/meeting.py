@@ -38,7 +38,7 @@ class Meeting:
         """Nothing once a checkpoint has replaced them."""
         self._group: ReplicaGroup | None = None
         self._tally = Tally()
-        self._in_consensus = False
+        self.in_consensus = False
         """Whether this replica holds the replicas' mean."""
 
     @property
@@ -67,7 +67,7 @@ class Meeting:
 
     def step(self, optimizer: Optimizer, t: int) -> None:
         """The scheduler makes a step, at ``t``."""
-        if self._in_consensus:
+        if self.in_consensus:
             raise ArgumentError(
                 f"step() was called inside consensus(), at step {t}: the weights are put back afterwards, so "
                 "training inside is lost; leave the `with` block first"
@@ -127,17 +127,17 @@ class Meeting:
 
     def refuse_nested(self) -> None:
         """Raise inside :meth:`consensus`."""
-        if self._in_consensus:
+        if self.in_consensus:
             raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """Inside, this replica holds the replicas' mean, and may make no step."""
-        self._in_consensus = True
+        self.in_consensus = True
         try:
             yield
         finally:
-            self._in_consensus = False
+            self.in_consensus = False
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a process group cannot be copied, so the copy looks for the default group."""

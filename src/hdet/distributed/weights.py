@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.distributed.resharding import reshard
-from hdet.distributed.sharding import check_sharded
-from hdet.distributed.shards import is_distributed, local
+from hdet.distributed.shards import check_sharded, is_distributed, local, reshard
 from hdet.errors import ShardedParametersError
 
 __all__ = ["NO_WEIGHTS", "Body", "Weights", "nan_buffers", "warn_without_ensemble"]

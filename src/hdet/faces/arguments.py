@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from torch import optim
 from torch.optim import Optimizer
 
-from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.scales import scale_named
 from hdet.auto.constants import DEFAULT
 from hdet.auto.hooks import refuse_without_hooks
 from hdet.auto.rule import Rule
@@ -19,8 +17,8 @@ from hdet.checks import is_int, is_real, shown, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.sharding import refuse_flat
-from hdet.distributed.shards import is_distributed
+from hdet.distributed.shards import is_distributed, refuse_flat
+from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle

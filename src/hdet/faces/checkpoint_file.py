@@ -23,7 +23,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hdet.errors import ArgumentError, CheckpointError
-from hdet.locks import Locks, Taken
+from hdet.files import Locks, Taken
 
 __all__ = ["Whole", "digest_of", "kept", "newest_whole", "read", "remove", "write"]
 

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.algorithm.controller import Controller
+from hdet.checks import check_state, count, fields, maybe, some_rates
 from hdet.distributed.group import Group
-from hdet.engine.trained.outer import OuterStep
-from hdet.engine.trained.signals import Signal
+from hdet.ensemble.controller import Controller
+from hdet.ensemble.outer import OuterStep
+from hdet.ensemble.signals import Signal
 from hdet.errors import ArgumentError
 from hdet.faces import knobs as knob_factories
 from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
@@ -24,9 +25,7 @@ from hdet.faces.knobs import Knob
 from hdet.faces.loading import tell_another_length, watch_loading
 from hdet.faces.plain_rates import PlainRates, Schedule
 from hdet.journal import Journals
-from hdet.parameters import unwrapped
-from hdet.rates import copy_rate, put_rate
-from hdet.state_rules import check_state, count, fields, maybe, some_rates
+from hdet.parameters import copy_rate, put_rate, unwrapped
 
 __all__ = ["Ensemble"]
 
@@ -159,8 +158,8 @@ class Ensemble:
     @property
     def base_values(self) -> dict[str, float]:
         """The shared base value of each knob, around which the replicas spread."""
-        base = self._run.way.base(self._schedule(self._step), self._step)
-        rows = zip(self._knobs, self._run.way.learned, base, strict=True)
+        base = self._run.steering.base(self._schedule(self._step), self._step)
+        rows = zip(self._knobs, self._run.steering.bases.learned, base, strict=True)
         return {knob.spec.name: float(value) if knob.spec.scheduled else m for knob, m, value in rows}
 
     # -- values -----------------------------------------------------------------------------------------------------
@@ -174,20 +173,19 @@ class Ensemble:
             spread = max(knob.spec.spread for knob in self._knobs)
             more = knob_factories.lr(self.optimizer, spread=spread, groups=list(new))
             self._knobs += more
-            self._run.way.grow([knob.spec for knob in more])
+            self._run.steering.grow([knob.spec for knob in more])
 
     def _check_metrics(self, metrics: float) -> None:
         if not isinstance(self.schedule, ReduceLROnPlateau):
             raise ArgumentError(
                 f"metrics are for ReduceLROnPlateau, but the schedule is {self.schedule!r}; leave them out"
             )
-        self._run.connect(self.optimizer, self._step)
-        self._run.compare(float(metrics), self._step)
+        self._run.compare(self.optimizer, float(metrics), self._step)
 
     def _write_values(self) -> None:
         """Put this replica's values where they act: rates at every step, others where a round begins."""
-        way, seat, t = self._run.way, self._run.seat, self._step
-        values, learned = way.values(t, seat), list(way.learned)
+        t = self._step
+        values, learned = self._run.values(t), list(self._run.steering.bases.learned)
         fresh = self._written != (values, learned)
         self._written = (values, learned)
         plain = [self._plain.values[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
@@ -211,10 +209,10 @@ class Ensemble:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
         return {
             "step": self._step,
-            "total_steps": self._run.way.total_steps,
+            "total_steps": self._run.total_steps,
             "plain_lrs": [copy_rate(lr) for lr in self._plain.values],
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
-            "tensors": self._run.way.tensors(),
+            "tensors": self._run.tensors(),
             "hdet": self._run.state(),
         }
 

@@ -8,26 +8,28 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.algorithm.controller import Controller
-from hdet.algorithm.design import Balanced
-from hdet.algorithm.normalised import Normalised
-from hdet.algorithm.published import Published
-from hdet.algorithm.rounds import Rounds
+from hdet.auto.search import Search
 from hdet.checks import is_int, is_one_of, shown
 from hdet.distributed.arms import Arms
+from hdet.distributed.meeting import Meeting
 from hdet.distributed.weights import Body
-from hdet.engine.run import Run
-from hdet.engine.trained.fanout import FanOut
-from hdet.engine.trained.outer import Outer
-from hdet.engine.trained.settings import Settings
-from hdet.engine.trained.signals import ProbeLoss, Signal, TrainLoss
-from hdet.engine.trained.way import TrainedWay
+from hdet.ensemble.bases import Settings
+from hdet.ensemble.controller import Controller
+from hdet.ensemble.design import Balanced
+from hdet.ensemble.fanout import FanOut
+from hdet.ensemble.normalised import Normalised
+from hdet.ensemble.outer import Outer
+from hdet.ensemble.published import Published
+from hdet.ensemble.replicas import Replicas
+from hdet.ensemble.rounds import Rounds
+from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
+from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.faces.arguments import Ours, check_common, check_length, checked_length
 from hdet.faces.knobs import Knob
 from hdet.journal import open_journal
-from hdet.parameters import check_optimizer, unwrapped
-from hdet.rates import shared_rates
+from hdet.journal.chronicle import Chronicle
+from hdet.parameters import check_optimizer, shared_rates, unwrapped
 
 __all__ = ["check_schedule_of", "ensemble_run", "flat_knobs"]
 
@@ -50,7 +52,7 @@ def ensemble_run(
     outer: Any,
     optimizer_state: Any,
     allow_uninformative: bool,
-) -> Run:
+) -> Replicas:
     """The run behind an ``hdet.Ensemble``."""
     check_optimizer(optimizer)
     check_schedule_of(optimizer, schedule)
@@ -76,7 +78,7 @@ def ensemble_run(
     state = optimizer_state or ("average" if isinstance(ours.group, Arms) else "keep")
     body = Body(ours.model, with_state=state == "average")
     fan_out = FanOut(specs, Balanced(), seed, _columns(knobs, optimizer))
-    way = TrainedWay(settings, fan_out, rule, learned, body, signal, outer, state == "reset", sink is not None)
+    steering = Steering(settings, fan_out, rule, learned)
     told = {
         "sync_every": length,
         "seed": seed,
@@ -92,7 +94,9 @@ def ensemble_run(
     }
     bases = {spec.name: repr(base) for spec, base in zip(specs, learned, strict=True) if not spec.scheduled}
     rates = {"lr": repr([float(group["lr"]) for group in optimizer.param_groups])}
-    return Run(way, ours.group, sink, told, {**rates, **bases})
+    meeting, chronicle = Meeting(ours.group, {**rates, **bases}), Chronicle(sink, told)
+    resets = state == "reset"
+    return Replicas(steering, body, meeting, chronicle, signal=signal, outer=outer, reset_state=resets)
 
 
 def flat_knobs(knobs: object) -> list[Knob]:
@@ -125,7 +129,7 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
         )
     if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
-    if isinstance(getattr(schedule, "_run", None), Run):
+    if isinstance(getattr(schedule, "_run", None), (Replicas, Search)):
         raise ArgumentError(
             "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
         )

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from hdet.checks import alike, check_state, number
 from hdet.errors import ArgumentError
-from hdet.state_rules import alike, check_state, number
 
 __all__ = ["check_schedule", "refuse_foreign", "what_it_is"]
 

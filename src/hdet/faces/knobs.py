@@ -14,9 +14,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.scales import scale_named
 from hdet.checks import is_int, is_one_of, is_real, shown, takes
+from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.errors import ArgumentError
 from hdet.parameters import check_model, check_optimizer, unwrapped
 

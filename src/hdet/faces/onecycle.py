@@ -11,11 +11,11 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.algorithm.controller import Controller
 from hdet.auto.search import Search
-from hdet.checks import users_level
+from hdet.checks import check_state, fields, flag, users_level
 from hdet.distributed.group import Group, Seat
-from hdet.engine.run import Run
+from hdet.ensemble.controller import Controller
+from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import Ours, rate_knobs, rate_names
@@ -24,9 +24,7 @@ from hdet.faces.loading import tell_another_length, watch_loading
 from hdet.faces.onecycle_arguments import Fanout, onecycle_run
 from hdet.faces.torch_arguments import take_in
 from hdet.journal import Journals
-from hdet.parameters import unwrapped
-from hdet.rates import as_type_of, copy_rate
-from hdet.state_rules import check_state, fields, flag
+from hdet.parameters import as_type_of, copy_rate, unwrapped
 
 __all__ = ["OneCycleLR"]
 
@@ -138,7 +136,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         fanout = Fanout(spread, sync_every, auto_lr, auto_lr_start, decay, published, seed)
         run = onecycle_run(optimizer, schedule, last_epoch, Ours(group, model, journal), fanout, go_back)
         if run is not None:  # torch calls step() in its constructor: the run must be there
-            self._run: Search | Run = run
+            self._run: Search | Replicas = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
         self._run.begin(optimizer)
 
@@ -217,12 +215,12 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _base(self, t: int) -> list[float | Tensor]:
         values, run = self._values(t), self._run
-        return run.rates(values, t) if isinstance(run, Search) else run.way.base(values, t)
+        return run.rates(values, t) if isinstance(run, Search) else run.steering.base(values, t)
 
     def _multipliers(self, t: int, seat: Seat) -> list[float]:
         if isinstance(self._run, Search):
             return [1.0] * len(self._run.knobs)
-        return list(self._run.way.multipliers(t, seat))
+        return list(self._run.steering.multipliers(t, seat))
 
     @property
     def _holds_rise(self) -> bool:
@@ -364,8 +362,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if isinstance(run, Search):
             run.grow(rate_names(known, len(groups)))
         else:
-            spread = max((spec.spread for spec in run.way.specs), default=0.0)
-            run.way.grow(rate_knobs(known, len(groups), spread))
+            spread = max((spec.spread for spec in run.steering.specs), default=0.0)
+            run.steering.grow(rate_knobs(known, len(groups), spread))
 
     def _schedule(self, t: int) -> list[float]:
         return [float(value) for value in self._values(t)]

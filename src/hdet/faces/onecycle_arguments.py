@@ -7,18 +7,19 @@ from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from hdet.algorithm.controller import Controller
-from hdet.algorithm.design import Permuted
-from hdet.algorithm.published import Published
-from hdet.algorithm.rounds import Rounds, default_length
 from hdet.auto.search import Search
 from hdet.checks import is_int, is_one_of, is_real, shown
 from hdet.distributed.arms import Arms
+from hdet.distributed.meeting import Meeting
 from hdet.distributed.weights import Body
-from hdet.engine.run import Run
-from hdet.engine.trained.fanout import FanOut
-from hdet.engine.trained.settings import DECAYS, Settings
-from hdet.engine.trained.way import TrainedWay
+from hdet.ensemble.bases import DECAYS, Settings
+from hdet.ensemble.controller import Controller
+from hdet.ensemble.design import Permuted
+from hdet.ensemble.fanout import FanOut
+from hdet.ensemble.published import Published
+from hdet.ensemble.replicas import Replicas
+from hdet.ensemble.rounds import Rounds, default_length
+from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.faces import torch_onecycle as torch_private
 from hdet.faces.arguments import (
@@ -32,7 +33,8 @@ from hdet.faces.arguments import (
 )
 from hdet.faces.torch_arguments import check_levels, check_steps, number_of
 from hdet.journal import open_journal
-from hdet.rates import shared_rates
+from hdet.journal.chronicle import Chronicle
+from hdet.parameters import shared_rates
 
 __all__ = ["Fanout", "onecycle_run"]
 
@@ -52,7 +54,7 @@ class Fanout(NamedTuple):
 
 def onecycle_run(
     optimizer: Optimizer, schedule: dict[str, Any], last_epoch: Any, ours: Ours, fanout: Fanout, go_back: Any
-) -> Search | Run | None:
+) -> Search | Replicas | None:
     """The run behind an ``hdet.OneCycleLR``; None where torch will refuse the schedule.
 
     ``schedule`` has torch's other arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates.
@@ -87,7 +89,7 @@ def onecycle_run(
 
 def _replicas(
     optimizer: Optimizer, ours: Ours, fanout: Fanout, pct_start: float, told: dict[str, Any], alike: dict[str, str]
-) -> Run:
+) -> Replicas:
     """The published ensemble."""
     steps = told["total_steps"]
     spread = PUBLISHED_SPREAD if fanout.spread is None else float(fanout.spread)
@@ -99,9 +101,9 @@ def _replicas(
     body = Body(ours.model, with_state=isolated)  # moments differ between arms, and only there
     specs = rate_knobs(0, len(optimizer.param_groups), spread)
     fan_out = FanOut(specs, Permuted(), settings.seed, shared_rates(optimizer))
-    way = TrainedWay(settings, fan_out, controller, [spec.start(0.0) for spec in specs], body)
     settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
-    return Run(way, ours.group, ours.journal, _plain({**told, **settled}), alike)
+    steering = Steering(settings, fan_out, controller, [spec.start(0.0) for spec in specs])
+    return Replicas(steering, body, Meeting(ours.group, alike), Chronicle(ours.journal, _plain({**told, **settled})))
 
 
 def _is_auto(max_lr: object) -> bool:

@@ -10,10 +10,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hdet.checks import alike, check_state
 from hdet.errors import ArgumentError
 from hdet.faces.foreign import what_it_is
 from hdet.faces.optimizer_memory import check_memory
-from hdet.state_rules import alike, check_state
 
 __all__ = ["check_fits"]
 

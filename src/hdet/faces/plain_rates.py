@@ -11,7 +11,7 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.rates import Rate, copy_rate, put_rate
+from hdet.parameters import Rate, copy_rate, put_rate
 
 __all__ = ["Peak", "PlainRates", "Schedule", "peak_of"]
 

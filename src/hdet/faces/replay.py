@@ -12,9 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
-from hdet.journal.fields import check_needed
-from hdet.parameters import check_optimizer, unwrapped
-from hdet.rates import put_rate
+from hdet.journal.lines import check_needed
+from hdet.parameters import check_optimizer, put_rate, unwrapped
 
 __all__ = ["Found", "found_schedules", "schedule_from", "value_at"]
 

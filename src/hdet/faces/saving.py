@@ -15,17 +15,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import shown
+from hdet.auto.search import Search
+from hdet.checks import check_state, fields, shown
 from hdet.distributed.group import ReplicaGroup, arriving, connect
-from hdet.distributed.sharding import refuse_sharded
+from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.faces.checkpoint_file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.faces.ensemble import Ensemble
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.part_checks import check_fits
 from hdet.faces.scheduled import ScheduledSearch
-from hdet.paths import path_of
-from hdet.state_rules import check_state, fields
+from hdet.files import path_of
 
 __all__ = ["exists", "load", "save"]
 
@@ -66,7 +66,7 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
     file = _together(group, f"hdet.save({str(path)!r})", lambda: _checked(path, keep, search, parts))
     with ExitStack() as inside:
         for scheduler in _schedulers(parts).values():
-            if not scheduler._run.in_consensus:
+            if not scheduler._run.meeting.in_consensus:
                 inside.enter_context(scheduler.consensus())
         with arriving(f"writing {file}"):
             found = {name: group.gather_objects(one._run.losses.saved()) for name, one in _searches(parts).items()}
@@ -320,7 +320,7 @@ def _schedulers(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
 def _searches(parts: Mapping[str, Any]) -> dict[str, Searching]:
     """Those that search."""
     found = {name: one for name, one in _schedulers(parts).items() if isinstance(one, Searching)}
-    return {name: one for name, one in found.items() if one._run.way.name == "search"}
+    return {name: one for name, one in found.items() if isinstance(one._run, Search)}
 
 
 def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,13 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.checks import check_state, count, fields, number, some_rates
 from hdet.errors import ArgumentError
 from hdet.faces.arguments import Ours, rate_names, search_of
 from hdet.faces.foreign import check_schedule, refuse_foreign
 from hdet.faces.loading import tell_another_length, watch_loading
 from hdet.faces.plain_rates import Peak, PlainRates, Schedule, peak_of
-from hdet.parameters import parts_of
-from hdet.rates import Rate, put_rate
-from hdet.state_rules import check_state, count, fields, number, some_rates
+from hdet.parameters import Rate, parts_of, put_rate
 
 __all__ = ["AllSchedules", "ScheduledSearch", "guesses_of"]
 
@@ -78,7 +77,7 @@ class ScheduledSearch:
             "go_back": go_back,
             "total_steps": total_steps,
         }
-        self._search = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back)
+        self._run = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back)
         owned = list(zip(parts_of(optimizer), schedules, strict=True))
         self._peak = peak_of(owned, total_steps, every, lead)
         self.optimizer = optimizer
@@ -86,7 +85,7 @@ class ScheduledSearch:
         self._every = every
         self._plain = PlainRates(optimizer, schedule)
         self._step = 0
-        self._search.begin(optimizer)
+        self._run.begin(optimizer)
         self._write()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ class ScheduledSearch:
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule."""
         t = self._step + 1
         self._take_in_new_groups()
-        self._search.step(self.optimizer, self._step, t, loss, self._rates_at, self._rise)
+        self._run.step(self.optimizer, self._step, t, loss, self._rates_at, self._rise)
         if t % self._every == 0:
             self._plain.step()
         self._step = t
@@ -103,16 +102,16 @@ class ScheduledSearch:
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round; ``step(loss)`` is observe and step."""
-        self._search.observe(loss)
+        self._run.observe(loss)
 
     def converge(self) -> None:
         """Average the model's buffers over the ranks now, and nothing else."""
-        self._search.converge(self.optimizer, self._step)
+        self._run.converge(self.optimizer, self._step)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """Averaged buffers inside, each rank's own back afterwards, also after an exception. A collective."""
-        with self._search.consensus(self.optimizer, self._step):
+        with self._run.consensus(self.optimizer, self._step):
             yield
 
     # -- values -------------------------------------------------------------------------------------------------------
@@ -124,13 +123,13 @@ class ScheduledSearch:
     @property
     def base_lrs_now(self) -> list[Rate]:
         """The rate of each parameter group."""
-        return self._search.rates(self._values(self._step), self._step)
+        return self._run.rates(self._values(self._step), self._step)
 
     def _values(self, t: int) -> list[Rate]:
         """The schedule at this step or at the next one, its rise held at the peak."""
         moves = t > self._step and t % self._every == 0
         values = self._plain.ahead() if moves else self._plain.values
-        if not self._search.holds_rise or t >= self._peak.step:
+        if not self._run.holds_rise or t >= self._peak.step:
             return list(values)
         added = values[len(self._peak.rates) :]
         return [*self._peak.rates, *added]
@@ -140,15 +139,15 @@ class ScheduledSearch:
 
     def _rise(self) -> float:
         """Where the search's own climb ends: with the schedule's, but not at once where that has none."""
-        return max(float(self._peak.step), _RISE * (self._search.total_steps or 0))
+        return max(float(self._peak.step), _RISE * (self._run.total_steps or 0))
 
     def _take_in_new_groups(self) -> None:
         new = self._plain.new_groups()
         if new:
-            self._search.grow(rate_names(new.start, new.stop))
+            self._run.grow(rate_names(new.start, new.stop))
 
     def _write(self) -> None:
-        rates = self._search.rates(self._values(self._step), self._step)
+        rates = self._run.rates(self._values(self._step), self._step)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             put_rate(group, rate)
 
@@ -158,12 +157,12 @@ class ScheduledSearch:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
         return {
             "step": self._step,
-            "total_steps": self._search.total_steps,
+            "total_steps": self._run.total_steps,
             "plain_lrs": list(self._plain.values),
             "peak": self._peak.step,
             "peak_lrs": list(self._peak.rates),
             "schedule": self.schedule.state_dict(),
-            "hdet": self._search.state(),
+            "hdet": self._run.state(),
         }
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -186,29 +185,29 @@ class ScheduledSearch:
                 "build the optimizer as it was when it was saved"
             )
         check_schedule(self.schedule, state_dict["schedule"])
-        self._search.check(state_dict["hdet"])
+        self._run.check(state_dict["hdet"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank; its values replace the constructor's."""
         self.check_state_dict(state_dict)
         t, length = int(state_dict["step"]), state_dict["total_steps"]
-        tell_another_length(self._search.total_steps, length, self._search.seat)
+        tell_another_length(self._run.total_steps, length, self._run.seat)
         self.schedule.load_state_dict(state_dict["schedule"])
-        self._search.load(state_dict["hdet"], length, t)
+        self._run.load(state_dict["hdet"], length, t)
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
         self._plain.load(state_dict["plain_lrs"])
         self._step = t
         self._write()
-        watch_loading(self.optimizer, self, self._search, ScheduledSearch._write)
+        watch_loading(self.optimizer, self, self._run, ScheduledSearch._write)
 
     def search_state_dict(self) -> dict[str, Any]:
         """As in :class:`hdet.OneCycleLR`."""
-        return self._search.tensors(self.optimizer, self._step)
+        return self._run.tensors(self.optimizer, self._step)
 
     def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
         """As in :class:`hdet.OneCycleLR`."""
-        self._search.check_tensors(search, self.optimizer, state_dict["step"])
+        self._run.check_tensors(search, self.optimizer, state_dict["step"])
 
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As in :class:`hdet.OneCycleLR`."""
-        self._search.load_tensors(state_dict, self.optimizer, self._step)
+        self._run.load_tensors(state_dict, self.optimizer, self._step)

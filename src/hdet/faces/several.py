@@ -17,8 +17,7 @@ from hdet.faces.ensemble_arguments import check_schedule_of
 from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.plain_rates import Schedule
 from hdet.faces.scheduled import AllSchedules, ScheduledSearch, guesses_of
-from hdet.parameters import parts_of, unwrapped
-from hdet.rates import stands_still
+from hdet.parameters import parts_of, stands_still, unwrapped
 
 __all__ = ["auto"]
 

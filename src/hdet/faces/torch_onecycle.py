@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from hdet.checks import Rule, check_state, count, flag, number, one_of, rates, some_rates
 from hdet.errors import ArgumentError
-from hdet.rates import Rate, copy_rate, put_rate
-from hdet.state_rules import Rule, check_state, count, flag, number, one_of, rates, some_rates
+from hdet.parameters import Rate, copy_rate, put_rate
 
 __all__ = [
     "NEEDED",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hdet.checks import is_finite, is_int, is_one_of, shown
 from hdet.distributed.group import find_seat
-from hdet.distributed.sharding import refuse_sharded
+from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError
 from hdet.parameters import check_model
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hdet.distributed.partitions import Partitioned
-from hdet.distributed.shards import mark_part
+from hdet.distributed.shards import Partitioned, mark_part
 from hdet.errors import ArgumentError
 
 __all__ = ["Kept", "Masters", "masters_of"]

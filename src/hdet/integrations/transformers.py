@@ -21,7 +21,7 @@ from hdet.faces.onecycle import OneCycleLR
 from hdet.faces.scheduled import ScheduledSearch
 from hdet.faces.several import auto
 from hdet.integrations.lengths import check_length
-from hdet.rates import Rate
+from hdet.parameters import Rate
 
 try:
     from transformers import TrainerCallback

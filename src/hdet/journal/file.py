@@ -15,9 +15,8 @@ from weakref import WeakValueDictionary
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError, JournalError
+from hdet.files import locked, path_of
 from hdet.journal.lines import decoded, encoded
-from hdet.locks import locked
-from hdet.paths import path_of
 
 __all__ = ["Journal"]
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from hdet.checks import shown
 from hdet.errors import JournalError
+from hdet.files import path_of
 from hdet.journal.lines import SCHEMA, decoded
-from hdet.paths import path_of
 
 __all__ = ["JournalData", "LastRun", "RoundLine", "last_run", "read_journal"]
 

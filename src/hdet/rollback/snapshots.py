@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.copies import copy_all_, write_
 from hdet.distributed.shards import local, rewrapped
-from hdet.parameters import parameters_at, places_of, refuse_other_shapes, trained_parameters
+from hdet.parameters import copy_all_, parameters_at, places_of, refuse_other_shapes, trained_parameters, write_
 from hdet.rollback.storage import Storage, copied, leaves
 
 __all__ = ["START", "Snapshots"]

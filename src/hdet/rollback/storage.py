@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hdet.copies import copy_all_
 from hdet.distributed.shards import local
+from hdet.parameters import copy_all_
 
 __all__ = ["Storage", "copied", "leaves"]
 

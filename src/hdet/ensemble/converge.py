@@ -14,7 +14,7 @@ from hdet.distributed.group import ReplicaGroup
 from hdet.distributed.rollcall import RollCall
 from hdet.distributed.shards import counted_once, place
 from hdet.distributed.weights import Weights
-from hdet.engine.trained.outer import Mean, OuterStep
+from hdet.ensemble.outer import Mean, OuterStep
 from hdet.errors import DivergedError
 
 __all__ = ["converge", "refuse_diverged"]

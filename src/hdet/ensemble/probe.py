@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hdet.checks import is_one_of, shown, takes
-from hdet.copies import copies_of, copy_all_
 from hdet.distributed.group import ReplicaGroup, Solo
-from hdet.distributed.resharding import resharded
+from hdet.distributed.shards import resharded
 from hdet.errors import ArgumentError, ProbeWarning
-from hdet.parameters import check_model
+from hdet.parameters import check_model, copies_of, copy_all_
 
 __all__ = ["LossFn", "ProbeBatch", "ProbeFn", "copied", "probed_loss", "rng_put_back"]
 

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from hdet.algorithm.controller import Controller
-from hdet.algorithm.normalised import Normalised
-from hdet.algorithm.published import Published
+from hdet.checks import STATE_WORDS, Rule, check_alike, in_pairs, maybe, pairs
+from hdet.ensemble.controller import Controller
+from hdet.ensemble.normalised import Normalised
+from hdet.ensemble.published import Published
 from hdet.errors import ArgumentError
-from hdet.state_rules import STATE_WORDS, Rule, check_alike, in_pairs, maybe, pairs
 
 __all__ = ["CONTROLLER", "controller_from", "controller_saved"]
 

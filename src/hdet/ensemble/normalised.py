@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.algorithm.controller import Update
-from hdet.algorithm.plain_algebra import centred_columns, dot, inverse, standardised, times
 from hdet.checks import is_finite
+from hdet.ensemble.controller import Update
+from hdet.ensemble.plain_algebra import centred_columns, dot, inverse, standardised, times
 from hdet.errors import ArgumentError
 
 __all__ = ["Normalised", "NormalisedState"]

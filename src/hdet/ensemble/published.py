@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.algorithm.controller import Update
 from hdet.checks import is_finite
+from hdet.ensemble.controller import Update
 from hdet.errors import ArgumentError
 
 __all__ = ["Published", "PublishedState", "softmax_weights"]

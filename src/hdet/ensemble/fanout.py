@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hdet.algorithm.design import Design
-from hdet.algorithm.knob import KnobSpec
-from hdet.algorithm.rounds import Rounds
 from hdet.distributed.group import Seat
+from hdet.ensemble.design import Design
+from hdet.ensemble.knob import KnobSpec
+from hdet.ensemble.rounds import Rounds
 
 __all__ = ["FanOut", "Standing"]
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hdet.algorithm.assignment import permutation
+from hdet.ensemble.design import permutation
 
 __all__ = ["Adam", "History", "Momentum", "OneCycle", "Settings", "simulate"]
 

@@ -1,1 +1,0 @@
-"""The method: numbers in, numbers out. No process group, file, clock, device or global RNG."""

@@ -1,1 +1,0 @@
-"""Joins the method and the communication: losses, weights, rounds, and the faces that users hold."""

@@ -1,1 +1,0 @@
-"""Replicas that train apart and are merged every round: the published way."""

@@ -1,0 +1,108 @@
+"""The fan-out of a round: how far replicas stand from the base value, and which one stands where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Protocol
+
+__all__ = ["Balanced", "Design", "Permuted", "assign", "levels", "multipliers", "permutation"]
+
+
+def multipliers(n: int, alpha: float) -> list[float]:
+    r"""The N multipliers of the fan-out, from the lowest to the highest.
+
+    .. math::
+        \rho_r = 1 + \alpha \, \frac{r - (N-1)/2}{\delta}, \qquad \delta = \max\big((N-1)/2,\, 1/2\big)
+
+    Their mean is 1, they lie in :math:`[1-\alpha, 1+\alpha]`, and a single replica has exactly 1.
+
+    Args:
+        n: number of replicas :math:`N`, at least 1.
+        alpha: spread :math:`\alpha`, in [0, 1]; 0 means no fan-out.
+
+    >>> multipliers(5, 0.5)
+    [0.5, 0.75, 1.0, 1.25, 1.5]
+    >>> multipliers(1, 0.5)
+    [1.0]
+    """
+    return [1.0 + alpha * x for x in levels(n)]
+
+
+def levels(n: int) -> list[float]:
+    """N evenly spaced places from -1 to 1 with mean 0; a single replica stands at 0.
+
+    >>> levels(5)
+    [-1.0, -0.5, 0.0, 0.5, 1.0]
+    """
+    middle = (n - 1) / 2
+    delta = max(middle, 0.5)
+    return [(r - middle) / delta for r in range(n)]
+
+
+def permutation(seed: int, k: int, knob: int, n: int) -> list[int]:
+    """The permutation of ``range(n)`` for knob ``knob`` in round ``k``: a function of its arguments alone.
+
+    Round 0 is the identity: the published fan-out in rank order. Afterwards replicas are ranked by a hash, so no RNG is
+    read, and every replica, machine and library version gets the same answer.
+
+    >>> permutation(seed=0, k=0, knob=3, n=4)
+    [0, 1, 2, 3]
+    >>> sorted(permutation(seed=0, k=7, knob=3, n=4))
+    [0, 1, 2, 3]
+    """
+    if k == 0:
+        return list(range(n))
+    return sorted(range(n), key=lambda r: sha256(f"{seed}:{k}:{knob}:{r}".encode()).digest())
+
+
+def assign(rho: Sequence[float], seed: int, k: int, knobs: int) -> list[list[float]]:
+    """Multiplier (or place) of every replica and knob in round ``k``: ``assign(...)[r][g]``.
+
+    >>> assign([0.9, 1.1], seed=0, k=0, knobs=3)
+    [[0.9, 0.9, 0.9], [1.1, 1.1, 1.1]]
+    """
+    columns = [[rho[i] for i in permutation(seed, k, knob, len(rho))] for knob in range(knobs)]
+    return [[column[r] for column in columns] for r in range(len(rho))]
+
+
+class Design(Protocol):
+    """A function of (seed, round): equal on all replicas, without state."""
+
+    def places(self, n: int, knobs: int, seed: int, k: int) -> list[list[float]]:
+        """x[r][g] for ``n`` replicas and ``knobs`` knobs in round ``k``."""
+
+
+class Permuted:
+    """The published design: an independent permutation per knob, rank order in round 0.
+
+    >>> Permuted().places(n=2, knobs=3, seed=0, k=0)
+    [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]
+    """
+
+    def places(self, n: int, knobs: int, seed: int, k: int) -> list[list[float]]:
+        return assign(levels(n), seed, k, knobs)
+
+
+class Balanced:
+    """Near-orthogonal columns: each knob takes, of several hashed permutations, the least correlated with those before.
+
+    Columns beyond the N - 1 that can be orthogonal are independent permutations: no choice could separate them within
+    one round, and over rounds they average out.
+    """
+
+    CANDIDATES = 24
+
+    def places(self, n: int, knobs: int, seed: int, k: int) -> list[list[float]]:
+        x = levels(n)
+        columns: list[list[float]] = []
+        for knob in range(knobs):
+            tries = self.CANDIDATES if 0 < knob < n - 1 else 1
+            # Round 0 is permuted as well: k + 1. Candidates are numbered like further knobs.
+            candidates = [[x[i] for i in permutation(seed, k + 1, knob + number * knobs, n)] for number in range(tries)]
+            columns.append(min(candidates, key=lambda column: _overlap(column, columns)))
+        return [[column[r] for column in columns] for r in range(n)]
+
+
+def _overlap(column: list[float], others: list[list[float]]) -> float:
+    return sum(sum(a * b for a, b in zip(column, other, strict=True)) ** 2 for other in others)

@@ -1,0 +1,397 @@
+"""The replicas: each trains at values of its own; where a round ends they are merged and compared.
+
+The file to read first. :mod:`hdet.ensemble.steering` has the values and what moves them, :mod:`hdet.ensemble.converge`
+the merging. A scheduler counts steps, computes a schedule and asks for this replica's values.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.checks import check_run, run_state, users_level
+from hdet.distributed.agreement import terms_of
+from hdet.distributed.average import average_
+from hdet.distributed.group import ReplicaGroup, Seat, Solo, arriving, connect_alike
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.rollcall import Occasion, RollCall, Shown
+from hdet.distributed.shards import hold_alike, local, refuse_partitions, resharded
+from hdet.distributed.weights import NO_WEIGHTS, Body, warn_without_ensemble
+from hdet.ensemble.converge import converge, refuse_diverged
+from hdet.ensemble.outer import Mean, OuterStep
+from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
+from hdet.ensemble.steering import Steering
+from hdet.errors import ArgumentError, ResumeWarning, ShardedParametersError
+from hdet.journal.chronicle import Chronicle, Clock
+from hdet.parameters import Rate, direction, put_back
+from hdet.rollback.losses import Losses
+
+__all__ = ["Replicas"]
+
+_KIND = "replicas"
+_NOT_AVERAGED = (
+    "averaging them over the ranks would overwrite each rank's part of the model with a mean of unrelated parts. Train "
+    "replicas with ZeRO stage 0 in fp32, or have the rate found: hdet.integrations.deepspeed.auto(engine, ...)"
+)
+
+
+class _Ending(NamedTuple):
+    """A round that ends."""
+
+    optimizer: Optimizer
+    span: tuple[int, int]
+    """The step in the round, and the step to come."""
+    schedule: Callable[[int], list[float]]
+    """The plain schedule per knob at a step; anything for knobs that have none."""
+    floors: Callable[[], list[float]]
+    """The schedule's lowest value per knob."""
+
+
+class Replicas:
+    """The replicas of one run, seen from one of them. It never holds the scheduler or the optimizer.
+
+    Args:
+        steering: the values, and what moves them.
+        body: which tensors make up the replica.
+        meeting: the others.
+        chronicle: the journal.
+        signal: what replicas are compared by.
+        outer: what converge makes of the parameters.
+        reset_state: whether the optimizer forgets its state at the end of a round.
+    """
+
+    def __init__(
+        self,
+        steering: Steering,
+        body: Body,
+        meeting: Meeting,
+        chronicle: Chronicle,
+        *,
+        signal: Signal | None = None,
+        outer: OuterStep | None = None,
+        reset_state: bool = False,
+    ) -> None:
+        self.steering = steering
+        self.meeting = meeting
+        self.chronicle = chronicle
+        self.losses = Losses()
+        self.is_just_loaded = False
+        """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
+        self._body = body
+        self._signal: Signal = signal if signal is not None else TrainLoss()
+        self._outer: OuterStep = outer if outer is not None else Mean()
+        self._reset_state = reset_state
+        self._is_told = chronicle.is_kept
+        """Whether some rank keeps a journal, once the replicas have met."""
+        self._mean = RoundMean()
+        self._alike: ReplicaGroup | None = None
+        """Where weights are sharded: of each replica the ranks that hold the same parts as this one."""
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    @property
+    def seat(self) -> Seat:
+        """This replica's place."""
+        return self.meeting.seat
+
+    @property
+    def model(self) -> nn.Module | None:
+        """Whose forward passes read the weights, if it is known."""
+        return self._body.model
+
+    @property
+    def knobs(self) -> list[str]:
+        """Their names."""
+        return [spec.name for spec in self.steering.specs]
+
+    @property
+    def total_steps(self) -> int | None:
+        """The length of the run, if it is known."""
+        return self.steering.rounds.total_steps
+
+    def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """This replica's values of scheduled knobs at step ``t``."""
+        return self.steering.rates(schedule, t, self.seat)
+
+    def values(self, t: int) -> list[float]:
+        """This replica's value of each knob that has no schedule; anything for the others."""
+        return self.steering.values(t, self.seat)
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known: no step has been made yet."""
+        refuse_partitions(optimizer, _NOT_AVERAGED)
+        self._body.remember(optimizer)
+        self._outer.begin(self._body.weights(optimizer).parameters)
+        self.meeting.count_steps(optimizer)
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss towards the round."""
+        self.losses.add(loss)
+
+    def step(
+        self,
+        optimizer: Optimizer,
+        before: int,
+        after: int,
+        loss: float | Tensor | None,
+        schedule: Callable[[int], list[float]],
+        floors: Callable[[], list[float]],
+    ) -> None:
+        """A step of training was made, and the schedule goes on. Where a round ends, that is a collective.
+
+        Args:
+            optimizer: the optimizer.
+            before: the step at which it was made.
+            after: the one to come.
+            loss: of that step, if it is known.
+            schedule: the plain schedule of each knob at a step; anything for knobs that have none.
+            floors: the schedule's lowest value of each knob.
+        """
+        self.meeting.step(optimizer, before)
+        if loss is not None:
+            self.losses.add(loss)
+        if self.is_just_loaded:
+            self._first_step_since_loading(before)
+        self._meet(optimizer, before)
+        if self.seat.size == 1:
+            self.chronicle.claim(Solo(), writes=True)
+        if self._signal.wants_mean:
+            start, end = self.steering.rounds.span(after)
+            if self._reads_signal(end) and self._mean.is_due(after - start, end - start):
+                self._mean.add(self._body.weights(optimizer).parameters)
+        if self.steering.rounds.ends_at(after):
+            with arriving(f"the end of a round, at step {after}"):
+                self._end_round(_Ending(optimizer, (before, after), schedule, floors))
+
+    # -- the end of a round ---------------------------------------------------------------------------------------
+
+    def _end_round(self, end: _Ending) -> None:
+        """Gather, decide, average, move the base values. An error before the mean changes nothing.
+
+        Cost: one gather, which synchronises host and device, and one all-reduce of the weights; with a journal a second
+        gather.
+        """
+        ended, clock, group, after = time.perf_counter(), Clock(), self.meeting.group, end.span[1]
+        what = f"round {self.steering.rounds.index(end.span[0])}, at step {after}"
+        signal = self._read_signal(end)
+        clock.lap("probe")
+        with arriving(what):
+            roll = self._roll_call(end, signal)
+        refuse_diverged(roll, what)
+        clock.lap("gather")
+        sign, has_signal = direction(end.optimizer.param_groups), roll.has_losses or isinstance(self._signal, ProbeLoss)
+        decided = self.steering.decide(end.span, roll, self.seat, sign, end.schedule, end.floors, has_signal=has_signal)
+        clock.lap("controller")
+        divergence = None
+        with arriving(what):
+            if group.seat.size > 1:
+                measured, weights = roll.writer is not None, self._body.weights(end.optimizer)
+                divergence = converge(group, self._alike or group, weights, roll, self._outer, measure=measured)
+        clock.lap("converge")
+        if roll.writer == group.rank:
+            record = self.steering.record(end.span, roll, self.seat, decided, end.schedule, divergence, clock.seconds)
+            self.chronicle.write(record, self.knobs, ended)
+        self.steering.bases = decided.bases
+        keeps = roll.live[group.seat.replica] or (self._alike is None and _is_finite(end.optimizer))
+        if self._reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
+            end.optimizer.state.clear()
+        self._mean.reset()
+        self.losses.reset()
+        self.meeting.begin_round()
+        if after == self.total_steps:
+            self.chronicle.close()
+        self.chronicle.begin_round()
+
+    def _reads_signal(self, end: int) -> bool:
+        """Whether a journal or a controller does. One replica's counts too: a probe that fails should on a laptop."""
+        return self._is_told or self.steering.is_controlled(end)
+
+    def _read_signal(self, end: _Ending) -> float | None:
+        if not self._reads_signal(end.span[1]):
+            return None
+        parameters, k = self._body.weights(end.optimizer).parameters, self.steering.rounds.index(end.span[0])
+        value = self._signal.value(k, self.meeting.group, parameters, self._mean.of(parameters))
+        return None if value is None else float(value)
+
+    def _roll_call(self, end: _Ending, signal: float | None) -> RollCall:
+        keeps = self.chronicle.is_kept
+        if self.meeting.group.seat.size == 1 and not keeps:
+            return RollCall.alone()
+        shown, weights = (
+            Shown(self.losses.mean(), self.losses.count > 0, signal, keeps),
+            self._body.weights(end.optimizer),
+        )
+        expect_equal, occasion = not self.steering.has_spread, Occasion.ROUND_END
+        return self.meeting.roll_call(occasion, end.span[0], self._terms(), weights, shown, expect_equal=expect_equal)
+
+    # -- the other replicas ---------------------------------------------------------------------------------------
+
+    def _terms(self) -> dict[str, float]:
+        settled = self.steering.terms()
+        parts = [self.steering.controller, self._outer, self._signal.kind, self._reset_state, self._body.with_state]
+        return terms_of(_KIND, settled.pop("knobs"), parts, **settled)
+
+    def _meet(self, optimizer: Optimizer, t: int) -> None:
+        """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
+        if not self.meeting.is_due:
+            return
+        self.chronicle.begin_round()
+        if self.seat.size == 1:
+            self.meeting.begin(Solo())
+            if dist.get_rank() > 0:  # one arm of several ranks: one of them writes the journal
+                self.chronicle.give_up()
+            return
+        warn_without_ensemble(optimizer)
+        weights = self._body.first_weights(optimizer, needs_model=True)
+        with arriving("the first step, where the replicas meet"):
+            group, roll = self.meeting.first(t, self._terms(), weights, keeps_journal=self.chronicle.is_kept)
+            self._begin_together(group, roll)
+            if roll.writer is not None:
+                self.chronicle.claim(group, writes=roll.writer == group.rank)
+        self.meeting.begin(group)
+
+    def _begin_together(self, group: ReplicaGroup, roll: RollCall) -> None:
+        """One starting point for the outer step; for shards, the ranks that hold the same ones in other replicas."""
+        self._is_told = roll.writer is not None
+        if len(set(roll.held)) == 1:
+            average_(self._outer.tensors(), group, [True] * group.seat.size)
+            return
+        if not hold_alike(group.members, roll.held):
+            raise ShardedParametersError(
+                f"the weights are sharded (DTensor) over ranks of different replicas {group.members}: the mean over "
+                "them would mix different parts. Replicas must hold a whole model each: use a mesh of two dimensions "
+                'and group=hdet.arms(mesh, "replicate"), or find the rate without replicas, by max_lr="auto"'
+            )
+        if not isinstance(self._outer, Mean):
+            raise ShardedParametersError(
+                f"sharded replicas are merged by the plain mean, but got outer={self._outer!r}; leave it out"
+            )
+        self._alike = connect_alike(group, roll.held)
+
+    def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
+        """Average now, nothing else: the round goes on. Collective."""
+        self._meet(optimizer, t)
+        group, what = self.meeting.group, f"{occasion.name.lower()}() at step {t}"
+        if group.seat.size == 1:
+            return
+        # Where a round has just ended replicas are equal: they are compared, since a mean of three would round.
+        equal = not self.steering.has_spread or self.steering.rounds.ends_at(t)
+        with arriving(what):
+            weights = self._body.weights(optimizer)
+            roll = self.meeting.roll_call(occasion, t, self._terms(), weights, Shown(), expect_equal=equal)
+            refuse_diverged(roll, what)
+            converge(group, self._alike or group, weights, roll, Mean(), measure=False)
+
+    @contextmanager
+    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
+        """The replicas' one model inside, this replica's own weights back afterwards. Collective.
+
+        One copy of what the replicas do not share.
+        """
+        if self.seat.size == 1:
+            yield
+            return
+        self.meeting.refuse_nested()
+        self._meet(optimizer, t)
+        tensors = self._body.weights(optimizer).tensors
+        with resharded(self.model), put_back(tensors), self.meeting.consensus():
+            self.converge(optimizer, t, Occasion.CONSENSUS)
+            yield
+
+    def compare(self, optimizer: Optimizer, metrics: float, t: int) -> None:
+        """Raise unless all ranks give the same metrics. Collective."""
+        self._meet(optimizer, t)
+        if self.seat.size > 1:
+            with arriving(f"comparing metrics at step {t}"):
+                shown, terms = Shown(signal=metrics), self._terms()
+                self.meeting.roll_call(Occasion.METRICS, t, terms, NO_WEIGHTS, shown, expect_equal=False)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings; the same on every replica, with keys that never change."""
+        envelope = run_state(_KIND, self.knobs, [spec.spread for spec in self.steering.specs])
+        return {**envelope, **self.steering.state()}
+
+    def tensors(self) -> list[list[Tensor]]:
+        """Copies of tensors that belong into a checkpoint too; the same on every replica."""
+        return self._outer.state()
+
+    def check(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]] = ()) -> None:
+        """Raise unless :meth:`load` can go on from a state. Changes nothing."""
+        check_run(state, _KIND, self.knobs)
+        self.steering.check(state)
+        if _shapes(tensors) != _shapes(self._outer.state()):
+            raise ArgumentError(
+                f"the checkpoint's outer state does not fit outer={self._outer!r}; build the ensemble with the outer "
+                "step and the parameters it was saved with"
+            )
+
+    def load(
+        self, state: Mapping[str, Any], total_steps: int | None, t: int, tensors: Sequence[Sequence[Tensor]] = ()
+    ) -> None:
+        """Go on at step ``t`` from what :meth:`check` has seen."""
+        self.steering.load(state, total_steps)
+        self._outer.load(tensors)
+        self._mean.reset()
+        self._resume(t)
+
+    def adopt(self, total_steps: int, t: int) -> None:
+        """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
+        self.steering.adopt(total_steps)
+        self._resume(t)
+
+    def _resume(self, t: int) -> None:
+        """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
+        self.losses.reset()
+        self.meeting.resume()
+        self.is_just_loaded = True
+        self.chronicle.resume(t, mid_round=self._is_inside_round(t))
+
+    def _is_inside_round(self, t: int) -> bool:
+        return t > 0 and not self.steering.rounds.ends_at(t)
+
+    def _first_step_since_loading(self, t: int) -> None:
+        """By now all is loaded: people are told what several replicas no more know of a round that is not over."""
+        self.is_just_loaded, seat, rounds = False, self.seat, self.steering.rounds
+        if seat.size > 1 and seat.replica == 0 and self._is_inside_round(t):
+            warnings.warn(
+                f"resumed inside round {rounds.index(t)}, at step {t}: its multipliers and its end at step "
+                f"{rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded "
+                "weights",
+                ResumeWarning,
+                stacklevel=users_level(),
+            )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Replicas):
+            return False
+        return self.state() == other.state() and self.chronicle.sink == other.chronicle.sink
+
+    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A process group cannot be copied: that of shards is made anew."""
+        return {**vars(self), "_alike": None}
+
+
+def _shapes(tensors: Any) -> list[list[tuple[int, ...] | None]] | None:
+    """None where it is no list of lists; so is what is no tensor."""
+    if not isinstance(tensors, (list, tuple)) or not all(isinstance(part, (list, tuple)) for part in tensors):
+        return None
+    return [[tuple(t.shape) if isinstance(t, Tensor) else None for t in part] for part in tensors]
+
+
+def _is_finite(optimizer: Optimizer) -> bool:
+    """A replica that was left out may keep its moments only if they are finite."""
+    values = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+    return all(bool(local(v).isfinite().all()) for v in values)

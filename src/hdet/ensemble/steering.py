@@ -1,0 +1,227 @@
+"""Steering: the values at which replicas train, and how what a round has shown moves the base values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from operator import mul
+from typing import Any, NamedTuple
+
+from hdet.checks import STATE_WORDS, check_state, numbers
+from hdet.distributed.group import Seat
+from hdet.distributed.rollcall import RollCall
+from hdet.ensemble.bases import SETTINGS, Bases, Decaying, Settings
+from hdet.ensemble.controller import Controller, Update, comparable
+from hdet.ensemble.fanout import FanOut
+from hdet.ensemble.knob import KnobSpec
+from hdet.ensemble.rounds import Rounds
+from hdet.ensemble.saving import CONTROLLER, controller_from, controller_saved
+from hdet.errors import ArgumentError
+from hdet.journal.chronicle import round_record
+from hdet.parameters import Rate
+
+__all__ = ["Decided", "Steering"]
+
+
+class Decided(NamedTuple):
+    """What a round has come to."""
+
+    bases: Bases
+    update: Update | None
+    """What the controller says; None without a signal."""
+
+
+class Steering:
+    """The knobs of all replicas, where each stands, and the controller.
+
+    Args:
+        settings: rounds, seed, decay, and when the controller begins.
+        fan_out: where replicas stand.
+        controller: moves the base values, or None.
+        learned: what is learned of each knob before the first round: a value, or 1 for a factor on a schedule.
+    """
+
+    def __init__(
+        self, settings: Settings, fan_out: FanOut, controller: Controller | None, learned: Sequence[float]
+    ) -> None:
+        self.settings = settings
+        self.controller = controller
+        self.bases = Bases.begin(learned, controller.init(len(learned)) if controller is not None else None)
+        self._fan_out = fan_out
+
+    # -- values ---------------------------------------------------------------------------------------------------
+
+    @property
+    def specs(self) -> list[KnobSpec]:
+        """The knobs."""
+        return self._fan_out.specs
+
+    @property
+    def rounds(self) -> Rounds:
+        """Where rounds end."""
+        return self.settings.rounds
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether replicas differ at all."""
+        return any(spec.spread != 0 for spec in self.specs)
+
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """The shared base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
+        return self.bases.scheduled(schedule, self.settings, t)
+
+    def rates(self, schedule: Sequence[Rate], t: int, seat: Seat) -> list[Rate]:
+        """A replica's values of scheduled knobs at step ``t``: base times rho."""
+        rho = self.multipliers(t, seat)
+        if self.settings.decay == "exponential":
+            return list(map(mul, self.base(schedule, t), rho))
+        return list(map(mul, map(mul, schedule, self.bases.learned), rho))  # every step comes here
+
+    def multipliers(self, t: int, seat: Seat) -> list[float]:
+        """rho of a replica per knob."""
+        return self._fan_out.standing(t, self.rounds, seat).rho
+
+    def values(self, t: int, seat: Seat) -> list[float]:
+        """A replica's value of each knob that has no schedule; anything for the others."""
+        places = self._fan_out.standing(t, self.rounds, seat).mine
+        rows = zip(self.specs, self.bases.learned, places, strict=True)
+        return [spec.value(base, x) for spec, base, x in rows]
+
+    def terms(self) -> dict[str, Any]:
+        """What must be equal on all replicas, for :func:`hdet.distributed.agreement.terms_of`."""
+        spreads = {spec.spread for spec in self.specs}
+        return {
+            "knobs": [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],
+            "total_steps": self.rounds.total_steps,
+            "spread": spreads.pop() if len(spreads) == 1 else math.nan,
+            "sync_every": self.rounds.length,
+            "seed": self.settings.seed,
+            "start": self.settings.start,
+            "decays": self.settings.decay == "exponential",
+            "controller": self.controller,
+        }
+
+    def grow(self, more: Sequence[KnobSpec]) -> None:
+        """Parameter groups were added to the optimizer: their rates become knobs."""
+        self._fan_out.grow(more)
+        state = self.controller.init(len(self.specs)) if self.controller is not None else None
+        self.bases = self.bases.grown(len(more), state)
+
+    # -- moving the base values -----------------------------------------------------------------------------------
+
+    def is_controlled(self, end: int) -> bool:
+        """Whether a controller is asked where a round ends at step ``end``."""
+        start = self.settings.start
+        return self.controller is not None and start is not None and end >= start
+
+    def decide(
+        self,
+        span: tuple[int, int],
+        roll: RollCall,
+        seat: Seat,
+        sign: float,
+        schedule: Callable[[int], list[float]],
+        floors: Callable[[], list[float]],
+        *,
+        has_signal: bool,
+    ) -> Decided:
+        """The new base values: a function of the roll call, so equal on all replicas.
+
+        Args:
+            span: the steps before and after the round's end.
+            roll: what the replicas have shown.
+            seat: this replica's place.
+            sign: -1 where losses are maximised; 0: some groups do that, others do not.
+            schedule: the plain schedule of each knob at a step.
+            floors: its lowest value of each knob.
+            has_signal: whether there is anything to compare.
+        """
+        if self.controller is None or not self.is_controlled(span[1]):
+            return Decided(self.bases, None)
+        update = self._consult(self.controller, span[0], roll, seat, sign) if has_signal and sign else None
+        bases = self.bases.moved(update, self.specs, self.settings, lambda: schedule(span[1]), floors)
+        return Decided(bases, update)
+
+    def _consult(self, controller: Controller, t: int, roll: RollCall, seat: Seat, sign: float) -> Update | None:
+        """What the controller says, to which lower is better; None with only one replica to look at."""
+        live = roll.live
+        signals = comparable([sign * signal for signal, is_live in zip(roll.signals, live, strict=True) if is_live])
+        if signals is None:
+            return None
+        places = self._fan_out.standing(t, self.rounds, seat).places
+        offsets = [
+            [spec.spread * x for spec, x in zip(self.specs, row, strict=True)]
+            for row, is_live in zip(places, live, strict=True)
+            if is_live
+        ]
+        update = controller.update(self.bases.controller, signals, offsets)
+        if len(update.moves) != len(self.specs) or not all(map(math.isfinite, update.moves)):
+            raise ArgumentError(
+                f"a controller must return one finite move per knob, here {len(self.specs)}, but {controller!r} "
+                f"returned {update.moves} for the signals {signals}; correct its update()"
+            )
+        return update
+
+    def record(
+        self,
+        span: tuple[int, int],
+        roll: RollCall,
+        seat: Seat,
+        decided: Decided,
+        schedule: Callable[[int], list[float]],
+        divergence: list[float] | None,
+        seconds: dict[str, float],
+    ) -> dict[str, Any]:
+        """The round for the journal, before it is moved."""
+        (before, after), update, bases = span, decided.update, decided.bases
+        base = self.bases.all_values(schedule(before), self.specs, self.settings, before)
+        places = self._fan_out.standing(before, self.rounds, seat).places
+        return round_record(
+            k=self.rounds.index(before),
+            step=after,
+            roll=roll,
+            base=base,
+            values=[[s.value(b, x) for s, b, x in zip(self.specs, base, row, strict=True)] for row in places],
+            multipliers=[[s.factor(x) for s, x in zip(self.specs, row, strict=True)] for row in places],
+            learned=bases.learned,
+            new_base=bases.all_values(schedule(after), self.specs, self.settings, after),
+            divergence=divergence or [0.0] * len(places),
+            seconds=seconds,
+            weights=update.weights if update is not None else None,
+            deltas=update.deltas if update is not None else None,
+            memory=bases.controller,
+        )
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings."""
+        return {
+            **self.settings.state(),
+            "learned": list(self.bases.learned),
+            "starts": list(self.bases.decaying.starts),
+            "bases": list(self.bases.decaying.bases),
+            **controller_saved(self.controller, self.bases.controller),
+        }
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise unless :meth:`load` can go on from it. Changes nothing."""
+        each = numbers(len(self.specs))
+        check_state(state, {**SETTINGS, **CONTROLLER, "learned": each, "starts": each, "bases": each}, STATE_WORDS)
+        controller_from(state, self.controller, len(self.specs))
+
+    def load(self, state: Mapping[str, Any], total_steps: int | None) -> None:
+        """Go on from what :meth:`check` has seen."""
+        settings = Settings.from_state(state, total_steps)
+        controller, memory = controller_from(state, self.controller, len(self.specs))
+        self._fan_out.load(state["spreads"], settings.seed)
+        self.settings, self.controller = settings, controller
+        decaying = Decaying(list(state["starts"]), list(state["bases"]))
+        self.bases = Bases(list(state["learned"]), decaying, memory)
+
+    def adopt(self, total_steps: int) -> None:
+        """Another length."""
+        rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
+        self.settings = dataclasses.replace(self.settings, rounds=rounds)
+        self._fan_out.load([spec.spread for spec in self.specs], self.settings.seed)
