@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import hdet
+from hdet.auto.sampling import Sampling
 from hdet.errors import ArgumentError
 from tests.auto.runs import built, final_loss, search_of, train, two_groups
 from tests.setups.problems import network
@@ -65,15 +66,15 @@ def test_an_earlier_checkpoint_is_searched_on_from() -> None:
     train(model, optimizer, scheduler, range(7))
     early = copy.deepcopy([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()])
     search = search_of(scheduler)
-    found = search.learned
+    found = search.found.found
     train(model, optimizer, scheduler, range(7, 80))
-    assert not search._looks
+    assert search._sampling is Sampling.NONE
     for part, state in zip((model, optimizer, scheduler), early, strict=True):
         part.load_state_dict(state)  # type: ignore[attr-defined]
-    assert search._looks
-    assert search.learned == found
+    assert search._sampling is Sampling.SOME
+    assert search.found.found == found
     train(model, optimizer, scheduler, range(7, 11))
-    assert search.learned != found
+    assert search.found.found != found
 
 
 def damaged(state: dict[str, Any], name: str, value: Any) -> dict[str, Any]:

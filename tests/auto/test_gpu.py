@@ -82,7 +82,7 @@ def test_an_ordinary_step_synchronises_nothing(gives_loss: bool, as_tensor: bool
         given = [loss] if gives_loss else []
         with no_synchronising():
             optimizer.step()
-        if search.round_ends(t + 1):
+        if search._round_ends(t + 1):
             scheduler.step(*given)
             continue
         quiet += 1

@@ -237,7 +237,7 @@ def test_without_snapshots_weights_that_are_no_numbers_are_an_error() -> None:
     model, optimizer, scheduler = built(go_back=False)
     train(model, optimizer, scheduler, range(60))
     search = search_of(scheduler)
-    assert search.search(optimizer)["snapshots"] == []
+    assert search.tensors(optimizer, 60)["snapshots"] == []
     ruin(model, lambda p: p.mul_(math.nan))
     with pytest.raises(DivergedError, match=r"not finite at step 61.*leave go_back=False out"):
         train(model, optimizer, scheduler, range(60, 80))
