@@ -33,8 +33,10 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ("bases", "design", "published", "rounds", "twin")
+"""Files of the published method: its histories and parity catch a fault of theirs, too."""
 SOURCES = (
-    "src/hdet/algorithm/*.py",
+    *(f"src/hdet/ensemble/{name}.py" for name in (*PUBLISHED, "controller", "knob", "normalised", "plain_algebra")),
     *(f"src/hdet/auto/{name}.py" for name in ("constants", "reach", "rounds", "rule", "saving", "twin")),
     "src/hdet/rollback/losses.py",
     "src/hdet/rollback/ruin.py",
@@ -60,8 +62,6 @@ AUTO = {
     "twin": ("twin", "rounds", "parity"),
 }
 """Tests in tests/auto of the files in auto/, fast ones first."""
-PUBLISHED = ("assignment", "decay", "published", "published_reference", "rounds")
-"""Files of the published method: its histories and parity catch a fault of theirs, too."""
 SECONDS = 600
 """For the tests of one mutant; what takes longer hangs, and counts as caught."""
 
@@ -183,8 +183,8 @@ def tests_of(file: str, folder: Path) -> list[str]:
         return [file, *(f"tests/auto/test_{test}.py" for test in AUTO[name])]
     if room == "rollback":
         return [file, f"tests/rollback/test_{name}.py", "tests/auto/test_golden.py", "tests/auto/test_parity.py"]
-    algorithm = sorted(test.relative_to(folder).as_posix() for test in (folder / "tests/algorithm").glob("test_*.py"))
-    engine = [f"tests/engine/test_{kind}.py" for kind in ("golden", "parity")] if name in PUBLISHED else []
+    algorithm = sorted(test.relative_to(folder).as_posix() for test in (folder / "tests/ensemble").glob("test_*.py"))
+    engine = [f"tests/ensemble/test_{kind}.py" for kind in ("golden", "parity")] if name in PUBLISHED else []
     if name == "published_reference":  # a twin that trains: only parity can catch a fault of its
         return [file, *reversed(engine), *algorithm]
     return [file, *algorithm, *engine]

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hdet.checkpoint.file import kept, remove
 from hdet.errors import ArgumentError, HdetError
-from hdet.faces.checkpoint_file import kept, remove
 from hdet.files import locked, write_atomically
 from hdet.report.numbers import plain_json
 from lab.runs.plan import Plan

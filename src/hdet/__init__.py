@@ -2,8 +2,11 @@
 
 from hdet import experimental
 from hdet._version import __version__
+from hdet.checkpoint.saving import exists, load, save
 from hdet.distributed.arms import arms
+from hdet.ensemble import knobs
 from hdet.ensemble.controller import Controller
+from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.probe import ProbeBatch
 from hdet.ensemble.published import Published
@@ -22,15 +25,11 @@ from hdet.errors import (
     SearchWarning,
     ShardedParametersError,
 )
-from hdet.faces import knobs
-from hdet.faces.ensemble import Ensemble
-from hdet.faces.knobs import Knob
-from hdet.faces.onecycle import OneCycleLR
-from hdet.faces.replay import schedule_from
-from hdet.faces.saving import exists, load, save
-from hdet.faces.several import auto
-from hdet.faces.warm_start import perturb_
 from hdet.journal import Journal, JournalData, read_journal
+from hdet.schedulers.ensemble import Ensemble
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.replay import perturb_, schedule_from
+from hdet.schedulers.several import auto
 
 __all__ = [
     "ArgumentError",

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import hdet
-from hdet.faces import checkpoint_file
+from hdet.checkpoint import file as checkpoint_file
+from tests.checkpoint.files import names, value_in, weights
+from tests.checkpoint.searching import Searching
 from tests.ranks import CONTEXT
-from tests.saving.files import names, value_in, weights
-from tests.saving.searching import Searching
 
 
 def test_the_file_is_torchs_own(tmp_path: Path) -> None:

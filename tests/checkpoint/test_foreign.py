@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import hdet
-from tests.saving.searching import Searching
+from tests.checkpoint.searching import Searching
 
 
 def trained() -> hdet.OneCycleLR:

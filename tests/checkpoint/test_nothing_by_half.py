@@ -16,8 +16,8 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import hdet
-from hdet.faces import checkpoint_file
-from tests.saving.searching import Searching
+from hdet.checkpoint import file as checkpoint_file
+from tests.checkpoint.searching import Searching
 from tests.threads import one_thread  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("one_thread")

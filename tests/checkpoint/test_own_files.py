@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import hdet
-from hdet.faces import checkpoint_file
+from hdet.checkpoint import file as checkpoint_file
+from tests.checkpoint.files import names, save, value_in
 from tests.ranks import run_ranks
-from tests.saving.files import names, save, value_in
 
 # -- names that others choose -----------------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from torch.distributed.tensor import distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.faces import saving
+from hdet.checkpoint import saving
+from tests.checkpoint.files import names
 from tests.models import batch, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
-from tests.saving.files import names
 from tests.threads import one_thread  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import hdet
+from tests.checkpoint.searching import STEPS, Searching
 from tests.models import batch, make_optimizer, two_layer
 from tests.ranks import run_ranks
-from tests.saving.searching import STEPS, Searching
 from tests.threads import one_thread  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("one_thread")

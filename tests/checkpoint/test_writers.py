@@ -19,9 +19,9 @@ from torch import nn
 
 import hdet
 from hdet import files as locks
-from hdet.faces import checkpoint_file
+from hdet.checkpoint import file as checkpoint_file
+from tests.checkpoint.files import save, value_in
 from tests.ranks import CONTEXT
-from tests.saving.files import save, value_in
 
 pytestmark = [
     pytest.mark.skipif(locks.fcntl is None, reason="no locks on this system"),

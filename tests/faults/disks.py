@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from hdet.faces import checkpoint_file
+from hdet.checkpoint import file as checkpoint_file
 
 __all__ = ["SPOILS", "disk", "possible", "repair", "spoil"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hdet.distributed.group import Distributed
-from hdet.faces import checkpoint_file, saving
 from hdet.journal import Journal
+from hdet.schedulers import checkpoint_file, saving
 from tests.faults.disks import SPOILS, spoil
 
 __all__ = ["POINTS", "Trap"]

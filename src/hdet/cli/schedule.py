@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hdet.errors import ArgumentError
-from hdet.faces.replay import found_schedules, value_at
 from hdet.journal import JournalData, read_journal
+from hdet.schedulers.replay import found_schedules, value_at
 
 __all__ = ["FoundSchedule", "found_schedule", "journal_at"]
 

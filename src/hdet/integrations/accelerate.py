@@ -14,9 +14,9 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from hdet.errors import ArgumentError
-from hdet.faces.ensemble import Ensemble
-from hdet.faces.onecycle import OneCycleLR
-from hdet.faces.scheduled import ScheduledSearch
+from hdet.schedulers.ensemble import Ensemble
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.scheduled import ScheduledSearch
 
 __all__ = ["Accelerator", "PreparedScheduler", "prepare"]
 

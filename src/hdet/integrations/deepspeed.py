@@ -7,10 +7,10 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.errors import ArgumentError
-from hdet.faces.onecycle import OneCycleLR
-from hdet.faces.scheduled import ScheduledSearch
-from hdet.faces.several import auto as auto_of
 from hdet.integrations.deepspeed_masters import Masters, masters_of
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.scheduled import ScheduledSearch
+from hdet.schedulers.several import auto as auto_of
 
 __all__ = ["auto"]
 

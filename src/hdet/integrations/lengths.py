@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hdet.errors import ArgumentError
-from hdet.faces.onecycle import OneCycleLR
+from hdet.schedulers.onecycle import OneCycleLR
 
 __all__ = ["check_length"]
 

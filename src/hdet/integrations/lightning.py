@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from hdet.errors import ArgumentError
-from hdet.faces.ensemble import Ensemble
-from hdet.faces.onecycle import OneCycleLR
-from hdet.faces.scheduled import ScheduledSearch
-from hdet.faces.several import auto
 from hdet.integrations.lengths import check_length
 from hdet.integrations.lightning_story import Story, part_of_lightning
 from hdet.journal import Journals, open_journal
+from hdet.schedulers.ensemble import Ensemble
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.scheduled import ScheduledSearch
+from hdet.schedulers.several import auto
 
 __all__ = ["AutoLR"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hdet.errors import ArgumentError
-from hdet.faces.several import auto
+from hdet.schedulers.several import auto
 
 __all__ = ["AutoLR"]
 

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from hdet.errors import ArgumentError, ResumeWarning
-from hdet.faces.onecycle import OneCycleLR
-from hdet.faces.scheduled import ScheduledSearch
-from hdet.faces.several import auto
 from hdet.integrations.lengths import check_length
 from hdet.parameters import Rate
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.scheduled import ScheduledSearch
+from hdet.schedulers.several import auto
 
 try:
     from transformers import TrainerCallback

@@ -13,19 +13,18 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.checks import check_state, count, fields, maybe, some_rates
 from hdet.distributed.group import Group
+from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.controller import Controller
+from hdet.ensemble.knobs import Knob
 from hdet.ensemble.outer import OuterStep
 from hdet.ensemble.signals import Signal
 from hdet.errors import ArgumentError
-from hdet.faces import knobs as knob_factories
-from hdet.faces.arguments import PUBLISHED_SPREAD, Ours
-from hdet.faces.ensemble_arguments import ensemble_run, flat_knobs
-from hdet.faces.foreign import check_schedule, refuse_foreign
-from hdet.faces.knobs import Knob
-from hdet.faces.loading import tell_another_length, watch_loading
-from hdet.faces.plain_rates import PlainRates, Schedule
 from hdet.journal import Journals
 from hdet.parameters import copy_rate, put_rate, unwrapped
+from hdet.schedulers.arguments import PUBLISHED_SPREAD, Ours
+from hdet.schedulers.ensemble_arguments import ensemble_run, flat_knobs
+from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
+from hdet.schedulers.plain_rates import PlainRates, Schedule
 
 __all__ = ["Ensemble"]
 

@@ -12,12 +12,12 @@ from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import is_int, shown, takes
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import LONGEST, Ours, check_common, check_search
-from hdet.faces.ensemble_arguments import check_schedule_of
-from hdet.faces.onecycle import OneCycleLR
-from hdet.faces.plain_rates import Schedule
-from hdet.faces.scheduled import AllSchedules, ScheduledSearch, guesses_of
 from hdet.parameters import parts_of, stands_still, unwrapped
+from hdet.schedulers.arguments import LONGEST, Ours, check_common, check_search
+from hdet.schedulers.ensemble_arguments import check_schedule_of
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.plain_rates import Schedule
+from hdet.schedulers.scheduled import AllSchedules, ScheduledSearch, guesses_of
 
 __all__ = ["auto"]
 

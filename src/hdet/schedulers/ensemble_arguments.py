@@ -17,6 +17,7 @@ from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import Controller
 from hdet.ensemble.design import Balanced
 from hdet.ensemble.fanout import FanOut
+from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.outer import Outer
 from hdet.ensemble.published import Published
@@ -25,11 +26,10 @@ from hdet.ensemble.rounds import Rounds
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import Ours, check_common, check_length, checked_length
-from hdet.faces.knobs import Knob
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
 from hdet.parameters import check_optimizer, shared_rates, unwrapped
+from hdet.schedulers.arguments import Ours, check_common, check_length, checked_length
 
 __all__ = ["check_schedule_of", "ensemble_run", "flat_knobs"]
 

@@ -21,8 +21,11 @@ from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.rounds import Rounds, default_length
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
-from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import (
+from hdet.journal import open_journal
+from hdet.journal.chronicle import Chronicle
+from hdet.parameters import shared_rates
+from hdet.schedulers import torch_onecycle as torch_private
+from hdet.schedulers.arguments import (
     PUBLISHED_SPREAD,
     Ours,
     check_common,
@@ -31,10 +34,7 @@ from hdet.faces.arguments import (
     rate_knobs,
     search_of,
 )
-from hdet.faces.torch_arguments import check_levels, check_steps, number_of
-from hdet.journal import open_journal
-from hdet.journal.chronicle import Chronicle
-from hdet.parameters import shared_rates
+from hdet.schedulers.torch_onecycle import check_levels, check_steps, number_of
 
 __all__ = ["Fanout", "onecycle_run"]
 

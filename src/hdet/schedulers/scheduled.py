@@ -11,11 +11,10 @@ from torch.optim import Optimizer
 
 from hdet.checks import check_state, count, fields, number, some_rates
 from hdet.errors import ArgumentError
-from hdet.faces.arguments import Ours, rate_names, search_of
-from hdet.faces.foreign import check_schedule, refuse_foreign
-from hdet.faces.loading import tell_another_length, watch_loading
-from hdet.faces.plain_rates import Peak, PlainRates, Schedule, peak_of
 from hdet.parameters import Rate, parts_of, put_rate
+from hdet.schedulers.arguments import Ours, rate_names, search_of
+from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
+from hdet.schedulers.plain_rates import Peak, PlainRates, Schedule, peak_of
 
 __all__ = ["AllSchedules", "ScheduledSearch", "guesses_of"]
 

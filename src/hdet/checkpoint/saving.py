@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.auto.search import Search
+from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
+from hdet.checkpoint.parts import check_fits
 from hdet.checks import check_state, fields, shown
 from hdet.distributed.group import ReplicaGroup, arriving, connect
 from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
-from hdet.faces.checkpoint_file import Whole, digest_of, kept, newest_whole, read, write
-from hdet.faces.ensemble import Ensemble
-from hdet.faces.onecycle import OneCycleLR
-from hdet.faces.part_checks import check_fits
-from hdet.faces.scheduled import ScheduledSearch
 from hdet.files import path_of
+from hdet.schedulers.ensemble import Ensemble
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.scheduled import ScheduledSearch
 
 __all__ = ["exists", "load", "save"]
 

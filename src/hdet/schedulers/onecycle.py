@@ -17,14 +17,13 @@ from hdet.distributed.group import Group, Seat
 from hdet.ensemble.controller import Controller
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
-from hdet.faces import torch_onecycle as torch_private
-from hdet.faces.arguments import Ours, rate_knobs, rate_names
-from hdet.faces.foreign import refuse_foreign
-from hdet.faces.loading import tell_another_length, watch_loading
-from hdet.faces.onecycle_arguments import Fanout, onecycle_run
-from hdet.faces.torch_arguments import take_in
 from hdet.journal import Journals
 from hdet.parameters import as_type_of, copy_rate, unwrapped
+from hdet.schedulers import torch_onecycle as torch_private
+from hdet.schedulers.arguments import Ours, rate_knobs, rate_names
+from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
+from hdet.schedulers.onecycle_arguments import Fanout, onecycle_run
+from hdet.schedulers.torch_onecycle import take_in
 
 __all__ = ["OneCycleLR"]
 

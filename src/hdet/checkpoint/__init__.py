@@ -1,0 +1,1 @@
+"""Checkpoints: one file, all of it or nothing, on all ranks."""
