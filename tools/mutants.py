@@ -183,11 +183,11 @@ def tests_of(file: str, folder: Path) -> list[str]:
         return [file, *(f"tests/auto/test_{test}.py" for test in AUTO[name])]
     if room == "rollback":
         return [file, f"tests/rollback/test_{name}.py", "tests/auto/test_golden.py", "tests/auto/test_parity.py"]
-    algorithm = sorted(test.relative_to(folder).as_posix() for test in (folder / "tests/ensemble").glob("test_*.py"))
-    engine = [f"tests/ensemble/test_{kind}.py" for kind in ("golden", "parity")] if name in PUBLISHED else []
-    if name == "published_reference":  # a twin that trains: only parity can catch a fault of its
-        return [file, *reversed(engine), *algorithm]
-    return [file, *algorithm, *engine]
+    rules = [f"tests/ensemble/test_{kind}.py" for kind in ("controllers", "normalised", "rounds", "scales", "spread")]
+    histories = [f"tests/ensemble/test_{kind}.py" for kind in ("golden", "parity")] if name in PUBLISHED else []
+    if name == "twin":  # a twin that trains: only parity can catch a fault of its
+        return [file, *reversed(histories), *rules]
+    return [file, *rules, *histories]
 
 
 def tried(mutant: Mutant, copies: Queue[Path]) -> str:
