@@ -62,17 +62,17 @@ def converge(
     rest = still if equal else [*weights.buffers, *weights.state, *still]
     distances: list[float] = []
 
-    def average(parameters: Sequence[Tensor]) -> None:
+    def average(parameters: Sequence[Tensor], numbers: Sequence[Tensor]) -> None:
         if measure:  # by themselves: running statistics would drown the parameters' distance
             for part, own in _by_place(parameters).items():
                 distance = average_(own, alike, roll.live, measure=True)
                 distances.extend([part, *(distance.lengths() if distance is not None else (0.0, 0.0))])
-            average_(rest, alike, roll.live)
+            average_([*numbers, *rest], alike, roll.live)
         else:
-            average_([*parameters, *rest], alike, roll.live)
+            average_([*parameters, *numbers, *rest], alike, roll.live)
 
     if equal and isinstance(outer, Mean):
-        average([])
+        average([], ())
     else:
         outer.merge(weights.parameters, average)
     if not measure:
