@@ -36,7 +36,7 @@ from stacked import Stack, TrainStep
 from supply import Supply
 from torch import Tensor
 
-from hdet.algorithm.outer_rate import START, next_rate
+from hdet.algorithm.outer_rate import OuterRate, next_rate
 
 RESULTS = Path(__file__).parent / "results" / "apart"
 DEFAULT = ("shakespeare-gpt-1000", "fashion-vit-momentum", "mnist-resnet-1500")
@@ -107,11 +107,13 @@ class Apart:
         self._momentum = torch.tensor([method.momentum for method in methods]).to(theta)[:, None]
         self.last = self.mean()
         self._velocity = torch.zeros_like(self.last)
-        first = [START if method.rate is None else method.rate for method in methods]
-        self.rates = [list(first) for _ in range(self.last.shape[0])]
+        first = [OuterRate() if method.rate is None else OuterRate(method.rate) for method in methods]
+        self._found = [list(first) for _ in range(self.last.shape[0])]
         """[seed][column]"""
+        self._losses = torch.zeros(theta.shape[:2]).to(theta)
+        self._counted = 0
         self.history: list[list[list[float]]] = []
-        """``rates`` of all meetings."""
+        """The rates [seed][column] of all meetings."""
 
     def _arms(self, rows: Tensor) -> Tensor:
         return rows.unflatten(0, (-1, self._setting.arms))
@@ -125,24 +127,37 @@ class Apart:
         arms = self._arms(gradient)
         return torch.where(self._shares, arms.mean(1, keepdim=True), arms).flatten(0, 1)
 
+    def begin(self) -> None:
+        """Before the first step."""
+        self._losses.zero_()
+
+    def observe(self, losses: Tensor) -> None:
+        """After each step, on the device."""
+        self._losses.add_(losses)
+
     @torch.no_grad()
     def after_step(self, t: int) -> None:
         """Where they meet: find the rates that are to be found, and make the outer steps."""
+        self._counted += 1
         if not self._setting.meets(t, self._steps):
             return
         own = self.last[:, None] - self._arms(self._stack.theta)  # [seed, arm, column, parameter]
         v = self._velocity
         asked, moved = (own * v[:, None]).sum(-1).mean(1), own.square().sum(-1).mean(1)
-        seen = torch.stack([asked, moved, v.square().sum(-1)], -1).tolist()
-        for rates, rows in zip(self.rates, seen, strict=True):
+        losses = self._arms(self._losses / self._counted).transpose(1, 2)  # [seed, column, arm]
+        seen = torch.cat([torch.stack([asked, moved, v.square().sum(-1)], -1), losses], -1).tolist()
+        for found, rows in zip(self._found, seen, strict=True):
             for column, method in enumerate(self._methods):
                 if method.rate is None:
-                    rates[column] = next_rate(rates[column], *rows[column])
-        self.history.append([list(rates) for rates in self.rates])
+                    found[column] = next_rate(found[column], *rows[column][:3], rows[column][3:])
+        rates = [[found.rate for found in row] for row in self._found]
+        self.history.append(rates)
+        self._losses.zero_()
+        self._counted = 0
         d = own.mean(1)
         v.mul_(self._momentum).add_(d)
         step = torch.where(self._momentum > 0, d + self._momentum * v, d)
-        self.last -= torch.tensor(self.rates).to(d)[..., None] * step
+        self.last -= torch.tensor(rates).to(d)[..., None] * step
         self._arms(self._stack.theta).copy_(self.last[:, None])
 
 
@@ -155,7 +170,8 @@ def run_setting(
     apart = Apart(stack, [methods[name] for name, _ in columns], setting, bench.steps)
     rates = bench.rates(stack, [peak * factor for _, factor in columns], onecycle(bench.steps))
     batches = bench.supply.dealt(setting.arms)
-    step = TrainStep(stack, bench.update(stack), batches, rates, apart.share, graph=bench.graph)
+    step = TrainStep(stack, bench.update(stack), batches, rates, apart.share, after=apart.observe, graph=bench.graph)
+    apart.begin()
     curves, seconds = bench.train(stack, step, apart.after_step, apart.mean)
     found: dict[str, dict[str, Any]] = {}
     for place, (name, factor) in enumerate(columns):

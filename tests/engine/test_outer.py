@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hdet
-from hdet.algorithm.outer_rate import BOUNDS, GAIN, LARGEST
+from hdet.algorithm.outer_rate import BOUNDS, LARGEST
 from tests.models import batch, two_layer
 from tests.ranks import run_ranks
 
@@ -32,17 +32,16 @@ def test_bad_outer_rates_are_refused(arguments: dict[str, Any], words: str) -> N
 
 
 def test_the_rate_by_hand() -> None:
-    """Two replicas go by -1 and -3 in each round, mean -2; then by 1 and 3.
+    """Two replicas go by -1 and -3 in each round, mean -2; then by 1 and 3; then losses rise.
 
     The first round has no step to look back at. In the second <d, s> is the mean of 2 and 6, |d|^2 that of 1 and 9.
     """
     first, second = run_ranks(_by_hand, 2)
     assert first == second
     rates, weights = first
-    up = math.exp(LARGEST * min(GAIN * 4 / math.sqrt(5 * 4), 1.0))
-    highest = min(up, BOUNDS[1])
-    assert rates == pytest.approx([1.0, highest, highest * math.exp(-LARGEST)])
-    assert weights == pytest.approx([-2.0, -2 - 2 * rates[1], -2 - 2 * rates[1] + 2 * rates[2]])
+    up, down = math.exp(LARGEST), math.exp(-LARGEST)  # a cosine of 4 / sqrt(5 * 4) is far enough for both
+    assert rates == pytest.approx([1.0, up, 1.0, down])
+    assert weights == pytest.approx([-2.0, -2 - 2 * up, -2 * up, -2 * up + 2 * down])
 
 
 def _by_hand(rank: int) -> tuple[list[float], list[float]]:
@@ -50,10 +49,10 @@ def _by_hand(rank: int) -> tuple[list[float], list[float]]:
     outer = hdet.experimental.Outer("auto")
     ensemble = hdet.Ensemble(torch.optim.SGD([weight], lr=0.1), sync_every=1, outer=outer, group=hdet.arms(2))
     rates, weights = [], []
-    for way in (-1, -1, 1):
+    for way, loss in ((-1, 1.0), (-1, 1.0), (1, 1.0), (1, 2.0)):
         with torch.no_grad():
             weight.add_(way * (1.0 + 2 * rank))
-        ensemble.step(1.0)
+        ensemble.step(loss)
         rates.append(outer.rate)
         weights.append(weight.item())
     return rates, weights

@@ -64,10 +64,12 @@ def test_the_outer_step_is_the_librarys(name: str) -> None:
                 mean = [(d * v).sum(-1).mean(), d.square().sum(-1).mean(), v.square().sum()]
                 numbers[0].copy_(torch.stack(mean))
 
-        outer.merge([weight], average)
+        losses = torch.tensor([1.0, 1.1, 1.2]) * (5 if t == 3 else 1)
+        outer.merge([weight], average, losses.tolist())
+        runs.observe(losses[:, None])
         runs.after_step(t + 1)
         torch.testing.assert_close(runs.last[0, 0], weight.detach(), rtol=1e-6, atol=1e-6)
-        assert runs.rates[0][0] == pytest.approx(outer.rate, rel=1e-6)
+        assert runs.history[-1][0][0] == pytest.approx(outer.rate, rel=1e-6)
     assert (len({row[0][0] for row in runs.history}) > 1) == (name == "found")
 
 

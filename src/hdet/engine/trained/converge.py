@@ -42,7 +42,14 @@ def refuse_diverged(roll: RollCall, what: str) -> None:
 
 
 def converge(
-    group: ReplicaGroup, alike: ReplicaGroup, weights: Weights, roll: RollCall, outer: OuterStep, *, measure: bool
+    group: ReplicaGroup,
+    alike: ReplicaGroup,
+    weights: Weights,
+    roll: RollCall,
+    outer: OuterStep,
+    *,
+    measure: bool,
+    sign: float = 0.0,
 ) -> list[float] | None:
     """Merge what differs, in place. With ``measure`` also a second small gather.
 
@@ -53,6 +60,7 @@ def converge(
         roll: what the replicas know of each other.
         outer: merges the parameters.
         measure: whether to measure how far the replicas were from their mean.
+        sign: 1 where a lower loss is better, -1 where a higher one is, 0 where losses say nothing.
 
     Returns:
         ``divergence[r]`` = ||theta_r - mean|| / ||mean|| over the parameters, or None.
@@ -74,7 +82,8 @@ def converge(
     if equal and isinstance(outer, Mean):
         average([], ())
     else:
-        outer.merge(weights.parameters, average)
+        losses = [sign * loss for loss, live in zip(roll.losses, roll.live, strict=True) if live]
+        outer.merge(weights.parameters, average, losses if sign and roll.has_losses else [])
     if not measure:
         return None
     if not distances:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from hdet.algorithm.outer_rate import START, next_rate
+from hdet.algorithm.outer_rate import OuterRate, next_rate
 from hdet.checks import is_finite, is_one_of, shown
 from hdet.distributed.host import to_host
 from hdet.errors import ArgumentError
@@ -25,8 +25,8 @@ class OuterStep(Protocol):
     def begin(self, parameters: Sequence[Tensor]) -> None:
         """Remember where the first round starts; called before training moves the parameters."""
 
-    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
-        """Must call ``average`` once, on every replica alike."""
+    def merge(self, parameters: Sequence[Tensor], average: Average, losses: Sequence[float] = ()) -> None:
+        """Must call ``average`` once, on every replica alike. ``losses``: of the live replicas, lower is better."""
 
     def state(self) -> list[list[Tensor]]:
         """Copies of the tensors to save, equal on all replicas."""
@@ -47,7 +47,7 @@ class Mean:
     def begin(self, parameters: Sequence[Tensor]) -> None:
         pass
 
-    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average, losses: Sequence[float] = ()) -> None:
         average(parameters, ())
 
     def state(self) -> list[list[Tensor]]:
@@ -70,8 +70,9 @@ class Outer:
     was frozen when the round began gets the mean at its end, and outer steps from then on.
 
     With "auto" the rate begins at 1 and is found from round to round: raised where the replicas go on along the last
-    outer step, lowered where they come back (:func:`hdet.algorithm.outer_rate.next_rate`). :attr:`rate` is the present
-    one. It costs three numbers in the all-reduce and one synchronisation of host and device per round.
+    outer step, lowered where they come back, or where losses have risen
+    (:func:`hdet.algorithm.outer_rate.next_rate`). :attr:`rate` is the present one. It costs three
+    numbers in the all-reduce and one synchronisation of host and device per round.
 
     Args:
         lr: outer learning rate, above 0, or "auto".
@@ -99,8 +100,7 @@ class Outer:
         if not isinstance(nesterov, bool):
             raise ArgumentError(f"nesterov must be True or False, but got nesterov={shown(nesterov)}; leave it out")
         self.lr, self.momentum, self.nesterov = lr, momentum, nesterov
-        self.rate = START if lr == "auto" else float(lr)
-        """The present outer rate."""
+        self._found = OuterRate() if lr == "auto" else OuterRate(float(lr))
         self._is_common = False
         self._last: dict[Tensor, Tensor] = {}
         self._velocity: dict[Tensor, Tensor] = {}
@@ -108,18 +108,24 @@ class Outer:
     def __repr__(self) -> str:
         return f"Outer(lr={self.lr!r}, momentum={self.momentum}, nesterov={self.nesterov})"
 
+    @property
+    def rate(self) -> float:
+        """The present outer rate."""
+        return self._found.rate
+
     def begin(self, parameters: Sequence[Tensor]) -> None:
         self._is_common = False
         self._last = {p: p.detach().clone() for p in parameters}
         self._velocity = {p: torch.zeros_like(last) for p, last in self._last.items()}
 
     @torch.no_grad()
-    def merge(self, parameters: Sequence[Tensor], average: Average) -> None:
+    def merge(self, parameters: Sequence[Tensor], average: Average, losses: Sequence[float] = ()) -> None:
         known = [p for p in parameters if p in self._last]
         seen = [self._seen(known)] if self._is_found and known else []
         average(parameters, seen)
         if seen:
-            self.rate = next_rate(self.rate, *to_host(list(seen[0])))
+            asked, moved, stepped = to_host(seen)
+            self._found = next_rate(self._found, asked, moved, stepped, losses)
         for p in known:
             last, v = self._last[p], self._velocity[p]
             d = last - p
@@ -150,7 +156,7 @@ class Outer:
         self._velocity |= {p: velocity[p] for p in parameters if p in velocity}
 
     def state(self) -> list[list[Tensor]]:
-        found = [[torch.tensor(self.rate, dtype=torch.float64)]] if self._is_found else []
+        found = [[torch.tensor(self._found, dtype=torch.float64)]] if self._is_found else []
         return [*([t.clone() for t in part.values()] for part in (self._last, self._velocity)), *found]
 
     def tensors(self) -> list[Tensor]:
@@ -161,7 +167,7 @@ class Outer:
             for own, value in zip(part.values(), saved, strict=True):
                 own.copy_(value)
         if self._is_found:
-            self.rate = float(state[-1][0])
+            self._found = OuterRate(*state[-1][0].tolist())
         self._is_common = True
 
 

@@ -209,7 +209,8 @@ class TrainedWay:
             if group.seat.size > 1:
                 measured = roll.writer is not None
                 weights = self.weights(end.optimizer)
-                divergence = converge(group, self._alike or group, weights, roll, self.outer, measure=measured)
+                alike, sign = self._alike or group, direction(end.optimizer.param_groups)
+                divergence = converge(group, alike, weights, roll, self.outer, measure=measured, sign=sign)
         clock.lap("converge")
         record = None
         if roll.writer == group.rank:
