@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 from provenance import commit
-from real.bench import Bench
+from real.bench import Bench, Validator
 from real.ledger import save
 from real.score import scored_by
 from real.workloads import WORKLOADS
@@ -248,6 +248,8 @@ def run_workload(plan: Plan, workload: Any, real: Path = REAL) -> dict[str, Any]
                 supply = Supply(task, seeds, steps, plan.device)
                 how = (plan.device, plan.graph, 2)
                 bench = Bench(task, workload.optimizer, workload.customary, steps, seeds, supply, *how)
+                first = bench.stack(1)
+                content["initial"] = Validator(first, first.theta, graph=False)(first.theta).mean().item()
             began = time.perf_counter()
             content["parameters"], found = run_setting(bench, Setting.named(word), methods, peak, factors)
             own = content["settings"].setdefault(word, {})
@@ -304,7 +306,8 @@ def lines_of(content: Mapping[str, Any], word: str, factor: str) -> list[Line]:
     if "ddp" not in has:
         return []
     scored, setting = scored_by(content), Setting.named(word)
-    losses = {name: [scored(loss) for loss in row["losses"]] for name, row in has.items()}
+    most = scored(content["initial"])  # one that has failed is as bad as one that has learned nothing
+    losses = {name: [min(scored(loss), most) for loss in row["losses"]] for name, row in has.items()}
     grid = [name for name in losses if name.startswith("grid")]
     best = min(grid, key=lambda name: fmean(losses[name])) if grid else None
     lines = []

@@ -114,10 +114,10 @@ def test_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_the_table_by_hand() -> None:
-    losses = {"ddp": [1.0, 2.0], "found": [1.1, 2.2], "grid0.5": [1.0, 2.0], "grid1": [2.0, 4.0]}
+    losses = {"ddp": [1.0, 2.0], "found": [1.1, 2.2], "grid0.5": [1.0, 2.0], "grid1": [2.0, None]}
     rows: dict[str, Any] = {name: {"1": {"losses": row}} for name, row in losses.items()}
     rows["found"]["1"]["outer"] = [[1.0, 1.0], [0.25, 1.0]]
-    content = {"steps": 100, "parameters": 1000, "settings": {"4x20": rows}, "density": False}
+    content = {"steps": 100, "parameters": 1000, "settings": {"4x20": rows}, "density": False, "initial": 4.0}
     ddp, found, *grid = lines_of(content, "4x20", "1")
     assert (ddp.loss, ddp.best, ddp.bytes) == (1.0, 1.0, 1.0)
     assert found == Line(
