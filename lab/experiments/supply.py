@@ -39,6 +39,7 @@ class Supply:
         self.batches: tuple[Tensor, ...] = tuple(torch.stack(same, 1) for same in zip(*parts, strict=True))
         """Each [step, seed, ...]."""
 
-    def quarters(self) -> tuple[Tensor, ...]:
-        """Every batch dealt out to four replicas: [step, seed and replica, ...]."""
-        return tuple(part[:, :, : part.shape[2] // 4 * 4].unflatten(2, (4, -1)).flatten(1, 2) for part in self.batches)
+    def dealt(self, arms: int) -> tuple[Tensor, ...]:
+        """Every batch dealt out to some arms: [step, seed and arm, ...]. What is left of it is left out."""
+        whole = (part[:, :, : part.shape[2] // arms * arms] for part in self.batches)
+        return tuple(part.unflatten(2, (arms, -1)).flatten(1, 2) for part in whole)

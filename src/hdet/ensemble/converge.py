@@ -42,7 +42,14 @@ def refuse_diverged(roll: RollCall, what: str) -> None:
 
 
 def converge(
-    group: ReplicaGroup, alike: ReplicaGroup, weights: Weights, roll: RollCall, outer: OuterStep, *, measure: bool
+    group: ReplicaGroup,
+    alike: ReplicaGroup,
+    weights: Weights,
+    roll: RollCall,
+    outer: OuterStep,
+    *,
+    measure: bool,
+    sign: float = 0.0,
 ) -> list[float] | None:
     """Merge what differs, in place. With ``measure`` also a second small gather.
 
@@ -53,6 +60,7 @@ def converge(
         roll: what the replicas know of each other.
         outer: merges the parameters.
         measure: whether to measure how far the replicas were from their mean.
+        sign: 1 where a lower loss is better, -1 where a higher one is, 0 where losses say nothing.
 
     Returns:
         ``divergence[r]`` = ||theta_r - mean|| / ||mean|| over the parameters, or None.
@@ -62,19 +70,20 @@ def converge(
     rest = still if equal else [*weights.buffers, *weights.state, *still]
     distances: list[float] = []
 
-    def average(parameters: Sequence[Tensor]) -> None:
+    def average(parameters: Sequence[Tensor], numbers: Sequence[Tensor]) -> None:
         if measure:  # by themselves: running statistics would drown the parameters' distance
             for part, own in _by_place(parameters).items():
                 distance = average_(own, alike, roll.live, measure=True)
                 distances.extend([part, *(distance.lengths() if distance is not None else (0.0, 0.0))])
-            average_(rest, alike, roll.live)
+            average_([*numbers, *rest], alike, roll.live)
         else:
-            average_([*parameters, *rest], alike, roll.live)
+            average_([*parameters, *numbers, *rest], alike, roll.live)
 
     if equal and isinstance(outer, Mean):
-        average([])
+        average([], ())
     else:
-        outer.merge(weights.parameters, average)
+        losses = [sign * loss for loss, live in zip(roll.losses, roll.live, strict=True) if live]
+        outer.merge(weights.parameters, average, losses if sign and roll.has_losses else [])
     if not measure:
         return None
     if not distances:

@@ -195,7 +195,8 @@ class Replicas:
         with arriving(what):
             if group.seat.size > 1:
                 measured, weights = roll.writer is not None, self._body.weights(end.optimizer)
-                divergence = converge(group, self._alike or group, weights, roll, self._outer, measure=measured)
+                alike = self._alike or group
+                divergence = converge(group, alike, weights, roll, self._outer, measure=measured, sign=sign)
         clock.lap("converge")
         if roll.writer == group.rank:
             record = self.steering.record(end.span, roll, self.seat, decided, end.schedule, divergence, clock.seconds)
