@@ -58,9 +58,9 @@ def test_commands_parse(page: Path) -> None:
     for name, *arguments in commands(page, "hdet"):
         known[name].make_context(name, arguments)  # raises for what the command does not know
     known = typer.main.get_command(lab).commands
-    for flag, module, *words in commands(page, "python"):
-        if (flag, module) == ("-m", "lab"):
-            known[words[0]].make_context(words[0], words[1:])
+    for words in commands(page, "python"):
+        if words[:2] == ["-m", "lab"]:
+            known[words[2]].make_context(words[2], words[3:])
 
 
 @pytest.mark.parametrize(("program", "module", "fill"), [("hdet", "hdet", "command"), ("python -m lab", "lab", "lab")])
