@@ -308,9 +308,9 @@ class Search:
         if decision.action is Action.KEEP and slot is not None and self._go_back and not self._is_finished:
             self._snapshots.keep(slot, optimizer, self.model)
         elif decision.action is Action.ROLL_BACK and slot is not None:
-            self._restore(slot, optimizer)
+            _restore_(self._snapshots, slot, optimizer, self.model)
         elif decision.action is Action.RESTART:
-            self._restore(START, optimizer)
+            _restore_(self._snapshots, START, optimizer, self.model)
         elif decision.action is Action.GO_ON and not gathered.is_sound:
             raise DivergedError(
                 f"the weights are not finite at step {end.after}, and none are kept to go back to; load an earlier "
@@ -324,14 +324,6 @@ class Search:
             self._sampler.measure.begin_anew()
         if self._hook.captured:
             self._await_replay(optimizer)
-
-    def _restore(self, slot: int, optimizer: Optimizer) -> None:
-        self._snapshots.restore_(slot, optimizer, self.model)
-        refresh(optimizer)
-        if self.model is None:
-            reshard_all()
-        else:
-            reshard(self.model)
 
     def _tell(self, decision: Decision, t: int) -> None:
         """People, of what they must know at once; that losses are missing, once."""
@@ -442,3 +434,13 @@ class Search:
 def _level(rate: float, guess: float) -> float:
     """log m of a rate that the gradients ask for; -inf where they say nothing."""
     return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf
+
+
+def _restore_(snapshots: Snapshots, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
+    """Put a snapshot back, and tell whoever holds copies of the weights."""
+    snapshots.restore_(slot, optimizer, model)
+    refresh(optimizer)
+    if model is None:
+        reshard_all()
+    else:
+        reshard(model)

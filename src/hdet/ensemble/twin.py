@@ -202,10 +202,8 @@ def simulate(
             theta = [mean for _ in range(N)]
 
             if settings.S_warm is not None and step >= settings.S_warm:
-                L = [
-                    sum(history.loss[s][r] for s in range(step - since_converge, step)) / since_converge
-                    for r in range(N)
-                ]
+                recent = history.loss[step - since_converge :]
+                L = [sum(row[r] for row in recent) / since_converge for r in range(N)]
                 Lbar = sum(L) / N
                 s = [(Lbar - L_r) / settings.sigma for L_r in L]
                 w = [math.exp(s_r) / sum(math.exp(x) for x in s) for s_r in s]
