@@ -25,10 +25,10 @@ from apart import (
     sent,
     show,
 )
-from tests.experiments.small_tasks import bench
 from torch import Tensor
 
 import hdet
+from lab.tests.experiments.small_tasks import bench
 
 WORD = "4x5"
 
