@@ -38,6 +38,9 @@ class Supply:
         self.batches: tuple[Tensor, ...] = tuple(torch.stack(same, 1) for same in zip(*parts, strict=True))
         """Each [step, seed, ...]."""
 
-    def quarters(self) -> tuple[Tensor, ...]:
-        """Every batch dealt out to four replicas: [step, seed and replica, ...]."""
-        return tuple(part[:, :, : part.shape[2] // 4 * 4].unflatten(2, (4, -1)).flatten(1, 2) for part in self.batches)
+    def dealt(self, replicas: int) -> tuple[Tensor, ...]:
+        """Every batch dealt out to so many replicas: [step, seed and replica, ...]."""
+        return tuple(
+            part[:, :, : part.shape[2] // replicas * replicas].unflatten(2, (replicas, -1)).flatten(1, 2)
+            for part in self.batches
+        )

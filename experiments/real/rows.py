@@ -181,7 +181,7 @@ def published(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[f
     step = TrainStep(
         stack,
         bench.update(stack),
-        bench.supply.quarters(),
+        bench.supply.dealt(REPLICAS),
         runs.rates,
         runs.share,
         after=runs.observe,

@@ -50,7 +50,7 @@ def test_validation_is_that_of_the_task() -> None:
 
 def test_quarters_are_the_batch() -> None:
     supply = Supply(small("feed"), [0, 1], 3, CPU)
-    for quarters, whole in zip(supply.quarters(), supply.batches, strict=True):
+    for quarters, whole in zip(supply.dealt(4), supply.batches, strict=True):
         assert torch.equal(torch.cat([quarters[2, r] for r in range(4)]), whole[2, 0])
         assert torch.equal(torch.cat([quarters[2, r] for r in range(4, 8)]), whole[2, 1])
 
