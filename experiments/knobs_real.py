@@ -2,6 +2,7 @@
 
     python experiments/knobs_real.py --workloads real --rows plain --arms 4        # the grid and the guesses first
     python experiments/knobs_real.py --workloads dropout,beta2 --rows normalised,placebo --arms 8 --seconds 500
+    python experiments/knobs_real.py --workloads real --rows listening --arms 8    # which signal points to the best?
     python experiments/knobs_real.py --workloads mini --arms 4                     # digits, for two cores
     python experiments/knobs_real.py --table                                       # PASS or MISS
 
@@ -23,19 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from knobs.rows import METHODS, PASSES, PLAIN, STARTS, Row, bench_of, choose, explored, plain
+from knobs.rows import LISTENING, METHODS, PASSES, PLAIN, STARTS, Row, bench_of, choose, explored, plain
 from knobs.score import ENOUGH, Cell, matters, meets, score
 from knobs.stack import KnobBench
 from knobs.workloads import MINI, REAL, WORKLOADS, KnobWorkload
 from provenance import commit, versions
 from real.ledger import Ledger
-from real.processes import in_processes, without
+from real.processes import run_each
 from real_lr import tidy
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "knobs_real"
 GROUPS = {"real": [w.name for w in REAL], "mini": [w.name for w in MINI]}
 ROWS = (PLAIN, *METHODS)
+ROW_GROUPS = {"all": [name for name in ROWS if name not in LISTENING], "listening": list(LISTENING)}
 
 
 @dataclass
@@ -177,8 +179,8 @@ def table(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 _HEADER = [
-    f"| row | {' | '.join(f'from {start:g}' for start in STARTS)} | values at the end | |",
-    f"| --- |{' --- |' * (len(STARTS) + 2)}",
+    f"| row | {' | '.join(f'from {start:g}' for start in STARTS)} | values at the end | pointed right | |",
+    f"| --- |{' --- |' * (len(STARTS) + 3)}",
 ]
 
 
@@ -191,7 +193,8 @@ def _title(name: str, content: dict[str, Any], worth: bool) -> str:
 def _line(key: str, label: str, cells: Sequence[Cell], hit: bool) -> str:
     losses = " | ".join(f"{c.ratio:.3f} ± {c.error:.3f}{'' if c.harmless else ' worse'}" for c in cells)
     values = ", ".join(f"{cell.value:.2g}" for cell in cells)
-    return f"| {label} ({key}) | {losses} | {values} | {_verdict(hit)} |"
+    right = ", ".join("-" if cell.right is None else f"{100 * cell.right:.0f} %" for cell in cells)
+    return f"| {label} ({key}) | {losses} | {values} | {right} | {_verdict(hit)} |"
 
 
 def _verdict(hit: bool) -> str:
@@ -204,7 +207,7 @@ def _verdict(hit: bool) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", default="real", help=f"{', '.join(GROUPS)} or some of {','.join(WORKLOADS)}")
-    parser.add_argument("--rows", default=",".join(ROWS), help=f"some of {','.join(ROWS)}")
+    parser.add_argument("--rows", default="all", help=f"{', '.join(ROW_GROUPS)} or some of {','.join(ROWS)}")
     parser.add_argument("--arms", default="4,8", help="K, several by commas")
     parser.add_argument("--seeds", default="0,1,2", help="that score")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
@@ -226,7 +229,7 @@ def parsed(words: list[str] | None = None) -> tuple[Plan, argparse.Namespace]:
     parser = _parser()
     given = parser.parse_args(words)
     names = [name for word in given.workloads.split(",") for name in GROUPS.get(word, [word])]
-    rows = given.rows.split(",")
+    rows = [name for word in given.rows.split(",") for name in ROW_GROUPS.get(word, [word])]
     if not {*names} <= {*WORKLOADS}:
         parser.error(
             f"--workloads must be {', '.join(GROUPS)} or some of {','.join(WORKLOADS)}, but got {given.workloads}"
@@ -261,15 +264,12 @@ def main(words: list[str] | None = None) -> None:
         print("\n".join(table(plan.folder, plan.workloads)))
         return
     torch.set_num_threads(1)  # a second thread on a busy core slows small tensors down by far
-    if given.processes > 1:
-        own = without(words, "--processes", "--workloads", "--seconds")
-        sys.exit(in_processes(Path(__file__).resolve(), own, plan.workloads, given.processes, plan.until))
-    for name in plan.workloads:
-        if time.time() > plan.until:
-            print(f"{name}: no time left", flush=True)
-            continue
+
+    def one(name: str) -> None:
         print(run_workload(plan, WORKLOADS[name]).path, flush=True)
         tidy()
+
+    run_each(Path(__file__).resolve(), words, plan.workloads, given.processes, plan.until, one)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from virtual_runs import places
 
 from hdet.algorithm.assignment import permutation
 from hdet.algorithm.controller import Controller
+from hdet.algorithm.plain_algebra import dot
 from hdet.algorithm.signals import comparable
 from hdet.algorithm.spread import levels
 from hdet.tasks.streams import generator_of
@@ -56,6 +57,8 @@ class Group(Protocol):
     """Of the arms, in the round that comes."""
     best: int | None
     """The arm that stands for the run; None: their mean does."""
+    slopes: list[float]
+    """Of the signal per spread, round by round; below 0, more is better. None where arms do not differ."""
 
     @property
     def value(self) -> float:
@@ -82,6 +85,7 @@ class Explorers:
 
     def __init__(self, method: Method, knob: Knob, start: float, arms: int, seed: int) -> None:
         self._method, self._arms, self._seed, self._k = method, arms, seed, 0
+        self.slopes: list[float] = []
         self._spec = knob.spec(method.spread)
         self.value = self._spec.start(start)
         self._state = method.controller.init(1) if method.controller is not None else None
@@ -90,8 +94,11 @@ class Explorers:
     def end_round(self, signals: Sequence[float]) -> None:
         """Move the base, and fan out again."""
         seen = comparable(signals)
-        if self._method.controller is not None and seen is not None:
-            seen = _centred_pairs(seen) if self._method.paired else seen
+        if seen is not None and self._method.paired:
+            seen = _centred_pairs(seen)
+        if seen is not None and self._method.spread > 0:
+            self.slopes.append(dot(self._places, seen) / dot(self._places, self._places))
+        if seen is not None and self._method.controller is not None:
             if self._method.shuffled:
                 order = torch.randperm(self._arms, generator=generator_of("placebo", self._seed, self._k)).tolist()
                 seen = [seen[r] for r in order]
@@ -116,7 +123,7 @@ class Population:
         spec = knob.spec(method.spread)
         base = spec.start(start)
         self._knob, self._generator = knob, generator_of("population", seed, arms)
-        self.values = [spec.value(base, x) for x in levels(arms)]
+        self.values, self.slopes = [spec.value(base, x) for x in levels(arms)], []
         self.best: int = arms // 2
 
     @property
@@ -144,8 +151,8 @@ def group_of(method: Method, knob: Knob, start: float, arms: int, seed: int) -> 
 def antithetic(arms: int, seed: int, k: int) -> list[float]:
     """Places of pairs (0, 1), (2, 3) ...: opposite within a pair, dealt anew in every round.
 
-    >>> [round(x, 2) for x in antithetic(4, seed=0, k=1)]
-    [0.33, -0.33, 1.0, -1.0]
+    >>> sorted(round(x, 2) for x in antithetic(4, seed=0, k=1))
+    [-1.0, -0.33, 0.33, 1.0]
     """
     sizes = levels(arms)[arms // 2 :]
     dealt = [sizes[i] for i in permutation(seed, k, 0, arms // 2)]

@@ -21,6 +21,9 @@ NEAR, ERRORS, ENOUGH, WORTH = 1.03, 2.0, 4, 1.05
 """The target: within 3 % of the best fixed value's loss from every start, never worse than staying at the guess by more
 than two standard errors, on four workloads of six; a workload counts if its knob is worth 5 %."""
 
+OFF = 1.5
+"""A value is off that is further than this factor from the best."""
+
 
 class Cell(NamedTuple):
     """A row from one start."""
@@ -34,6 +37,8 @@ class Cell(NamedTuple):
     excess_error: float
     value: float
     """At the end over the best one, on the knob's own scale; geometric mean over seeds."""
+    right: float | None
+    """Of the rounds in which the value was off: the share whose signal pointed to the best; None if there are none."""
 
     @property
     def near(self) -> bool:
@@ -57,7 +62,9 @@ def score(content: Mapping[str, Any], row: str, knob: Knob) -> list[Cell]:
         excess = [(a - g) / b if a < math.inf else math.inf for a, g, b in zip(own, guess, best, strict=True)]
         values = [found["found"][place][found["seeds"].index(seed)] for seed in seeds]
         over = math.exp(fmean(math.log(knob.over(value, content["best"]["value"])) for value in values))
-        cells.append(Cell(start, fmean(ratios), standard_error(ratios), fmean(excess), standard_error(excess), over))
+        errors = standard_error(ratios), standard_error(excess)
+        right = _right(found, place, knob, content["best"]["value"])
+        cells.append(Cell(start, fmean(ratios), errors[0], fmean(excess), errors[1], over, right))
     return cells
 
 
@@ -66,6 +73,18 @@ def _finals(row: Mapping[str, Any], place: int, seeds: Sequence[int]) -> list[fl
     curves = row["curves"][place]
     ends = [curves[row["seeds"].index(seed)][-1] for seed in seeds]
     return [math.inf if end is None else end for end in ends]
+
+
+def _right(row: Mapping[str, Any], place: int, knob: Knob, best: float) -> float | None:
+    if not row["slopes"]:
+        return None
+    pointed = []
+    for path, slopes in zip(row["paths"][place], row["slopes"][place], strict=True):
+        for value, slope in zip(path, slopes, strict=False):  # a path ends with the value after the last round
+            above = knob.over(value, best)
+            if not 1 / OFF < above < OFF:
+                pointed.append((slope > 0) == (above > 1))
+    return fmean(pointed) if pointed else None
 
 
 def standard_error(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from knobs.arms import Arms
 from knobs.groups import Explorers, Method, Population
-from knobs.rows import METHODS, PLAIN, STARTS, bench_of, choose, explored, plain
+from knobs.rows import LISTENING, METHODS, PLAIN, STARTS, bench_of, choose, explored, plain
 from knobs.score import meets, score
 from knobs.stack import KnobBench
 from knobs.workloads import DROPOUT, MINI, REAL, REST, WORKLOADS, KnobWorkload, smoothed_loss, warped
@@ -44,10 +44,10 @@ def content(folder: Path, name: str) -> dict[str, Any]:
 
 
 def test_every_row_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--workloads mini-dropout --arms 2,4 --seeds 0,1 --steps 6 --points 3"
+    words = "--workloads mini-dropout --arms 4 --seeds 0,1 --steps 6 --points 3 --rows all,mean-6-pairs"
     run(words, tmp_path)
     found = content(tmp_path, "mini-dropout")
-    wanted = {PLAIN, *(f"{name}/{arms}" for name in METHODS for arms in (2, 4))}
+    wanted = {PLAIN, *(f"{name}/4" for name in METHODS if name not in LISTENING), "mean-6-pairs/4"}
     assert {*found["rows"]} == wanted
     for row in found["rows"].values():
         assert all(math.isfinite(loss) for start in row["curves"] for curve in start for loss in curve)
@@ -64,7 +64,7 @@ def test_every_row_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", [workload.name for workload in REAL])
 def test_every_workload_trains(name: str, tmp_path: Path) -> None:
-    run(f"--workloads {name} --rows plain,normalised --arms 2 --seeds 0 --steps 2 --points 1", tmp_path)
+    run(f"--workloads {name} --rows plain,normalised --arms 2 --seeds 0 --steps 3 --points 1", tmp_path)
     found = content(tmp_path, name)["rows"]
     assert all(math.isfinite(curve[-1]) for row in found.values() for start in row["curves"] for curve in start)
     assert found[PLAIN]["samples"] == found["normalised/2"]["samples"]
@@ -183,6 +183,15 @@ def test_the_placebo_shuffles() -> None:
     assert len({*map(tuple, spy.seen)}) > 5
     means = [sum(signals[r] for signals in spy.seen) / 20 for r in range(4)]
     assert max(means) - min(means) < 1.5
+
+
+def test_slopes_are_those_of_the_signals_as_they_are() -> None:
+    for shuffled in (False, True):
+        group = Explorers(Method("", None, spread=0.5, shuffled=shuffled), DIGITS.knob, 1.0, arms=4, seed=0)
+        for _ in range(5):
+            group.end_round([3.0 * math.log(value) / 0.5 for value in group.values])
+        assert group.slopes == pytest.approx([3.0] * 5)
+        assert group.value == 1.0
 
 
 def test_pairs_stand_opposite_and_are_compared_with_each_other_alone() -> None:
@@ -329,7 +338,10 @@ def file_of(row: list[list[float | None]], values: list[list[float]]) -> dict[st
     stayed = [[2.0] * 3, [1.0, 1.0, 1.0], [3.0] * 3]
 
     def made(losses: list[Any], found: list[list[float]]) -> dict[str, Any]:
-        return {"seeds": [0, 1, 2], "curves": [[[9.0, x] for x in start] for start in losses], "found": found}
+        curves = [[[9.0, x] for x in start] for start in losses]
+        paths = [[[0.1, 1.2, 10.0, value] for value in start] for start in found]
+        slopes = [[[-1.0, 1.0, -1.0] for _ in start] for start in found]
+        return {"seeds": [0, 1, 2], "curves": curves, "found": found, "paths": paths, "slopes": slopes}
 
     rows = {PLAIN: made(stayed, [[0.1] * 3, [1.0] * 3, [10.0] * 3]), "a": made(row, values)}
     return {"best": {"value": 1.0}, "rows": rows}
@@ -341,6 +353,7 @@ def test_scores() -> None:
     assert [cell.start for cell in good] == list(STARTS)
     assert [cell.ratio for cell in good] == pytest.approx([1.02, 1.0, 1.01])
     assert good[0].value == pytest.approx(1.0)
+    assert good[0].right == 0.5  # at 0.1 the slope says more, at 10 too
     assert meets(good)
     far = score(file_of([[1.04] * 3, [1.0] * 3, [1.0] * 3], values), "a", DIGITS.knob)
     worse = score(file_of([[1.0] * 3, [1.02, 1.021, 1.022], [1.0] * 3], values), "a", DIGITS.knob)
