@@ -40,7 +40,6 @@ METHODS = {
     "normalised": _PROBED,
     "normalised-wide": _PROBED._replace(label="the same, factor 3", spread=math.log(3)),
     "normalised-long": _PROBED._replace(label="the same, 15 rounds", rounds=15),
-    "normalised-bold": _PROBED._replace(label="the same, caution 1", controller=Normalised(caution=1.0, longest=2.0)),
     "placebo": _PROBED._replace(label="the same, signals shuffled", shuffled=True),
     "paired": _PROBED._replace(label="the same, pairs of arms on the same batches", paired=True),
     "paired-long": _PROBED._replace(label="pairs, 6 rounds", paired=True, rounds=6),

@@ -1,4 +1,4 @@
-"""The workloads: six on the benchmark's data, and three so small that two cores train them."""
+"""The workloads: six on the benchmark's data, and four so small that two cores train them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["MINI", "REAL", "WORKLOADS", "Dropped", "KnobWorkload", "dropped_loss
 CONTEXT = 64
 WRONG_LABELS = 0.3
 
-DECAY = Knob("weight decay", "decay", "log", 0.1, (1e-6, 1e3))
+DECAY = Knob("weight decay", "decay", "log", 0.3, (1e-6, 1e3))
 COUPLED = Knob("weight decay", "decay", "log", 3e-3, (1e-7, 1.0))
 """A part of the gradient: times the rate and over 1 - momentum it is what AdamW's is."""
 DROPOUT = Knob("dropout", "loss", "logit", 0.3, (1e-3, 0.97))
@@ -257,7 +257,7 @@ REAL = (
     KnobWorkload(
         "augmentation", STRENGTH, "adamw", 1e-3, 1500, partial(images, "mnist", 300, CNN, warped_loss, 64, noise=(6,))
     ),
-    KnobWorkload("beta2", REST, "adamw", 3e-3, 600, partial(text, 200_000, 32)),
+    KnobWorkload("beta2", REST, "adamw", 1e-2, 600, partial(text, 200_000, 32)),
 )
 MINI = (
     KnobWorkload("mini-decay", DECAY, "adamw", 3e-3, 600, partial(digits, 100, _PLAIN)),
