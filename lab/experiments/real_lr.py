@@ -28,7 +28,7 @@ import torch
 from provenance import commit, library, versions
 from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
 from real.ledger import Ledger, log_test_run
-from real.processes import in_processes, without
+from real.processes import run_each
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
 from real.workloads import SPLITS, WORKLOADS
 from supply import Supply
@@ -265,15 +265,12 @@ def main(words: list[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
     plan, given = parsed(words)
     torch.set_num_threads(1)  # a second thread on a busy core slows small tensors down by far
-    if given.processes > 1:
-        own = without(words, "--processes", "--workloads", "--seconds")
-        sys.exit(in_processes(Path(__file__).resolve(), own, plan.workloads, given.processes, plan.until))
-    for name in plan.workloads:
-        if time.time() > plan.until:
-            print(f"{name}: no time left", flush=True)
-            continue
+
+    def one(name: str) -> None:
         print(run_workload(plan, WORKLOADS[name]).path, flush=True)
         tidy()
+
+    run_each(Path(__file__).resolve(), words, plan.workloads, given.processes, plan.until, one)
 
 
 if __name__ == "__main__":

@@ -78,9 +78,13 @@ class Stack:
 
     def loss(self, row: Tensor, batch: Batch) -> Tensor:
         """The loss of one run."""
+        return self.task.loss(self.model_of(row), batch)
+
+    def model_of(self, row: Tensor) -> torch.nn.Module:
+        """The model with the weights of one run, for ``task.loss(model, batch)``: it can be called, and no more."""
         parts = torch.split(row, [piece.size for piece in self.layout])
         weights = {piece.name: part.view(piece.shape) for piece, part in zip(self.layout, parts, strict=True)}
-        return self.task.loss(_Functional(self._model, weights), batch)  # type: ignore[arg-type]
+        return _Functional(self._model, weights)  # type: ignore[return-value]
 
     def gradients(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradients like ``theta`` and losses [seed, configuration]; the batch has one row per seed."""
@@ -98,7 +102,7 @@ class Stack:
 
 
 class _Functional:
-    """A model with other weights, for ``task.loss(model, batch)``."""
+    """A model with other weights."""
 
     def __init__(self, model: torch.nn.Module, weights: dict[str, Tensor]) -> None:
         self._model, self._weights = model, weights

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from shapes import Factors
-from stacked import Optimizer, Stack, captured, tf32
+from stacked import Batch, Optimizer, Stack, captured, tf32
 from supply import Supply
 from torch import Tensor
 
 from lab.tasks import Task
 from real.optimizers import update_of
 
-__all__ = ["EVALUATIONS", "Bench", "Blocks", "Outcome", "Validator", "evaluated_at"]
+__all__ = ["EVALUATIONS", "Bench", "Blocks", "Outcome", "Validator", "evaluated_at", "mean_losses"]
 
 EVALUATIONS = 20
 _TOGETHER = 16
@@ -130,13 +130,18 @@ class Validator:
         self._replay()
         return self._losses.clone()
 
-    @torch.no_grad()
     def _run(self) -> None:
-        loss = torch.func.vmap(self._stack.loss, (0, None))
-        rows = self._rows.flatten(0, 1).split(_TOGETHER)
-        with tf32(False):
-            means = [torch.cat([loss(part, batch).double() for part in rows]) for batch in self._batches]
-        self._losses.copy_(torch.stack(means).mean(0).view_as(self._losses))
+        self._losses.copy_(mean_losses(self._stack, self._rows, self._batches))
+
+
+@torch.no_grad()
+def mean_losses(stack: Stack, theta: Tensor, batches: Sequence[Batch]) -> Tensor:
+    """Losses [seed, configuration] of some runs over batches that lie on the device, in full fp32."""
+    loss = torch.func.vmap(stack.loss, (0, None))
+    rows = theta.flatten(0, 1).split(_TOGETHER)
+    with tf32(False):
+        means = [torch.cat([loss(part, batch).double() for part in rows]) for batch in batches]
+    return torch.stack(means).mean(0).view(theta.shape[:2])
 
 
 class Blocks:

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["in_processes", "without"]
+__all__ = ["in_processes", "run_each", "without"]
 
 GRACE = 120.0
 """Seconds after the end for the pass that was begun before it."""
@@ -53,3 +53,17 @@ def without(words: Sequence[str], *options: str) -> list[str]:
         else:
             kept.append(word)
     return kept
+
+
+def run_each(
+    script: Path, words: list[str], workloads: Sequence[str], together: int, until: float, one: Callable[[str], None]
+) -> None:
+    """``one`` for each workload until the time is over; or, if some are run together, ``script`` for each."""
+    if together > 1:
+        own = without(words, "--processes", "--workloads", "--seconds")
+        sys.exit(in_processes(script, own, workloads, together, until))
+    for name in workloads:
+        if time.time() > until:
+            print(f"{name}: no time left", flush=True)
+            continue
+        one(name)

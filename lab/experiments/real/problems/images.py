@@ -19,7 +19,7 @@ from real.models.weights import drawn
 from real.pools import Noised, Rows, Views, frozen, held_out
 from real.task import RealTask
 
-__all__ = ["autoencoder", "classes", "denoiser", "painted", "pairs", "vae"]
+__all__ = ["autoencoder", "bright", "classes", "denoiser", "mislabelled", "painted", "pairs", "vae"]
 
 
 def classes(
@@ -27,7 +27,7 @@ def classes(
 ) -> RealTask:
     """Which of ten classes; a share of the labels may be ``wrong``."""
     found = load_or_stand_in(data, synthetic)
-    labels = _mislabelled(found["train_labels"], wrong)
+    labels = mislabelled(found["train_labels"], wrong)
     return RealTask(
         name,
         Rows((found["train_images"], labels)),
@@ -40,7 +40,7 @@ def classes(
 
 def _class_loss(model: nn.Module, batch: Batch) -> Tensor:
     images, labels = batch
-    return cross_entropy(model(_bright(images)), labels.long())
+    return cross_entropy(model(bright(images)), labels.long())
 
 
 # Without labels ------------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def pairs(name: str, synthetic: bool) -> RealTask:
 
 
 def _pair_loss(model: nn.Module, batch: Batch) -> Tensor:
-    logits = model(*map(_bright, batch))
+    logits = model(*map(bright, batch))
     own = torch.arange(len(logits), device=logits.device)
     return (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
 
@@ -158,12 +158,12 @@ def _noise_loss(model: nn.Module, batch: Batch) -> Tensor:
     return (model(noisy, log_strength) - noise).square().mean()
 
 
-def _bright(images: Tensor) -> Tensor:
+def bright(images: Tensor) -> Tensor:
     """One channel, around 0."""
     return (images[:, None].float() / 255 - 0.3) / 0.3
 
 
-def _mislabelled(labels: Tensor, share: float) -> Tensor:
+def mislabelled(labels: Tensor, share: float) -> Tensor:
     """A share of the labels is drawn anew, always the same ones; a tenth of these happen to be right."""
     generator = generator_of("wrong labels")
     fresh = torch.randint(10, labels.shape, generator=generator, dtype=labels.dtype)

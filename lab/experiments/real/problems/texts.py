@@ -30,6 +30,7 @@ __all__ = [
     "experts",
     "fine_tuned",
     "gpt",
+    "next_loss",
     "text_gru",
     "text_lstm",
     "words",
@@ -168,7 +169,7 @@ def _text(
     found: Mapping[str, Tensor], name: str, length: int, build: Build, batch_size: int, clip: float | None = None
 ) -> RealTask:
     validation = held_out(Windows(found["test_text"], length).all(), 512, 128)
-    return RealTask(name, Windows(found["train_text"], length), validation, build, _next_loss, batch_size, clip)
+    return RealTask(name, Windows(found["train_text"], length), validation, build, next_loss, batch_size, clip)
 
 
 def bach(name: str, synthetic: bool) -> RealTask:
@@ -178,12 +179,12 @@ def bach(name: str, synthetic: bool) -> RealTask:
         Chords(Windows(found["train_notes"], CHORD_STEPS)),
         held_out(Windows(found["test_notes"], CHORD_STEPS).all(), 512, 256),
         lambda generator: drawn(ChordGRU(NOTES), generator),
-        _next_loss,
+        next_loss,
         batch_size=64,
     )
 
 
-def _next_loss(model: nn.Module, batch: Batch) -> Tensor:
+def next_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Every number of a window but the first is predicted from those before it."""
     window = batch[0].long()
     return cross_entropy(model(window[:, :-1]).flatten(0, -2), window[:, 1:].flatten())
