@@ -2,7 +2,7 @@
 
     python lab/experiments/knobs_real.py --workloads real --rows plain --arms 4        # the grid and the guesses first
     python lab/experiments/knobs_real.py --workloads dropout,beta2 --rows normalised,placebo --arms 8 --seconds 500
-    python lab/experiments/knobs_real.py --workloads real --rows listening --arms 8    # which signal points to the best?
+    python lab/experiments/knobs_real.py --workloads real --rows listening --arms 8    # which signal points right?
     python lab/experiments/knobs_real.py --workloads mini --arms 4                     # digits, for two cores
     python lab/experiments/knobs_real.py --table                                       # PASS or MISS
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hdet.checkpoint import file as checkpoint_file
+from hdet.checkpoint import saving
 from hdet.distributed.group import Distributed
 from hdet.journal import Journal
-from hdet.schedulers import checkpoint_file, saving
 from tests.faults.disks import SPOILS, spoil
 
 __all__ = ["POINTS", "Trap"]

@@ -16,8 +16,8 @@ from virtual_runs import places
 from hdet.ensemble.controller import Controller, comparable
 from hdet.ensemble.design import levels, permutation
 from hdet.ensemble.plain_algebra import dot
-from hdet.tasks.streams import generator_of
 from knobs.task import Knob
+from lab.tasks.streams import generator_of
 
 __all__ = ["Explorers", "Group", "Method", "Population", "antithetic", "group_of"]
 

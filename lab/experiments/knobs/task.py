@@ -12,7 +12,7 @@ from real.task import RealTask
 from torch import Tensor, nn
 
 from hdet.ensemble.knob import KnobSpec, scale_named
-from hdet.tasks.task import Batch
+from lab.tasks.task import Batch
 
 __all__ = ["Knob", "KnobTask", "TrainedLoss"]
 

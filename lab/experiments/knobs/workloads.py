@@ -18,9 +18,9 @@ from real.problems.texts import next_loss
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, grid_sample, log_softmax, relu
 
-from hdet.tasks.streams import generator_of
-from hdet.tasks.task import Batch
 from knobs.task import Knob, KnobTask, TrainedLoss
+from lab.tasks.streams import generator_of
+from lab.tasks.task import Batch
 
 __all__ = ["MINI", "REAL", "WORKLOADS", "Dropped", "KnobWorkload", "dropped_loss", "smoothed_loss", "warped"]
 

@@ -1,4 +1,4 @@
-"""lab/experiments/knobs_real.py: every row runs on a small problem, sees as many samples, and does what its name says."""
+"""lab/experiments/knobs_real.py: every row runs, sees as many samples, and does what its name says."""
 
 from __future__ import annotations
 
