@@ -40,7 +40,7 @@ IMAGES = ROOT / "docs" / "images"
 FRONT = {
     "auto": '**hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate',
     "auto-alone": "the same by `scheduler.step()`, without a loss",
-    "onecycle": "torch's OneCycleLR from six rates between, as given",
+    "onecycle": "torch's OneCycleLR at each of six guesses, 1/1000 to 100 times the best rate",
     "customary": "torch's OneCycleLR at the optimizer's customary rate",
     "finder": "a range test, then OneCycle at its suggestion",
     "schedulefree": "Schedule-Free, its default rate",

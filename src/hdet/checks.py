@@ -73,7 +73,7 @@ def is_finite(value: object) -> bool:
 
 
 def is_one_of(value: object, words: Collection[str | None]) -> bool:
-    """Whether it is one of some words. An array is none, and does not say so by itself."""
+    """Whether it is one of some words. An array is not, though ``==`` would compare each of its elements."""
     return (value is None or isinstance(value, str)) and value in words
 
 

@@ -18,9 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import hdet
 from hdet.checkpoint import file as checkpoint_file
 from tests.checkpoint.searching import Searching
-from tests.threads import one_thread  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def network(seed: int = 0) -> nn.Module:

@@ -1,6 +1,3 @@
 """What every test of the command line needs."""
 
 import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
-from tests.threads import one_thread
-
-__all__ = ["one_thread"]

@@ -8,9 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from tests.examples.launch import ROOT
-from tests.threads import one_thread
-
-__all__ = ["one_thread"]
 
 sys.path.append(str(ROOT / "lab" / "experiments"))
 

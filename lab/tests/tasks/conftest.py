@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
-from tests.threads import one_thread
 
 from lab.tasks import Task, task_named
-
-__all__ = ["one_thread"]
 
 SMALL = {
     "feed": {"users": 64, "items": 64, "history": 4, "width": 8, "depth": 1, "batch_size": 16},

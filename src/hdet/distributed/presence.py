@@ -49,7 +49,7 @@ class Presence:
     def report(self) -> str:
         """In words: who has not come to the meeting where this rank is, and when each was last seen.
 
-        Where all have come, those are meant that do not notice that the meeting has failed, as this rank does.
+        If every rank has come, it names those that have not noticed that the meeting failed.
         """
         if self._store is None:
             return "Nobody knows who: torch does not tell where the ranks could have noted it."
