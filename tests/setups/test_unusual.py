@@ -18,6 +18,8 @@ from hdet.rollback.snapshots import START, Snapshots
 from tests.setups.problems import batch_of, final_loss, loss_of, network, train
 from tests.setups.runs import plain_loss, searching
 
+STEPS = 150
+
 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.filterwarnings("ignore::hdet.SearchWarning")
@@ -124,9 +126,6 @@ def test_a_layer_that_is_not_used_has_a_gradient_of_zero() -> None:
         for missing in (None, torch.zeros(2))
     ]
     assert found[0] == found[1] > 0
-
-
-STEPS = 150
 
 
 @pytest.mark.parametrize("long", [8, 10**6])

@@ -77,7 +77,7 @@ class Tally:
         }
 
     def reset(self) -> None:
-        """A new round begins. If steps were left out for no reason, this loop always does that: do not look any more."""
+        """A new round begins. A loop that leaves out steps for no reason is not looked at any more."""
         self._looks = self._looks and all(to_host(self._left_out))
         self._steps, self._scheduler_steps, self._left_out = 0, 0, []
 
