@@ -392,7 +392,8 @@ def test_a_resumed_run_goes_on_in_the_file_and_the_tracker_learns_the_names(tmp_
         chronicle = Chronicle(open_journal([path, writer]), {})
         if step:
             chronicle.resume(step, False)
-        chronicle.write(a_round(step // 2, step=step + 2, base=[1.0]), 1, ["lr[a]"])
+        record = a_round(step // 2, step=step + 2, base=[1.0], replicas=[{}], seconds={})
+        chronicle.write(record, ["lr[a]"], ended=0.0)
         chronicle.close()
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["kind"] for record in records] == ["header", "round", "resume", "round"]

@@ -77,6 +77,21 @@ def test_an_earlier_checkpoint_is_searched_on_from() -> None:
     assert search.found.found != found
 
 
+def test_a_run_that_has_ended_is_searched_on_from_an_earlier_checkpoint() -> None:
+    model, optimizer, scheduler = built(steps=60)
+    train(model, optimizer, scheduler, range(5))
+    early = copy.deepcopy(scheduler.state_dict())
+    train(model, optimizer, scheduler, range(5, 60))
+    scheduler.load_state_dict(early)
+    assert search_of(scheduler)._sampling is Sampling.SOME
+
+
+def test_a_pickled_search_is_equal_though_it_holds_no_numbers() -> None:
+    model, optimizer, scheduler = built()
+    train(model, optimizer, scheduler, range(5))
+    assert pickle.loads(pickle.dumps(search_of(scheduler))) == search_of(scheduler)
+
+
 def damaged(state: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
     return {**state, "hdet": {**state["hdet"], name: value}}
 

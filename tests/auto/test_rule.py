@@ -284,6 +284,18 @@ def test_where_it_was_the_data_the_rate_is_as_before() -> None:
     assert math.isnan(helped.state.slowed_from)
 
 
+def test_a_round_without_losses_does_not_forget_what_the_rate_was() -> None:
+    silent = after(after(SEARCHING, 5.0).state, blocks=()).state
+    assert silent.slowed_from == 0.0
+    assert after(silent, 5.0).event == HARDER
+
+
+def test_one_step_from_a_new_origin_sets_no_ceiling() -> None:
+    """Its gradient is taken at the origin itself: it can ask for nothing, and that says nothing."""
+    assert after(SEARCHING, stretch=1).state.ceiling == math.inf
+    assert math.isfinite(after(SEARCHING, stretch=2).state.ceiling)
+
+
 def test_a_run_that_cannot_go_back_slows_down_and_is_judged_from_there() -> None:
     state = RULE.remembering(SEARCHING, ())
     decision = after(state, 9.0)

@@ -108,7 +108,7 @@ class Elsewhere(Losses):
     def add(self, loss: float | torch.Tensor, step: int = 0) -> None:
         if isinstance(loss, torch.Tensor):
             self._store(loss)
-            self._steps.append(step)
+            self._device_steps.append(step)
         else:
             super().add(loss, step)
 
@@ -124,6 +124,17 @@ def test_losses_on_a_device_stay_there_until_they_are_read() -> None:
     assert losses.on_device() == []
     assert losses.values() == numbers
     assert losses.count == 150
+
+
+def test_losses_of_host_and_device_keep_their_steps() -> None:
+    losses = Elsewhere()
+    for step, loss in enumerate([torch.tensor(1.0), 2.0, torch.tensor(3.0), 4.0]):
+        losses.add(loss, step)
+    assert losses.count == 4
+    assert sorted(losses.saved()) == [[0, 1.0], [1, 2.0], [2, 3.0], [3, 4.0]]
+    assert losses.table(4) == Losses.loaded(losses.saved()).table(4)
+    losses.reset()
+    assert (losses.count, losses.ever) == (0, True)
 
 
 @pytest.mark.parametrize(

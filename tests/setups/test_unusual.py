@@ -158,7 +158,7 @@ def test_a_round_that_is_resumed_is_sampled_as_seldom_as_others() -> None:
     search: Any = scheduler._run
     sampled = 0
     for t in range(530, 620):
-        sampled += search._samples
+        sampled += search._sampler._is_due
         train(model, optimizer, scheduler, range(t, t + 1))
     assert sampled <= 12
 

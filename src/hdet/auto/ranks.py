@@ -32,7 +32,7 @@ __all__ = ["Gathered", "Ranks"]
 
 
 class Gathered(NamedTuple):
-    """What is known when a round ends; equal on all ranks."""
+    """What the ranks have shown each other when a round ends."""
 
     is_sound: bool
     """Whether all weights are finite, and no buffer is NaN."""

@@ -109,7 +109,7 @@ class Evidence(NamedTuple):
     """What is known when a round ends; equal on all ranks."""
 
     span: tuple[int, int]
-    """The steps of the schedule at which the round began and ended."""
+    """The last step of the schedule in the round, and the one after it."""
     steps: int
     """How many steps the optimizer made."""
     blocks: tuple[Block, ...] = ()
@@ -231,7 +231,8 @@ class Rule:
         if verdict is Verdict.ACQUITTED and math.isfinite(state.slowed_from):
             state = state._replace(ceiling=state.ceiling + state.slowed_from - state.level).at(state.slowed_from)
             event = "the data were harder: the rate is as before"
-        state = state._replace(slowed_from=math.nan)
+        if evidence.blocks:  # a round without losses says nothing about the one before it
+            state = state._replace(slowed_from=math.nan)
         if not falling:
             state = self._steered(state, evidence)
         return self._keeping(Decision(state, event=event), evidence.span[1])
@@ -249,7 +250,7 @@ class Rule:
         found = state._replace(phase=Phase.SEARCHING, level=0.0, peak=evidence.peak)
         if evidence.rates > 0:
             found = found._replace(pace=moved / evidence.rates, rate=evidence.rates / evidence.stretch)
-        rise = found.factor(evidence.span[1], c)
+        rise = found.rise(evidence.span[1], c)
         found = found.at(state.level + math.log(c.relative_step) - math.log(moved) - math.log(rise))
         if moved >= c.too_far:
             return Decision(found, Action.RESTART, event=again, anew=True)
@@ -265,7 +266,7 @@ class Rule:
         return raised >= c.raised and shorter >= max(raised**c.lags, c.wanders * evidence.stretch)
 
     def _ruined(self, state: State) -> Decision:
-        """Back to the weights of two rounds ago, at a third of the rate."""
+        """Back to the older of the two snapshots, at a third of the rate."""
         slowed = state.at(state.level - math.log(self.constants.slower))._replace(pace=math.nan)
         if not state.snapshots:
             course = state.course._replace(accused=math.nan, before=())  # these weights stay, and are the measure now
@@ -279,6 +280,8 @@ class Rule:
     def _steered(self, state: State, evidence: Evidence) -> State:
         """Raise the target as far as the gradients ask for it; where they do not, the rate has little left to rise."""
         if evidence.gradient == 0:  # the sum of rates has grown all the same, and with it the reach
+            return state
+        if evidence.stretch == 1:  # a single step from a new origin: there is no way yet along which to ask
             return state
         c, end = self.constants, evidence.span[1]
         q, most = c.shortness((self.total_steps or 3 * end) * evidence.steps_per_call), math.log(c.fastest)

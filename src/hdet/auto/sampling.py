@@ -43,6 +43,8 @@ class Sampler:
         """Steps that the optimizer has made ..."""
         self.begun = 0
         """... and had made when this round began."""
+        self.is_heard = False
+        """Whether a step came by the hook since the scheduler was stepped last; one that is replayed does not."""
         self._sampled_last = False
         """Whether the step that came last was sampled."""
         self._awaits_replay = False
@@ -80,6 +82,7 @@ class Sampler:
         if sampling is not Sampling.NONE:
             self._sample(optimizer, sampling)
         self.made += 1
+        self.is_heard = True
 
     def set_out(self, optimizer: Optimizer) -> None:
         """Before a step: where it begins is remembered. Layers may have been frozen or thawed since."""

@@ -24,7 +24,7 @@ from hdet.auto.ranks import Gathered, Ranks
 from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling
 from hdet.auto.saving import Held, Memory
-from hdet.auto.telling import lost_words, record_of, warning_of
+from hdet.auto.telling import NO_LOSSES, lost_words, record_of, warning_of
 from hdet.checks import STATE_WORDS, check_run, check_state, count, flag, run_state, users_level
 from hdet.distributed.agreement import terms_of
 from hdet.distributed.group import Seat, arriving
@@ -51,7 +51,7 @@ class _Ending(NamedTuple):
 
     optimizer: Optimizer
     before: int
-    """The step of the schedule in the round."""
+    """The step of the schedule that was just made."""
     after: int
     """The step to come."""
     schedule: Callable[[int], list[float]]
@@ -69,7 +69,8 @@ class Search:
     Rounds count the optimizer's steps. Where a step is left out, as a GradScaler does, and where the scheduler is
     stepped more often, as Accelerate does, only the schedule moves.
 
-    Memory while it searches: the origin and the sum of gradients in fp32, a snapshot on the device and one on the host.
+    Memory while it searches: the origin and the sum of gradients in fp32, and two snapshots of weights, buffers and
+    optimizer state, one on the device and one on the host; until the first step is measured, that of the start.
 
     Args:
         rule: what is decided.
@@ -208,8 +209,8 @@ class Search:
             peak: the step at which its rising phase ends.
         """
         self.meeting.step(optimizer, before)
-        if loss is not None:
-            self.losses.add(loss, max(self._sampler.progress - 1, 0))
+        if loss is not None:  # of a step that was counted already, unless it was replayed from a graph
+            self.losses.add(loss, max(self._sampler.progress - self._sampler.is_heard, 0))
         if self.is_just_loaded:
             self._first_step_since_loading(before)
         self.ranks.meet(optimizer, before)
@@ -219,11 +220,13 @@ class Search:
         if after <= 0:  # SequentialLR sets the first rates
             self.take_over()
         elif self._hook.captured:
-            self._sampler.after_replay(optimizer, self._sampling)
+            if not self._sampler.is_heard:
+                self._sampler.after_replay(optimizer, self._sampling)
             self._await_replay(optimizer)
         elif self._sampler.made == 0 and self._sampling is not Sampling.NONE:
             self._keep_start(optimizer)
             self._sampler.set_out(optimizer)  # weights that move from here on without a step are moved by a graph
+        self._sampler.is_heard = False
         if self._round_ends(after):
             self._end_round(_Ending(optimizer, before, after, schedule, peak()))
 
@@ -255,7 +258,7 @@ class Search:
             span, length = (end.before, end.after), self._sampler.progress
             gathered = self.ranks.gather(end.optimizer, span, measure, self.losses, length)
         clock.lap("gather")
-        evidence = self._evidence(end, gathered)
+        evidence = self._take_evidence(end, gathered)
         present = self._snapshots.present(end.optimizer)
         decision = self.rule.after_round(self.rule.remembering(self.found, present), evidence)
         self.memory.is_falling = evidence.shape < self.rule.constants.falling
@@ -280,7 +283,7 @@ class Search:
         """The group whose rate stands for all."""
         return min(self._groups)
 
-    def _evidence(self, end: _Ending, gathered: Gathered) -> Evidence:
+    def _take_evidence(self, end: _Ending, gathered: Gathered) -> Evidence:
         measured, steps = gathered.measured, self._sampler.progress
         then, now = (end.schedule(t)[self._lead] for t in (end.before, end.after))
         sign = direction(end.optimizer.param_groups[g] for g in self._groups)
@@ -329,9 +332,10 @@ class Search:
         """People, of what they must know at once; that losses are missing, once."""
         searches, known = self.found.phase is Phase.SEARCHING, self.memory.has_losses or self._has_told
         is_missing = searches and not known and self.memory.rounds > 1
-        text = warning_of(decision, t, is_missing=is_missing)
+        text = warning_of(decision, t)
+        if text is None and is_missing:
+            self._has_told, text = True, NO_LOSSES.format(step=t)
         if text is not None:
-            self._has_told = self._has_told or is_missing
             self._warn(text, SearchWarning)
 
     def _warn(self, text: str, kind: type[Warning]) -> None:
@@ -393,7 +397,7 @@ class Search:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
         self.meeting.resume()
-        self.is_just_loaded = True
+        self.is_just_loaded, self._is_finished = True, False
         self.chronicle.resume(t, mid_round=self._sampler.progress > 0)
 
     def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
@@ -422,7 +426,7 @@ class Search:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Search):
             return False
-        return self.state() == other.state() and self.chronicle.sink == other.chronicle.sink
+        return repr(self.state()) == repr(other.state()) and self.chronicle.sink == other.chronicle.sink
 
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 

@@ -10,9 +10,9 @@ from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evi
 from hdet.distributed.rollcall import RollCall
 from hdet.journal.chronicle import round_record
 
-__all__ = ["lost_words", "record_of", "warning_of"]
+__all__ = ["NO_LOSSES", "lost_words", "record_of", "warning_of"]
 
-_NO_LOSSES = (
+NO_LOSSES = (
     "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are no "
     "numbers. Give it: scheduler.step(loss)"
 )
@@ -65,8 +65,8 @@ def record_of(
     return {**record, "shape": now, "reach": reach, **story, "alarm": decision.alarm}
 
 
-def warning_of(decision: Decision, step: int, *, is_missing: bool) -> str | None:
-    """What people must know at once. ``is_missing``: losses are, and nobody has said so."""
+def warning_of(decision: Decision, step: int) -> str | None:
+    """What people must know at once."""
     if decision.alarm is not None:
         why, cure = decision.alarm, _CURES[decision.alarm]
         return f"{why}, at step {step}: the learning rate cannot be found, and the guess is kept to. {cure}"
@@ -75,7 +75,7 @@ def warning_of(decision: Decision, step: int, *, is_missing: bool) -> str | None
             f"training was ruined at step {step}: the weights of step {decision.rolled_back_to} are put back, and the "
             "rate is lowered. If the loss says nothing about the weights (as in GANs), give go_back=False, or no loss"
         )
-    return _NO_LOSSES.format(step=step) if is_missing else None
+    return None
 
 
 def lost_words(step: int, *, is_falling: bool) -> str:

@@ -315,8 +315,9 @@ class Run:
         if verdict is Verdict.ACQUITTED and not math.isnan(self.m_before):
             self.m, self.C = self.m_before, self.C * self.m_before / self.m
             event = "the data were harder: the rate is as before"
-        self.m_before = math.nan
-        if not self.falling and G != 0:
+        if blocks:
+            self.m_before = math.nan
+        if not self.falling and G != 0 and len(seen.eta) != 1:  # along a single step nothing can be asked
             self.steer(t, seen.reach / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa)
         self.keep(t)
         return event
@@ -351,7 +352,7 @@ class Run:
         return raised >= c.raised and shorter >= raised**c.lags and shorter >= c.wanders * n
 
     def ruined(self) -> str:
-        """To the copy of two rounds ago, at a third of the rate."""
+        """To the older of the two copies, at a third of the rate."""
         m = self.m
         self.set_m(m / c.slower)
         self.path, self.pace = [], math.nan

@@ -376,7 +376,7 @@ class Replicas:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Replicas):
             return False
-        return self.state() == other.state() and self.chronicle.sink == other.chronicle.sink
+        return repr(self.state()) == repr(other.state()) and self.chronicle.sink == other.chronicle.sink
 
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 

@@ -36,14 +36,16 @@ class Losses:
     @property
     def count(self) -> int:
         """Losses of this round."""
-        return len(self._steps)
+        return len(self._host_steps) + len(self._device_steps)
 
     def reset(self) -> None:
         """Forget the losses: a new round begins."""
-        self._ever = self._ever or bool(getattr(self, "_steps", ()))
-        self._steps: list[int] = []
-        """The step of the round that each loss belongs to."""
+        self._ever = self._ever or bool(getattr(self, "_host_steps", ()) or getattr(self, "_device_steps", ()))
         self._on_host: list[float] = []
+        self._host_steps: list[int] = []
+        """The step of the round that each of them belongs to ..."""
+        self._device_steps: list[int] = []
+        """... and of those on the device."""
         self._on_device: Tensor | None = None
         self._stored = 0
 
@@ -51,6 +53,7 @@ class Losses:
         """Add one loss, of a step of the round: a number or a tensor of one element."""
         if not isinstance(loss, Tensor):
             self._on_host.append(_number(loss))
+            self._host_steps.append(step)
         elif loss.numel() != 1 or loss.is_complex():
             raise ArgumentError(
                 f"a loss must be one real number, but got a tensor of shape {tuple(loss.shape)}, {loss.dtype}; "
@@ -58,15 +61,16 @@ class Losses:
             )
         elif loss.is_cpu or loss.is_meta:
             self._on_host.append(loss.item())
+            self._host_steps.append(step)
         else:
             self._store(loss)
-        self._steps.append(step)
+            self._device_steps.append(step)
 
     def _store(self, loss: Tensor) -> None:
         """On its device, at least in fp32; no float64: not every device has it."""
         room = self._on_device
         if room is None or room.device != loss.device:
-            self._on_host += self._read()
+            self._fetch()
             room = torch.empty(_FIRST_ROOM, device=loss.device, dtype=torch.promote_types(loss.dtype, torch.float32))
             self._on_device = room
         elif self._stored == len(room):
@@ -74,16 +78,19 @@ class Losses:
         room[self._stored].copy_(loss.detach().reshape(()))
         self._stored += 1
 
-    def _read(self) -> list[float]:
-        """Those on the device; nothing is left there. Synchronises."""
-        found: list[float] = self._on_device[: self._stored].tolist() if self._on_device is not None else []
-        self._on_device, self._stored = None, 0
-        return found
+    def _fetch(self) -> None:
+        """Take those on the device to the host. Synchronises if there are some."""
+        self.take(self._on_device[: self._stored].tolist() if self._on_device is not None else [])
 
     def values(self) -> list[float]:
         """All of the round. Synchronises host and device if some lie there."""
-        self._on_host += self._read()
+        self._fetch()
         return list(self._on_host)
+
+    def _pairs(self) -> list[tuple[int, float]]:
+        """Step and loss of each."""
+        values = self.values()
+        return list(zip(self._host_steps, values, strict=True))
 
     def mean(self) -> float:
         """Mean of the round's; NaN if there is none."""
@@ -91,7 +98,7 @@ class Losses:
 
     def saved(self) -> list[list[float]]:
         """Pairs of step and loss, for a checkpoint inside a round. Synchronises if some lie on a device."""
-        return [[step, loss] for step, loss in zip(self._steps, self.values(), strict=True)]
+        return [[step, loss] for step, loss in self._pairs()]
 
     @classmethod
     def loaded(cls, rows: Iterable[Sequence[float]]) -> Losses:
@@ -108,11 +115,12 @@ class Losses:
     def take(self, values: Sequence[float]) -> None:
         """The values of :meth:`on_device`, which were read already."""
         self._on_host += values
-        self._on_device, self._stored = None, 0
+        self._host_steps += self._device_steps
+        self._on_device, self._stored, self._device_steps = None, 0, []
 
     def table(self, length: int) -> list[float]:
         """:func:`table_of` the losses of a round of so many steps. Synchronises if some lie on a device."""
-        return table_of(zip(self._steps, self.values(), strict=True), length)
+        return table_of(self._pairs(), length)
 
 
 def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
