@@ -42,7 +42,7 @@ def test_rounds_are_those_of_a_search() -> None:
         p.grad = 0.1 * p.detach()
         optimizer.step()
         scheduler.step(float(p.detach().square().sum()))
-    assert search._ended == rounds(100)
+    assert search.memory.rounds == rounds(100)
     assert len(sampled) + 1 == looks(100)  # the first step is only looked at
 
 
