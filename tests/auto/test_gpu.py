@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hdet
+from hdet.auto.sampling import Sampling
 from hdet.auto.search import Search
 from tests.gpu import no_synchronising
 
@@ -43,6 +44,13 @@ def search_of(scheduler: hdet.OneCycleLR) -> Search:
     return search
 
 
+def _kind(search: Search) -> str:
+    """Of the step to come."""
+    if search._sampling is Sampling.NONE:
+        return "later"
+    return "sampled" if search._sampler._is_due else "not sampled"
+
+
 def test_a_step_launches_little_while_it_is_sampled_and_nothing_else() -> None:
     model = deep_model()
     plain = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -57,7 +65,7 @@ def test_a_step_launches_little_while_it_is_sampled_and_nothing_else() -> None:
     for t in range(390):
         loss = backward(model, t)
         if 150 <= t < 160 or t > 380:
-            kind = "later" if not search._looks else "sampled" if search._samples else "not sampled"
+            kind = _kind(search)
             counts[kind].append(launches(optimizer.step) - alone)
         else:
             optimizer.step()
