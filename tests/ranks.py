@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.patience import GROUP_PATIENCE, PATIENCE
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# torch._dynamo: the first optimizer imports it, which takes seconds that every rank would spend anew
+# What every rank would import anew; the first optimizer imports torch._dynamo, which takes seconds.
 CONTEXT.set_forkserver_preload(
     [
         "torch._dynamo",
@@ -31,6 +31,7 @@ CONTEXT.set_forkserver_preload(
         "tests.ranks",
     ]
 )
+_NOT_CONNECTED = "gloo cannot connect the ranks"
 
 
 class RankFailed(AssertionError):
@@ -43,8 +44,22 @@ def run_ranks(
     """Call ``fn(rank, *args)`` in ``n`` processes of one gloo group and return what each returned.
 
     ``fn`` must be importable (a function at the top of a test module). A rank that raises fails the test with the
-    tracebacks of all ranks; a rank that hangs is killed.
+    tracebacks of all ranks; a rank that hangs is killed. Where gloo cannot connect the ranks, which happens on a busy
+    machine before ``fn`` is called, they are started once more.
     """
+    answers = _answers(fn, n, args, timeout, group_timeout)
+    if any(_NOT_CONNECTED in text for ok, text in answers if not ok):
+        answers = _answers(fn, n, args, timeout, group_timeout)
+    failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
+    if failures:
+        raise RankFailed("\n".join(failures))
+    return [value for _, value in answers]
+
+
+def _answers(
+    fn: Callable[..., Any], n: int, args: tuple[Any, ...], timeout: float, group_timeout: float
+) -> list[tuple[bool, Any]]:
+    """Whether each rank has ended well, and what it returned, or why not."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         pipes, processes = [], []
@@ -56,17 +71,13 @@ def run_ranks(
             pipes.append(ours)
             processes.append(process)
         try:
-            answers = [_receive(pipe, timeout) for pipe in pipes]
+            return [_receive(pipe, timeout) for pipe in pipes]
         finally:
             for process in processes:
                 process.join(timeout=5)
                 if process.is_alive():
                     process.kill()
                     process.join()
-    failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
-    if failures:
-        raise RankFailed("\n".join(failures))
-    return [value for _, value in answers]
 
 
 def error_of(fn: Callable[[], Any]) -> Exception:
@@ -91,14 +102,12 @@ def _main(
     pipe: Connection, fn: Callable[..., Any], rank: int, n: int, store: str, group_timeout: float, args: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
+    patience = timedelta(seconds=group_timeout)
     try:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(store, n),
-            rank=rank,
-            world_size=n,
-            timeout=timedelta(seconds=group_timeout),
-        )
+        try:
+            dist.init_process_group("gloo", store=dist.FileStore(store, n), rank=rank, world_size=n, timeout=patience)
+        except RuntimeError as error:
+            raise RuntimeError(f"{_NOT_CONNECTED}: {error}") from error
         answer = True, fn(rank, *args)
     except BaseException:
         answer = False, traceback.format_exc()

@@ -18,9 +18,6 @@ from hdet.checkpoint import saving
 from tests.checkpoint.files import names
 from tests.models import batch, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
-from tests.threads import one_thread  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROUND, STEPS, WHOLE_BATCH = 5, 60, 12
 

@@ -15,9 +15,6 @@ import hdet
 from tests.checkpoint.searching import STEPS, Searching
 from tests.models import batch, make_optimizer, two_layer
 from tests.ranks import run_ranks
-from tests.threads import one_thread  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def cuts() -> list[int]:

@@ -13,9 +13,6 @@ from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, CosineAnneali
 
 import hdet
 from tests.models import batch, two_layer
-from tests.threads import one_thread  # noqa: F401
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS, THAWS, CUTS = 50, 22, (3, 11, 20, 27, 41)
 Parts = tuple[list[torch.optim.Optimizer], Any]

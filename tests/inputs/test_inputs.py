@@ -28,7 +28,6 @@ from tests.inputs.calls import CALLS, NOT_CALLED, Call, optimizer_of
 from tests.inputs.judge import complaint
 from tests.inputs.odd import ODD
 from tests.patience import PATIENCE
-from tests.threads import one_thread  # noqa: F401  # active where it is imported
 
 EXAMPLES = int(os.environ.get("HDET_INPUTS", "300"))
 

@@ -19,7 +19,6 @@ import hdet
 from tests.inputs.calls import CALLS, SCHEDULE, Call, optimizer_of
 from tests.inputs.judge import complaint
 from tests.inputs.odd import ODD
-from tests.threads import one_thread  # noqa: F401  # active where it is imported
 
 WITH_TORCHS = [call for call in CALLS if call.function is hdet.OneCycleLR]
 PLAIN = [call for call in WITH_TORCHS if call.right(Path())["max_lr"] != "auto"]
