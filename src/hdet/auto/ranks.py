@@ -10,20 +10,19 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.auto.measure import Measure, Measured
 from hdet.distributed.average import average_
-from hdet.distributed.group import Seat, Solo, arriving, gather_named
+from hdet.distributed.group import Seat, arriving, gather_named
 from hdet.distributed.host import read
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, RollCall, Shown, fingerprints_of
 from hdet.distributed.shards import resharded
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers
 from hdet.errors import DisagreementError
-from hdet.journal.chronicle import Chronicle
+from hdet.journal.chronicle import Chronicle, meet
 from hdet.parameters import put_back, trained_parameters
 from hdet.rollback.losses import Losses, merged
 from hdet.rollback.ruin import Block
@@ -78,25 +77,12 @@ class Ranks:
 
     def meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
-        if self.meeting.is_due:
-            self._chronicle.begin_round()
-            if self.seat.size > 1:
-                self._meet(optimizer, t)
-            else:
-                self.meeting.begin(Solo())
-                if dist.get_rank() > 0:  # another rank writes the journal
-                    self._chronicle.give_up()
-        if self.seat.size == 1:
-            self._chronicle.claim(Solo(), writes=True)
+        if self.meeting.is_due:  # every step asks
+            meet(self.meeting, self._chronicle, t, lambda: self._first_weights(optimizer), self.terms)
 
-    def _meet(self, optimizer: Optimizer, t: int) -> None:
+    def _first_weights(self, optimizer: Optimizer) -> Weights:
         self._body.first_weights(optimizer, needs_model=False)  # raises for what cannot be trained so
-        weights = _what_trains(optimizer)._replace(buffers=self._body.buffers())
-        with arriving("the first step, where the replicas meet"):
-            group, roll = self.meeting.first(t, self.terms, weights, keeps_journal=self._chronicle.is_kept)
-            if roll.writer is not None:
-                self._chronicle.claim(group, writes=roll.writer == group.rank)
-        self.meeting.begin(group)
+        return _what_trains(optimizer)._replace(buffers=self._body.buffers())
 
     # -- buffers --------------------------------------------------------------------------------------------------
 
@@ -122,9 +108,8 @@ class Ranks:
         if self.seat.size == 1 or not weights.buffers:
             yield
             return
-        self.meeting.refuse_nested()
         self.meet(optimizer, t)
-        with resharded(self._body.model), put_back(weights.tensors), self.meeting.consensus():
+        with self.meeting.consensus(), resharded(self._body.model), put_back(weights.tensors):
             self.average_buffers(t, Occasion.CONSENSUS)
             yield
 

@@ -27,7 +27,7 @@ from hdet.auto.saving import Held, Memory
 from hdet.auto.telling import NO_LOSSES, lost_words, record_of, warning_of
 from hdet.checks import STATE_WORDS, check_run, check_state, count, flag, run_state, users_level
 from hdet.distributed.agreement import terms_of
-from hdet.distributed.group import Seat, arriving
+from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion
 from hdet.distributed.shards import refresh, refuse_partitions, reshard, reshard_all
@@ -214,6 +214,8 @@ class Search:
         if self.is_just_loaded:
             self._first_step_since_loading(before)
         self.ranks.meet(optimizer, before)
+        if self.seat.size == 1:
+            self.chronicle.claim(Solo(), writes=True)
         self._hook.begin(optimizer, self, Search._before_step)  # a copy has no hook yet
         self._hook.step_is_over()
         self._is_finished = after >= (self.total_steps or math.inf)

@@ -125,14 +125,11 @@ class Meeting:
         known = NO_WEIGHTS if alone else weights  # nobody to compare with: do not read them
         return call(group, occasion, agreed, known, shown, expect_equal=expect_equal, values=values)
 
-    def refuse_nested(self) -> None:
-        """Raise inside :meth:`consensus`."""
-        if self.in_consensus:
-            raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
-
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Inside, this replica holds the replicas' mean, and may make no step."""
+        """Inside, this replica holds the replicas' mean, and may make no step. Not to be entered twice."""
+        if self.in_consensus:
+            raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
         self.in_consensus = True
         try:
             yield

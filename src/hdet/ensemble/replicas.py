@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,13 +22,13 @@ from hdet.distributed.group import ReplicaGroup, Seat, Solo, arriving, connect_a
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, RollCall, Shown
 from hdet.distributed.shards import hold_alike, local, refuse_partitions, resharded
-from hdet.distributed.weights import NO_WEIGHTS, Body, warn_without_ensemble
+from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, warn_without_ensemble
 from hdet.ensemble.converge import converge, refuse_diverged
 from hdet.ensemble.outer import Mean, OuterStep
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError, ResumeWarning, ShardedParametersError
-from hdet.journal.chronicle import Chronicle, Clock
+from hdet.journal.chronicle import Chronicle, Clock, meet
 from hdet.parameters import Rate, direction, put_back
 from hdet.rollback.losses import Losses
 
@@ -243,22 +242,13 @@ class Replicas:
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
-        if not self.meeting.is_due:
-            return
-        self.chronicle.begin_round()
-        if self.seat.size == 1:
-            self.meeting.begin(Solo())
-            if dist.get_rank() > 0:  # one arm of several ranks: one of them writes the journal
-                self.chronicle.give_up()
-            return
+        if self.meeting.is_due:  # every step asks
+            terms, agreed = self._terms(), self._begin_together
+            meet(self.meeting, self.chronicle, t, lambda: self._first_weights(optimizer), terms, agreed)
+
+    def _first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
-        weights = self._body.first_weights(optimizer, needs_model=True)
-        with arriving("the first step, where the replicas meet"):
-            group, roll = self.meeting.first(t, self._terms(), weights, keeps_journal=self.chronicle.is_kept)
-            self._begin_together(group, roll)
-            if roll.writer is not None:
-                self.chronicle.claim(group, writes=roll.writer == group.rank)
-        self.meeting.begin(group)
+        return self._body.first_weights(optimizer, needs_model=True)
 
     def _begin_together(self, group: ReplicaGroup, roll: RollCall) -> None:
         """One starting point for the outer step; for shards, the ranks that hold the same ones in other replicas."""
@@ -301,10 +291,9 @@ class Replicas:
         if self.seat.size == 1:
             yield
             return
-        self.meeting.refuse_nested()
         self._meet(optimizer, t)
         tensors = self._body.weights(optimizer).tensors
-        with resharded(self.model), put_back(tensors), self.meeting.consensus():
+        with self.meeting.consensus(), resharded(self.model), put_back(tensors):
             self.converge(optimizer, t, Occasion.CONSENSUS)
             yield
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+import torch.distributed as dist
+
 from hdet._version import __version__
-from hdet.distributed.group import ReplicaGroup
+from hdet.distributed.group import ReplicaGroup, Solo, arriving
+from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import RollCall
+from hdet.distributed.weights import Weights
 from hdet.errors import JournalError
 from hdet.journal import SCHEMA, Journal, Several, Sink
 
-__all__ = ["Chronicle", "Clock", "round_record"]
+__all__ = ["Chronicle", "Clock", "meet", "round_record"]
 
 
 class Clock:
@@ -182,6 +186,42 @@ class Chronicle:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _is_claimed=False)
+
+
+def meet(
+    meeting: Meeting,
+    chronicle: Chronicle,
+    t: int,
+    weights: Callable[[], Weights],
+    terms: Mapping[str, float],
+    agreed: Callable[[ReplicaGroup, RollCall], None] | None = None,
+) -> None:
+    """The ranks see each other for the first time: whether they agree, and who writes. Collective.
+
+    To be called where the meeting is due.
+
+    Args:
+        meeting: the ranks.
+        chronicle: the journal of this one.
+        t: the step.
+        weights: this rank's, checked; asked for when it has others to compare with.
+        terms: what must be equal on all ranks.
+        agreed: what else is to be made ready once they are.
+    """
+    chronicle.begin_round()
+    if meeting.seat.size == 1:
+        meeting.begin(Solo())
+        if dist.get_rank() > 0:  # of several ranks that are one replica, one writes the journal
+            chronicle.give_up()
+        return
+    own = weights()
+    with arriving("the first step, where the replicas meet"):
+        group, roll = meeting.first(t, terms, own, keeps_journal=chronicle.is_kept)
+        if agreed is not None:
+            agreed(group, roll)
+        if roll.writer is not None:
+            chronicle.claim(group, writes=roll.writer == group.rank)
+    meeting.begin(group)
 
 
 class _Pen:
