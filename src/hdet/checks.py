@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 _LONGEST = 200
+STATE_VERSION = 6
+STATE_WORDS = "the checkpoint's hdet state"
+_CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
 
 
 def is_int(value: object) -> bool:
@@ -106,11 +109,6 @@ def users_level() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "hdet":
         level, frame = level + 1, frame.f_back
     return level
-
-
-STATE_VERSION = 6
-STATE_WORDS = "the checkpoint's hdet state"
-_CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
 
 
 class Rule(NamedTuple):

@@ -38,6 +38,8 @@ __all__ = [
     "write_",
 ]
 
+Rate = float | Tensor
+
 
 def check_model(model: object, *, needed: bool = False) -> None:
     """Raise for what cannot be ``model=``."""
@@ -115,9 +117,6 @@ def refuse_other_shapes(parameters: Sequence[Tensor], saved: Sequence[Tensor]) -
 
 def _all(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-Rate = float | Tensor
 
 
 def put_rate(group: dict[str, Any], rate: Rate) -> None:

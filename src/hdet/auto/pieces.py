@@ -14,6 +14,14 @@ from hdet.parameters import parts_of, wide
 
 __all__ = ["Pieces", "Reading", "Vectors"]
 
+PIECE = 1 << 22
+"""Numbers of a piece, at most: two of them stay in a GPU's cache. A tensor that cannot be cut may be longer."""
+LARGE = 1 << 20
+"""A tensor of so many numbers is a piece of its own, and is read where it lies."""
+Vectors: TypeAlias = list[Tensor]
+"""One vector for each piece."""
+Value = TypeVar("Value")
+
 
 class Reading(NamedTuple):
     """What an optimizer makes of the gradients that its parameters hold."""
@@ -51,16 +59,6 @@ class Reading(NamedTuple):
             return None
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         return -dense if id(p) in self.turned else dense
-
-
-PIECE = 1 << 22
-"""Numbers of a piece, at most: two of them stay in a GPU's cache. A tensor that cannot be cut may be longer."""
-LARGE = 1 << 20
-"""A tensor of so many numbers is a piece of its own, and is read where it lies."""
-
-Vectors: TypeAlias = list[Tensor]
-"""One vector for each piece."""
-Value = TypeVar("Value")
 
 
 class _Part(NamedTuple):

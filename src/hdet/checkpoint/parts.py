@@ -24,6 +24,14 @@ from hdet.schedulers.loading import what_it_is
 __all__ = ["check_fits", "check_memory"]
 
 _SHOWN = 5
+_LONGEST, _LARGEST = 131, 131 * 131
+"""Of a small parameter: a dimension, and all numbers. Below 128 some optimizers remember something else; and a prime is
+not by chance the size of another thing."""
+_OF_DEVICES = {"fused": None, "foreach": None, "capturable": False}
+"""Options that change how a step is made but not what is remembered, as they are where no device is needed."""
+Kind = tuple[int, tuple[int, ...], torch.dtype]
+"""The group, the small shape and the type of a parameter: on these it depends what is remembered."""
+Memory = Mapping[str, Any]
 
 
 def check_fits(name: str, part: Any, state: Any) -> None:
@@ -102,17 +110,6 @@ def _check_scheduler(name: str, scheduler: LRScheduler, state: Any) -> None:
         )
     for number, (one, inside) in enumerate(zip(own, theirs, strict=True)):
         check_fits(f"{name}[{number}]", one, inside)
-
-
-_LONGEST, _LARGEST = 131, 131 * 131
-"""Of a small parameter: a dimension, and all numbers. Below 128 some optimizers remember something else; and a prime is
-not by chance the size of another thing."""
-_OF_DEVICES = {"fused": None, "foreach": None, "capturable": False}
-"""Options that change how a step is made but not what is remembered, as they are where no device is needed."""
-
-Kind = tuple[int, tuple[int, ...], torch.dtype]
-"""The group, the small shape and the type of a parameter: on these it depends what is remembered."""
-Memory = Mapping[str, Any]
 
 
 def check_memory(name: str, optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -11,6 +11,9 @@ from hdet.errors import ArgumentError
 
 __all__ = ["FACTOR_LIMITS", "SCALES", "KnobSpec", "Scale", "bounded_factor", "scale_named"]
 
+FACTOR_LIMITS = (1e-15, 1e15)
+"""Bounds of the learned factor m on a schedule: a guess may be wrong by many orders of magnitude."""
+
 
 class Scale(NamedTuple):
     r"""A coordinate u(h) of a knob's value h.
@@ -109,10 +112,6 @@ def _sigmoid(u: float) -> float:
         return 1.0 / (1.0 + math.exp(-u))
     e = math.exp(u)
     return e / (1.0 + e)
-
-
-FACTOR_LIMITS = (1e-15, 1e15)
-"""Bounds of the learned factor m on a schedule: a guess may be wrong by many orders of magnitude."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from hdet.journal import SCHEMA, Journal, Several, Sink
 
 __all__ = ["Chronicle", "Clock", "meet", "round_record"]
 
+_log = logging.getLogger("hdet")
+
 
 class Clock:
     """Starts when it is made."""
@@ -92,9 +94,6 @@ def _with_zeros(weights: list[float] | None, excluded: list[int]) -> list[float]
     for r in excluded:
         padded.insert(r, 0.0)
     return padded
-
-
-_log = logging.getLogger("hdet")
 
 
 class Chronicle:

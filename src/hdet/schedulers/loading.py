@@ -20,6 +20,20 @@ __all__ = ["check_schedule", "refuse_foreign", "tell_another_length", "watch_loa
 Face = TypeVar("Face")
 _watching: WeakSet[Any] = WeakSet()
 """Faces whose optimizer tells of being loaded."""
+_SHOWN = 8
+_KNOWN: tuple[tuple[str, set[str]], ...] = (
+    ("the content of a whole file of hdet.save", {"hdet", "states", "values"}),
+    ("a state of hdet.Ensemble", {"hdet", "plain_lrs"}),
+    ("a state of hdet.OneCycleLR", {"hdet", "_schedule_phases"}),
+    ("a state of torch's OneCycleLR", {"_schedule_phases", "total_steps"}),
+    ("a state of torch's CosineAnnealingLR", {"T_max", "eta_min"}),
+    ("a state of torch's LambdaLR", {"lr_lambdas"}),
+    ("a state of torch's ReduceLROnPlateau", {"num_bad_epochs"}),
+    ("a state of torch's SequentialLR", {"_schedulers", "_milestones"}),
+    ("a state of another scheduler", {"last_epoch"}),
+    ("a state of an optimizer", {"state", "param_groups"}),
+    ("a state of a GradScaler", {"scale", "growth_factor"}),
+)
 
 
 class _Loaded(Protocol):
@@ -59,22 +73,6 @@ def watch_loading(optimizer: Optimizer, face: Face, run: _Loaded, rewrite: Calla
     except AttributeError:  # a framework's wrapper that has no hooks: the next step() writes the values
         return
     _watching.add(face)
-
-
-_SHOWN = 8
-_KNOWN: tuple[tuple[str, set[str]], ...] = (
-    ("the content of a whole file of hdet.save", {"hdet", "states", "values"}),
-    ("a state of hdet.Ensemble", {"hdet", "plain_lrs"}),
-    ("a state of hdet.OneCycleLR", {"hdet", "_schedule_phases"}),
-    ("a state of torch's OneCycleLR", {"_schedule_phases", "total_steps"}),
-    ("a state of torch's CosineAnnealingLR", {"T_max", "eta_min"}),
-    ("a state of torch's LambdaLR", {"lr_lambdas"}),
-    ("a state of torch's ReduceLROnPlateau", {"num_bad_epochs"}),
-    ("a state of torch's SequentialLR", {"_schedulers", "_milestones"}),
-    ("a state of another scheduler", {"last_epoch"}),
-    ("a state of an optimizer", {"state", "param_groups"}),
-    ("a state of a GradScaler", {"scale", "growth_factor"}),
-)
 
 
 def what_it_is(state: Any) -> str:

@@ -43,6 +43,10 @@ _LEVELS = {
     **dict.fromkeys(("start_momentum", "end_momentum"), ("base_momentum", "max_momentum")),
 }
 """What a phase names, and what it may name."""
+_HIGHEST = torch.finfo(torch.float32).max
+"""No rate above it can be multiplied with gradients."""
+_DERIVED = ("initial_lr", "min_lr")
+"""Rates of a group that follow from its ``max_lr``."""
 
 
 def check_torch_state(state: Mapping[str, Any], optimizer: Optimizer) -> None:
@@ -162,12 +166,6 @@ def own_rates(scheduler: OneCycleLR) -> bool:
     groups = scheduler.optimizer.param_groups
     last = scheduler.get_last_lr()
     return len(last) == len(groups) and all(bool(group["lr"] == rate) for group, rate in zip(groups, last, strict=True))
-
-
-_HIGHEST = torch.finfo(torch.float32).max
-"""No rate above it can be multiplied with gradients."""
-_DERIVED = ("initial_lr", "min_lr")
-"""Rates of a group that follow from its ``max_lr``."""
 
 
 def check_steps(schedule: dict[str, Any], last_epoch: Any) -> None:
