@@ -169,6 +169,7 @@ class Run:
             tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
             sums.rates,
             self._stretch,
+            has_losses=self.losses,
         )
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state

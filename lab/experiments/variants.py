@@ -37,9 +37,8 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "shortest": (20, 80),
     "begin": (1e-5, 1e-2),
     "relative_step": (2.5e-3, 1e-2),
-    "too_far": (1e-3, 0.1),
     "heed": (1.8, 3.5),
-    "turn": (0.5, 0.7, 1.5),
+    "turn": (0.5, 1.0, 2.0),
     "ceiling": (10.0, 20.0),
     "fastest": (1.5, 3.0),
     "least_rise": (0.1, 1.0),
@@ -51,6 +50,7 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "wanders": (1.0, 9.0),
     "lost": (0.15, 0.6),
     "noise": (6.0, 24.0),
+    "doubted": (2.0, 4.0, 12.0),
     "BLOCKS": (4, 16),
     "shrink": (0.0, 0.2, 0.5),
 }
@@ -59,7 +59,7 @@ PARTS: dict[str, dict[str, float]] = {
     "never straight": {"turn": -math.inf},
     "no reach": {"heed": 1e-9},
     "no ceiling": {"ceiling": math.inf},
-    "never ruined": {"lost": math.inf, "noise": math.inf},
+    "never ruined": {"lost": math.inf, "noise": math.inf, "doubted": math.inf},
 }
 """The rule without a part."""
 ALONE, PLACEBO = "step() alone", "placebo"

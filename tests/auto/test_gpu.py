@@ -71,7 +71,7 @@ def test_a_step_launches_little_while_it_is_sampled_and_nothing_else() -> None:
             optimizer.step()
         scheduler.step(loss)
     assert all(counts.values()), counts
-    assert max(counts["sampled"]) <= 25, counts  # 82 parameters
+    assert max(counts["sampled"]) <= 27, counts  # 82 parameters
     assert max(counts["not sampled"] + counts["later"]) <= 1, counts  # the profiler's own
 
 

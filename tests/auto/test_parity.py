@@ -242,7 +242,7 @@ def test_steps_that_are_left_out_only_move_the_schedule(kind: str, skips: set[in
         pytest.param("sgd", [0.1], {10: 1e4}, [5], id="early"),
         pytest.param("momentum", [0.1, 0.3], {20: 1e4}, [13], id="in the search, two groups"),
         pytest.param("adam", [0.1], {45: 1e4}, [43], id="in the search, and Adam remembers"),
-        pytest.param("sgd", [0.1], {120: 1e4}, [104], id="after the peak"),
+        pytest.param("momentum", [0.1], {120: 1e4}, [104], id="after the peak"),
         pytest.param("adam", [0.1, 0.2], {120: 1e4}, [104], id="after the peak, and Adam remembers"),
         pytest.param("sgd", [0.1], {20: 1e4, 23: 1e5, 60: 1e4, 150: 1e4}, [13, 51, 124], id="again and again"),
     ],
@@ -310,7 +310,7 @@ def test_neither_unit_nor_zero_point_of_the_loss_matter(sign: float, offset: flo
 @pytest.mark.parametrize("kind", MU)
 @pytest.mark.parametrize("outliers", [{}, {60: 1e6}], ids=str)
 def test_without_a_loss_gradients_are_judged(kind: str, outliers: dict[int, float]) -> None:
-    story = both(kind, [0.01], 200, outliers=outliers, tells=lambda loss, t: None)
+    story = both(kind, [0.01], 600, outliers=outliers, tells=lambda loss, t: None)
     assert story[0] == FIRST
     assert any("rolled back" in event for event in story) == (bool(outliers) and kind != "adam")  # it has seen worse
 
@@ -324,7 +324,7 @@ def test_losses_of_some_steps_only(given: Callable[[int], bool]) -> None:
 
 def test_harder_data_are_acquitted() -> None:
     """From step 60 on the loss is higher by a thousand, whatever the weights."""
-    story = both("sgd", [0.01], 200, tells=lambda loss, t: loss + 1000 * (t >= 60))
+    story = both("sgd", [0.01], 600, tells=lambda loss, t: loss + 1000 * (t >= 60))
     assert HARDER in story
     assert sum("rolled back" in event for event in story) == 1
 
@@ -332,7 +332,7 @@ def test_harder_data_are_acquitted() -> None:
 @pytest.mark.parametrize("broken", [{0}, {3}, {30}, {30, 31, 32}], ids=str)
 def test_gradients_that_are_no_numbers(broken: set[int]) -> None:
     """SGD writes them into the weights: the search goes back."""
-    story = both("sgd", [0.01], 120, broken=broken)
+    story = both("sgd", [0.01], 120 if min(broken) < 30 else 600, broken=broken)
     back = {0: FIRST, 3: "ruined: rolled back to step 1", 30: "ruined: rolled back to step 25"}[min(broken)]
     assert story == [AGAIN if 0 in broken else FIRST, back]
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -175,6 +176,23 @@ def test_limits_by_hand() -> None:
         blocks = [Block(4.0 + rise, 1)] * 4
         assert judge(memory, blocks, falling=falling, limits=limits)[1] is verdict
         assert judge(memory, blocks, falling=falling, limits=Limits(lost=0.3, noise=math.inf))[1] is Verdict.FINE
+
+
+def test_where_gradients_say_the_same_three_deviations_are_enough() -> None:
+    """Sixty rounds of noise 0.1 at a level that falls from 2 to 1, then 1.8: most of the gain is lost, at five to
+    twelve deviations. Harder data look the same to losses alone."""
+    random, memory = Random(0), Memory()
+    for number in range(60):
+        level = 2.0 - min(number, 10) / 10
+        rows = [Block(level + random.gauss(0.0, 0.1), 1) for _ in range(8)]
+        memory, verdict = judge(memory, rows, falling=False, doubted=True)
+        assert verdict is Verdict.FINE
+    dead = [Block(1.8 + random.gauss(0.0, 0.1), 1) for _ in range(8)]
+    assert judge(memory, dead, falling=False, doubted=True)[1] is Verdict.RUINED
+    assert judge(memory, dead, falling=False)[1] is Verdict.FINE
+    assert judge(memory, dead, falling=True, doubted=True)[1] is Verdict.FINE
+    early = memory._replace(kinks=memory.kinks[:40])  # the noise is not well known yet
+    assert judge(early, dead, falling=False, doubted=True)[1] is Verdict.FINE
 
 
 def test_weights_that_explode_once_more_are_not_acquitted() -> None:

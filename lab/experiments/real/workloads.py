@@ -100,7 +100,7 @@ SEEN = (
 )
 TEST = (
     Workload("photos-vae", "test", "adamw", 1000, images.vae),
-    Workload("photos-denoiser", "test", "adam", 2500, images.denoiser),
+    Workload("photos-denoiser", "kin", "adam", 2500, images.denoiser),
     Workload("kjv-experts", "test", "adamw", 800, texts.experts),
     Workload("tunes-convolutions", "test", "momentum", 1500, texts.causal),
     Workload("kjv-words", "test", "adagrad", 1000, texts.words),

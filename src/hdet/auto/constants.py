@@ -32,9 +32,8 @@ class Constants(NamedTuple):
     by as much, one after which the weights are no numbers at a rate lower by as much (LOG, reach)."""
     relative_step: float = 5e-3
     """The second step moves the weights by this part of their norm, whatever the guess was (LOG, nothing to hand over).
-    It is more than half a unit in the last place of bf16, so it is not lost in rounding."""
-    too_far: float = 1e-2
-    """A first step that moved the weights by more than this part of their norm is undone (LOG, reach)."""
+    It is more than half a unit in the last place of bf16, so it is not lost in rounding. A first step that was longer
+    by ``fastest`` is undone."""
 
     # the length of the run
     shrink: float = 1 / 3
@@ -42,9 +41,9 @@ class Constants(NamedTuple):
     hand over; the same power was found for language models)."""
     heed: float = 2.5
     """The target is raised to q times this part of the reach (LOG, nothing to hand over)."""
-    turn: float = 1.0
+    turn: float = 1.5
     """While the way has turned by less than q times this, the target is raised whatever the reach: few steps cannot ask
-    for much (LOG, nothing to hand over)."""
+    for much (LOG, a network that dies)."""
     ceiling: float = 15.0
     """Once gradients ask for nothing more, the rate rises by at most q times this, and never has to fall (LOG, nothing
     to hand over)."""

@@ -132,6 +132,8 @@ class Evidence(NamedTuple):
     """... and how many these were."""
     made: int = 0
     """Steps that the optimizer has made in all; 0: as many as the schedule."""
+    has_losses: bool = True
+    """Whether ``blocks`` are losses; if not, sizes of gradients stand in their place."""
 
     @property
     def steps_per_call(self) -> float:
@@ -142,6 +144,14 @@ class Evidence(NamedTuple):
         """
         calls = self.span[1] - 1  # the call that is being made may be the first one after a step
         return (self.made - 1) / calls if self.made > 1 and calls > 0 else 1.0
+
+    @property
+    def asks(self) -> bool:
+        """Whether the reach says anything: gradients were sampled, on a way of more than a single step.
+
+        Without gradients the sum of rates has grown all the same, and with it the reach.
+        """
+        return self.gradient != 0 and self.stretch != 1
 
     @property
     def gradient(self) -> float:
@@ -223,7 +233,8 @@ class Rule:
         if self._lags(state, evidence):
             return self._alarmed(NOT_FOLLOWED)
         falling = evidence.shape < self.constants.falling
-        course, verdict = judge(state.course, evidence.blocks, falling=falling, limits=self.limits)
+        doubted = evidence.has_losses and evidence.asks and evidence.reach == -math.inf
+        course, verdict = judge(state.course, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
         state = state._replace(course=course)
         if verdict is Verdict.RUINED or not math.isfinite(evidence.moved):
             return self._ruined(state)
@@ -252,7 +263,7 @@ class Rule:
             found = found._replace(pace=moved / evidence.rates, rate=evidence.rates / evidence.stretch)
         rise = found.rise(evidence.span[1], c)
         found = found.at(state.level + math.log(c.relative_step) - math.log(moved) - math.log(rise))
-        if moved >= c.too_far:
+        if moved >= c.relative_step * c.fastest:
             return Decision(found, Action.RESTART, event=again, anew=True)
         return self._keeping(Decision(found, event=event, anew=True), evidence.span[1])
 
@@ -279,9 +290,7 @@ class Rule:
 
     def _steered(self, state: State, evidence: Evidence) -> State:
         """Raise the target as far as the gradients ask for it; where they do not, the rate has little left to rise."""
-        if evidence.gradient == 0:  # the sum of rates has grown all the same, and with it the reach
-            return state
-        if evidence.stretch == 1:  # a single step from a new origin: there is no way yet along which to ask
+        if not evidence.asks:
             return state
         c, end = self.constants, evidence.span[1]
         q, most = c.shortness((self.total_steps or 3 * end) * evidence.steps_per_call), math.log(c.fastest)

@@ -305,6 +305,7 @@ class Search:
             rates=measured.rates,
             stretch=measured.stretch,
             made=self._sampler.made,
+            has_losses=self.memory.has_losses,
         )
 
     def _act(self, decision: Decision, end: _Ending, gathered: Gathered) -> None:

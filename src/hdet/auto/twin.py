@@ -308,7 +308,9 @@ class Run:
             return self.first_step(t, q, G, seen.eta)
         if self.lags(q, seen.eta):
             return self.keep_to_guess("steps do not follow the rate")
-        self.course, verdict = judge(self.course, blocks, falling=self.falling)
+        asks = G != 0 and len(seen.eta) != 1  # along a single step nothing can be asked
+        doubted = self.has_losses and asks and seen.reach == 0
+        self.course, verdict = judge(self.course, blocks, falling=self.falling, doubted=doubted)
         if verdict is Verdict.RUINED or not math.isfinite(q):
             return self.ruined()
         event = None
@@ -317,7 +319,7 @@ class Run:
             event = "the data were harder: the rate is as before"
         if blocks:
             self.m_before = math.nan
-        if not self.falling and G != 0 and len(seen.eta) != 1:  # along a single step nothing can be asked
+        if not self.falling and asks:
             self.steer(t, seen.reach / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa)
         self.keep(t)
         return event
@@ -337,7 +339,7 @@ class Run:
         self.phase = "searching"
         self.set_m(self.m * c.relative_step / (q * self.settings.r(t)))
         self.pace, self.eta1 = q / math.fsum(eta), math.fsum(eta) / len(eta)
-        if q >= c.too_far:
+        if q >= c.relative_step * c.fastest:
             self.restart()
             return again
         self.keep(t)

@@ -6,6 +6,8 @@ was gained so far, *and* by more than single batches differ:
 
 .. math:: \text{level} - \text{level before} > \max(0.3 \cdot \text{gain},\ 12\,\sigma).
 
+Where gradients say so too, three deviations are enough: harder data do not turn them against the way so far.
+
 Gain and noise are differences of losses. So a constant added to the loss, its unit and its sign make no difference.
 
 Losses cannot tell ruined weights from harder data. After going back they can: data that are harder are so for the
@@ -35,7 +37,10 @@ class Limits(NamedTuple):
     lost: float = 0.3
     """This part of the gain; all of it while the schedule falls, since only an explosion may undo a trained model."""
     noise: float = 12.0
-    """So many noise deviations of a single step: harder data may be ten above easy ones."""
+    """So many noise deviations of a single step: harder data may be ten above easy ones ..."""
+    doubted: float = 3.0
+    """... and so many where the gradients, too, say that the way so far was wrong, and the noise is well known (LOG, a
+    network that dies)."""
 
 
 LIMITS = Limits()
@@ -96,13 +101,16 @@ class Course(NamedTuple):
         return max(usual, bits) * (1 + 5 / math.sqrt(count))
 
 
-def judge(course: Course, blocks: Sequence[Block], *, falling: bool, limits: Limits = LIMITS) -> tuple[Course, Verdict]:
+def judge(
+    course: Course, blocks: Sequence[Block], *, falling: bool, doubted: bool = False, limits: Limits = LIMITS
+) -> tuple[Course, Verdict]:
     """One round.
 
     Args:
         course: what is remembered.
         blocks: the round's losses; none where no loss was given.
         falling: whether the schedule falls.
+        doubted: whether the gradients say that the way so far was wrong.
         limits: what a round may lose.
 
     >>> course = Course()
@@ -123,7 +131,7 @@ def judge(course: Course, blocks: Sequence[Block], *, falling: bool, limits: Lim
     level = _lower_median([block.mean for block in recent])
     if math.isfinite(course.accused) and course.before and _is_as_bad_at_once(course, known):
         return course._replace(before=(level,), recent=known, latest=(), dark=dark, accused=math.nan), Verdict.ACQUITTED
-    if len(recent) >= FEWEST and _is_ruined(course, level, falling, limits):
+    if len(recent) >= FEWEST and _is_ruined(course, level, falling, doubted, limits):
         return course._replace(recent=(), latest=(), dark=0, accused=level), Verdict.RUINED
     latest = _kinks((*course.recent[-2:], *known))
     kinks = (*course.kinks, *course.latest)[-REMEMBERED:]
@@ -147,11 +155,13 @@ def _dark(before: int, blocks: Sequence[Block]) -> int:
     return before
 
 
-def _is_ruined(course: Course, level: float, falling: bool, limits: Limits) -> bool:
+def _is_ruined(course: Course, level: float, falling: bool, doubted: bool, limits: Limits) -> bool:
     if not course.before:
         return False
     lost = course.gain if falling else limits.lost * course.gain
-    return level - min(course.before) > max(lost, limits.noise * course.noise)
+    is_known = len(course.kinks) == REMEMBERED  # early on, gradients turn and losses jump in runs that are well
+    noise = limits.doubted if doubted and is_known and not falling else limits.noise
+    return level - min(course.before) > max(lost, noise * course.noise)
 
 
 def _kinks(blocks: Sequence[Block]) -> tuple[float, ...]:
