@@ -36,10 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ("bases", "design", "published", "rounds", "twin")
 """Files of the published method: its histories and parity catch a fault of theirs, too."""
 SOURCES = (
-    *(
-        f"src/hdet/ensemble/{name}.py"
-        for name in (*PUBLISHED, "controller", "knob", "normalised", "outer_rate", "plain_algebra")
-    ),
+    *(f"src/hdet/ensemble/{name}.py" for name in (*PUBLISHED, "controller", "knob", "normalised", "plain_algebra")),
     *(f"src/hdet/auto/{name}.py" for name in ("constants", "reach", "rounds", "rule", "saving", "twin")),
     "src/hdet/rollback/losses.py",
     "src/hdet/rollback/ruin.py",
@@ -186,10 +183,7 @@ def tests_of(file: str, folder: Path) -> list[str]:
         return [file, *(f"tests/auto/test_{test}.py" for test in AUTO[name])]
     if room == "rollback":
         return [file, f"tests/rollback/test_{name}.py", "tests/auto/test_golden.py", "tests/auto/test_parity.py"]
-    rules = [
-        f"tests/ensemble/test_{kind}.py"
-        for kind in ("controllers", "normalised", "outer_rate", "rounds", "scales", "spread")
-    ]
+    rules = [f"tests/ensemble/test_{kind}.py" for kind in ("controllers", "normalised", "rounds", "scales", "spread")]
     histories = [f"tests/ensemble/test_{kind}.py" for kind in ("golden", "parity")] if name in PUBLISHED else []
     if name == "twin":  # a twin that trains: only parity can catch a fault of its
         return [file, *reversed(histories), *rules]

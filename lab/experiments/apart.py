@@ -6,9 +6,10 @@
     python lab/experiments/apart.py --table
 
 K arms deal out the batch of plain training, so all rows see the same samples, and train as rows of one stack. They keep
-their optimizers' moments, as in DiLoCo, and meet every H steps and at the end. The rule of the found rate is the
-library's. One JSON file per workload in results/apart; what it has is not run again, unless ``--again``. Bytes and
-seconds are computed, not measured: weights in fp32 by a ring all-reduce, which moves 2 (K - 1) / K of them per arm.
+their optimizers' moments, as in DiLoCo, and meet every H steps and at the end. `outer_rate.py` has the rule of the
+found rate. The library had both kinds of outer steps until they were measured here: decision 022. One JSON file per
+workload in results/apart; what it has is not run again, unless ``--again``. Bytes and seconds are computed, not
+measured: weights in fp32 by a ring all-reduce, which moves 2 (K - 1) / K of them per arm.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import torch
+from outer_rate import OuterRate, next_rate
 from provenance import commit
 from real.bench import Bench, Validator
 from real.ledger import save
@@ -35,8 +37,6 @@ from shapes import onecycle
 from stacked import Stack, TrainStep
 from supply import Supply
 from torch import Tensor
-
-from hdet.ensemble.outer_rate import OuterRate, next_rate
 
 RESULTS = Path(__file__).parent / "results" / "apart"
 DEFAULT = ("shakespeare-gpt-1000", "fashion-vit-momentum", "mnist-resnet-1500")

@@ -1,6 +1,5 @@
 """HDET: the learning rate is found in the run, and data-parallel replicas explore hyperparameters while they train."""
 
-from hdet import experimental
 from hdet._version import __version__
 from hdet.checkpoint.saving import exists, load, save
 from hdet.distributed.arms import arms
@@ -59,7 +58,6 @@ __all__ = [
     "arms",
     "auto",
     "exists",
-    "experimental",
     "knobs",
     "load",
     "perturb_",

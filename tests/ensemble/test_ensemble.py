@@ -160,7 +160,6 @@ def test_hugging_face_style_lambda_and_a_schedule_without_state() -> None:
         ({"signal": "loss"}, "signal"),
         ({"group": 3}, "group"),
         ({"model": 3}, "model"),
-        ({"outer": 3}, "outer"),
         ({"optimizer_state": "burn"}, "optimizer_state"),
         ({"knobs": []}, "at least one"),
         ({"journal": 3}, "journal"),
@@ -176,8 +175,6 @@ def test_bad_arguments_are_refused_before_anything_changes(arguments: dict[str, 
 
 def test_bad_parts_are_refused() -> None:
     for make in (
-        lambda: hdet.experimental.Outer(lr=0.0),
-        lambda: hdet.experimental.Outer(momentum=1.0),
         lambda: hdet.ProbeLoss(3),  # type: ignore[arg-type]
         lambda: hdet.ProbeLoss(lambda: 1.0, at="moon"),  # type: ignore[arg-type]
         lambda: hdet.Normalised(step=9.0),
@@ -233,10 +230,6 @@ def make_signal(kind: str, model: nn.Module) -> Any:
     return hdet.ProbeLoss(probe, at="round_mean" if kind == "round mean" else "replica")
 
 
-def make_outer(kind: str) -> Any:
-    return {"mean": None, "outer": hdet.experimental.Outer()}[kind]
-
-
 class Slope(nn.Tanh):
     slope = 1.0
 
@@ -259,7 +252,6 @@ def build(case: dict[str, str], **more: Any) -> tuple[nn.Module, nn.Module, hdet
         signal=make_signal(case["signal"], ddp),
         group=group,
         model=ddp,
-        outer=make_outer(case["outer"]),
         **more,
     )
     return model, ddp, ensemble
@@ -276,15 +268,15 @@ def train(ddp: nn.Module, ensemble: hdet.Ensemble, steps: int, rank: int, start:
 
 
 CASES = [
-    {"gradients": "shared", "knobs": "lr", "signal": "train loss", "outer": "mean"},
-    {"gradients": "shared", "knobs": "update", "signal": "round mean", "outer": "mean"},
-    {"gradients": "shared", "knobs": "update", "signal": "probe", "outer": "outer"},
-    {"gradients": "shared", "knobs": "lr", "signal": "probe", "outer": "mean"},
-    {"gradients": "isolated", "knobs": "loss", "signal": "train loss", "outer": "mean"},
-    {"gradients": "isolated", "knobs": "loss", "signal": "round mean", "outer": "outer"},
-    {"gradients": "isolated", "knobs": "update", "signal": "probe", "outer": "outer"},
-    {"gradients": "arms of two", "knobs": "loss", "signal": "round mean", "outer": "mean"},
-    {"gradients": "arms of two", "knobs": "lr", "signal": "probe", "outer": "outer"},
+    {"gradients": "shared", "knobs": "lr", "signal": "train loss"},
+    {"gradients": "shared", "knobs": "update", "signal": "round mean"},
+    {"gradients": "shared", "knobs": "update", "signal": "probe"},
+    {"gradients": "shared", "knobs": "lr", "signal": "probe"},
+    {"gradients": "isolated", "knobs": "loss", "signal": "train loss"},
+    {"gradients": "isolated", "knobs": "loss", "signal": "round mean"},
+    {"gradients": "isolated", "knobs": "update", "signal": "probe"},
+    {"gradients": "arms of two", "knobs": "loss", "signal": "round mean"},
+    {"gradients": "arms of two", "knobs": "lr", "signal": "probe"},
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=["-".join(case.values()).replace(" ", "_") for case in CASES])
 
@@ -372,8 +364,6 @@ def test_parts_that_differ_between_replicas_are_seen() -> None:
 def _different_parts(rank: int) -> list[str]:
     variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"controller": hdet.Normalised(step=0.3)}, {"controller": hdet.Normalised()}),
-        ({"outer": hdet.experimental.Outer(lr=0.5)}, {"outer": hdet.experimental.Outer(lr=0.7)}),
-        ({"outer": hdet.experimental.Outer()}, {"outer": None}),
         ({"optimizer_state": "keep"}, {"optimizer_state": "reset"}),
         ({"signal": hdet.ProbeLoss(lambda: 1.0)}, {"signal": hdet.TrainLoss()}),
     ]
@@ -433,21 +423,6 @@ def _probe_by_hand(rank: int) -> list[float]:
     return seen[-2:]
 
 
-def test_the_outer_step_acts_on_equal_replicas_too() -> None:
-    assert run_ranks(_outer_without_spread, 2) == pytest.approx([-0.5, -0.5])
-
-
-def _outer_without_spread(rank: int) -> float:
-    weight = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    outer = hdet.experimental.Outer(lr=0.5, momentum=0.0, nesterov=False)
-    ensemble = hdet.Ensemble(optimizer, knobs=[hdet.knobs.lr(optimizer, spread=0.0)], sync_every=1, outer=outer)
-    with torch.no_grad():
-        weight.sub_(1.0)
-    ensemble.step(1.0)
-    return weight.item()
-
-
 def test_groups_that_share_one_rate_tensor_are_spread_alike() -> None:
     for values in run_ranks(_shared_rate, 2):
         assert values[0] == values[1]
@@ -460,7 +435,7 @@ def _shared_rate(rank: int) -> list[float]:
     return [float(ensemble._run.steering.multipliers(0, ensemble._run.seat)[g]) for g in range(2)]
 
 
-# -- arms, bytes, outer steps ------------------------------------------------------------------------------------------
+# -- arms and bytes ----------------------------------------------------------------------------------------------------
 
 
 def test_local_sgd_sends_one_all_reduce_per_round() -> None:
@@ -558,45 +533,17 @@ def _optimizer_state(rank: int, policy: str) -> torch.Tensor | None:
     return state["exp_avg"].clone() if state else None
 
 
-def test_outer_steps_by_hand() -> None:
-    for outer, plain in run_ranks(_outer_by_hand, 2):
-        # the mean moves by -1 in every round: d = 1; v = 1, then 1.5; theta = -0.5 (1 + 0.5) and so on
-        assert outer == pytest.approx([-0.75, -0.75 - 0.5 * (1 + 0.5 * 1.5)])
-        assert plain == pytest.approx([-1.0, -2.0])
-
-
-def _outer_by_hand(rank: int) -> tuple[list[float], list[float]]:
-    def run(outer: Any) -> list[float]:
-        weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        ensemble = hdet.Ensemble(torch.optim.SGD([weight], lr=0.1), sync_every=1, outer=outer, controller=False)
-        rows = []
-        for _ in range(2):
-            with torch.no_grad():
-                weight.sub_(1.0)
-            ensemble.step(1.0)
-            rows.append(weight.item())
-        return rows
-
-    nesterov = run(hdet.experimental.Outer(lr=0.5, momentum=0.5))
-    return nesterov, run(hdet.experimental.Outer(lr=1.0, momentum=0.0, nesterov=False))
-
-
 @pytest.mark.parametrize("freezes", [False, True])
-@pytest.mark.parametrize("kind", ["mean", "outer"])
-def test_a_layer_that_is_thawed_inside_a_round_joins(kind: str, freezes: bool) -> None:
-    """``freezes``: another one is frozen at the same step. The first merge of one that joins is the mean."""
-    first, second = run_ranks(_thawed, 2, kind, freezes)
+def test_a_layer_that_is_thawed_inside_a_round_joins(freezes: bool) -> None:
+    """``freezes``: another one is frozen at the same step."""
+    first, second = run_ranks(_thawed, 2, freezes)
     assert first == second
     joined, other = first
-    # it moves by -1.5 in the first round and by -3 in the second: with Outer d = 3, v = 3, the step is 0.5 (3 + 1.5)
-    assert joined == pytest.approx([-1.5, -4.5 if kind == "mean" else -1.5 - 2.25])
-    if freezes:
-        assert other == pytest.approx([-1.5, -1.5])  # the mean of what they had
-    elif kind == "outer":  # d = 1.5, v = 1.5; then d = 0, v = 0.75
-        assert other == pytest.approx([-0.5 * 2.25, -0.5 * 2.25 - 0.5 * 0.375])
+    assert joined == pytest.approx([-1.5, -4.5])
+    assert other == pytest.approx([-1.5, -1.5])  # the mean of what they had
 
 
-def _thawed(rank: int, kind: str, freezes: bool) -> tuple[list[float], list[float]]:
+def _thawed(rank: int, freezes: bool) -> tuple[list[float], list[float]]:
     layer, other = (nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
     layer.requires_grad_(False)
     ensemble = hdet.Ensemble(
@@ -604,7 +551,6 @@ def _thawed(rank: int, kind: str, freezes: bool) -> tuple[list[float], list[floa
         sync_every=2,
         signal=hdet.ProbeLoss(lambda: 1.0, at="round_mean"),
         group=hdet.arms(2),
-        outer=None if kind == "mean" else hdet.experimental.Outer(lr=0.5, momentum=0.5),
     )
     rows = []
     for t in range(4):

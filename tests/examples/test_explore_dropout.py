@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -17,10 +18,14 @@ BASE = re.compile(r"^step (\d+): Dropout\.p ([\d.]+), label_smoothing ([\d.]+)$"
 END = re.compile(r"^test loss [\d.]+, accuracy ([\d.]+)%$", re.MULTILINE)
 
 
+def logit(value: float) -> float:
+    return math.log(value / (1 - value))
+
+
 @pytest.mark.parametrize(("ranks", "arms"), [(2, 2), (4, 2)], ids=["one rank per arm", "two ranks per arm"])
 def test_replicas_explore_loss_knobs(ranks: int, arms: int, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    options = ("--steps=120", "--sync-every=20", f"--arms={arms}", f"--journal={path}")
+    options = ("--steps=120", "--sync-every=20", "--dropout=0.5", f"--arms={arms}", f"--journal={path}")
     output = output_of(*TORCHRUN, f"--nproc-per-node={ranks}", SCRIPT, *options)
     steps = [int(step) for step, _, _ in BASE.findall(output)]
     assert steps == [12 * i for i in range(1, 11)]  # by one rank alone
@@ -33,8 +38,8 @@ def test_replicas_explore_loss_knobs(ranks: int, arms: int, tmp_path: Path) -> N
     for record in journal.rounds:
         per_knob = zip(*(replica["values"] for replica in record["replicas"]), strict=True)
         for values, base in zip(per_knob, record["base_before"], strict=True):
-            assert min(values) >= 0
-            assert sum(values) / arms == pytest.approx(base)
+            assert 0 < min(values) < base < max(values) < 1
+            assert sum(map(logit, values)) / arms == pytest.approx(logit(base))
         signals = [replica["signal"] for replica in record["replicas"]]
         assert len(set(signals)) == arms  # isolated gradients: the replicas really differ
 

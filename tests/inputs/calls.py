@@ -15,15 +15,14 @@ import torch
 from torch import nn
 
 import hdet
-from hdet import experimental
 from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.integrations.accelerate import prepare
 from hdet.integrations.timm import TimmSchedule
 
 __all__ = ["CALLS", "NOT_CALLED", "Call"]
 
-NOT_CALLED = {"Controller", "JournalData", "TrainLoss", "__version__", "experimental", "knobs"}
-"""Public names that check nothing: a protocol, what a reader fills in, and modules."""
+NOT_CALLED = {"Controller", "JournalData", "TrainLoss", "__version__", "knobs"}
+"""Public names that check nothing: a protocol, what a reader fills in, and a module."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,6 @@ CALLS = [
     ),
     Call("knobs.scalar", hdet.knobs.scalar, _scalar),
     Call("knobs.custom", hdet.knobs.custom, _custom),
-    Call("experimental.Outer", experimental.Outer, lambda _: {}),
     Call("TimmSchedule", TimmSchedule, lambda _: {"scheduler": _Timms()}),
     Call(
         "accelerate.prepare",

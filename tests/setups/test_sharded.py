@@ -176,12 +176,6 @@ def _refused(rank: int) -> dict[str, str]:
         scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100, cycle_momentum=False)
         train(lonely, optimizer, scheduler, range(4), rank, 4)
 
-    def outer() -> None:
-        pair = sharded(Net(), both["shard"])
-        optimizer = torch.optim.SGD(pair.parameters(), lr=0.1)
-        given: Any = {"group": hdet.arms(both, "replicate"), "model": pair, "outer": hdet.experimental.Outer()}
-        hdet.Ensemble(optimizer, **given).step(1.0)
-
     both = mesh_of(2, 2)
     partial = nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Partial()]))
     flat = FullyShardedDataParallel(Net().body, device_id=torch.device("cpu"), use_orig_params=True)
@@ -193,7 +187,6 @@ def _refused(rank: int) -> dict[str, str]:
         "flat": search(flat.parameters()),
         "noise": lambda: hdet.perturb_(model),
         "apart": apart,
-        "outer": outer,
     }
     return {name: str(error_of(attempt)) for name, attempt in attempts.items()}
 
@@ -235,5 +228,4 @@ def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
         assert "fully_shard" in errors["flat"]
         assert "perturb_()" in errors["noise"]
         assert "different weights" in errors["apart"]
-        assert "plain mean" in errors["outer"]
     assert sum(answer["bfloat16"] for answer in answers) / 4 == pytest.approx(_as_high(), rel=0.1)

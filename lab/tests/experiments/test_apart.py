@@ -1,4 +1,4 @@
-"""lab/experiments/apart.py in miniature: its outer step is the library's, and the table says what it says."""
+"""lab/experiments/apart.py in miniature: its outer steps by hand, and the table says what it says."""
 
 from __future__ import annotations
 
@@ -25,52 +25,47 @@ from apart import (
     sent,
     show,
 )
-from torch import Tensor
+from outer_rate import LARGEST
 
-import hdet
 from lab.tests.experiments.small_tasks import bench
 
 WORD = "4x5"
 
 
 class Rows:
-    """A stack that nobody trains."""
+    """Two arms of one weight, which nobody trains."""
 
-    def __init__(self, arms: int, columns: int) -> None:
-        self.theta = torch.randn(arms, columns, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    def __init__(self) -> None:
+        self.theta = torch.zeros(2, 1, 1, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["local", "diloco", "found", "grid0.35"])
-def test_the_outer_step_is_the_librarys(name: str) -> None:
-    """Five meetings of three arms with made-up weights, against hdet's Outer with a mean by hand."""
-    method, rows = METHODS[name], Rows(3, 1)
-    rows.theta[:] = rows.theta[:1]
-    runs = Apart(rows, [method], Setting(3, 1), 5)  # type: ignore[arg-type]  # its weights are all that is needed
-    outer: Any = hdet.experimental.Outer("auto" if method.rate is None else method.rate, momentum=method.momentum)
-    weight = torch.nn.Parameter(rows.theta[0, 0].clone())
-    outer.begin([weight])
-    generator = torch.Generator().manual_seed(1)
-    pull = torch.randn(7, generator=generator, dtype=torch.float64)
-    for t in range(5):
-        moves = pull + torch.randn(3, 7, generator=generator, dtype=torch.float64)
-        own = weight.detach() + moves
-        rows.theta.add_(moves[:, None])
+UP, DOWN = math.exp(LARGEST), math.exp(-LARGEST)
 
-        def average(parameters: list[Tensor], numbers: list[Tensor], own: Tensor = own) -> None:
-            parameters[0].data.copy_(own.mean(0))
-            if numbers:
-                last, v = outer._last[weight], outer._velocity[weight]
-                d = last - own
-                mean = [(d * v).sum(-1).mean(), d.square().sum(-1).mean(), v.square().sum()]
-                numbers[0].copy_(torch.stack(mean))
 
-        losses = torch.tensor([1.0, 1.1, 1.2]) * (5 if t == 3 else 1)
-        outer.merge([weight], average, losses.tolist())
-        runs.observe(losses[:, None])
+@pytest.mark.parametrize(
+    ("method", "rates", "weights"),
+    [
+        (METHODS["local"], [1.0] * 4, [-2.0, -4.0, -2.0, 0.0]),
+        (METHODS["grid0.5"], [0.5] * 4, [-1.0, -2.0, -1.0, 0.0]),
+        # d = 2, 2, -2, -2, so v = 2, 3, -0.5, -2.25, and a step is -0.5 (d + 0.5 v)
+        (Method("Nesterov", 0.5, 0.5), [0.5] * 4, [-1.5, -3.25, -2.125, -0.5625]),
+        # There is no step to look back at; then the cosine is 4 / sqrt(5 * 4), far enough; then losses rise.
+        (METHODS["found"], [1.0, UP, 1.0, DOWN], [-2.0, -2 - 2 * UP, -2 * UP, -2 * UP + 2 * DOWN]),
+    ],
+)
+def test_outer_steps_by_hand(method: Method, rates: list[float], weights: list[float]) -> None:
+    """The arms go by -1 and -3 in two rounds, mean -2; then by 1 and 3."""
+    rows = Rows()
+    runs = Apart(rows, [method], Setting(2, 1), 4)  # type: ignore[arg-type]  # its weights are all that is needed
+    seen = []
+    for t, (way, loss) in enumerate([(-1, 1.0), (-1, 1.0), (1, 1.0), (1, 2.0)]):
+        rows.theta += way * torch.tensor([1.0, 3.0])[:, None, None]
+        runs.observe(torch.full((2, 1), loss))
         runs.after_step(t + 1)
-        torch.testing.assert_close(runs.last[0, 0], weight.detach(), rtol=1e-6, atol=1e-6)
-        assert runs.history[-1][0][0] == pytest.approx(outer.rate, rel=1e-6)
-    assert (len({row[0][0] for row in runs.history}) > 1) == (name == "found")
+        assert rows.theta.flatten().tolist() == [runs.last.item()] * 2
+        seen.append(runs.last.item())
+    assert seen == pytest.approx(weights)
+    assert [row[0][0] for row in runs.history] == pytest.approx(rates)
 
 
 def test_arms_that_share_gradients_train_as_one() -> None:

@@ -42,7 +42,7 @@ def terms_of(
         "number of knobs": float(len(knobs)),
         "spread": spread,
         "knobs (fingerprint)": fingerprint.words([repr(list(knobs))]),
-        "fanout, controller, signal, outer (fingerprint)": fingerprint.words([kind, *map(_in_words, parts)]),
+        "fanout, controller, signal (fingerprint)": fingerprint.words([kind, *map(_in_words, parts)]),
         "total_steps": _or_nan(total_steps),
         "sync_every": float(sync_every),
         "seed": float(seed),

@@ -1,4 +1,4 @@
-"""Converge: every replica gets what the outer step makes of those that are live; by default their mean."""
+"""Converge: every replica gets the mean of those that are live."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hdet.distributed.group import ReplicaGroup
 from hdet.distributed.rollcall import RollCall
 from hdet.distributed.shards import counted_once, place
 from hdet.distributed.weights import Weights
-from hdet.ensemble.outer import Mean, OuterStep
 from hdet.errors import DivergedError
 
 __all__ = ["converge", "refuse_diverged"]
@@ -46,46 +45,33 @@ def converge(
     alike: ReplicaGroup,
     weights: Weights,
     roll: RollCall,
-    outer: OuterStep,
     *,
     measure: bool,
-    sign: float = 0.0,
 ) -> list[float] | None:
-    """Merge what differs, in place. With ``measure`` also a second small gather.
+    """Average what differs, in place. With ``measure`` also a second small gather.
 
     Args:
         group: all ranks of all replicas.
         alike: those that hold the same parts of the weights as this one; all of them where weights are not sharded.
         weights: this rank's.
         roll: what the replicas know of each other.
-        outer: merges the parameters.
         measure: whether to measure how far the replicas were from their mean.
-        sign: 1 where a lower loss is better, -1 where a higher one is, 0 where losses say nothing.
 
     Returns:
         ``divergence[r]`` = ||theta_r - mean|| / ||mean|| over the parameters, or None.
     """
     equal = roll.moving_equal and all(roll.live)
     still = [] if roll.still_equal and all(roll.live) else weights.still
+    parameters = [] if equal else weights.parameters
     rest = still if equal else [*weights.buffers, *weights.state, *still]
-    distances: list[float] = []
-
-    def average(parameters: Sequence[Tensor], numbers: Sequence[Tensor]) -> None:
-        if measure:  # by themselves: running statistics would drown the parameters' distance
-            for part, own in _by_place(parameters).items():
-                distance = average_(own, alike, roll.live, measure=True)
-                distances.extend([part, *(distance.lengths() if distance is not None else (0.0, 0.0))])
-            average_([*numbers, *rest], alike, roll.live)
-        else:
-            average_([*parameters, *numbers, *rest], alike, roll.live)
-
-    if equal and isinstance(outer, Mean):
-        average([], ())
-    else:
-        losses = [sign * loss for loss, live in zip(roll.losses, roll.live, strict=True) if live]
-        outer.merge(weights.parameters, average, losses if sign and roll.has_losses else [])
     if not measure:
+        average_([*parameters, *rest], alike, roll.live)
         return None
+    distances: list[float] = []
+    for part, own in _by_place(parameters).items():  # by themselves: running statistics would drown their distance
+        distance = average_(own, alike, roll.live, measure=True)
+        distances.extend([part, *(distance.lengths() if distance is not None else (0.0, 0.0))])
+    average_(rest, alike, roll.live)
     if not distances:
         return [0.0] * group.seat.size
     rows = group.gather(distances, weights.device)

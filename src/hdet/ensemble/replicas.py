@@ -17,17 +17,15 @@ from torch.optim import Optimizer
 
 from hdet.checks import check_run, run_state, users_level
 from hdet.distributed.agreement import terms_of
-from hdet.distributed.average import average_
 from hdet.distributed.group import ReplicaGroup, Seat, Solo, arriving, connect_alike
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, RollCall, Shown
 from hdet.distributed.shards import hold_alike, local, refuse_partitions, resharded
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, warn_without_ensemble
 from hdet.ensemble.converge import converge, refuse_diverged
-from hdet.ensemble.outer import Mean, OuterStep
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Steering
-from hdet.errors import ArgumentError, ResumeWarning, ShardedParametersError
+from hdet.errors import ResumeWarning, ShardedParametersError
 from hdet.journal.chronicle import Chronicle, Clock, meet
 from hdet.parameters import Rate, direction, put_back
 from hdet.rollback.losses import Losses
@@ -62,7 +60,6 @@ class Replicas:
         meeting: the others.
         chronicle: the journal.
         signal: what replicas are compared by.
-        outer: what converge makes of the parameters.
         reset_state: whether the optimizer forgets its state at the end of a round.
     """
 
@@ -74,7 +71,6 @@ class Replicas:
         chronicle: Chronicle,
         *,
         signal: Signal | None = None,
-        outer: OuterStep | None = None,
         reset_state: bool = False,
     ) -> None:
         self.steering = steering
@@ -85,7 +81,6 @@ class Replicas:
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._body = body
         self._signal: Signal = signal if signal is not None else TrainLoss()
-        self._outer: OuterStep = outer if outer is not None else Mean()
         self._reset_state = reset_state
         self._is_told = chronicle.is_kept
         """Whether some rank keeps a journal, once the replicas have met."""
@@ -129,7 +124,6 @@ class Replicas:
         """The optimizer is known: no step has been made yet."""
         refuse_partitions(optimizer, _NOT_AVERAGED)
         self._body.remember(optimizer)
-        self._outer.begin(self._body.weights(optimizer).parameters)
         self.meeting.count_steps(optimizer)
 
     def observe(self, loss: float | Tensor) -> None:
@@ -194,8 +188,7 @@ class Replicas:
         with arriving(what):
             if group.seat.size > 1:
                 measured, weights = roll.writer is not None, self._body.weights(end.optimizer)
-                alike = self._alike or group
-                divergence = converge(group, alike, weights, roll, self._outer, measure=measured, sign=sign)
+                divergence = converge(group, self._alike or group, weights, roll, measure=measured)
         clock.lap("converge")
         if roll.writer == group.rank:
             record = self.steering.record(end.span, roll, self.seat, decided, end.schedule, divergence, clock.seconds)
@@ -237,7 +230,7 @@ class Replicas:
 
     def _terms(self) -> dict[str, float]:
         settled = self.steering.terms()
-        parts = [self.steering.controller, self._outer, self._signal.kind, self._reset_state, self._body.with_state]
+        parts = [self.steering.controller, self._signal.kind, self._reset_state, self._body.with_state]
         return terms_of(_KIND, settled.pop("knobs"), parts, **settled)
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
@@ -251,20 +244,15 @@ class Replicas:
         return self._body.first_weights(optimizer, needs_model=True)
 
     def _begin_together(self, group: ReplicaGroup, roll: RollCall) -> None:
-        """One starting point for the outer step; for shards, the ranks that hold the same ones in other replicas."""
+        """For shards: who holds the same ones in other replicas."""
         self._is_told = roll.writer is not None
         if len(set(roll.held)) == 1:
-            average_(self._outer.tensors(), group, [True] * group.seat.size)
             return
         if not hold_alike(group.members, roll.held):
             raise ShardedParametersError(
                 f"the weights are sharded (DTensor) over ranks of different replicas {group.members}: the mean over "
                 "them would mix different parts. Replicas must hold a whole model each: use a mesh of two dimensions "
                 'and group=hdet.arms(mesh, "replicate"), or find the rate without replicas, by max_lr="auto"'
-            )
-        if not isinstance(self._outer, Mean):
-            raise ShardedParametersError(
-                f"sharded replicas are merged by the plain mean, but got outer={self._outer!r}; leave it out"
             )
         self._alike = connect_alike(group, roll.held)
 
@@ -280,7 +268,7 @@ class Replicas:
             weights = self._body.weights(optimizer)
             roll = self.meeting.roll_call(occasion, t, self._terms(), weights, Shown(), expect_equal=equal)
             refuse_diverged(roll, what)
-            converge(group, self._alike or group, weights, roll, Mean(), measure=False)
+            converge(group, self._alike or group, weights, roll, measure=False)
 
     @contextmanager
     def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
@@ -312,26 +300,14 @@ class Replicas:
         envelope = run_state(_KIND, self.knobs, [spec.spread for spec in self.steering.specs])
         return {**envelope, **self.steering.state()}
 
-    def tensors(self) -> list[list[Tensor]]:
-        """Copies of tensors that belong into a checkpoint too; the same on every replica."""
-        return self._outer.state()
-
-    def check(self, state: Mapping[str, Any], tensors: Sequence[Sequence[Tensor]] = ()) -> None:
+    def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from a state. Changes nothing."""
         check_run(state, _KIND, self.knobs)
         self.steering.check(state)
-        if _shapes(tensors) != _shapes(self._outer.state()):
-            raise ArgumentError(
-                f"the checkpoint's outer state does not fit outer={self._outer!r}; build the ensemble with the outer "
-                "step and the parameters it was saved with"
-            )
 
-    def load(
-        self, state: Mapping[str, Any], total_steps: int | None, t: int, tensors: Sequence[Sequence[Tensor]] = ()
-    ) -> None:
+    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from what :meth:`check` has seen."""
         self.steering.load(state, total_steps)
-        self._outer.load(tensors)
         self._mean.reset()
         self._resume(t)
 
@@ -372,13 +348,6 @@ class Replicas:
     def __getstate__(self) -> dict[str, Any]:
         """A process group cannot be copied: that of shards is made anew."""
         return {**vars(self), "_alike": None}
-
-
-def _shapes(tensors: Any) -> list[list[tuple[int, ...] | None]] | None:
-    """None where it is no list of lists; so is what is no tensor."""
-    if not isinstance(tensors, (list, tuple)) or not all(isinstance(part, (list, tuple)) for part in tensors):
-        return None
-    return [[tuple(t.shape) if isinstance(t, Tensor) else None for t in part] for part in tensors]
 
 
 def _is_finite(optimizer: Optimizer) -> bool:

@@ -16,7 +16,6 @@ from hdet.distributed.group import Group
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.controller import Controller
 from hdet.ensemble.knobs import Knob
-from hdet.ensemble.outer import OuterStep
 from hdet.ensemble.signals import Signal
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
@@ -61,7 +60,6 @@ class Ensemble:
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
-        outer: what converge makes of the parameters: None (the mean), or ``hdet.experimental.Outer()``.
         optimizer_state: "average", "keep" or "reset" at converge. None: "average" in arms, where moments differ, "keep"
             under shared gradients, where they do not.
         allow_uninformative: explore loss knobs under shared gradients all the same.
@@ -82,7 +80,6 @@ class Ensemble:
         model: nn.Module | None = None,
         seed: int = 0,
         journal: Journals = None,
-        outer: OuterStep | None = None,
         optimizer_state: Literal["average", "keep", "reset"] | None = None,
         allow_uninformative: bool = False,
     ) -> None:
@@ -102,7 +99,6 @@ class Ensemble:
             total_steps=total_steps,
             signal=signal,
             controller=controller,
-            outer=outer,
             optimizer_state=optimizer_state,
             allow_uninformative=allow_uninformative,
         )
@@ -211,7 +207,6 @@ class Ensemble:
             "total_steps": self._run.total_steps,
             "plain_lrs": [copy_rate(lr) for lr in self._plain.values],
             "schedule": self.schedule.state_dict() if self.schedule is not None else None,
-            "tensors": self._run.tensors(),
             "hdet": self._run.state(),
         }
 
@@ -236,7 +231,7 @@ class Ensemble:
             )
         if self.schedule is not None:
             check_schedule(self.schedule, state_dict["schedule"])
-        self._run.check(state_dict["hdet"], state_dict["tensors"])
+        self._run.check(state_dict["hdet"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
@@ -245,7 +240,7 @@ class Ensemble:
         tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.seat)
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], t, state_dict["tensors"])
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], t)
         self._plain.load([copy_rate(lr) for lr in state_dict["plain_lrs"]])
         self._step = t
         self._write_again()

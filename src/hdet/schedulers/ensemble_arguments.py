@@ -19,7 +19,6 @@ from hdet.ensemble.design import Balanced
 from hdet.ensemble.fanout import FanOut
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.outer import Outer
 from hdet.ensemble.published import Published
 from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.rounds import Rounds
@@ -49,7 +48,6 @@ def ensemble_run(
     total_steps: Any,
     signal: Any,
     controller: Any,
-    outer: Any,
     optimizer_state: Any,
     allow_uninformative: bool,
 ) -> Replicas:
@@ -58,7 +56,7 @@ def ensemble_run(
     check_schedule_of(optimizer, schedule)
     check_common(ours, optimizer)
     signal = TrainLoss() if signal is None else signal
-    _check_parts(signal, outer, optimizer_state)
+    _check_parts(signal, optimizer_state)
     _check_knobs(knobs, signal, schedule)
     if not isinstance(allow_uninformative, bool):
         raise ArgumentError(
@@ -96,7 +94,7 @@ def ensemble_run(
     rates = {"lr": repr([float(group["lr"]) for group in optimizer.param_groups])}
     meeting, chronicle = Meeting(ours.group, {**rates, **bases}), Chronicle(sink, told)
     resets = state == "reset"
-    return Replicas(steering, body, meeting, chronicle, signal=signal, outer=outer, reset_state=resets)
+    return Replicas(steering, body, meeting, chronicle, signal=signal, reset_state=resets)
 
 
 def flat_knobs(knobs: object) -> list[Knob]:
@@ -135,16 +133,11 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
         )
 
 
-def _check_parts(signal: object, outer: object, optimizer_state: object) -> None:
+def _check_parts(signal: object, optimizer_state: object) -> None:
     if not isinstance(signal, (TrainLoss, ProbeLoss)):
         raise ArgumentError(
             f"signal must be TrainLoss(), ProbeLoss(fn) or None, but got signal={signal!r}; for a function or a "
             "ProbeBatch give signal=hdet.ProbeLoss(fn)"
-        )
-    if outer is not None and not isinstance(outer, Outer):
-        raise ArgumentError(
-            f"outer must be hdet.experimental.Outer(...) or None, but got outer={shown(outer)}; leave it out for the "
-            "mean"
         )
     if not is_one_of(optimizer_state, (None, "average", "keep", "reset")):
         raise ArgumentError(

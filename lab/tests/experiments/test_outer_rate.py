@@ -7,8 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hdet.ensemble.outer_rate import BOUNDS, LARGEST, OuterRate, next_rate
+from outer_rate import BOUNDS, LARGEST, OuterRate, next_rate
 
 RATES, SIZES = st.floats(*BOUNDS), st.floats(1e-20, 1e20)
 
