@@ -19,7 +19,7 @@ from hdet.errors import ResumeWarning
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 
-__all__ = ["holds_parts", "read_search", "search_of", "write_search"]
+__all__ = ["holds_parts", "part_name", "read_search", "search_of", "write_search"]
 
 _NAME = "hdet_search"
 
@@ -70,7 +70,11 @@ def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
         )
 
 
-def _file(folder: str | os.PathLike[str], scheduler: Any) -> Path:
+def part_name(scheduler: Any) -> str:
+    """What a search is called in a checkpoint: one name for all, or one for each rank that holds parts."""
     group = connect(None)
-    part = f"_{group.rank}_of_{group.seat.size}" if holds_parts(scheduler) else ""
-    return Path(folder) / f"{_NAME}{part}.pt"
+    return f"{_NAME}_{group.rank}_of_{group.seat.size}" if holds_parts(scheduler) else _NAME
+
+
+def _file(folder: str | os.PathLike[str], scheduler: Any) -> Path:
+    return Path(folder) / f"{part_name(scheduler)}.pt"
