@@ -15,6 +15,8 @@ from tests.setups.problems import Records, batch_of, final_loss, network
 
 pytest.importorskip("fastai")
 
+import fastai.callback.progress
+import fastai.callback.schedule  # noqa: F401  # they add methods to Learner
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import OptimWrapper

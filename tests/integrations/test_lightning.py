@@ -144,6 +144,27 @@ def test_a_schedule_of_the_users_own(way: str) -> None:
         assert "from a guess of 1e-05" in str(auto.story.verdict)
 
 
+class Epochs(Module):
+    """A schedule as Lightning's users have it: a scheduler of torch, stepped once an epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)]
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_scheduler_of_torch_in_configure_optimizers_is_the_schedule(interval: str) -> None:
+    module, auto = (Module(scheduler=shape) if interval == "step" else Epochs()), AutoLR()
+    trainer_of(auto, max_epochs=5).fit(module, loader_of(0, 20))
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=GUESS)
+    every = {} if interval == "step" else {"schedule_every": 20}
+    own_shape = shape(optimizer) if interval == "step" else torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    plain_search = hdet.auto(optimizer, schedule=own_shape, total_steps=100, **every)
+    plain = train(net, optimizer, plain_search, (batch_of(t % 20) for t in range(100)))
+    assert final_loss(module.net) / plain == pytest.approx(1, rel=1e-3)
+
+
 def test_without_the_callback_it_is_said_that_the_loss_is_missing() -> None:
     trainer = trainer_of(max_epochs=1)
     with pytest.warns(hdet.SearchWarning, match="no loss was given"):
@@ -498,10 +519,17 @@ class Engine(SingleDeviceStrategy):
     deepspeed_engine = None
 
 
+class Two(Module):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters())
+        return [optimizer], [plain(optimizer), plain(optimizer)]
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], list[str]]] = {
     "manual": (Manual, AutoLR, {}, ["automatic_optimization=False", "scheduler.step(loss)"]),
     "no optimizer": (Nothing, AutoLR, {}, ["one optimizer", "AdamW"]),
-    "another scheduler": (lambda: Module(scheduler=plain), AutoLR, {}, ["StepLR", "return only the optimizer"]),
+    "two schedulers": (Two, AutoLR, {}, ["StepLR, StepLR", "return only the optimizer"]),
+    "two schedules": (lambda: Module(scheduler=plain), lambda: AutoLR(schedule=shape), {}, ["schedule of AutoLR"]),
     "by epoch": (ByEpoch, AutoLR, {}, ["interval='epoch'", '"interval": "step"']),
     "not used": (
         lambda: Module(scheduler=ours),

@@ -142,6 +142,23 @@ def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
     assert logged(trainer, "hdet/event")[0].startswith("first step")
 
 
+def wsd(optimizer: Any) -> Any:
+    return transformers.get_wsd_schedule(optimizer, STEPS // 10, STEPS // 2, num_training_steps=STEPS)
+
+
+@pytest.mark.parametrize("given", [shape, wsd])
+def test_a_scheduler_of_transformers_in_optimizers_is_the_schedule(given: Any, tmp_path: Path) -> None:
+    model = language_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, weight_decay=0.0)
+    trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, given(optimizer)))
+    AutoLR().attach(trainer)
+    trainer.train()
+    plain = by_hand(
+        trainer_of(tmp_path), lambda optimizer, steps: hdet.auto(optimizer, schedule=given, total_steps=steps)
+    )
+    assert loss_after(trainer) / plain == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "one process", "fp32")
 @pytest.mark.parametrize("make", [auto_on, cosine])
 @pytest.mark.parametrize("looked_after", [True, False])
@@ -633,8 +650,8 @@ def test_bad_input_is_refused(make: Any, words: str, tmp_path: Path) -> None:
 def test_a_trainer_with_another_scheduler_is_refused(tmp_path: Path) -> None:
     model = language_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    with pytest.raises(hdet.ArgumentError, match="has one already"):
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(hdet.ArgumentError, match="known in advance, but this Trainer has"):
         AutoLR().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler)))
     trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, auto_on(optimizer)))
     with pytest.raises(hdet.ArgumentError, match="pct_start of AutoLR would not be used"):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.lengths import check_length
@@ -58,6 +59,9 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
     adds :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is
     restored: ``fit(ckpt_path=...)`` goes on with the search. It is given the loss that ``training_step`` returns, and
     the module.
+
+    If ``configure_optimizers`` returns a scheduler of torch too, stepped by steps or by epochs, the rate is found on
+    that schedule (:func:`hdet.auto`).
 
     If ``configure_optimizers`` returns a scheduler of hdet, AutoLR looks after that one. It gives it the training loss,
     logs its rate, and validates and saves the mean of the replicas where they train apart. ``journal`` and the rest are
@@ -112,8 +116,16 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """Add a scheduler, or find the user's: optimizers are there, and nothing is restored yet."""
         _check_optimizers(trainer, pl_module)
         configs = trainer.strategy.lr_scheduler_configs
-        if configs:
-            self._check_nothing_given()
+        if len(configs) == 1 and _is_schedule(configs[0].scheduler):
+            config = configs[0]
+            self._check_nothing_given("schedule", "schedule_every")
+            every = config.frequency * (1 if config.interval == "step" else _steps_of_an_epoch(trainer))
+            self.story = Story(trainer)
+            given = {"schedule": config.scheduler, "schedule_every": every}
+            self.scheduler = self._new_scheduler(trainer, pl_module, self.story, **given)
+            config.scheduler, config.interval, config.frequency = self.scheduler, "step", 1
+        elif configs:
+            self._check_nothing_given("journal", *self.onecycle)
             self.scheduler, self.story = _hdet_scheduler(configs), None
         else:
             self.story = Story(trainer)
@@ -135,8 +147,10 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.onecycle.get("total_steps") is None:
             check_length(_total_steps(trainer), self.scheduler, "max_epochs and max_steps")
 
-    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story) -> OneCycleLR | ScheduledSearch:
-        arguments = {"total_steps": None, **self.onecycle}
+    def _new_scheduler(
+        self, trainer: Any, pl_module: Any, story: Story, **schedule: Any
+    ) -> OneCycleLR | ScheduledSearch:
+        arguments = {"total_steps": None, **self.onecycle, **schedule}
         if arguments["total_steps"] is None:
             arguments["total_steps"] = _total_steps(trainer)
         given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
@@ -144,9 +158,9 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         optimizer = trainer.optimizers[0]
         return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
 
-    def _check_nothing_given(self) -> None:
+    def _check_nothing_given(self, *unused: str) -> None:
         given = {"journal": self.journal, **self.onecycle}
-        names = [name for name, value in given.items() if value is not None]
+        names = [name for name in unused if given.get(name) is not None]
         if names:
             raise ArgumentError(
                 f"configure_optimizers returned a scheduler, so {', '.join(names)} of AutoLR would not be used; give "
@@ -262,14 +276,23 @@ def _check_optimizers(trainer: Any, module: Any) -> None:
         )
 
 
+def _is_schedule(scheduler: Any) -> bool:
+    """Whether it is a scheduler of torch, whose rates are known in advance."""
+    return isinstance(scheduler, LRScheduler) and not isinstance(scheduler, (OneCycleLR, ReduceLROnPlateau))
+
+
+def _steps_of_an_epoch(trainer: Any) -> int:
+    _total_steps(trainer)  # sets up the loader
+    return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+
+
 def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     """The scheduler of the user's own."""
     if len(configs) != 1 or not isinstance(configs[0].scheduler, (OneCycleLR, ScheduledSearch, Ensemble)):
         names = [type(config.scheduler).__name__ for config in configs]
         raise ArgumentError(
-            f"AutoLR brings its own scheduler, but configure_optimizers returned {', '.join(names)}; return only the "
-            "optimizer, or one scheduler of hdet's: hdet.OneCycleLR, or hdet.auto(optimizer, schedule=...) for a "
-            "schedule of your own"
+            f"AutoLR needs one schedule whose rates are known in advance, but configure_optimizers returned "
+            f"{', '.join(names)}; return only the optimizer, or with it one scheduler of torch or of hdet"
         )
     config = configs[0]
     if config.interval != "step" or config.frequency != 1:

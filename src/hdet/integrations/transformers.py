@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.deepspeed import optimizer_of
@@ -204,7 +205,8 @@ class AutoLR(_Attached):
     optimizer step, undivided by accumulation, and the trainer's model. The logs get ``hdet/rate`` and, where something
     happened, ``hdet/event``.
 
-    If the trainer was given a search by ``optimizers=``, an ``hdet.OneCycleLR`` or what ``hdet.auto`` makes, AutoLR
+    A scheduler of torch or transformers in ``optimizers=`` is the schedule on which the rate is found, as is
+    ``schedule=``. If the trainer was given a search there, an ``hdet.OneCycleLR`` or what ``hdet.auto`` makes, AutoLR
     gives that one the loss; then it takes no arguments.
 
     Args:
@@ -227,6 +229,8 @@ class AutoLR(_Attached):
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, before its ``train()``; also as a callback, if it is not one yet. Gives the trainer."""
         super().attach(trainer)
+        if not isinstance(trainer.lr_scheduler, (OneCycleLR, ScheduledSearch, type(None))):
+            self.options["schedule"], trainer.lr_scheduler = trainer.lr_scheduler, None
         if trainer.lr_scheduler is None:
             trainer.create_scheduler = self._create_scheduler
         return trainer
@@ -249,12 +253,13 @@ class AutoLR(_Attached):
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)
         given = trainer.lr_scheduler
-        if given is not None and not isinstance(given, (OneCycleLR, ScheduledSearch)):
+        ours = isinstance(given, (OneCycleLR, ScheduledSearch))
+        if given is not None and not ours and (isinstance(given, ReduceLROnPlateau) or "schedule" in self.options):
             raise ArgumentError(
-                f"AutoLR makes the scheduler, but this Trainer has one already: {given!r}; give "
-                "optimizers=(optimizer, None), or hdet.auto(optimizer, schedule=scheduler, ...) in its place"
+                f"AutoLR takes one schedule whose rates are known in advance, but this Trainer has {given!r}; give "
+                "optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
             )
-        if given is not None and self.options:
+        if ours and self.options:
             raise ArgumentError(
                 f"this Trainer has a scheduler of hdet already, so {', '.join(self.options)} of AutoLR would not be "
                 "used; give them to that scheduler, or give optimizers=(optimizer, None)"
