@@ -283,7 +283,8 @@ def _is_schedule(scheduler: Any) -> bool:
 
 def _steps_of_an_epoch(trainer: Any) -> int:
     _total_steps(trainer)  # sets up the loader
-    return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+    steps: int = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+    return steps
 
 
 def _hdet_scheduler(configs: list[Any]) -> Scheduler:
