@@ -19,7 +19,7 @@ NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = \["torch>=\(.*\)"\]$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lab test-frameworks test-oldest test-newest quick lint bench bench-data docs mutants faults clean
+.PHONY: help demo test test-lab test-frameworks test-doors test-oldest test-newest quick lint bench bench-data docs mutants faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 23
@@ -35,6 +35,16 @@ test-lab: $(STAMP) ## the tests and doctests of lab/: tasks, runs, commands, exp
 
 test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelerate, DeepSpeed, torchtitan: some minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
+
+# An environment of their own: fastai and ultralytics bring much, and ultralytics is AGPL. Nothing is downloaded in the tests.
+test-doors: export PIP_CONSTRAINT := constraints.txt
+test-doors: export YOLO_OFFLINE := true
+test-doors: export YOLO_CONFIG_DIR := build/doors
+test-doors: ## against the real fastai and ultralytics, in build/doors: some minutes
+	test -x build/doors/bin/python || $(PYTHON) -m venv build/doors
+	build/doors/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
+	build/doors/bin/python -m pip install -e . fastai ultralytics pytest pytest-timeout hypothesis
+	build/doors/bin/python -m pytest tests/integrations/test_fastai.py tests/integrations/test_ultralytics.py $(PYTEST_ARGS)
 
 # By hand, not in CI: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
 test-oldest: PYTHON := python$(OLDEST_PYTHON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
-from hdet.integrations.accelerate import prepare
+from hdet.distributed.shards import local
+from hdet.integrations.accelerate import keep_search, prepare
+from tests.integrations.fsdp2 import sharding
 from tests.integrations.loops import auto_on, slices, train
 from tests.ranks import run_ranks
 from tests.setups.problems import batch_of, final_loss, loss_of, network, quiet
@@ -92,13 +95,22 @@ class Loop:
             counts.append(self.scheduler.scheduler.last_epoch)
         return counts
 
+    def go(self, begin: int, end: int) -> None:
+        """The batches of some steps, one each: the same ones whether a run was cut or not."""
+        for t in range(begin, end):
+            loss = loss_of(self.model, batch_of(self.accelerator.num_processes * t + self.accelerator.process_index))
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.scheduler.step(loss)
+            self.optimizer.zero_grad()
+
     @property
     def final_loss(self) -> float:
         return final_loss(self.accelerator.unwrap_model(self.model))
 
     @property
     def weights(self) -> list[list[float]]:
-        return [p.detach().flatten().tolist() for p in self.model.parameters()]
+        return [local(p.detach()).flatten().tolist() for p in self.model.parameters()]
 
 
 @cache
@@ -197,6 +209,101 @@ def _resumed(rank: int, size: int, how: str, folder: Path) -> tuple[list[int], A
         return steps, found[0], found[1], again.final_loss
 
 
+CUTS = (1, 12, 18, 80)
+"""After the first step, inside a round, at the end of one, and in the descent."""
+
+
+@pytest.mark.parametrize("how", ["theirs", "ours"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_that_was_cut_is_the_one_that_was_not_bit_by_bit(size: int, how: str, tmp_path: Path) -> None:
+    if size == 1:
+        _cut(0, 1, how, tmp_path)
+    else:
+        run_ranks(_cut, 2, 2, how, tmp_path)
+
+
+def _cut(rank: int, size: int, how: str, folder: Path, joined: Any = accelerator_of) -> None:
+    whole = Loop(joined(rank, size), how=how)
+    if how == "theirs":
+        keep_search(whole.accelerator, whole.scheduler)
+    done = 0
+    for cut in CUTS:
+        whole.go(done, cut)
+        whole.accelerator.save_state(str(folder / str(cut)))
+        done = cut
+    whole.go(done, STEPS)
+    for cut in CUTS:
+        again = Loop(joined(rank, size), how=how)
+        if how == "theirs":
+            keep_search(again.accelerator, again.scheduler)
+        again.accelerator.load_state(str(folder / str(cut)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", hdet.ResumeWarning)
+            again.go(cut, STEPS)
+        assert again.weights == whole.weights, cut
+
+
+def sharding_of(rank: int, size: int) -> Any:
+    return sharding(accelerator_of(rank, size))
+
+
+@pytest.mark.covers("frameworks", "Accelerate, search", "FSDP2", "fp32")
+@pytest.mark.parametrize("how", ["theirs", "ours"])
+def test_fsdp2_ends_where_the_plain_loop_ends(how: str) -> None:
+    (loss, kind), (other, _) = run_ranks(_sharded, 2, how)
+    assert kind == "DTensor"
+    assert loss == other
+    assert loss / in_a_plain_loop(2) == pytest.approx(1, abs=0.05)
+
+
+def _sharded(rank: int, how: str) -> tuple[float, str]:
+    with quiet():
+        loop = Loop(sharding_of(rank, 2), how=how)
+        loop.train(STEPS)
+        kind = type(next(loop.model.parameters())).__name__  # a forward pass alone leaves gathered weights
+        return loop.final_loss, kind
+
+
+@pytest.mark.parametrize("how", ["theirs", "ours"])
+def test_in_fsdp2_a_run_that_was_cut_is_the_one_that_was_not(how: str, tmp_path: Path) -> None:
+    """Each rank saves the part of the search that it holds."""
+    run_ranks(_cut, 2, 2, how, tmp_path, sharding_of)
+    assert sorted(path.name for path in (tmp_path / "12").glob("hdet*")) == [
+        "hdet_search_0_of_2.pt",
+        "hdet_search_1_of_2.pt",
+    ]
+
+
+def test_a_search_of_other_ranks_is_left_out_with_advice(tmp_path: Path) -> None:
+    (told, alone), _ = run_ranks(_without_a_part, 2, tmp_path)
+    assert "hdet_search_0_of_3.pt" in told
+    assert "resume on as many" in told
+    assert "resumed at step 12" in alone
+
+
+def _without_a_part(rank: int, folder: Path) -> list[str]:
+    first, again = (Loop(sharding_of(rank, 2)) for _ in range(2))
+    first.go(0, 12)
+    first.accelerator.save_state(str(folder))
+    (folder / f"hdet_search_{rank}_of_2.pt").rename(folder / f"hdet_search_{rank}_of_3.pt")
+    torch.distributed.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        again.accelerator.load_state(str(folder))
+        again.go(12, 14)
+    return [str(one.message) for one in caught if one.category is hdet.ResumeWarning]
+
+
+def test_where_the_search_was_not_kept_the_warning_says_what_keeps_it(tmp_path: Path) -> None:
+    first = Loop(accelerator_of(), how="theirs")
+    first.go(0, 12)
+    first.accelerator.save_state(str(tmp_path))
+    again = Loop(accelerator_of(), how="theirs")
+    again.accelerator.load_state(str(tmp_path))
+    with pytest.warns(hdet.ResumeWarning, match="in a framework .*keep_search"):
+        again.go(12, 14)
+
+
 @pytest.mark.covers("frameworks", "Accelerate, replicas", "DDP", "fp32")
 def test_consensus_shows_the_mean_of_replicas_that_train() -> None:
     rows = run_ranks(_consensus, 2)
@@ -273,6 +380,8 @@ def test_bad_input_is_refused() -> None:
         prepare(accelerator, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
     with pytest.raises(hdet.ArgumentError, match="leave the scheduler out there"):
         prepare(accelerator, accelerator.prepare(ours))
+    with pytest.raises(hdet.ArgumentError, match="give it that scheduler after"):
+        keep_search(accelerator, ours)
 
 
 def test_engines_that_step_the_scheduler_are_refused() -> None:

@@ -267,6 +267,33 @@ def test_checkpoints_hold_the_search(tmp_path: Path) -> None:
         assert loss < 1.2 * in_one_process()
 
 
+CUTS = (1, 12, 18, 100)
+"""After the first step, inside a round, at the end of one, and in the descent."""
+
+
+def cut(rank: int, folder: str, cases: list[tuple[int, dict[str, Any]]]) -> None:
+    deepspeed = deepspeed_on(rank)
+    for number, (stage, config) in enumerate(cases):
+        whole, done = Searched(rank, deepspeed, stage, **config), 0
+        for at in CUTS:
+            whole.train(range(done, at))
+            whole.engine.save_checkpoint(folder, f"{number}-{at}")
+            done = at
+        whole.train(range(done, STEPS))
+        for at in CUTS:
+            again = Searched(rank, deepspeed, stage, **config)
+            again.engine.load_checkpoint(folder, f"{number}-{at}")
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", hdet.ResumeWarning)
+                again.train(range(at, STEPS))
+            assert again.loss == whole.loss, (stage, config, at)
+
+
+@needs_deepspeed
+def test_a_run_that_was_cut_is_the_one_that_was_not_bit_by_bit(tmp_path: Path) -> None:
+    run_ranks(cut, RANKS, str(tmp_path), [*((stage, {}) for stage in range(4)), (1, BF16)])
+
+
 def documented(rank: int, source: str) -> float:
     deepspeed_on(rank)
     names: dict[str, Any] = {}

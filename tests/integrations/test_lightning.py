@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
+from hdet.distributed.shards import local
 from tests.integrations.loops import auto_on, loss_of_plain_loop, train
 from tests.ranks import error_of, run_ranks
 from tests.setups.problems import Records, batch_of, final_loss, loss_of, network
@@ -25,7 +27,8 @@ import lightning
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from hdet.integrations.lightning import AutoLR
 from tests.patience import PATIENCE
@@ -71,7 +74,7 @@ class Module(lightning.LightningModule):
 
 
 def flat(module: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1).clone() for p in module.parameters()])
+    return torch.cat([local(p.detach()).reshape(-1).clone() for p in module.parameters()])
 
 
 def loader_of(first: int, batches: int, **options: Any) -> DataLoader[Any]:
@@ -139,6 +142,27 @@ def test_a_schedule_of_the_users_own(way: str) -> None:
     assert (auto.story is None) == (way != "callback")
     if auto.story is not None:
         assert "from a guess of 1e-05" in str(auto.story.verdict)
+
+
+class Epochs(Module):
+    """A schedule as Lightning's users have it: a scheduler of torch, stepped once an epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)]
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_scheduler_of_torch_in_configure_optimizers_is_the_schedule(interval: str) -> None:
+    module, auto = (Module(scheduler=shape) if interval == "step" else Epochs()), AutoLR()
+    trainer_of(auto, max_epochs=5).fit(module, loader_of(0, 20))
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=GUESS)
+    every = {} if interval == "step" else {"schedule_every": 20}
+    own_shape = shape(optimizer) if interval == "step" else torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+    plain_search = hdet.auto(optimizer, schedule=own_shape, total_steps=100, **every)
+    plain = train(net, optimizer, plain_search, (batch_of(t % 20) for t in range(100)))
+    assert final_loss(module.net) / plain == pytest.approx(1, rel=1e-3)
 
 
 def test_without_the_callback_it_is_said_that_the_loss_is_missing() -> None:
@@ -266,6 +290,63 @@ def test_a_run_that_was_stopped_goes_on_with_its_search(tmp_path: Path) -> None:
     assert journal.rounds[-1]["step"] == 80
 
 
+class ByStep(Own):
+    """Its batches are those of the step: the same ones whether a run was cut or not."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = loss_of(self.net, batch_of(self.trainer.world_size * self.trainer.global_step + self.global_rank))
+        self.rates.append(float(self.trainer.optimizers[0].param_groups[0]["lr"]))
+        return loss
+
+
+CUTS = (1, 12, 18, 80)
+"""After the first step, inside a round, at the end of one, and in the descent."""
+
+
+class Saves(lightning.Callback):
+    """The trainer's own checkpoints, at each of the cuts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step in CUTS:
+            trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
+
+
+def cut_and_resumed(folder: Path, fit: Callable[..., ByStep]) -> ByStep:
+    """Every cut of a run ends with the same bits as the run without one. Gives that."""
+    whole = fit(Saves(folder))
+    for cut in CUTS:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", hdet.ResumeWarning)
+            resumed = fit(ckpt_path=folder / f"{cut}.ckpt")
+        assert resumed.rates == whole.rates[cut:], cut
+        assert torch.equal(flat(resumed), flat(whole)), cut
+    return whole
+
+
+@pytest.mark.parametrize("way", ["callback", "schedule", "scheduler"])
+def test_a_run_that_was_cut_is_the_one_that_was_not_bit_by_bit(way: str, tmp_path: Path) -> None:
+    def fit(*callbacks: Any, **more: Any) -> ByStep:
+        module = ByStep(scheduler=(lambda optimizer: own(optimizer, 100)) if way == "scheduler" else None)
+        auto = AutoLR(schedule=shape) if way == "schedule" else AutoLR()
+        trainer_of(auto, *callbacks, max_epochs=1).fit(module, loader_of(0, 100), **more)
+        return module
+
+    cut_and_resumed(tmp_path, fit)
+
+
+def test_without_the_callback_the_warning_says_what_keeps_the_search(tmp_path: Path) -> None:
+    def fit(*callbacks: Any, **more: Any) -> None:
+        module = ByStep(scheduler=lambda optimizer: own(optimizer, 100))
+        trainer_of(*callbacks, max_epochs=1).fit(module, loader_of(0, 100), **more)
+
+    fit(Saves(tmp_path))
+    with pytest.warns(hdet.ResumeWarning, match="in a framework .*AutoLR"):
+        fit(ckpt_path=tmp_path / "12.ckpt")
+
+
 def test_an_exception_leaves_trainer_and_scheduler_usable(tmp_path: Path) -> None:
     class Falls(Module):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -291,7 +372,9 @@ def in_ddp(rank: int, folder: str, scenario: str) -> Any:
     place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    return {"callback": searched, "alone": searched_alone, "trained": trained}[scenario](rank, Path(folder))
+    return {"callback": searched, "alone": searched_alone, "trained": trained, "cut": cut, "sharded": sharded}[
+        scenario
+    ](rank, Path(folder))
 
 
 def ddp(*callbacks: Any, **options: Any) -> lightning.Trainer:
@@ -334,6 +417,50 @@ def trained(rank: int, folder: Path) -> Any:
         "saved": torch.cat([value.reshape(-1) for value in saved.values()]),
         "last": flat(module),
     }
+
+
+def cut(rank: int, folder: Path) -> None:
+    def fit(*callbacks: Any, **more: Any) -> ByStep:
+        module = ByStep()
+        ddp(AutoLR(), *callbacks, max_epochs=1).fit(module, loader_of(0, 200), **more)
+        return module
+
+    warnings.simplefilter("ignore")
+    cut_and_resumed(folder, fit)
+
+
+def test_in_ddp_a_run_that_was_cut_is_the_one_that_was_not(tmp_path: Path) -> None:
+    """Each rank has losses of its own."""
+    run_ranks(in_ddp, 2, str(tmp_path), "cut")
+
+
+class Sharded(ByStep):
+    def configure_model(self) -> None:
+        if not isinstance(self.net, FSDPModule):
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+def sharded(rank: int, folder: Path) -> Any:
+    def fit(*callbacks: Any, **more: Any) -> ByStep:
+        module = Sharded()
+        strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo")
+        trainer = trainer_of(AutoLR(), *callbacks, max_epochs=1, devices=2, strategy=strategy)
+        trainer.fit(module, loader_of(0, 200), **more)
+        return module
+
+    warnings.simplefilter("ignore")
+    whole = cut_and_resumed(folder, fit)
+    return type(next(whole.parameters())).__name__, final_loss(whole.net)
+
+
+@pytest.mark.covers("frameworks", "Lightning, search", "FSDP2", "fp32")
+def test_fsdp2_and_a_run_of_it_that_was_cut(tmp_path: Path) -> None:
+    """Each rank saves the part of the search that it holds."""
+    (kind, loss), (_, other) = run_ranks(in_ddp, 2, str(tmp_path), "sharded")
+    assert kind == "DTensor"
+    assert loss == other
+    assert loss < 1.2 * loss_of_plain_loop(steps=100, size=128)
+    assert (tmp_path / "12.ckpt" / "hdet_search_1_of_2.pt").exists()
 
 
 @pytest.mark.covers("frameworks", "Lightning, search", "DDP", "fp32")
@@ -386,10 +513,23 @@ class ByEpoch(Module):
         return [optimizer], [ours(optimizer)]
 
 
+class Engine(SingleDeviceStrategy):
+    """As Lightning's DeepSpeedStrategy, which needs GPUs."""
+
+    deepspeed_engine = None
+
+
+class Two(Module):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters())
+        return [optimizer], [plain(optimizer), plain(optimizer)]
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], list[str]]] = {
     "manual": (Manual, AutoLR, {}, ["automatic_optimization=False", "scheduler.step(loss)"]),
     "no optimizer": (Nothing, AutoLR, {}, ["one optimizer", "AdamW"]),
-    "another scheduler": (lambda: Module(scheduler=plain), AutoLR, {}, ["StepLR", "return only the optimizer"]),
+    "two schedulers": (Two, AutoLR, {}, ["StepLR, StepLR", "return only the optimizer"]),
+    "two schedules": (lambda: Module(scheduler=plain), lambda: AutoLR(schedule=shape), {}, ["schedule of AutoLR"]),
     "by epoch": (ByEpoch, AutoLR, {}, ["interval='epoch'", '"interval": "step"']),
     "not used": (
         lambda: Module(scheduler=ours),
@@ -397,10 +537,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], 
         {},
         ["journal, pct_start", "give"],
     ),
+    "DeepSpeed": (Module, AutoLR, {"strategy": Engine("cpu")}, ["has Engine", "ModelParallelStrategy"]),
     "endless": (Module, AutoLR, {"max_epochs": -1}, ["estimated_stepping_batches is inf", "max_steps"]),
 }
 
 
+@pytest.mark.covers("frameworks", "Lightning, search", "ZeRO-1", "refused")
+@pytest.mark.covers("frameworks", "Lightning, search", "ZeRO-2", "refused")
+@pytest.mark.covers("frameworks", "Lightning, search", "ZeRO-3", "refused")
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_refused_with_a_cure(name: str) -> None:
     module, auto, options, words = MISTAKES[name]

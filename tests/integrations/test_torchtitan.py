@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import hdet
+from hdet.distributed.shards import local
 from hdet.integrations.torchtitan import AutoLR
 from tests.integrations.loops import train
+from tests.ranks import run_ranks
 from tests.setups.problems import Records, batch_of, final_loss, loss_of, network, weights_of
 
 optimizers_of_titan = pytest.importorskip("torchtitan.components.optimizer")
@@ -33,8 +38,12 @@ def groups(*names: str) -> Any:
 class Loop:
     """What torchtitan's trainer does with model parts, optimizers and schedulers."""
 
-    def __init__(self, *names: str, gives_loss: bool = False, journal: Any = None, **config: Any) -> None:
+    def __init__(
+        self, *names: str, gives_loss: bool = False, journal: Any = None, shards: bool = False, **config: Any
+    ) -> None:
         self.model, self.gives_loss = network(), gives_loss
+        if shards:
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (2,)))
         self.optimizers = groups(*names).build(model_parts=[self.model])
         settings = AutoLR.Config(onecycle={"journal": journal}, **config)
         self.schedulers = settings.build(optimizers=self.optimizers, training_steps=STEPS)
@@ -107,6 +116,55 @@ def test_a_checkpoint_holds_the_search(tmp_path: Path) -> None:
     seen = second.train(range(20, STEPS))
     assert final_loss(second.model) / by_hand("AdamW", "Adam") == pytest.approx(1, abs=0.2)
     assert seen[-1]["lr/Adam"] < max(row["lr/Adam"] for row in seen)
+
+
+@pytest.mark.parametrize("cut", [1, 12, 18, 80])
+def test_a_run_that_was_cut_is_the_one_that_was_not_bit_by_bit(cut: int, tmp_path: Path) -> None:
+    """After the first step, inside a round, at the end of one, and in the descent."""
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    whole, again = (Loop("AdamW", "Adam", gives_loss=True) for _ in range(2))
+    whole.train(range(cut))
+    dcp.save(whole.states, checkpoint_id=tmp_path, no_dist=True)
+    whole.train(range(cut, STEPS))
+    dcp.load(again.states, checkpoint_id=tmp_path, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hdet.ResumeWarning)
+        again.train(range(cut, STEPS))
+    assert torch.equal(weights_of(again.model), weights_of(whole.model))
+
+
+@pytest.mark.covers("frameworks", "torchtitan, search", "FSDP2", "fp32")
+def test_in_fsdp2_a_run_that_was_cut_is_the_one_that_was_not(tmp_path: Path) -> None:
+    (kind, loss), (_, other) = run_ranks(_sharded, 2, tmp_path)
+    assert kind == "DTensor"
+    assert loss == other
+    assert loss / by_hand("AdamW") == pytest.approx(1, abs=0.02)
+
+
+def _sharded(rank: int, folder: Path) -> tuple[str, float]:
+    import torch.distributed.checkpoint as dcp
+
+    warnings.simplefilter("error", hdet.ResumeWarning)
+    whole, again = (Loop("AdamW", gives_loss=True, shards=True) for _ in range(2))
+    whole.train(range(12))
+    dcp.save(whole.states, checkpoint_id=folder)
+    whole.train(range(12, STEPS))
+    dcp.load(again.states, checkpoint_id=folder)
+    again.train(range(12, STEPS))
+    pairs = zip(again.model.parameters(), whole.model.parameters(), strict=True)
+    assert all(torch.equal(local(p), local(q)) for p, q in pairs)
+    kind = type(next(whole.model.parameters())).__name__
+    return kind, final_loss(whole.model)
+
+
+def test_without_keep_search_it_begins_anew_and_says_so(tmp_path: Path) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    first, again = (Loop("AdamW", gives_loss=True, keep_search=False) for _ in range(2))
+    first.train(range(12))
+    dcp.save(first.states, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load(again.states, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.warns(hdet.ResumeWarning, match="resumed at step 12"):
+        again.train(range(12, 14))
 
 
 @pytest.mark.parametrize("names", [("AdamW",), ("AdamW", "Adam")])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,16 @@ import torch
 from torch import Tensor, nn
 
 import hdet
+from hdet.distributed.shards import local
 from hdet.integrations.transformers import AutoLR, Replicas
+from tests.integrations.fsdp2 import sharding
 from tests.patience import PATIENCE
-from tests.ranks import run_ranks
+from tests.ranks import error_of, run_ranks
 from tests.setups.problems import quiet
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 
 STEPS = 60
 WORDS = 16
@@ -137,6 +142,23 @@ def test_a_schedule_of_the_users_own(tmp_path: Path) -> None:
     assert logged(trainer, "hdet/event")[0].startswith("first step")
 
 
+def wsd(optimizer: Any) -> Any:
+    return transformers.get_wsd_schedule(optimizer, STEPS // 10, STEPS // 2, num_training_steps=STEPS)
+
+
+@pytest.mark.parametrize("given", [shape, wsd])
+def test_a_scheduler_of_transformers_in_optimizers_is_the_schedule(given: Any, tmp_path: Path) -> None:
+    model = language_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8, weight_decay=0.0)
+    trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, given(optimizer)))
+    AutoLR().attach(trainer)
+    trainer.train()
+    plain = by_hand(
+        trainer_of(tmp_path), lambda optimizer, steps: hdet.auto(optimizer, schedule=given, total_steps=steps)
+    )
+    assert loss_after(trainer) / plain == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "one process", "fp32")
 @pytest.mark.parametrize("make", [auto_on, cosine])
 @pytest.mark.parametrize("looked_after", [True, False])
@@ -219,6 +241,142 @@ def test_resume_goes_on_with_the_search(tmp_path: Path) -> None:
     assert loss_after(again) / loss_after(first) == pytest.approx(1, abs=0.1)
 
 
+CUTS = (1, 12, 15, 50)
+"""After the first step, inside a round, at the end of one, and in the descent."""
+
+
+class _SaveAt(transformers.TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_save = state.global_step in CUTS
+
+
+def cut_and_resumed(folder: Path, make: Any, *, by_loss: bool = False) -> Any:
+    """Every cut of a run ends with the same bits as the run without one, which is given back.
+
+    Args:
+        folder: of the trainer.
+        make: a trainer.
+        by_loss: whether to compare losses, where no rank has the weights.
+    """
+    whole = make()
+    whole.add_callback(_SaveAt())
+    whole.train()
+    for cut in CUTS:
+        resumed = make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", hdet.ResumeWarning)
+            resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{cut}"))
+        assert resumed.state.global_step == STEPS
+        if by_loss:
+            assert loss_after(resumed) == loss_after(whole), cut
+        else:
+            assert torch.equal(weights_of(resumed.model), weights_of(whole.model)), cut
+    return whole
+
+
+@pytest.mark.parametrize("way", ["onecycle", "schedule", "accumulated"])
+def test_a_run_that_was_cut_is_the_one_that_was_not_bit_by_bit(way: str, tmp_path: Path) -> None:
+    more = {"gradient_accumulation_steps": 2} if way == "accumulated" else {}
+    options = {"schedule": shape} if way == "schedule" else {}
+    cut_and_resumed(tmp_path, lambda: AutoLR(**options).attach(trainer_of(tmp_path, **more)))
+
+
+def test_in_ddp_a_run_that_was_cut_is_the_one_that_was_not(tmp_path: Path) -> None:
+    """Each rank has losses of its own."""
+    run_ranks(_cut, 2, tmp_path)
+
+
+def _cut(rank: int, folder: Path) -> None:
+    joined(rank)
+    warnings.simplefilter("ignore")
+    cut_and_resumed(folder, lambda: AutoLR().attach(trainer_of(folder, ddp_backend="gloo")))
+
+
+def sharding_trainer(folder: Path, version: int = 2) -> Any:
+    trainer = trainer_of(folder, ddp_backend="gloo")
+    sharding(trainer.accelerator)
+    trainer.accelerator.state.fsdp_plugin.fsdp_version = version
+    trainer.is_fsdp_enabled = True
+    return trainer
+
+
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "FSDP2", "fp32")
+def test_fsdp2_and_a_run_of_it_that_was_cut(tmp_path: Path) -> None:
+    """Each rank saves the part of the search that it holds."""
+    (kind, loss), (_, other) = run_ranks(_sharded, 2, tmp_path)
+    assert kind == "DTensor"
+    assert loss == other
+    assert loss / by_hand(trainer_of(tmp_path, per_device_train_batch_size=16)) == pytest.approx(1, abs=0.1)
+    assert (tmp_path / "checkpoint-12" / "hdet_search_1_of_2.pt").exists()
+
+
+def _sharded(rank: int, folder: Path) -> tuple[str, float]:
+    joined(rank)
+    warnings.simplefilter("ignore")
+    whole = cut_and_resumed(folder, lambda: AutoLR().attach(sharding_trainer(folder)))
+    return type(next(whole.model.parameters())).__name__, loss_after(whole)
+
+
+def test_fsdp1_is_refused(tmp_path: Path) -> None:
+    for message in run_ranks(_flattened, 2, tmp_path):
+        assert 'fsdp_config={"fsdp_version": 2}' in message
+
+
+def _flattened(rank: int, folder: Path) -> str:
+    joined(rank)
+    return str(error_of(lambda: AutoLR().attach(sharding_trainer(folder, 1)).create_scheduler(STEPS)))
+
+
+def deepspeed_trainer(folder: Path, stage: int, **config: Any) -> Any:
+    known = dict.fromkeys(
+        ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
+    )
+    settings = {**known, "zero_optimization": {"stage": stage}, "steps_per_print": 10**9, **config}
+    return trainer_of(folder, ddp_backend="gloo", deepspeed=settings)
+
+
+@needs_deepspeed
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "ZeRO-1", "fp32")
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "ZeRO-2", "fp32")
+@pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "ZeRO-3", "fp32")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_and_a_run_of_it_that_was_cut(stage: int, tmp_path: Path) -> None:
+    """Each rank saves the part of the search that it holds."""
+    (kind, loss), (_, other) = run_ranks(_in_an_engine, 2, tmp_path, stage)
+    assert kind == "DeepSpeedEngine"
+    assert loss == other
+    assert loss / by_hand(trainer_of(tmp_path, per_device_train_batch_size=16)) == pytest.approx(1, abs=0.1)
+    assert (tmp_path / "checkpoint-12" / "hdet_search_1_of_2.pt").exists()
+
+
+def with_deepspeed(rank: int) -> None:
+    """On the CPU, with gloo alone: nothing is compiled."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    joined(rank)
+    warnings.simplefilter("ignore")
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def _in_an_engine(rank: int, folder: Path, stage: int) -> tuple[str, float]:
+    with_deepspeed(rank)
+    whole = cut_and_resumed(folder, lambda: AutoLR().attach(deepspeed_trainer(folder, stage)), by_loss=True)
+    return type(whole.model_wrapped).__name__, loss_after(whole)
+
+
+@needs_deepspeed
+def test_an_optimizer_in_the_config_of_deepspeed_is_refused(tmp_path: Path) -> None:
+    for message in run_ranks(_with_its_optimizer, 2, tmp_path):
+        assert 'has an "optimizer"; leave that and the "scheduler" out' in message
+
+
+def _with_its_optimizer(rank: int, folder: Path) -> str:
+    with_deepspeed(rank)
+    adam = {"type": "Adam", "params": {"lr": "auto", "torch_adam": True}}
+    return str(error_of(lambda: AutoLR().attach(deepspeed_trainer(folder, 2, optimizer=adam)).train()))
+
+
 def test_a_longer_run_than_the_checkpoints_is_refused_before_the_first_step(tmp_path: Path) -> None:
     AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=50)).train()
     again = AutoLR().attach(trainer_of(tmp_path, max_steps=70))
@@ -290,7 +448,7 @@ def joined(rank: int) -> None:
 
 
 def weights_of(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    return torch.cat([local(p.detach()).flatten() for p in model.parameters()]).clone()
 
 
 @pytest.mark.covers("frameworks", "Hugging Face Trainer, search", "DDP", "fp32")
@@ -492,8 +650,8 @@ def test_bad_input_is_refused(make: Any, words: str, tmp_path: Path) -> None:
 def test_a_trainer_with_another_scheduler_is_refused(tmp_path: Path) -> None:
     model = language_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    with pytest.raises(hdet.ArgumentError, match="has one already"):
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(hdet.ArgumentError, match="known in advance, but this Trainer has"):
         AutoLR().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler)))
     trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, auto_on(optimizer)))
     with pytest.raises(hdet.ArgumentError, match="pct_start of AutoLR would not be used"):

@@ -83,7 +83,8 @@ def lost_words(step: int, *, is_falling: bool) -> str:
     lost = "the weights to go back to" + ("" if is_falling else ", the way measured so far")
     return (
         f"resumed at step {step} with the rate found so far, but without {lost}: the rounds from here on make them "
-        "anew; hdet.save keeps them, or search_state_dict() beside state_dict()"
+        "anew; hdet.save keeps them, in a framework what hdet.integrations has for it (AutoLR, auto, keep_search), and "
+        "elsewhere search_state_dict() beside state_dict()"
     )
 
 

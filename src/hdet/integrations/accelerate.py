@@ -7,6 +7,7 @@ own. :func:`prepare` is for those who would rather count optimizer steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from numbers import Integral
 from typing import Any, Protocol, TypeAlias
@@ -14,11 +15,12 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from hdet.errors import ArgumentError
+from hdet.integrations.searches import read_search, write_search
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 
-__all__ = ["Accelerator", "PreparedScheduler", "prepare"]
+__all__ = ["Accelerator", "PreparedScheduler", "keep_search", "prepare"]
 
 HdetScheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
 _SCHEDULERS = (OneCycleLR, ScheduledSearch, Ensemble)
@@ -34,6 +36,8 @@ class Accelerator(Protocol):
     @property
     def sync_gradients(self) -> bool: ...
     def prepare_scheduler(self, scheduler: Any) -> Any: ...
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> Any: ...
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> Any: ...
 
 
 def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedScheduler) -> PreparedScheduler:
@@ -48,7 +52,7 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
     Accelerate's own wrapper makes as many scheduler steps per optimizer step as there are processes. This one makes
     one: ``total_steps`` is the number of optimizer steps, whatever ``num_processes``, ``split_batches`` and
     accumulation are. With accumulation it is given the losses of all batches, not of the last alone. ``save_state`` and
-    ``load_state`` hold its state.
+    ``load_state`` hold its state, and what a search holds in tensors.
 
     Args:
         accelerator: the ``accelerate.Accelerator`` of the loop.
@@ -78,7 +82,42 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
         )
     prepared = scheduler if isinstance(scheduler, PreparedScheduler) else PreparedScheduler(accelerator, scheduler)
     accelerator.prepare_scheduler(prepared)  # for save_state and load_state
+    if prepared is not scheduler:
+        keep_search(accelerator, prepared)
     return prepared
+
+
+def keep_search(accelerator: Accelerator, prepared: Any) -> None:
+    """Have ``save_state`` and ``load_state`` hold what a search holds in tensors, beside the scheduler's state.
+
+    .. code-block:: python
+
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+        keep_search(accelerator, scheduler)
+
+    With it a run that is resumed is bit-equal to one that was not cut. :func:`prepare` calls it by itself.
+
+    Args:
+        accelerator: the ``accelerate.Accelerator`` of the loop.
+        prepared: what its ``prepare`` has made of an hdet scheduler.
+    """
+    scheduler = getattr(prepared, "scheduler", None)
+    if not isinstance(scheduler, _SCHEDULERS):
+        raise ArgumentError(
+            f"keep_search() takes what accelerator.prepare(...) has made of an hdet scheduler, but got {prepared!r}; "
+            "give it that scheduler after accelerator.prepare(...)"
+        )
+    folders: list[str] = []
+    load = prepared.load_state_dict
+
+    def load_state_dict(state_dict: dict[str, Any]) -> None:
+        load(state_dict)
+        while folders:  # Accelerate has loaded the optimizer by now
+            read_search(folders.pop(), scheduler)
+
+    prepared.load_state_dict = load_state_dict
+    accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_search(folder, scheduler))
+    accelerator.register_load_state_pre_hook(lambda models, folder: folders.append(folder))
 
 
 class PreparedScheduler:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch.optim import Optimizer
 
 from hdet.errors import ArgumentError
 from hdet.integrations.deepspeed_masters import Masters, masters_of
+from hdet.integrations.searches import read_search, write_search
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 from hdet.schedulers.several import auto as auto_of
 
-__all__ = ["auto"]
+__all__ = ["auto", "optimizer_of"]
 
 _PARALLEL = {
     "pipeline_parallelism": "pipeline parallelism",
@@ -33,8 +35,9 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
         scheduler = auto(engine, total_steps=10_000)
 
     The loop stays as it is but for one line, ``scheduler.observe(loss)`` after the forward pass. ``engine.step()``
-    steps the scheduler where it has stepped the optimizer, and ``engine.save_checkpoint`` holds its state. The
-    optimizer's rate is a guess that may be far off. The model is known: its buffers go back with the weights.
+    steps the scheduler where it has stepped the optimizer. ``engine.save_checkpoint`` holds its state, and what the
+    search holds in tensors: in a file for each rank where ranks have partitions. The optimizer's rate is a guess that
+    may be far off. The model is known: its buffers go back with the weights.
 
     With ZeRO each rank measures its own partitions, and the sums are added up over the ranks.
 
@@ -44,12 +47,35 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
         more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``go_back``, those of
             :class:`hdet.OneCycleLR`. Momenta are not cycled unless ``cycle_momentum=True``.
     """
+    scheduler = auto_of(optimizer_of(engine), total_steps=total_steps, **{"model": engine.module, **more})
+    engine.lr_scheduler = scheduler
+    _keep_search(engine, scheduler)
+    return scheduler
+
+
+def optimizer_of(engine: Any) -> Optimizer:
+    """What trains the weights of an engine, as an optimizer of torch: where ZeRO is, with this rank's partitions."""
     _check(engine)
     wrapper = engine.optimizer
-    optimizer = wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper, masters_of(wrapper))
-    scheduler = auto_of(optimizer, total_steps=total_steps, **{"model": engine.module, **more})
-    engine.lr_scheduler = scheduler
-    return scheduler
+    return wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper, masters_of(wrapper))
+
+
+def _keep_search(engine: Any, scheduler: OneCycleLR | ScheduledSearch) -> None:
+    """Put functions in front of the engine's saving and loading: what it saves of a scheduler is one rank's alone."""
+    save, load = engine.save_checkpoint, engine.load_checkpoint
+
+    def save_checkpoint(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
+        tag = f"global_step{engine.global_steps}" if tag is None else tag
+        write_search(os.path.join(save_dir, str(tag)), scheduler)  # before "latest" names the checkpoint
+        return save(save_dir, tag, *args, **kwargs)
+
+    def load_checkpoint(load_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        path, client = load(load_dir, *args, **kwargs)
+        if path is not None:
+            read_search(os.path.dirname(path), scheduler)
+        return path, client
+
+    engine.save_checkpoint, engine.load_checkpoint = save_checkpoint, load_checkpoint
 
 
 def _check(engine: Any) -> None:

@@ -6,16 +6,20 @@ import importlib
 import importlib.util
 import math
 import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.errors import ArgumentError
+from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.lengths import check_length
 from hdet.integrations.lightning_story import Story, part_of_lightning
+from hdet.integrations.searches import holds_parts, read_search, search_of, write_search
 from hdet.journal import Journals, open_journal
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
@@ -25,6 +29,8 @@ from hdet.schedulers.several import auto
 __all__ = ["AutoLR"]
 
 Scheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
+_SEARCH = "hdet_search"
+"""The key of a checkpoint under which a search is."""
 
 
 def _callback_classes() -> tuple[type, ...]:
@@ -54,6 +60,9 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
     restored: ``fit(ckpt_path=...)`` goes on with the search. It is given the loss that ``training_step`` returns, and
     the module.
 
+    If ``configure_optimizers`` returns a scheduler of torch too, stepped by steps or by epochs, the rate is found on
+    that schedule (:func:`hdet.auto`).
+
     If ``configure_optimizers`` returns a scheduler of hdet, AutoLR looks after that one. It gives it the training loss,
     logs its rate, and validates and saves the mean of the replicas where they train apart. ``journal`` and the rest are
     that scheduler's own then.
@@ -81,23 +90,42 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """What happened in the search; None where the scheduler is the user's own."""
         self._together: ExitStack | None = None
         """While the module holds the mean of the replicas: what puts each one's own weights back."""
+        self._restored: Mapping[str, Any] = {}
+        """The search of a checkpoint, until all else of it is loaded."""
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Also save what the search holds in tensors. Collective, but after an exception."""
+        if self.scheduler is not None and not holds_parts(self.scheduler):
+            search = search_of(self.scheduler, alone="save_checkpoint" not in vars(trainer))
+            checkpoint.update({_SEARCH: search} if search else {})
+
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
         """Refuse a checkpoint without a scheduler: nobody would restore ours."""
-        if trainer.state.fn == "fit" and not checkpoint.get("lr_schedulers"):
+        if trainer.state.fn != "fit":
+            return
+        if not checkpoint.get("lr_schedulers"):
             raise ArgumentError(
                 "the checkpoint has no scheduler, but AutoLR adds one: it was saved without AutoLR, or with weights "
                 "only; load its weights into the module before fit(), or leave AutoLR out"
             )
+        self._restored = checkpoint.get(_SEARCH, {})
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Add a scheduler, or find the user's: optimizers are there, and nothing is restored yet."""
         _check_optimizers(trainer, pl_module)
         configs = trainer.strategy.lr_scheduler_configs
-        if configs:
-            self._check_nothing_given()
+        if len(configs) == 1 and _is_schedule(configs[0].scheduler):
+            config = configs[0]
+            self._check_nothing_given("schedule", "schedule_every")
+            every = config.frequency * (1 if config.interval == "step" else _steps_of_an_epoch(trainer))
+            self.story = Story(trainer)
+            given = {"schedule": config.scheduler, "schedule_every": every}
+            self.scheduler = self._new_scheduler(trainer, pl_module, self.story, **given)
+            config.scheduler, config.interval, config.frequency = self.scheduler, "step", 1
+        elif configs:
+            self._check_nothing_given("journal", *self.onecycle)
             self.scheduler, self.story = _hdet_scheduler(configs), None
         else:
             self.story = Story(trainer)
@@ -107,14 +135,22 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         self._save_together(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse a trainer that makes more steps than a schedule that was restored."""
+        """Go on with a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
+        restored, self._restored = self._restored, {}
+        if isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)) and trainer.ckpt_path:
+            if holds_parts(self.scheduler):
+                _read_parts(trainer.ckpt_path, self.scheduler)
+            else:
+                self.scheduler.load_search_state_dict(restored)
         if self.story is None or not isinstance(self.scheduler, OneCycleLR):
             return
         if self.onecycle.get("total_steps") is None:
             check_length(_total_steps(trainer), self.scheduler, "max_epochs and max_steps")
 
-    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story) -> OneCycleLR | ScheduledSearch:
-        arguments = {"total_steps": None, **self.onecycle}
+    def _new_scheduler(
+        self, trainer: Any, pl_module: Any, story: Story, **schedule: Any
+    ) -> OneCycleLR | ScheduledSearch:
+        arguments = {"total_steps": None, **self.onecycle, **schedule}
         if arguments["total_steps"] is None:
             arguments["total_steps"] = _total_steps(trainer)
         given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
@@ -122,9 +158,9 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         optimizer = trainer.optimizers[0]
         return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
 
-    def _check_nothing_given(self) -> None:
+    def _check_nothing_given(self, *unused: str) -> None:
         given = {"journal": self.journal, **self.onecycle}
-        names = [name for name, value in given.items() if value is not None]
+        names = [name for name in unused if given.get(name) is not None]
         if names:
             raise ArgumentError(
                 f"configure_optimizers returned a scheduler, so {', '.join(names)} of AutoLR would not be used; give "
@@ -183,16 +219,21 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """
         scheduler, save = self.scheduler, type(trainer).save_checkpoint
 
-        def save_checkpoint(*args: Any, **kwargs: Any) -> None:
+        def save_checkpoint(filepath: Any, weights_only: bool | None = None, *args: Any, **kwargs: Any) -> None:
             with ExitStack() as stack:
                 if scheduler is not None and self._together is None:
                     stack.enter_context(scheduler.consensus())
-                save(trainer, *args, **kwargs)
+                save(trainer, filepath, weights_only, *args, **kwargs)
+            if scheduler is not None and not weights_only and holds_parts(scheduler):
+                folder = trainer.strategy.broadcast(str(filepath) if Path(filepath).is_dir() else None)
+                if folder is not None:
+                    write_search(folder, scheduler)
 
         trainer.save_checkpoint = save_checkpoint
 
     def _leave(self, trainer: Any) -> None:
         self._apart()
+        self._restored = {}
         vars(trainer).pop("save_checkpoint", None)
 
     def _apart(self) -> None:
@@ -201,7 +242,26 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
             together.close()
 
 
+def _read_parts(path: str, scheduler: Scheduler) -> None:
+    """A search whose parts are with the ranks lies in the folder of a checkpoint of all ranks."""
+    if Path(path).is_file():
+        warnings.warn(
+            f"{path} is one file of all weights, which are sharded here: the search was not saved in it; give "
+            "ModelParallelStrategy(save_distributed_checkpoint=True), its default, to keep it",
+            ResumeWarning,
+            stacklevel=2,
+        )
+    else:
+        read_search(path, scheduler)
+
+
 def _check_optimizers(trainer: Any, module: Any) -> None:
+    if hasattr(trainer.strategy, "deepspeed_engine"):
+        raise ArgumentError(
+            f"AutoLR needs a strategy of torch, but this trainer has {type(trainer.strategy).__name__}, whose engine "
+            "holds the weights in partitions; give DDPStrategy or ModelParallelStrategy with fully_shard, or call "
+            "hdet.integrations.deepspeed.auto(engine, ...) in a loop of your own"
+        )
     if not module.automatic_optimization:
         raise ArgumentError(
             f"AutoLR needs automatic optimization, but {type(module).__name__} has automatic_optimization=False: it "
@@ -216,14 +276,24 @@ def _check_optimizers(trainer: Any, module: Any) -> None:
         )
 
 
+def _is_schedule(scheduler: Any) -> bool:
+    """Whether it is a scheduler of torch, whose rates are known in advance."""
+    return isinstance(scheduler, LRScheduler) and not isinstance(scheduler, (OneCycleLR, ReduceLROnPlateau))
+
+
+def _steps_of_an_epoch(trainer: Any) -> int:
+    _total_steps(trainer)  # sets up the loader
+    steps: int = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+    return steps
+
+
 def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     """The scheduler of the user's own."""
     if len(configs) != 1 or not isinstance(configs[0].scheduler, (OneCycleLR, ScheduledSearch, Ensemble)):
         names = [type(config.scheduler).__name__ for config in configs]
         raise ArgumentError(
-            f"AutoLR brings its own scheduler, but configure_optimizers returned {', '.join(names)}; return only the "
-            "optimizer, or one scheduler of hdet's: hdet.OneCycleLR, or hdet.auto(optimizer, schedule=...) for a "
-            "schedule of your own"
+            f"AutoLR needs one schedule whose rates are known in advance, but configure_optimizers returned "
+            f"{', '.join(names)}; return only the optimizer, or with it one scheduler of torch or of hdet"
         )
     config = configs[0]
     if config.interval != "step" or config.frequency != 1:

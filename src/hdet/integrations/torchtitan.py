@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hdet.errors import ArgumentError
+from hdet.integrations.searches import part_name, search_of
 from hdet.schedulers.several import auto
 
 __all__ = ["AutoLR"]
@@ -31,8 +34,9 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
 
         config.lr_scheduler = AutoLR.Config()
 
-    The rates in the optimizers' config are guesses that may be far off. A checkpoint holds all that the
-    search has found, where torchtitan's own container saves the number of steps alone.
+    The rates in the optimizers' config are guesses that may be far off. A checkpoint holds the whole search, where
+    torchtitan's own container saves the number of steps alone. Where weights are sharded each rank saves its part,
+    under a name with its number and that of all: only as many ranks can load it.
 
     torchtitan's trainer steps it without a loss. In a trainer of your own, ``lr_schedulers.observe(loss)`` after the
     forward pass gives it.
@@ -40,6 +44,8 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
     Args:
         optimizers: torchtitan's ``OptimizersContainer``.
         total_steps: steps of the run.
+        keep_search: whether a checkpoint has what the search holds in tensors. Without it a run that is resumed makes
+            it anew, on any number of ranks.
         onecycle: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``go_back``, those of
             :class:`hdet.OneCycleLR`.
     """
@@ -50,19 +56,22 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
 
         onecycle: dict[str, Any] = field(default_factory=dict)
         """Further arguments of :func:`hdet.auto`."""
+        keep_search: bool = True
+        """Whether a checkpoint has what the search holds in tensors."""
 
         def build(self, *, optimizers: Any, training_steps: int) -> AutoLR:
             """The container, for so many steps if ``total_steps`` does not say otherwise."""
             steps = training_steps if self.total_steps is None else self.total_steps
-            return AutoLR(optimizers, total_steps=steps, **self.onecycle)
+            return AutoLR(optimizers, total_steps=steps, keep_search=self.keep_search, **self.onecycle)
 
-    def __init__(self, optimizers: Any, *, total_steps: int, **onecycle: Any) -> None:
+    def __init__(self, optimizers: Any, *, total_steps: int, keep_search: bool = True, **onecycle: Any) -> None:
         if not _INSTALLED:
             raise ModuleNotFoundError("AutoLR needs torchtitan, which is not installed: pip install torchtitan")
         self.optimizers = list(optimizers)
         known = {"model": _whole(getattr(optimizers, "model_parts", ())), **onecycle}
         self.scheduler = auto(self.optimizers, total_steps=total_steps, **known)
         self.schedulers = [self.scheduler]
+        self.keep_search = keep_search
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
@@ -78,8 +87,16 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own; the same on every rank."""
-        return self.scheduler.state_dict()
+        """The scheduler's own, and the search packed as bytes: torch.distributed.checkpoint reads what it knows before.
+
+        Collective where the search is kept.
+        """
+        state = self.scheduler.state_dict()
+        if not self.keep_search:
+            return state
+        packed = io.BytesIO()
+        torch.save(search_of(self.scheduler), packed)
+        return {**state, part_name(self.scheduler): packed.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the search. Optimizers are to be loaded before, as torchtitan does."""
@@ -88,7 +105,12 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
                 f"the checkpoint's scheduler is torchtitan's own, with {sorted(state_dict)}: nothing was searched "
                 'there; set exclude_from_loading=["lr_scheduler"] in the checkpoint config to search from here on'
             )
-        self.scheduler.load_state_dict(state_dict)
+        state = dict(state_dict)
+        packed = state.pop(part_name(self.scheduler), None)
+        self.scheduler.load_state_dict(state)
+        if packed is not None:
+            search = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
+            self.scheduler.load_search_state_dict(search)
 
 
 def _whole(parts: Sequence[nn.Module]) -> nn.Module | None:

@@ -5,7 +5,7 @@ each replica's own weights: what is here adds the loss, the model and the replic
 
 The Trainer never hands itself to its callbacks, and a checkpoint of the scheduler is loaded before the first of them is
 called. So a callback alone cannot bring a scheduler, and there is one line more: ``attach(trainer)``. It puts functions
-in front of methods of that one trainer which are documented to be overridden; the class stays as it is.
+in front of methods of that one trainer; the class stays as it is. A search is a file beside the scheduler's.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.errors import ArgumentError, ResumeWarning
+from hdet.integrations.deepspeed import optimizer_of
 from hdet.integrations.lengths import check_length
+from hdet.integrations.searches import read_search, write_search
 from hdet.parameters import Rate
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -59,6 +62,8 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
             setattr(trainer, name, self._with_mean(getattr(trainer, name)))
         trainer.training_step = self._observed(trainer.training_step)
         trainer.log = self._logged(trainer.log)
+        trainer._save_optimizer_and_scheduler = self._followed(trainer._save_optimizer_and_scheduler, write_search)
+        trainer._load_optimizer_and_scheduler = self._followed(trainer._load_optimizer_and_scheduler, read_search)
         return trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -125,6 +130,16 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
 
         return observed
 
+    def _followed(self, method: Callable[..., None], then: Callable[[str, Any], None]) -> Callable[..., None]:
+        """Optimizer and scheduler are written to a folder, or read from it, and then the search."""
+
+        def followed(folder: str | None) -> None:
+            method(folder)
+            if folder is not None:
+                then(folder, self._scheduler)
+
+        return followed
+
     def _logged(self, log: Callable[..., None]) -> Callable[..., None]:
         def logged(logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
             if "learning_rate" in logs:  # what the Trainer says of training, not of an evaluation
@@ -190,7 +205,8 @@ class AutoLR(_Attached):
     optimizer step, undivided by accumulation, and the trainer's model. The logs get ``hdet/rate`` and, where something
     happened, ``hdet/event``.
 
-    If the trainer was given a search by ``optimizers=``, an ``hdet.OneCycleLR`` or what ``hdet.auto`` makes, AutoLR
+    A scheduler of torch or transformers in ``optimizers=`` is the schedule on which the rate is found, as is
+    ``schedule=``. If the trainer was given a search there, an ``hdet.OneCycleLR`` or what ``hdet.auto`` makes, AutoLR
     gives that one the loss; then it takes no arguments.
 
     Args:
@@ -213,6 +229,8 @@ class AutoLR(_Attached):
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, before its ``train()``; also as a callback, if it is not one yet. Gives the trainer."""
         super().attach(trainer)
+        if not isinstance(trainer.lr_scheduler, (OneCycleLR, ScheduledSearch, type(None))):
+            self.options["schedule"], trainer.lr_scheduler = trainer.lr_scheduler, None
         if trainer.lr_scheduler is None:
             trainer.create_scheduler = self._create_scheduler
         return trainer
@@ -235,12 +253,13 @@ class AutoLR(_Attached):
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)
         given = trainer.lr_scheduler
-        if given is not None and not isinstance(given, (OneCycleLR, ScheduledSearch)):
+        ours = isinstance(given, (OneCycleLR, ScheduledSearch))
+        if given is not None and not ours and (isinstance(given, ReduceLROnPlateau) or "schedule" in self.options):
             raise ArgumentError(
-                f"AutoLR makes the scheduler, but this Trainer has one already: {given!r}; give "
-                "optimizers=(optimizer, None), or hdet.auto(optimizer, schedule=scheduler, ...) in its place"
+                f"AutoLR takes one schedule whose rates are known in advance, but this Trainer has {given!r}; give "
+                "optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
             )
-        if given is not None and self.options:
+        if ours and self.options:
             raise ArgumentError(
                 f"this Trainer has a scheduler of hdet already, so {', '.join(self.options)} of AutoLR would not be "
                 "used; give them to that scheduler, or give optimizers=(optimizer, None)"
@@ -249,17 +268,14 @@ class AutoLR(_Attached):
     def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> OneCycleLR | ScheduledSearch:
         """In place of the Trainer's: called when model and optimizer are ready, before a checkpoint is loaded."""
         trainer = self._trainer
-        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-            raise ArgumentError(
-                "AutoLR needs whole weights on every rank, but this Trainer uses DeepSpeed or FSDP, which partition "
-                "them; use plain data parallelism (torchrun without either), or a loop of your own with fully_shard or "
-                "hdet.integrations.deepspeed"
-            )
+        _check_sharding(trainer, optimizer)
         if trainer.lr_scheduler is not None and trainer.lr_scheduler is not self._made:
             raise ArgumentError(
                 f"AutoLR makes the scheduler, but this Trainer was given {trainer.lr_scheduler!r} after attach(); "
                 "leave it out"
             )
+        if trainer.is_deepspeed_enabled:
+            optimizer = optimizer_of(trainer.accelerator.deepspeed_engine_wrapped.engine)
         optimizer = optimizer if optimizer is not None else trainer.optimizer
         journals = self.options.get("journal")
         known = journals if isinstance(journals, (list, tuple)) else [journals]
@@ -270,6 +286,20 @@ class AutoLR(_Attached):
     def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         event = self._events.taken()
         return {"hdet/rate": logs["learning_rate"], **({"hdet/event": event} if event else {})}
+
+
+def _check_sharding(trainer: Trainer, optimizer: Any) -> None:
+    """Raise where the Trainer shards weights in a way that cannot be searched."""
+    if trainer.is_fsdp_enabled and getattr(trainer.accelerator.state.fsdp_plugin, "fsdp_version", 1) == 1:
+        raise ArgumentError(
+            "AutoLR needs FSDP2, but this Trainer uses FSDP1, which flattens weights before it shards them; give "
+            'fsdp_config={"fsdp_version": 2}'
+        )
+    if trainer.is_deepspeed_enabled and optimizer is not None:  # DeepSpeed makes it, and then asks for a scheduler
+        raise ArgumentError(
+            'AutoLR looks at an optimizer of torch, but the DeepSpeed config of this Trainer has an "optimizer"; leave '
+            'that and the "scheduler" out of the config: the Trainer makes the optimizer by itself'
+        )
 
 
 class _Events:

@@ -1,0 +1,106 @@
+"""ultralytics: ``AutoLR`` finds the learning rate of a YOLO model in place of ``lr0``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from hdet.errors import ArgumentError
+from hdet.parameters import unwrapped
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.scheduled import ScheduledSearch
+from hdet.schedulers.several import auto
+
+__all__ = ["AutoLR"]
+
+
+class AutoLR:
+    """Finds the learning rate while a model of ultralytics trains.
+
+    .. code-block:: python
+
+        model = YOLO("yolo11n.yaml")
+        AutoLR().attach(model)
+        model.train(data="data.yaml", epochs=100)
+
+    ``lr0`` is a guess that may be far off; with ``optimizer="auto"`` it is the one that ultralytics makes.
+    Its linear or cosine decay, by ``lrf`` and ``cos_lr``, stays; the warm-up goes, since the search climbs by itself.
+
+    Args:
+        options: further arguments of :func:`hdet.auto`: ``journal``, ``go_back``, ``schedule``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.scheduler: OneCycleLR | ScheduledSearch | None = None
+        """What steps the rate; there once ``train`` has begun."""
+        self._stepped = False
+        """Whether the optimizer has stepped since the last batch ended."""
+
+    def attach(self, model: Any) -> Any:
+        """Join a ``YOLO``, or a trainer, before its ``train()``. Gives it."""
+        if not callable(getattr(model, "add_callback", None)):
+            raise ArgumentError(f"attach() takes a model of ultralytics, but got {model!r}; call attach(YOLO(...))")
+        model.add_callback("on_pretrain_routine_start", self._check)
+        model.add_callback("on_pretrain_routine_end", self._begin)
+        model.add_callback("on_train_batch_end", self._batch_ends)
+        return model
+
+    def _check(self, trainer: Any) -> None:
+        """Before anything is built."""
+        if trainer.world_size > 1:
+            raise ArgumentError(
+                f"AutoLR needs one device, but this run has {trainer.world_size}: ultralytics starts other processes, "
+                "to which it hands no callbacks; give one device"
+            )
+        if trainer.args.time:
+            raise ArgumentError(
+                f"AutoLR needs the length of the run, but got time={trainer.args.time}; give epochs= in its place"
+            )
+        if trainer.args.resume:
+            raise ArgumentError(
+                "AutoLR begins a search, but got resume=True: a checkpoint of ultralytics has rounded weights and no "
+                "scheduler; begin a new run from it with the rate that was found as lr0=, and without AutoLR"
+            )
+
+    def _begin(self, trainer: Any) -> None:
+        """The optimizer is there, and no batch was seen."""
+        trainer.args.warmup_epochs = 0.0
+        batches = len(trainer.train_loader)
+        per_epoch = batches / trainer.accumulate
+        steps = max(batches * trainer.epochs // trainer.accumulate, 1)
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+        shape = trainer.lf
+
+        def decay(optimizer: Any) -> LambdaLR:
+            return LambdaLR(optimizer, lambda step: shape(step / per_epoch))
+
+        known = {"model": trainer.model, "schedule": decay, "total_steps": steps, **self.options}
+        self.scheduler = auto(unwrapped(trainer.optimizer), **known)
+        trainer.scheduler = _Still()
+        step = trainer.optimizer_step
+
+        def optimizer_step() -> None:
+            step()
+            self._stepped = True
+            if self.scheduler is not None:
+                self.scheduler.step(trainer.loss.detach())
+
+        trainer.optimizer_step = optimizer_step
+
+    def _batch_ends(self, trainer: Any) -> None:
+        """A batch without a step, as in accumulation: its loss counts too."""
+        if not self._stepped and self.scheduler is not None:
+            self.scheduler.observe(trainer.loss.detach())
+        self._stepped = False
+
+
+class _Still:
+    """Stands where the trainer steps its own scheduler once an epoch."""
+
+    last_epoch = -1
+
+    def step(self) -> None:
+        """Nothing: the rate is written at every step of the optimizer."""
