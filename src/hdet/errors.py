@@ -13,6 +13,7 @@ __all__ = [
     "LostReplicaError",
     "ProbeWarning",
     "ResumeWarning",
+    "RollbackWarning",
     "SearchWarning",
     "ShardedParametersError",
     "harmless",
@@ -76,6 +77,10 @@ class ResumeWarning(UserWarning):
 
 class ProbeWarning(UserWarning):
     """A probe has no new batches."""
+
+
+class RollbackWarning(UserWarning):
+    """Training was ruined, and a :class:`hdet.Guard` goes on from earlier weights."""
 
 
 class SearchWarning(UserWarning):
