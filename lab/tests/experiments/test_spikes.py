@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
 import spikes
 import torch
 from torch import nn
