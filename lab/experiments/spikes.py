@@ -22,10 +22,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -104,7 +107,6 @@ class _Skipping:
         return not math.isfinite(norm)
 
 
-@cache
 def trained(workload: str, fault: str, way: str, seed: int, steps: int) -> Ran:
     """One run."""
     task, make, shape = WORKLOADS[workload]
@@ -161,26 +163,35 @@ def flip(model: nn.Module, seed: int) -> None:
     chosen[int(torch.randint(len(chosen), (), generator=draw))] ^= 1 << 30
 
 
-def measured(workload: str, faults: Sequence[str], seeds: int, steps: int) -> list[dict[str, Any]]:
-    """Every fault and way on one workload."""
-    plain = [trained(workload, "none", "nothing", seed, steps).loss for seed in range(seeds)]
+Run = tuple[str, str, str, int, int]
+"""The arguments of :func:`trained`."""
+
+
+def rows_of(found: dict[Run, Ran]) -> list[dict[str, Any]]:
+    """A row for each workload, fault and way, with a number for each seed."""
     rows = []
-    for fault in faults:
-        for way in WAYS:
-            runs = [trained(workload, fault, way, seed, steps) for seed in range(seeds)]
-            ratios = [run.loss / own for run, own in zip(runs, plain, strict=True)]
-            row = {"workload": workload, "fault": fault, "way": way, "ratios": ratios}
-            row |= {"lost": [run.lost for run in runs], "times": [run.times for run in runs]}
-            rows.append(row)
-            print(json.dumps(row), flush=True)
+    for workload, fault, way in dict.fromkeys(run[:3] for run in found):
+        own = {run: ran for run, ran in found.items() if run[:3] == (workload, fault, way)}
+        plain = [found[(workload, "none", "nothing", *run[3:])].loss for run in own]
+        row = {"workload": workload, "fault": fault, "way": way}
+        row |= {"ratios": [ran.loss / loss for ran, loss in zip(own.values(), plain, strict=True)]}
+        rows.append(row | {"lost": [ran.lost for ran in own.values()], "times": [ran.times for ran in own.values()]})
     return rows
 
 
-def false_alarms(workload: str, runs: int, steps: int) -> int:
-    """Roll backs in undisturbed runs, of seeds that nothing else is measured on."""
-    found = sum(trained(workload, "none", "guard", 1000 + seed, steps).times for seed in range(runs))
-    print(json.dumps({"workload": workload, "undisturbed runs": runs, "false alarms": found}), flush=True)
+def all_trained(runs: Sequence[Run], processes: int) -> dict[Run, Ran]:
+    """In as many processes; one line each."""
+    found = {}
+    with multiprocessing.get_context("spawn").Pool(processes) if processes > 1 else nullcontext() as pool:
+        for run, ran in zip(runs, (map if pool is None else pool.imap)(_trained, runs), strict=True):
+            found[run] = ran
+            print(json.dumps([*run, *ran]), flush=True)
     return found
+
+
+def _trained(run: Run) -> Ran:
+    torch.set_num_threads(1)
+    return trained(*run)
 
 
 def mean(ratios: Sequence[float]) -> float:
@@ -226,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=100, help="undisturbed runs, over all workloads")
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--table", action="store_true", help=f"print the table of {RESULTS.name}, and run nothing")
     given = parser.parse_args(arguments)
@@ -234,11 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         content = json.loads(RESULTS.read_text(encoding="utf-8"))
         print(f"{table(content)}\n\n{verdict(content)}")
         return
-    torch.set_num_threads(1)
-    names = given.workloads.split(",")
-    rows = [row for name in names for row in measured(name, given.faults.split(","), given.seeds, given.steps)]
-    shares = [given.runs // len(names) + (k < given.runs % len(names)) for k in range(len(names))]
-    alarms = sum(false_alarms(name, share, given.steps) for name, share in zip(names, shares, strict=True))
+    names, faults = given.workloads.split(","), dict.fromkeys(["none", *given.faults.split(",")])
+    runs = [(*run, given.steps) for run in product(names, faults, WAYS, range(given.seeds))]
+    undisturbed = [(names[k % len(names)], "none", "guard", 1000 + k, given.steps) for k in range(given.runs)]
+    found = all_trained([*runs, *undisturbed], given.processes)
     content = {
         "command": "python lab/experiments/spikes.py --write",
         "commit": commit(),
@@ -246,8 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "steps": given.steps,
         "every": EVERY,
         "undisturbed_runs": given.runs,
-        "false_alarms": alarms,
-        "rows": rows,
+        "false_alarms": sum(found[run].times for run in undisturbed),
+        "rows": rows_of({run: found[run] for run in runs}),
     }
     print(f"{table(content)}\n\n{verdict(content)}")
     if given.write:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -51,11 +52,13 @@ def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setattr(spikes, "WAYS", ("nothing", "guard"))
     arguments = ["--workloads", "digits", "--faults", "overflow", "--seeds", "1", "--runs", "1", "--steps", "40"]
     spikes.main([*arguments, "--write"])
-    nothing, guard, alarms = map(json.loads, capsys.readouterr().out.splitlines()[:3])
-    assert nothing["ratios"] == [math.inf]
-    assert guard["ratios"][0] < 2
-    assert guard["lost"] == [8]
-    assert alarms["false alarms"] == 0
-    assert json.loads(spikes.RESULTS.read_text())["steps"] == 40
+    content = json.loads(spikes.RESULTS.read_text())
+    rows = {(row["fault"], row["way"]): row for row in content["rows"]}
+    assert list(rows) == list(itertools.product(("none", "overflow"), ("nothing", "guard")))
+    assert rows["none", "guard"]["ratios"] == [1.0]
+    assert rows["overflow", "nothing"]["ratios"] == [math.inf]
+    assert rows["overflow", "guard"]["ratios"][0] < 2
+    assert rows["overflow", "guard"]["lost"] == [8]
+    assert (content["steps"], content["undisturbed_runs"], content["false_alarms"]) == (40, 1, 0)
     spikes.main(["--table"])
     assert "| digits | overflow | lost |" in capsys.readouterr().out
