@@ -51,7 +51,8 @@ class DisagreementError(HdetError, RuntimeError):
 
 
 class DivergedError(HdetError, RuntimeError):
-    """No replica is left with a finite loss and finite weights. The weights are left as they were."""
+    """No replica is left with a finite loss and finite weights, or a :class:`hdet.Guard` has gone back as often as it
+    may. The weights are left as they were."""
 
 
 class LostReplicaError(HdetError, RuntimeError):
