@@ -128,8 +128,8 @@ def parameters_at(places: Sequence[int], optimizer: Optimizer) -> list[Tensor]:
 
 
 def refuse_other_shapes(parameters: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
-    """Raise ValueError unless saved tensors have the shapes of their parameters."""
-    shapes = [[tuple(t.shape) for t in tensors] for tensors in (parameters, saved)]
+    """Raise ValueError unless saved tensors have the shapes of what this rank holds of their parameters."""
+    shapes = [[tuple(local(t).shape) for t in tensors] for tensors in (parameters, saved)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"it holds tensors of shapes {shapes[1]} for parameters of shapes {shapes[0]}")
 
