@@ -21,10 +21,12 @@ from hdet.errors import (
     LostReplicaError,
     ProbeWarning,
     ResumeWarning,
+    RollbackWarning,
     SearchWarning,
     ShardedParametersError,
 )
 from hdet.journal import Journal, JournalData, read_journal
+from hdet.rollback.guard import Guard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.replay import perturb_, schedule_from
@@ -38,6 +40,7 @@ __all__ = [
     "DisagreementError",
     "DivergedError",
     "Ensemble",
+    "Guard",
     "HdetError",
     "Journal",
     "JournalData",
@@ -51,6 +54,7 @@ __all__ = [
     "ProbeWarning",
     "Published",
     "ResumeWarning",
+    "RollbackWarning",
     "SearchWarning",
     "ShardedParametersError",
     "TrainLoss",

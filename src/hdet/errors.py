@@ -13,6 +13,7 @@ __all__ = [
     "LostReplicaError",
     "ProbeWarning",
     "ResumeWarning",
+    "RollbackWarning",
     "SearchWarning",
     "ShardedParametersError",
     "harmless",
@@ -50,7 +51,8 @@ class DisagreementError(HdetError, RuntimeError):
 
 
 class DivergedError(HdetError, RuntimeError):
-    """No replica is left with a finite loss and finite weights. The weights are left as they were."""
+    """No replica is left with a finite loss and finite weights, or a :class:`hdet.Guard` has gone back as often as it
+    may. The weights are left as they were."""
 
 
 class LostReplicaError(HdetError, RuntimeError):
@@ -76,6 +78,10 @@ class ResumeWarning(UserWarning):
 
 class ProbeWarning(UserWarning):
     """A probe has no new batches."""
+
+
+class RollbackWarning(UserWarning):
+    """Training was ruined, and a :class:`hdet.Guard` goes on from earlier weights."""
 
 
 class SearchWarning(UserWarning):

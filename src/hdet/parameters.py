@@ -24,12 +24,14 @@ __all__ = [
     "copy_rate",
     "direction",
     "grouped_parameters",
+    "is_capturing",
     "parameters_at",
     "parts_of",
     "places_of",
     "put_back",
     "put_rate",
     "refuse_other_shapes",
+    "refuse_without_hooks",
     "shared_rates",
     "stands_still",
     "trained_parameters",
@@ -64,6 +66,23 @@ def check_optimizer(optimizer: object) -> None:
         raise ArgumentError(
             f"optimizer must be a torch optimizer, but got optimizer={shown(optimizer)}; for instance torch.optim.Adam"
         )
+
+
+def refuse_without_hooks(optimizer: Optimizer) -> None:
+    """Raise where no hook can be set: nobody would hear of a step, and no gradient would be seen."""
+    try:
+        optimizer.register_step_pre_hook(lambda *_: None).remove()
+    except AttributeError:
+        raise ArgumentError(
+            f"hdet must hear of every step, but {type(optimizer).__name__} cannot have step hooks as torch's "
+            "optimizers do; if it wraps another optimizer, give the optimizer inside"
+        ) from None
+
+
+def is_capturing(optimizer: Optimizer) -> bool:
+    """Whether its step is being captured into a CUDA graph."""
+    on_cuda = any(p.is_cuda for group in optimizer.param_groups for p in group["params"][:1])
+    return on_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def parts_of(optimizer: Optimizer) -> list[Any]:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from hdet.auto.hooks import StepHook, refuse_without_hooks
+from hdet.auto.hooks import StepHook
 from hdet.errors import ArgumentError
+from hdet.parameters import refuse_without_hooks
 
 
 class Owner:

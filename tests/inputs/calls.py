@@ -102,6 +102,11 @@ def _ensemble(_: Path) -> dict[str, Any]:
     return {"optimizer": optimizer_of()}
 
 
+def _guard(_: Path) -> dict[str, Any]:
+    model = model_of()
+    return {"optimizer": optimizer_of(model), "model": model, "every": 8}
+
+
 def _probe(_: Path) -> dict[str, Any]:
     return {"model": model_of(), "loss_fn": loss_fn, "loader": batches}
 
@@ -165,6 +170,13 @@ def _train(scheduler: Any, given: dict[str, Any]) -> None:
         scheduler.step(0.5)
 
 
+def _guarded(guard: Any, given: dict[str, Any]) -> None:
+    """Two rounds."""
+    for _ in range(16):
+        given["optimizer"].step()
+        guard.step(0.5)
+
+
 def _evaluate(probe: Any, given: dict[str, Any]) -> None:
     """What a scheduler does with a probe at the end of a round."""
     from hdet.distributed.group import Solo
@@ -184,6 +196,7 @@ CALLS = [
     Call("auto", hdet.auto, _several, frozenset({"total_steps"}), _train, _WORDS),
     Call("auto, any schedule", hdet.auto, _scheduled, frozenset({"total_steps"}), _train, _WORDS),
     Call("Ensemble", hdet.Ensemble, _ensemble, frozenset(), _train),
+    Call("Guard", hdet.Guard, _guard, frozenset(), _guarded),
     Call("ProbeBatch", hdet.ProbeBatch, _probe, frozenset(), _evaluate),
     Call("ProbeLoss", hdet.ProbeLoss, lambda _: {"fn": lambda: 1.0}),
     Call("Published", hdet.Published, lambda _: {}),

@@ -9,9 +9,9 @@ from weakref import finalize, ref
 import torch
 from torch.optim import Optimizer
 
-from hdet.errors import ArgumentError
+from hdet.parameters import is_capturing
 
-__all__ = ["StepHook", "refuse_without_hooks"]
+__all__ = ["StepHook"]
 
 Owner = TypeVar("Owner")
 Arguments: TypeAlias = tuple[Any, ...]
@@ -46,7 +46,7 @@ class StepHook:
             found, mine = held(), own()
             if found is None or mine is None:
                 return
-            if _is_capturing(opt):  # nothing of ours may get into the graph
+            if is_capturing(opt):  # nothing of ours may get into the graph
                 mine.captured = True
             else:
                 before_step(found, opt)
@@ -82,19 +82,3 @@ class StepHook:
         uncompiled = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
         for handle in (optimizer.register_step_pre_hook(uncompiled), optimizer.register_step_post_hook(made)):
             finalize(owner, handle.remove)
-
-
-def refuse_without_hooks(optimizer: Optimizer) -> None:
-    """Raise where no hook can be set: nobody would hear of a step, and no gradient would be seen."""
-    try:
-        optimizer.register_step_pre_hook(lambda *_: None).remove()
-    except AttributeError:
-        raise ArgumentError(
-            f"a search looks at the gradients of every step, but {type(optimizer).__name__} cannot have step hooks as "
-            "torch's optimizers do; if it wraps another optimizer, give the optimizer inside"
-        ) from None
-
-
-def _is_capturing(optimizer: Optimizer) -> bool:
-    on_cuda = any(p.is_cuda for group in optimizer.param_groups for p in group["params"][:1])
-    return on_cuda and torch.cuda.is_current_stream_capturing()

@@ -27,15 +27,11 @@ from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
 from hdet.rollback.losses import Losses
 from hdet.rollback.ruin import Block, Course
+from hdet.rollback.saving import any_number, check_course, loaded_course, losses_of, saved_course
 from hdet.rollback.snapshots import Snapshots
 
 __all__ = ["Held", "Memory", "check_saved", "loaded", "saved"]
 
-_ANY_NUMBER = Rule("a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
-_NUMBERS = Rule("a list of numbers", lambda value: _is_list(value) and all(map(_ANY_NUMBER.fits, value)))
-_BLOCKS = Rule(
-    "pairs of numbers", lambda value: _is_list(value) and all(_NUMBERS.fits(x) and len(x) == 2 for x in value)
-)
 _LEVEL = Rule(
     f"a number from {LOWEST:g} to {HIGHEST:g}", lambda value: number.fits(value) and LOWEST <= value <= HIGHEST
 )
@@ -43,14 +39,8 @@ _STATE = {
     "phase": count(min(Phase), max(Phase)),
     "level": _LEVEL,
     "peak": number,
-    **dict.fromkeys(("ceiling", "slowed_from", "pace", "rate"), _ANY_NUMBER),
+    **dict.fromkeys(("ceiling", "slowed_from", "pace", "rate"), any_number),
     "course": pairs,
-}
-_COURSE = {
-    **dict.fromkeys(("lowest", "gain", "accused"), _ANY_NUMBER),
-    **dict.fromkeys(("before", "kinks", "latest"), _NUMBERS),
-    "recent": _BLOCKS,
-    "dark": count(0),
 }
 
 
@@ -113,8 +103,7 @@ class Memory:
 
 def saved(state: State) -> list[list[Any]]:
     """Without snapshots: they are saved with what lies in them."""
-    course = {name: _listed(value) for name, value in state.course._asdict().items()}
-    found = {**state._asdict(), "phase": int(state.phase), "course": in_pairs(course)}
+    found = {**state._asdict(), "phase": int(state.phase), "course": saved_course(state.course)}
     del found["snapshots"]
     return in_pairs(found)
 
@@ -124,18 +113,13 @@ def check_saved(search: Sequence[Sequence[Any]]) -> None:
     what = f"{STATE_WORDS}, in what it says about the search,"
     found = {str(name): value for name, value in search}
     check_state(found, _STATE, what)
-    check_state(dict(found["course"]), _COURSE, what)
+    check_course(found["course"], what)
 
 
 def loaded(search: Sequence[Sequence[Any]]) -> State:
     """From :func:`saved`."""
-    found = _known(search, State._fields)
-    course: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, (list, tuple)) else value
-        for name, value in _known(found["course"], Course._fields).items()
-    }
-    course["recent"] = tuple(Block(mean, int(steps)) for mean, steps in course["recent"])
-    return State(**{**found, "phase": Phase(found["phase"]), "course": Course(**course)})
+    found = {name: value for name, value in search if name in State._fields}
+    return State(**{**found, "phase": Phase(found["phase"]), "course": loaded_course(found["course"])})
 
 
 class Held(NamedTuple):
@@ -161,10 +145,8 @@ class Held(NamedTuple):
     def read(cls, saved: Mapping[str, Any], optimizer: Optimizer, t: int, groups: Collection[int], seat: Seat) -> Held:
         """From :meth:`saved`; raises unless it is of step ``t`` and fits the optimizer."""
         with _fitting(saved, t):
-            rows = saved["losses"]
-            own = [rows[seat.replica]] if len(rows) == seat.size else rows  # else of other ranks: all of theirs
             return cls(
-                Losses.loaded(row for one in own for row in one),
+                losses_of(saved["losses"], seat),
                 tuple(Snapshot(int(step), int(slot)) for step, slot in saved["kept"]),
                 Measure.loaded(saved["measure"], groups, optimizer),
                 Snapshots.loaded(saved["snapshots"], optimizer),
@@ -184,15 +166,3 @@ def _fitting(search: Mapping[str, Any], t: int) -> Iterator[None]:
             f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
             "scheduler's own state first, of the same checkpoint, or leave the search out"
         ) from error
-
-
-def _known(pairs: Sequence[Sequence[Any]], names: Sequence[str]) -> Mapping[str, Any]:
-    return {name: value for name, value in pairs if name in names}
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, (list, tuple))

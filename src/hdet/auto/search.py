@@ -30,7 +30,7 @@ from hdet.distributed.agreement import terms_of
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion
-from hdet.distributed.shards import refresh, refuse_partitions, reshard, reshard_all
+from hdet.distributed.shards import refuse_partitions
 from hdet.errors import DivergedError, ResumeWarning, SearchWarning
 from hdet.journal.chronicle import Chronicle, Clock
 from hdet.parameters import Rate, direction, stands_still
@@ -314,9 +314,9 @@ class Search:
         if decision.action is Action.KEEP and slot is not None and self._go_back and not self._is_finished:
             self._snapshots.keep(slot, optimizer, self.model)
         elif decision.action is Action.ROLL_BACK and slot is not None:
-            _restore_(self._snapshots, slot, optimizer, self.model)
+            self._snapshots.restore_(slot, optimizer, self.model)
         elif decision.action is Action.RESTART:
-            _restore_(self._snapshots, START, optimizer, self.model)
+            self._snapshots.restore_(START, optimizer, self.model)
         elif decision.action is Action.GO_ON and not gathered.is_sound:
             raise DivergedError(
                 f"the weights are not finite at step {end.after}, and none are kept to go back to; load an earlier "
@@ -441,13 +441,3 @@ class Search:
 def _level(rate: float, guess: float) -> float:
     """log m of a rate that the gradients ask for; -inf where they say nothing."""
     return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf
-
-
-def _restore_(snapshots: Snapshots, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
-    """Put a snapshot back, and tell whoever holds copies of the weights."""
-    snapshots.restore_(slot, optimizer, model)
-    refresh(optimizer)
-    if model is None:
-        reshard_all()
-    else:
-        reshard(model)

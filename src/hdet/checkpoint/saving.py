@@ -23,6 +23,7 @@ from hdet.distributed.group import ReplicaGroup, arriving, connect
 from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
+from hdet.rollback.guard import Guard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -69,6 +70,8 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
             if not scheduler._run.meeting.in_consensus:
                 inside.enter_context(scheduler.consensus())
         with arriving(f"writing {file}"):
+            for guard in (part for part in parts.values() if isinstance(part, Guard)):
+                inside.enter_context(guard.gathered(group))
             found = {name: group.gather_objects(one._run.losses.saved()) for name, one in _searches(parts).items()}
         losses = found if search else None
         _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, losses), keep))

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from hdet.distributed.shards import check_sharded, is_distributed, local, reshard
 from hdet.errors import ShardedParametersError
 
-__all__ = ["NO_WEIGHTS", "Body", "Weights", "nan_buffers", "warn_without_ensemble"]
+__all__ = ["NO_WEIGHTS", "Body", "Weights", "infinite_buffers", "nan_buffers", "warn_without_ensemble"]
 
 
 class Weights(NamedTuple):
@@ -156,7 +156,8 @@ def _is_averaged(tensor: Tensor) -> bool:
 def infinite_buffers(model: nn.Module | None) -> frozenset[str]:
     """Names of float buffers with infinities but no NaN: masks, which say nothing about divergence."""
     buffers = model.named_buffers() if model is not None else ()
-    return frozenset(name for name, b in buffers if b.is_floating_point() and bool(b.isinf().any() & ~b.isnan().any()))
+    held = ((name, local(b)) for name, b in buffers if b.is_floating_point() and not b.is_meta)
+    return frozenset(name for name, b in held if bool(b.isinf().any() & ~b.isnan().any()))
 
 
 def nan_buffers(model: nn.Module | None) -> frozenset[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.distributed.shards import local, rewrapped
+from hdet.distributed.shards import local, refresh, reshard, reshard_all, rewrapped
 from hdet.parameters import copy_all_, parameters_at, places_of, refuse_other_shapes, trained_parameters, write_
 from hdet.rollback.storage import Storage, copied, leaves
 
@@ -84,12 +84,17 @@ class Snapshots:
         self._storage.wait()
 
     def restore_(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """Put a copy back, in place."""
+        """Put a copy back, in place, and tell whoever holds copies of the weights."""
         self.wait()
         copy, parameters = self._copies[slot], trained_parameters(optimizer)
         buffers, values = _fitting(_buffers(model), copy.buffers)
         write_([*parameters, *buffers], [*copy.weights, *values])
         _remember_(optimizer, parameters, copy)
+        refresh(optimizer)
+        if model is None:
+            reshard_all()
+        else:
+            reshard(model)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from torch import optim
 from torch.optim import Optimizer
 
 from hdet.auto.constants import DEFAULT
-from hdet.auto.hooks import refuse_without_hooks
 from hdet.auto.rule import Rule
 from hdet.auto.search import Search
 from hdet.checks import is_int, is_real, shown, users_level
@@ -22,7 +21,7 @@ from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
-from hdet.parameters import check_model, parts_of, trained_parameters
+from hdet.parameters import check_model, parts_of, refuse_without_hooks, trained_parameters
 
 __all__ = [
     "LONGEST",

@@ -1,0 +1,64 @@
+"""lab/experiments/spikes.py in miniature: a plain run is torch's, faults do harm, and the table has every way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
+import spikes
+import torch
+from torch import nn
+
+
+def test_an_undisturbed_run_is_a_plain_loop() -> None:
+    task = spikes.WORKLOADS["text"].task()
+    model = task.model(2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 0.5 * (1 + math.cos(math.pi * t / 10)))
+    for t in range(10):
+        optimizer.zero_grad()
+        task.loss(model, task.batch(2, t)).backward()
+        optimizer.step()
+        schedule.step()
+    for way in ("nothing", "guard"):
+        assert spikes.trained("text", "none", way, 2, 10) == (task.evaluate(model)["loss"], 0, 0)
+
+
+def test_a_step_is_skipped_whose_gradient_is_far_longer_than_usual() -> None:
+    skipping = spikes._Skipping()
+    assert [skipping.skips(norm) for norm in (1.0, 2.0, 50.0, math.nan, math.inf, 1.0)] == [False] * 2 + [True] * 3 + [
+        False
+    ]
+
+
+def test_faults_are_what_they_say() -> None:
+    model = nn.Linear(3, 2, bias=False)
+    before = model.weight.detach().clone()
+    spikes.flip(model, 0)
+    changed = model.weight.detach()[model.weight.detach() != before]
+    assert len(changed) == 1
+    assert float(changed.abs()) > 1e30
+    model.weight.grad = torch.tensor([[1e-3, -1e-3, 1.0], [0.0, 1e-3, -1.0]])
+    spikes.overflow(model)
+    assert model.weight.grad.isinf().tolist() == [[False, False, True], [False, False, True]]
+
+
+def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(spikes, "RESULTS", tmp_path / "spikes.json")
+    monkeypatch.setattr(spikes, "WAYS", ("nothing", "guard"))
+    arguments = ["--workloads", "digits", "--faults", "overflow", "--seeds", "1", "--runs", "1", "--steps", "40"]
+    spikes.main([*arguments, "--write"])
+    content = json.loads(spikes.RESULTS.read_text())
+    rows = {(row["fault"], row["way"]): row for row in content["rows"]}
+    assert list(rows) == list(itertools.product(("none", "overflow"), ("nothing", "guard")))
+    assert rows["none", "guard"]["ratios"] == [1.0]
+    assert rows["overflow", "nothing"]["ratios"] == [math.inf]
+    assert rows["overflow", "guard"]["ratios"][0] < 2
+    assert rows["overflow", "guard"]["lost"] == [8]
+    assert (content["steps"], content["undisturbed_runs"], content["false_alarms"]) == (40, 1, 0)
+    spikes.main(["--table"])
+    assert "| digits | overflow | lost |" in capsys.readouterr().out

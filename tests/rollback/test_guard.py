@@ -1,0 +1,320 @@
+"""hdet.Guard in plain loops: what it puts back, what the rate does, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import hdet
+from tests.rollback.guarded import EVERY, STEPS, Guarded, adam, blow_up, flip, not_a_number, run
+from tests.setups.problems import batch_of, loss_of, recorded
+
+FAULTS = {"flip": flip, "blown up": blow_up, "not a number": not_a_number}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Guarded:
+    return run(guarded=False)[0]
+
+
+def test_an_undisturbed_run_is_the_run_without_a_guard(plain: Guarded) -> None:
+    ran, words = run()
+    assert words == []
+    assert ran.equals(plain)
+    assert ran.rates == plain.rates
+    assert ran.applied == plain.applied
+
+
+@pytest.mark.parametrize("at", [0, 60, 115, 119, 120, 123, 126])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_ruined_weights_are_put_back_wherever_it_happens(plain: Guarded, fault: str, at: int) -> None:
+    """Within a round, and just before and after its end, where a snapshot is kept."""
+    spoilt, _ = run({at: FAULTS[fault]}, guarded=False)
+    assert not spoilt.final < 1.02 * plain.final
+    ran, words = run({at: FAULTS[fault]})
+    if at == 0 and fault != "not a number":
+        return  # nothing had been gained yet: weights cannot be told from bad first ones
+    assert 1 <= len(words) <= 2
+    assert ran.final < (1.05 if at else 1.1) * plain.final
+    assert ran.rates == plain.rates, "the schedule has seen something"
+
+
+def test_a_late_fault_costs_three_rounds_at_most(plain: Guarded) -> None:
+    (text,) = run({123: flip})[1]
+    assert text.startswith(f"training was ruined at step {120 + EVERY}: the weights of step 120 are put back")
+    (text,) = run({119: not_a_number})[1]
+    assert text.startswith("training was ruined at step 120: the weights of step 110 are put back")
+
+
+def test_an_infinite_moment_is_ruin_though_no_loss_shows_it(plain: Guarded) -> None:
+    """Adam would never move that weight again."""
+
+    def overflow(model: nn.Module) -> None:
+        ran.optimizer.state[ran.model[0].weight]["exp_avg_sq"].fill_(math.inf)  # type: ignore[index,union-attr]
+
+    ran = Guarded()
+    with pytest.warns(hdet.RollbackWarning):
+        ran.go(0, STEPS, {100: overflow})
+    assert ran.final < 1.05 * plain.final
+    assert all(tensor.isfinite().all() for tensor in ran.numbers)
+
+
+def test_buffers_go_back_too(plain: Guarded) -> None:
+    def spoil(model: nn.Module) -> None:
+        model[1].running_mean.fill_(math.nan)  # type: ignore[index,union-attr,operator]
+
+    ran, words = run({100: spoil})
+    assert len(words) == 1
+    assert ran.final < 1.05 * plain.final
+
+
+def test_buffers_that_were_never_finite_say_nothing() -> None:
+    ran = Guarded()
+    ran.model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+    ran.model.register_buffer("unknown", torch.tensor([math.nan]))
+    ran.guard = hdet.Guard(ran.optimizer, ran.model, every=EVERY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ran.go(0, 40)
+
+
+# -- the rate ---------------------------------------------------------------------------------------------------------
+
+
+def two_groups(parameters: Any) -> Optimizer:
+    first, *others = parameters
+    return AdamW([{"params": [first], "lr": torch.tensor(3e-3)}, {"params": others, "lr": torch.tensor([2e-3])}])
+
+
+MAKES: dict[str, Callable[[Any], Optimizer]] = {
+    "float": adam,
+    "tensor": lambda parameters: Adam(parameters, lr=torch.tensor(3e-3, dtype=torch.float64)),
+    "two tensors": two_groups,
+    "shared tensor": lambda ps: SGD([{"params": [p]} for p in ps], lr=torch.tensor(3e-3), momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_the_factor_is_on_the_rate_during_the_step_alone_and_recovers(kind: str) -> None:
+    plain, _ = run(guarded=False, make=MAKES[kind])
+    ran, _ = run({123: not_a_number}, make=MAKES[kind], recover=4, factor=0.25)
+    assert ran.rates == plain.rates
+    ratios = [ours / theirs for ours, theirs in zip(ran.applied, plain.applied, strict=True)]
+    back = 120 + EVERY
+    assert ratios[:back] == [1.0] * back
+    expected = [min(0.25 * 4 ** (k / (4 * EVERY)), 1.0) for k in range(STEPS - back)]
+    assert ratios[back:] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_factor_stays_if_asked() -> None:
+    plain, _ = run(guarded=False)
+    ran, _ = run({123: not_a_number}, recover=None)
+    assert ran.applied[-1] == pytest.approx(plain.applied[-1] / 3)
+    assert ran.watching.factor == pytest.approx(1 / 3)
+
+
+def test_the_factor_stays_where_it_happens_again_soon() -> None:
+    ran, words = run({103: not_a_number, 118: not_a_number}, recover=2, steps=400)
+    assert len(words) == 2
+    assert ran.watching.factor == pytest.approx(3**0.5 / 9)  # it had half recovered
+    once, _ = run({103: not_a_number, 303: not_a_number}, recover=2, steps=400)
+    assert once.watching.factor == 1
+
+
+def test_a_rate_that_is_far_too_high_is_lowered_for_good() -> None:
+    def steep(parameters: Any) -> Optimizer:
+        return SGD(parameters, lr=0.05, momentum=0.9)
+
+    def wrong(ran: Guarded) -> Guarded:
+        ran.go(0, 60)
+        ran.optimizer.param_groups[0]["lr"] = 50.0
+        return ran.go(60, 400)
+
+    fine, spoilt = Guarded(make=steep, guarded=False).go(0, 400), wrong(Guarded(make=steep, guarded=False))
+    assert not spoilt.final < 2 * fine.final
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hdet.RollbackWarning)
+        ran = wrong(Guarded(make=steep, most=20))
+    assert ran.watching.times > 1
+    assert ran.watching.factor < 0.1
+    assert ran.final < 1.2 * fine.final
+
+
+def test_a_step_that_raises_leaves_no_factor_behind() -> None:
+    ran, _ = run({103: not_a_number}, recover=None, steps=120)
+    before = ran.optimizer.param_groups[0]["lr"]
+    handle = ran.optimizer.register_step_pre_hook(lambda *_: 1 / 0)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ZeroDivisionError):
+        ran.optimizer.step()
+    handle.remove()
+    ran.watching.step(0.1)
+    assert ran.optimizer.param_groups[0]["lr"] == before
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def test_harder_data_are_no_ruin_and_do_not_count() -> None:
+    """Going back does not help: the rate is as before, and another roll back is left."""
+    ran = Guarded(most=1)
+    with recorded() as caught:
+        for t in range(STEPS):
+            ran.optimizer.zero_grad()
+            loss = loss_of(ran.model, batch_of(t)) + (50.0 if t >= 120 else 0.0)
+            loss.backward()
+            ran.optimizer.step()
+            ran.watching.step(loss)
+    assert len(caught) == 1
+    assert (ran.watching.times, ran.watching.factor) == (0, 1.0)
+
+
+def test_without_losses_weights_that_are_no_numbers_are_seen() -> None:
+    ran = Guarded(guarded=False)
+    guard = hdet.Guard(ran.optimizer, ran.model, every=EVERY)
+    ran.go(0, 1)
+    with recorded() as caught:
+        for t in range(1, 60):
+            ran.go(t, t + 1, {35: not_a_number})
+            guard.step()
+    assert len(caught) == guard.times == 1
+    assert math.isfinite(ran.final)
+
+
+def test_a_loss_that_is_maximised() -> None:
+    model = nn.Linear(6, 1)
+    optimizer = SGD(model.parameters(), lr=0.01, maximize=True)
+    guard = hdet.Guard(optimizer, model, every=EVERY)
+    with recorded() as caught:
+        for t in range(200):
+            optimizer.zero_grad()
+            gain = -loss_of(model, batch_of(t))
+            gain.backward()
+            optimizer.step()
+            if t == 150:
+                blow_up(model)
+            guard.step(gain)
+    assert [one.category for one in caught] == [hdet.RollbackWarning]
+
+
+# -- limits and words -------------------------------------------------------------------------------------------------
+
+
+def test_at_most_so_often_then_it_raises() -> None:
+    faults = dict.fromkeys((53, 93, 133), not_a_number)
+    with pytest.raises(hdet.DivergedError, match=r"has gone back 2 times already.*most=2"):
+        run(faults, most=2)
+    assert len(run(faults, most=3)[1]) == 3
+    with pytest.raises(hdet.DivergedError):
+        run(faults, most=0)
+
+
+def test_layers_that_thaw_have_nothing_to_go_back_to_until_the_round_ends() -> None:
+    ran = Guarded()
+    ran.model[0].requires_grad_(False)
+    ran.go(0, 25)
+    ran.model[0].requires_grad_(True)
+    with pytest.raises(hdet.DivergedError, match="none are kept to go back to"):
+        ran.go(25, 40, {26: not_a_number})
+
+
+def test_every_roll_back_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="hdet"):
+        _, words = run({123: flip})
+    assert [record.getMessage() for record in caplog.records] == words
+
+
+def test_the_warning_points_at_the_users_line() -> None:
+    with recorded() as caught:
+        Guarded().go(0, 140, {123: flip})
+    assert [one.filename.endswith("guarded.py") for one in caught] == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"every": 7}, "every must be an integer, at least 8, but got every=7"),
+        ({"every": "50"}, "every must be"),
+        ({"factor": 0}, "factor must be a number above 0, at most 1, but got factor=0"),
+        ({"factor": 3}, "factor must be"),
+        ({"recover": 0}, "recover must be None or an integer, at least 1"),
+        ({"most": -1}, "most must be an integer, at least 0"),
+        ({"model": None}, "model must be an nn.Module"),
+        ({"optimizer": 3}, "optimizer must be a torch optimizer"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments: dict[str, Any], words: str) -> None:
+    model = nn.Linear(2, 1)
+    with pytest.raises(hdet.ArgumentError, match=words):
+        hdet.Guard(**{"optimizer": SGD(model.parameters(), lr=0.1), "model": model, **arguments})
+
+
+def test_a_loss_that_is_none_changes_nothing() -> None:
+    ran = Guarded().go(0, 5)
+    before = ran.watching.state_dict()["step"]
+    with pytest.raises(hdet.ArgumentError, match="a loss must be one real number"):
+        ran.watching.step(torch.ones(3))
+    assert ran.watching.state_dict()["step"] == before
+
+
+def test_steps_that_nobody_hears_of_are_refused() -> None:
+    """As those of a CUDA graph; or those of another optimizer."""
+    model = nn.Linear(2, 1)
+    guard = hdet.Guard(SGD(model.parameters(), lr=0.1), model, every=8)
+    with pytest.raises(hdet.ArgumentError, match=r"has made no step: .*CUDA graph"):
+        for _ in range(100):
+            guard.step(1.0)
+
+
+def test_a_guard_that_is_gone_leaves_no_hooks() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    before = len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)
+    guard = hdet.Guard(optimizer, model)
+    assert len(optimizer._optimizer_step_pre_hooks) == before[0] + 1
+    del guard
+    assert (len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)) == before
+
+
+def test_a_grad_scaler_leaves_steps_out() -> None:
+    """The step is skipped where gradients overflow, but buffers of that batch are not: they go back."""
+    ran = Guarded()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=50)
+    with recorded() as caught:
+        for t in range(STEPS):
+            ran.optimizer.zero_grad()
+            x, y = batch_of(t)
+            loss = nn.functional.mse_loss(ran.model(x * (math.inf if t == 100 else 1.0)), y)
+            scaler.scale(loss).backward()
+            scaler.step(ran.optimizer)
+            scaler.update()
+            ran.watching.step(loss)
+    assert len(caught) == ran.watching.times == 1
+    assert scaler.get_scale() < 8.0 * 2**5
+    assert ran.final < 1.05 * run(guarded=False)[0].final
+
+
+def test_a_closure() -> None:
+    ran = Guarded(guarded=False)
+    guard = hdet.Guard(ran.optimizer, ran.model, every=EVERY)
+    with recorded() as caught:
+        for t in range(160):
+
+            def closure(t: int = t) -> torch.Tensor:
+                ran.optimizer.zero_grad()
+                loss = loss_of(ran.model, batch_of(t))
+                loss.backward()
+                return loss
+
+            loss = ran.optimizer.step(closure)  # type: ignore[arg-type]
+            if t == 100:
+                flip(ran.model)
+            guard.step(loss)
+    assert len(caught) == guard.times == 1

@@ -1,0 +1,88 @@
+"""A guarded run that is cut anywhere goes on bit by bit; what is no state of it is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from tests.rollback.guarded import Guarded, Spoil, adam, blow_up, flip, not_a_number
+from tests.setups.problems import quiet
+
+STEPS = 90
+SPOILT: dict[int, Spoil] = {33: not_a_number, 61: flip, 71: blow_up}
+
+
+def tensor(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=torch.tensor(3e-3))
+
+
+@pytest.mark.parametrize("make", [adam, tensor])
+def test_a_run_that_is_cut_anywhere_is_bit_equal(tmp_path: Path, make: Any) -> None:
+    """Inside rounds, just before and after roll backs, and while the rate recovers."""
+    with quiet():
+        whole = Guarded(make).go(0, STEPS, SPOILT)
+        assert whole.watching.times >= 2
+        first = Guarded(make)
+        for cut in range(1, STEPS):
+            first.go(cut - 1, cut, SPOILT)
+            first.save(tmp_path / "run.pt")
+            if cut % 4 == 1 or cut in (40, 70, 80):
+                second = Guarded(make, seed=1)
+                hdet.load(tmp_path / "run.pt", **second.parts)
+                second.go(cut, STEPS, SPOILT)
+                assert second.equals(whole), cut
+                assert second.applied == whole.applied[cut:], cut
+                assert repr(second.watching.state_dict()["slowed"]) == repr(whole.watching.state_dict()["slowed"])
+
+
+def test_without_its_state_it_begins_anew(tmp_path: Path) -> None:
+    """Only the snapshots are missing until the first step."""
+    first = Guarded().go(0, 45)
+    first.save(tmp_path / "run.pt")
+    second = Guarded(seed=1)
+    hdet.load(tmp_path / "run.pt", **{name: part for name, part in second.parts.items() if name != "guard"})
+    with pytest.warns(hdet.RollbackWarning, match="the weights of step 0 are put back"):
+        second.go(45, 60, {46: not_a_number})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("version", 2),
+        ("step", -1),
+        ("begun", "a"),
+        ("course", []),
+        ("slowed", 3),
+        ("slowed", [["times", -1], ["since", 0], ["low", 1.0], ["ceiling", 1.0]]),
+        ("slowed", [["times", 1], ["since", 0], ["low", 1.0], ["ceiling", 1.0], ["more", 1.0]]),
+        ("before", [["times", 1]]),
+        ("kept", [[1]]),
+        ("kept", None),
+        ("losses", [[1.0]]),
+        ("losses", [[[0, "a"]]]),
+        ("snapshots", [[0, {}]]),
+        ("snapshots", 3),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(name: str, value: Any) -> None:
+    ran = Guarded().go(0, 25)
+    before = copy.deepcopy(ran.watching.state_dict())
+    with pytest.raises(hdet.ArgumentError, match=r"state of a hdet\.Guard"):
+        ran.watching.load_state_dict({**before, name: value})
+    assert repr(ran.watching.state_dict()) == repr(before)
+
+
+def test_the_state_of_another_model_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    Guarded().go(0, 25).save(tmp_path / "run.pt")
+    model = nn.Linear(6, 1)
+    guard = hdet.Guard(torch.optim.Adam(model.parameters()), model)
+    with pytest.raises(hdet.ArgumentError, match="does not fit this optimizer"):
+        hdet.load(tmp_path / "run.pt", guard=guard)
+    with pytest.raises(hdet.ArgumentError, match="must be a dict of version 1, but got 3"):
+        guard.load_state_dict(3)  # type: ignore[arg-type]
