@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.ensemble import twin as reference
+from tests.ensemble import twin as reference
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import run_ranks
 
