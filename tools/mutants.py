@@ -33,13 +33,10 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLISHED = ("bases", "design", "published", "rounds")
+PUBLISHED = ("bases", "design", "published")
 """Files of the published method: its histories and parity catch a fault of theirs, too."""
 SOURCES = (
-    *(
-        f"src/hdet/ensemble/{name}.py"
-        for name in (*PUBLISHED, "controller", "knob", "normalised", "outer_rate", "plain_algebra")
-    ),
+    *(f"src/hdet/ensemble/{name}.py" for name in (*PUBLISHED, "knob", "normalised", "outer_rate")),
     *(f"src/hdet/auto/{name}.py" for name in ("constants", "reach", "rounds", "rule", "saving")),
     "src/hdet/rollback/losses.py",
     "src/hdet/rollback/ruin.py",

@@ -21,8 +21,6 @@ from hdet.checks import alike, check_state, shown
 from hdet.errors import ArgumentError
 from hdet.schedulers.loading import what_it_is
 
-__all__ = ["check_fits", "check_memory"]
-
 _SHOWN = 5
 _LONGEST, _LARGEST = 131, 131 * 131
 """Of a small parameter: a dimension, and all numbers. Below 128 some optimizers remember something else; and a prime is

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.auto.search import Search
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.checkpoint.parts import check_fits
-from hdet.checks import check_state, fields, shown
+from hdet.checks import check_state, fields, must_be, shown
 from hdet.distributed.group import ReplicaGroup, arriving, connect
 from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
@@ -26,8 +26,6 @@ from hdet.files import path_of
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
-
-__all__ = ["exists", "load", "save"]
 
 Result = TypeVar("Result")
 Scheduler = OneCycleLR | Ensemble | ScheduledSearch
@@ -161,8 +159,7 @@ def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: 
         raise ArgumentError(
             f"keep must be an integer from 1 to {_MOST}, but got keep={shown(keep)}; 2 keeps the one before"
         )
-    if not isinstance(search, bool):
-        raise ArgumentError(f"search must be True or False, but got search={shown(search)}; leave it out for True")
+    must_be("True or False", isinstance(search, bool), "leave it out for True", search=search)
     if not parts:
         raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")
     for name, part in _stateful(parts).items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hdet.checks import is_finite, is_one_of, shown
-from hdet.distributed.host import to_host
+from hdet.distributed.weights import to_host
 from hdet.ensemble.outer_rate import OuterRate, next_rate
 from hdet.errors import ArgumentError
 

@@ -13,7 +13,7 @@ from hdet.auto.constants import DEFAULT
 from hdet.auto.hooks import refuse_without_hooks
 from hdet.auto.rule import Rule
 from hdet.auto.search import Search
-from hdet.checks import is_int, is_real, shown, users_level
+from hdet.checks import is_int, is_real, must_be, shown, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
 from hdet.distributed.meeting import Meeting
@@ -23,20 +23,6 @@ from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
 from hdet.parameters import check_model, parts_of, trained_parameters
-
-__all__ = [
-    "LONGEST",
-    "PUBLISHED_SPREAD",
-    "Ours",
-    "check_common",
-    "check_guesses",
-    "check_length",
-    "check_search",
-    "checked_length",
-    "rate_knobs",
-    "rate_names",
-    "search_of",
-]
 
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
@@ -102,8 +88,7 @@ def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
 def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any) -> None:
     """Raise where the rates of an optimizer cannot be searched."""
     check_guesses(guesses)
-    if not isinstance(go_back, bool):
-        raise ArgumentError(f"go_back must be True or False, but got go_back={shown(go_back)}; leave it out for True")
+    must_be("True or False", isinstance(go_back, bool), "leave it out for True", go_back=go_back)
     if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
             "a search needs shared gradients, but group= is hdet.arms(n), whose weights come apart; leave it out"

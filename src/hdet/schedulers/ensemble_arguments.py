@@ -9,29 +9,24 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.auto.search import Search
-from hdet.checks import is_int, is_one_of, shown
+from hdet.checks import is_int, is_one_of, must_be, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.weights import Body
 from hdet.ensemble.bases import Settings
-from hdet.ensemble.controller import Controller
-from hdet.ensemble.design import Balanced
-from hdet.ensemble.fanout import FanOut
+from hdet.ensemble.design import Balanced, Rounds
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.outer import Outer
-from hdet.ensemble.published import Published
+from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.replicas import Replicas
-from hdet.ensemble.rounds import Rounds
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
-from hdet.ensemble.steering import Steering
+from hdet.ensemble.steering import FanOut, Steering
 from hdet.errors import ArgumentError
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
 from hdet.parameters import check_optimizer, shared_rates, unwrapped
 from hdet.schedulers.arguments import Ours, check_common, check_length, checked_length
-
-__all__ = ["check_schedule_of", "ensemble_run", "flat_knobs"]
 
 ENSEMBLE_ROUND = 200
 """T of an ensemble whose length nobody may know."""
@@ -195,11 +190,9 @@ def _refuse_uninformative(knobs: list[Knob], group: object) -> None:
         )
 
 
-def _check_counts(start: object, seed: object) -> None:
-    if not (is_int(start) and start >= 0):  # type: ignore[operator]  # an integer
-        raise ArgumentError(f"start must be an integer, at least 0, but got start={start!r}; leave it out for 0")
-    if not is_int(seed):
-        raise ArgumentError(f"seed must be an integer, but got seed={shown(seed)}; leave it out for 0")
+def _check_counts(start: Any, seed: Any) -> None:
+    must_be("an integer, at least 0", is_int(start) and start >= 0, "leave it out for 0", start=start)
+    must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
 
 
 def _ensemble_controller(controller: object, signal: Signal) -> Controller | None:

@@ -19,8 +19,6 @@ from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.plain_rates import Schedule
 from hdet.schedulers.scheduled import AllSchedules, ScheduledSearch, guesses_of
 
-__all__ = ["auto"]
-
 Hook = Callable[..., Any]
 
 
