@@ -11,7 +11,7 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
   sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
-# Tests of what is built on the library. All other folders of tests need nothing but the wheel.
+# Tests of what is built on the library, which `make test-lab` runs. All other folders of tests need nothing but the wheel.
 BEYOND := tests/docs tests/examples
 # The range that pyproject.toml states.
 OLDEST_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"$$/\1/p' pyproject.toml)
@@ -28,10 +28,10 @@ demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 	$(PY) -m lab demo
 
 test: lint ## lint, then the library's tests and doctests, in two processes
-	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(BEYOND:%=--ignore=%) $(PYTEST_ARGS)
 
-test-lab: $(STAMP) ## the tests and doctests of lab/: tasks, runs, commands, experiments, benchmarks
-	$(PY) -m pytest -n 2 --dist loadfile lab/tests lab/cli lab/runs lab/tasks $(PYTEST_ARGS)
+test-lab: $(STAMP) ## the other tests: the documentation's blocks, examples/, and lab/ with its doctests
+	$(PY) -m pytest -n 2 --dist loadfile $(BEYOND) lab/tests lab/cli lab/runs lab/tasks $(PYTEST_ARGS)
 
 test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelerate, DeepSpeed, torchtitan: some minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
