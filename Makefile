@@ -62,7 +62,7 @@ quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one p
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pytest -q tests/ensemble tests/auto/test_rule.py tests/auto/test_reach.py tests/auto/test_golden.py \
-	  tests/test_journal.py tests/report/test_data.py tests/ensemble/test_golden.py tests/ensemble/test_knobs.py \
+	  tests/journal/test_journal.py tests/report/test_data.py tests/ensemble/test_golden.py tests/ensemble/test_knobs.py \
 	  src/hdet/ensemble src/hdet/auto $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import-linter
