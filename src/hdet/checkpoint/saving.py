@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.auto.search import Search
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.checkpoint.parts import check_fits
-from hdet.checks import check_state, fields, must_be, shown
+from hdet.checks import check_state, fields, must_be
 from hdet.distributed.group import ReplicaGroup, arriving, connect
 from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
@@ -155,10 +155,8 @@ def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> R
 
 def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: Mapping[str, Any]) -> Path:
     """The file. Raises for what cannot be saved, as far as that is seen without a state."""
-    if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= _MOST:
-        raise ArgumentError(
-            f"keep must be an integer from 1 to {_MOST}, but got keep={shown(keep)}; 2 keeps the one before"
-        )
+    fits = isinstance(keep, int) and not isinstance(keep, bool) and 1 <= keep <= _MOST
+    must_be(f"an integer from 1 to {_MOST}", fits, "2 keeps the one before", keep=keep)
     must_be("True or False", isinstance(search, bool), "leave it out for True", search=search)
     if not parts:
         raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")

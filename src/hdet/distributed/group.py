@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hdet.checks import shown
+from hdet.checks import must_be
 from hdet.distributed.arms import Arms, backend_of_device, new_group
 from hdet.distributed.presence import presence
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
@@ -151,17 +151,15 @@ def find_seat(group: Group) -> Seat:
     return Seat(dist.get_rank(group), dist.get_world_size(group))
 
 
-def check_group(group: object) -> None:
+def check_group(group: Any) -> None:
     """Raise for what cannot be ``group=``, in particular a plain group that leaves ranks out.
 
     Their values would not follow the ensemble's decisions.
     """
     if group is None or isinstance(group, Arms):
         return
-    if not isinstance(group, dist.ProcessGroup):
-        raise ArgumentError(
-            f"group must be a process group, hdet.arms(n) or None, but got group={shown(group)}; None means all ranks"
-        )
+    fits = isinstance(group, dist.ProcessGroup)
+    must_be("a process group, hdet.arms(n) or None", fits, "None means all ranks", group=group)
     if dist.get_world_size(group) < dist.get_world_size():
         raise ArgumentError(
             f"the process group given as group= has {dist.get_world_size(group)} of the {dist.get_world_size()} ranks, "

@@ -292,10 +292,8 @@ def _group_field(
 def _group_indices(optimizer: Optimizer, groups: Sequence[int | str] | None) -> list[int]:
     check_optimizer(optimizer)
     everything = optimizer.param_groups
-    if groups is not None and (isinstance(groups, (str, bytes)) or not isinstance(groups, Sequence)):
-        raise ArgumentError(
-            f"groups must be a list of indices or names, but got groups={shown(groups)}; leave it out for all groups"
-        )
+    fits = groups is None or (isinstance(groups, Sequence) and not isinstance(groups, (str, bytes)))
+    must_be("a list of indices or names", fits, "leave it out for all groups", groups=groups)
     if groups is None:
         return list(range(len(everything)))
     names = [group.get("name") for group in everything]
@@ -320,11 +318,8 @@ def _group_name(optimizer: Optimizer, index: int) -> str:
 
 
 def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn.Module]) -> list[nn.Module]:
-    if not isinstance(which, (str, type, Iterable)) or isinstance(which, Tensor):
-        raise ArgumentError(
-            f"which must be a module type, a pattern of names or modules, but got which={shown(which)}; for instance "
-            "nn.Dropout"
-        )
+    fits = isinstance(which, (str, type, Iterable)) and not isinstance(which, Tensor)
+    must_be("a module type, a pattern of names or modules", fits, "for instance nn.Dropout", which=which)
     if isinstance(which, str):
         found = [m for name, m in model.named_modules() if fnmatch.fnmatchcase(name.removeprefix("module."), which)]
     elif isinstance(which, type):

@@ -85,11 +85,8 @@ class ProbeBatch:
                 "model, batch: criterion(model(batch[0]), batch[1])"
             )
         must_be('"probe" or "eval"', is_one_of(mode, ("probe", "eval")), 'leave it out for "probe"', mode=mode)
-        if isinstance(loader, nn.Module) or not (takes(loader, 0) or _is_iterable(loader)):
-            raise ArgumentError(
-                f"loader must be an iterable of batches or batch_fn(round), but got loader={shown(loader)}; for "
-                "instance a DataLoader"
-            )
+        fits = not isinstance(loader, nn.Module) and (takes(loader, 0) or _is_iterable(loader))
+        must_be("an iterable of batches or batch_fn(round)", fits, "for instance a DataLoader", loader=loader)
         if not (is_one_of(autocast, ("inherit", None)) or isinstance(autocast, torch.dtype)):
             raise ArgumentError(
                 f'autocast must be "inherit", a type such as torch.bfloat16 or None, but got autocast={autocast!r}; '

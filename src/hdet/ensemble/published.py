@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from hdet.checks import is_finite
+from hdet.checks import is_finite, must_be
 from hdet.errors import ArgumentError
 
 
@@ -100,10 +100,8 @@ class Published:
     meta_lr: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (is_finite(self.sigma) and self.sigma > 0):
-            raise ArgumentError(
-                f"sigma must be a finite number above 0, but got sigma={self.sigma!r}; the published value is 0.1"
-            )
+        fits = is_finite(self.sigma) and self.sigma > 0
+        must_be("a finite number above 0", fits, "the published value is 0.1", sigma=self.sigma)
         if not (is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1):
             raise ArgumentError(
                 f"meta_momentum must be at least 0 and below 1, but got meta_momentum={self.meta_momentum!r}; "

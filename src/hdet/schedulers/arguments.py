@@ -13,7 +13,7 @@ from hdet.auto.constants import DEFAULT
 from hdet.auto.hooks import refuse_without_hooks
 from hdet.auto.rule import Rule
 from hdet.auto.search import Search
-from hdet.checks import is_int, is_real, must_be, shown, users_level
+from hdet.checks import is_int, is_real, must_be, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
 from hdet.distributed.meeting import Meeting
@@ -53,24 +53,18 @@ def check_common(ours: Ours, optimizer: Optimizer) -> None:
     refuse_flat(p for group in getattr(optimizer, "param_groups", ()) for p in group["params"])  # torch checks its kind
 
 
-def check_length(total_steps: object) -> None:
+def check_length(total_steps: Any) -> None:
     """Raise for what cannot be the length of a run; None: nobody knows it."""
-    if total_steps is not None and not (is_int(total_steps) and 1 <= total_steps <= LONGEST):  # type: ignore[operator]
-        raise ArgumentError(
-            f"total_steps must be an integer from 1 to {LONGEST}, or None, but got total_steps={shown(total_steps)}; "
-            "leave it out if nobody knows"
-        )
+    fits = total_steps is None or (is_int(total_steps) and 1 <= total_steps <= LONGEST)
+    must_be(f"an integer from 1 to {LONGEST}, or None", fits, "leave it out if nobody knows", total_steps=total_steps)
 
 
 def checked_length(sync_every: Any, default: int) -> int:
     """T of replicas that train."""
     if sync_every is None:
         return default
-    if not (is_int(sync_every) and 1 <= sync_every <= LONGEST):
-        raise ArgumentError(
-            f"sync_every must be an integer, at least 1 and at most {LONGEST}, but got sync_every={shown(sync_every)}; "
-            f"leave it out for {default}"
-        )
+    fits = is_int(sync_every) and 1 <= sync_every <= LONGEST
+    must_be(f"an integer, at least 1 and at most {LONGEST}", fits, f"leave it out for {default}", sync_every=sync_every)
     return int(sync_every)
 
 

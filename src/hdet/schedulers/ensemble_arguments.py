@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.auto.search import Search
-from hdet.checks import is_int, is_one_of, must_be, shown
+from hdet.checks import is_int, is_one_of, must_be
 from hdet.distributed.arms import Arms
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.weights import Body
@@ -55,11 +55,8 @@ def ensemble_run(
     signal = TrainLoss() if signal is None else signal
     _check_parts(signal, outer, optimizer_state)
     _check_knobs(knobs, signal, schedule)
-    if not isinstance(allow_uninformative, bool):
-        raise ArgumentError(
-            f"allow_uninformative must be True or False, but got allow_uninformative={shown(allow_uninformative)}; "
-            "leave it out for False"
-        )
+    fits = isinstance(allow_uninformative, bool)
+    must_be("True or False", fits, "leave it out for False", allow_uninformative=allow_uninformative)
     if not allow_uninformative:
         _refuse_uninformative(knobs, ours.group)
     length = checked_length(sync_every, ENSEMBLE_ROUND)
@@ -94,15 +91,12 @@ def ensemble_run(
     return Replicas(steering, body, meeting, chronicle, signal=signal, outer=outer, reset_state=resets)
 
 
-def flat_knobs(knobs: object) -> list[Knob]:
+def flat_knobs(knobs: Any) -> list[Knob]:
     """The knobs of a list that may hold lists; anything else is refused."""
     if isinstance(knobs, Knob):
         raise ArgumentError(f"knobs must be a list, but got the knob {knobs.spec.name!r} itself; give knobs=[knob]")
-    if not isinstance(knobs, Iterable) or isinstance(knobs, (str, Tensor)):
-        raise ArgumentError(
-            f"knobs must be a list of knobs, but got knobs={shown(knobs)}; for instance "
-            "knobs=[hdet.knobs.lr(optimizer)]"
-        )
+    fits = isinstance(knobs, Iterable) and not isinstance(knobs, (str, Tensor))
+    must_be("a list of knobs", fits, "for instance knobs=[hdet.knobs.lr(optimizer)]", knobs=knobs)
     flat: list[Any] = []
     for item in knobs:
         flat += [item] if isinstance(item, Knob) or not isinstance(item, Iterable) else list(item)
@@ -136,16 +130,10 @@ def _check_parts(signal: object, outer: object, optimizer_state: object) -> None
             f"signal must be TrainLoss(), ProbeLoss(fn) or None, but got signal={signal!r}; for a function or a "
             "ProbeBatch give signal=hdet.ProbeLoss(fn)"
         )
-    if outer is not None and not isinstance(outer, Outer):
-        raise ArgumentError(
-            f"outer must be hdet.experimental.Outer(...) or None, but got outer={shown(outer)}; leave it out for the "
-            "mean"
-        )
-    if not is_one_of(optimizer_state, (None, "average", "keep", "reset")):
-        raise ArgumentError(
-            f'optimizer_state must be "average", "keep" or "reset", but got optimizer_state={shown(optimizer_state)}; '
-            "leave it out"
-        )
+    fits = outer is None or isinstance(outer, Outer)
+    must_be("hdet.experimental.Outer(...) or None", fits, "leave it out for the mean", outer=outer)
+    fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
+    must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
 
 
 def _columns(knobs: list[Knob], optimizer: Optimizer) -> list[int]:

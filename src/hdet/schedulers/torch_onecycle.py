@@ -177,11 +177,8 @@ def check_steps(schedule: dict[str, Any], last_epoch: Any) -> None:
 
 
 def _check_phases(pct_start: Any, strategy: Any, steps: int | None) -> None:
-    if not isinstance(pct_start, float) and not (isinstance(pct_start, int) and pct_start in (0, 1)):
-        raise ArgumentError(
-            f"pct_start must be a float from 0 to 1, but got pct_start={shown(pct_start)}; give float(pct_start), or "
-            "leave it out for 0.3"
-        )
+    fits = isinstance(pct_start, float) or (isinstance(pct_start, int) and pct_start in (0, 1))
+    must_be("a float from 0 to 1", fits, "give float(pct_start), or leave it out for 0.3", pct_start=pct_start)
     if math.isnan(pct_start):
         raise ArgumentError(f"pct_start must not be NaN, but got pct_start={pct_start}; leave it out for 0.3")
     if steps is not None and warm_up_end(steps, pct_start) == 0:
