@@ -11,7 +11,7 @@ CHECK  := 'import sys; v = sys.version_info; v < (3, 11) and \
   sys.exit("constraints.txt needs Python 3.11 or later, got %d.%d: make PYTHON=python3.11" % v[:2])'
 # Extra arguments for pytest, e.g. make test PYTEST_ARGS="-k journal -x"
 PYTEST_ARGS ?=
-# Tests of what is built on the library. All other folders of tests need nothing but the wheel.
+# Tests of what is built on the library, which `make test-lab` runs. All other folders of tests need nothing but the wheel.
 BEYOND := tests/docs tests/examples
 # The range that pyproject.toml states.
 OLDEST_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"$$/\1/p' pyproject.toml)
@@ -28,10 +28,10 @@ demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 	$(PY) -m lab demo
 
 test: lint ## lint, then the library's tests and doctests, in two processes
-	$(PY) -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(BEYOND:%=--ignore=%) $(PYTEST_ARGS)
 
-test-lab: $(STAMP) ## the tests and doctests of lab/: tasks, runs, commands, experiments, benchmarks
-	$(PY) -m pytest -n 2 --dist loadfile lab/tests lab/cli lab/runs lab/tasks $(PYTEST_ARGS)
+test-lab: $(STAMP) ## the other tests: the documentation's blocks, examples/, and lab/ with its doctests
+	$(PY) -m pytest -n 2 --dist loadfile $(BEYOND) lab/tests lab/cli lab/runs lab/tasks $(PYTEST_ARGS)
 
 test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelerate, DeepSpeed, torchtitan: some minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
@@ -72,7 +72,7 @@ quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one p
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pytest -q tests/ensemble tests/auto/test_rule.py tests/auto/test_reach.py tests/auto/test_golden.py \
-	  tests/test_journal.py tests/report/test_data.py tests/ensemble/test_golden.py tests/ensemble/test_knobs.py \
+	  tests/journal/test_journal.py tests/report/test_data.py tests/ensemble/test_golden.py tests/ensemble/test_knobs.py \
 	  src/hdet/ensemble src/hdet/auto $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import-linter

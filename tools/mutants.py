@@ -33,13 +33,15 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLISHED = ("bases", "design", "published", "rounds", "twin")
+PUBLISHED = ("bases", "design", "published")
 """Files of the published method: its histories and parity catch a fault of theirs, too."""
 SOURCES = (
-    *(f"src/hdet/ensemble/{name}.py" for name in (*PUBLISHED, "controller", "knob", "normalised", "plain_algebra")),
-    *(f"src/hdet/auto/{name}.py" for name in ("constants", "reach", "rounds", "rule", "saving", "twin")),
+    *(f"src/hdet/ensemble/{name}.py" for name in (*PUBLISHED, "knob", "normalised")),
+    *(f"src/hdet/auto/{name}.py" for name in ("constants", "reach", "rounds", "rule", "saving")),
     "src/hdet/rollback/losses.py",
     "src/hdet/rollback/ruin.py",
+    "tests/auto/twin.py",
+    "tests/ensemble/twin.py",
 )
 """What is pure: the rules of the ensemble, of a search, and of going back, and their twins."""
 FAMILIES = (
@@ -183,10 +185,10 @@ def tests_of(file: str, folder: Path) -> list[str]:
         return [file, *(f"tests/auto/test_{test}.py" for test in AUTO[name])]
     if room == "rollback":
         return [file, f"tests/rollback/test_{name}.py", "tests/auto/test_golden.py", "tests/auto/test_parity.py"]
+    if name == "twin":  # a twin that trains: only parity can catch a fault of its
+        return [file, "tests/ensemble/test_parity.py"]
     rules = [f"tests/ensemble/test_{kind}.py" for kind in ("controllers", "normalised", "rounds", "scales", "spread")]
     histories = [f"tests/ensemble/test_{kind}.py" for kind in ("golden", "parity")] if name in PUBLISHED else []
-    if name == "twin":  # a twin that trains: only parity can catch a fault of its
-        return [file, *reversed(histories), *rules]
     return [file, *rules, *histories]
 
 

@@ -49,7 +49,7 @@ PCT_START = 0.3
 """Of OneCycle, as in torch."""
 FP32 = 4
 FINGERPRINT = 80
-"""Bytes per parameter, beside the weights, that hdet.distributed.fingerprint reads and writes: it makes int64 numbers
+"""Bytes per parameter, beside the weights, that hdet.distributed.weights reads and writes: it makes int64 numbers
 of them and of their places. They are made in chunks that a GPU's cache may hold: rather too high."""
 MERGED = 5
 """Reads and writes of a converge: finiteness, pack, divide into the weights."""

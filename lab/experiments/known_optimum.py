@@ -30,9 +30,8 @@ import torch
 from known_problems import PROBLEMS, Problem
 from virtual_runs import Run, explore, fixed_value_loss
 
-from hdet.ensemble.controller import Controller
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Published
+from hdet.ensemble.published import Controller, Published
 
 ROUNDS = 60
 OFF = 4.0

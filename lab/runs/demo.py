@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hdet.report import numbers as say
-from hdet.report.comparison import Table
 from hdet.report.data import RunData
-from hdet.report.verdict import base_movement, ending
+from hdet.report.verdict import Table, base_movement, ending
 from lab.runs.folder import Folder
 from lab.runs.plan import AUTO, Plan
 

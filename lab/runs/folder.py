@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hdet.checkpoint.file import kept, remove
+from hdet.checkpoint.file import kept
 from hdet.errors import ArgumentError, HdetError
 from hdet.files import locked, write_atomically
 from hdet.report.numbers import plain_json
@@ -52,7 +52,8 @@ class Folder:
             )
         for file in (self.summary, self.journal, self.curve, self.log):
             file.unlink(missing_ok=True)
-        remove(self.checkpoint)
+        for file in list(kept(self.checkpoint)):  # and nothing that somebody else has put beside it
+            file.unlink(missing_ok=True)
         self.path.mkdir(parents=True, exist_ok=True)
         head = {"task": plan.task, "name": plan.name or self.path.resolve().name, "seed": plan.seed}
         self.write({**head, "arguments": plan.arguments(), "steps": plan.steps, "complete": False})

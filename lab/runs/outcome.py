@@ -12,8 +12,8 @@ import torch
 
 from hdet._version import __version__
 from hdet.report import numbers as say
-from hdet.report.comparison import Table
 from hdet.report.numbers import finite
+from hdet.report.verdict import Table
 from lab.runs.ablation import CONFIGURATIONS, CRASH, PlannedRun, Study
 
 __all__ = ["as_markdown", "described", "table_of"]

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hdet.ensemble.controller import Update
 from hdet.ensemble.design import permutation
-from hdet.ensemble.published import Published, PublishedState
+from hdet.ensemble.published import Published, PublishedState, Update
 
 __all__ = ["Placebo", "PlaceboState"]
 

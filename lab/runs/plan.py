@@ -9,7 +9,7 @@ from inspect import signature
 from typing import Any
 
 from hdet.checks import shown
-from hdet.ensemble.rounds import default_length
+from hdet.ensemble.design import default_length
 from hdet.errors import ArgumentError
 from lab.tasks import FeedTask, Task, task_named
 

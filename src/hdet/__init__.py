@@ -4,11 +4,10 @@ from hdet._version import __version__
 from hdet.checkpoint.saving import exists, load, save
 from hdet.distributed.arms import arms
 from hdet.ensemble import knobs
-from hdet.ensemble.controller import Controller
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.probe import ProbeBatch
-from hdet.ensemble.published import Published
+from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.signals import ProbeLoss, TrainLoss
 from hdet.errors import (
     ArgumentError,

@@ -13,37 +13,6 @@ from torch import Tensor
 
 from hdet.errors import ArgumentError
 
-__all__ = [
-    "STATE_VERSION",
-    "STATE_WORDS",
-    "Rule",
-    "alike",
-    "check_alike",
-    "check_run",
-    "check_state",
-    "count",
-    "fields",
-    "flag",
-    "in_pairs",
-    "integer",
-    "is_finite",
-    "is_int",
-    "is_one_of",
-    "is_real",
-    "maybe",
-    "number",
-    "numbers",
-    "one_of",
-    "pairs",
-    "rates",
-    "run_state",
-    "shown",
-    "some_rates",
-    "takes",
-    "texts",
-    "users_level",
-]
-
 _LONGEST = 200
 STATE_VERSION = 6
 STATE_WORDS = "the checkpoint's hdet state"
@@ -101,6 +70,18 @@ def shown(value: object) -> str:
     """For a message: not longer than a few lines, whatever it is."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def must_be(rule: str, fits: object, cure: str, **given: object) -> None:
+    """Raise unless the one argument that was given, by its name, fits its rule; ``cure``: what to do about it.
+
+    >>> must_be("True or False", False, "leave it out", flag=3)
+    Traceback (most recent call last):
+    hdet.errors.ArgumentError: flag must be True or False, but got flag=3; leave it out
+    """
+    if not fits:
+        ((name, value),) = given.items()
+        raise ArgumentError(f"{name} must be {rule}, but got {name}={shown(value)}; {cure}")
 
 
 def users_level() -> int:

@@ -14,8 +14,6 @@ from weakref import WeakSet
 from hdet.checks import shown
 from hdet.errors import ArgumentError
 
-__all__ = ["Locks", "Taken", "locked", "path_of", "write_atomically"]
-
 
 def path_of(path: object, name: str) -> Path:
     """The path, if a file system could have it; ``name``: of the argument."""

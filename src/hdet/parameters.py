@@ -10,35 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import shown
+from hdet.checks import must_be, shown
 from hdet.distributed.shards import local
 from hdet.errors import ArgumentError
-
-__all__ = [
-    "Rate",
-    "as_type_of",
-    "check_model",
-    "check_optimizer",
-    "copies_of",
-    "copy_all_",
-    "copy_rate",
-    "direction",
-    "grouped_parameters",
-    "is_capturing",
-    "parameters_at",
-    "parts_of",
-    "places_of",
-    "put_back",
-    "put_rate",
-    "refuse_other_shapes",
-    "refuse_without_hooks",
-    "shared_rates",
-    "stands_still",
-    "trained_parameters",
-    "unwrapped",
-    "wide",
-    "write_",
-]
 
 Rate = float | Tensor
 
@@ -62,10 +36,7 @@ def unwrapped(optimizer: Any) -> Any:
 
 def check_optimizer(optimizer: object) -> None:
     """Raise for what cannot be ``optimizer=``."""
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(
-            f"optimizer must be a torch optimizer, but got optimizer={shown(optimizer)}; for instance torch.optim.Adam"
-        )
+    must_be("a torch optimizer", isinstance(optimizer, Optimizer), "for instance torch.optim.Adam", optimizer=optimizer)
 
 
 def refuse_without_hooks(optimizer: Optimizer) -> None:

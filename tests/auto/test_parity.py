@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import hdet
-from hdet.auto import twin
 from hdet.auto.rule import NEVER_MOVED
-from hdet.ensemble import twin as published_reference
 from hdet.errors import SearchWarning
+from tests.auto import twin
+from tests.ensemble import twin as published_reference
 from tests.models import batch, two_layer
 
 Groups = list[list[Tensor]]

@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.auto import twin
 from hdet.auto.constants import DEFAULT
 from hdet.auto.rounds import is_sampled, next_end, round_of
+from tests.auto import twin
 
 steps = st.integers(0, 5000)
 

@@ -12,8 +12,8 @@ import torch
 
 from hdet.auto.constants import DEFAULT as c
 from hdet.auto.rule import Action, Evidence, Phase, Rule, State
-from hdet.auto.twin import Run, Seen, Settings, Theta, next_end
 from hdet.rollback.ruin import Block
+from tests.auto.twin import Run, Seen, Settings, Theta, next_end
 
 WORLDS = 400
 NOWHERE: Theta = [[torch.zeros(())]]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hdet.cli.plot import plot
-from hdet.report.lines import Line
+from hdet.cli.output import plot
+from hdet.report.series import Line
 from tests.cli.command import hdet_here
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hdet
-from hdet.cli.schedule import found_schedule, journal_at
+from hdet.cli.commands import found_schedule, journal_at
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_journal
 
 

@@ -11,9 +11,8 @@ import torch.distributed as dist
 
 from hdet.distributed import average
 from hdet.distributed.average import average_
-from hdet.distributed.fingerprint import bits, halves, words
 from hdet.distributed.group import Solo, connect
-from hdet.distributed.host import to_host
+from hdet.distributed.weights import fingerprint, fingerprint_of_words, halves, to_host
 from tests.ranks import run_ranks
 
 
@@ -136,7 +135,7 @@ def test_fingerprint_sees_every_bit_and_its_place() -> None:
     cpu = torch.device("cpu")
 
     def print_of(*tensors: torch.Tensor) -> list[float]:
-        return halves(int(bits(tensors, cpu)))
+        return halves(int(fingerprint(tensors, cpu)))
 
     x = torch.arange(100.0)
     assert print_of(x) == print_of(x.clone())
@@ -151,7 +150,13 @@ def test_fingerprint_sees_every_bit_and_its_place() -> None:
 
 
 def test_fingerprint_of_words() -> None:
-    values = {words(["a"]), words(["b"]), words(["a", "b"]), words(["b", "a"]), words([])}
+    values = {
+        fingerprint_of_words(["a"]),
+        fingerprint_of_words(["b"]),
+        fingerprint_of_words(["a", "b"]),
+        fingerprint_of_words(["b", "a"]),
+        fingerprint_of_words([]),
+    }
     assert len(values) == 5
     assert all(v == int(v) for v in values)
 

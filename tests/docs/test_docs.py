@@ -26,9 +26,10 @@ PAGES = sorted(DOCS.glob("*.md"))
 
 
 def _scripts() -> dict[str, list[Block]]:
-    """The blocks of a page are one script; each framework's is one by itself."""
+    """The blocks of a page are one script; each of the README's and each framework's is one by itself."""
     pages = {page.stem: blocks(page) for page in PAGES if blocks(page)}
-    apart = {f"frameworks-line-{block.line}": [block] for block in pages.pop("frameworks")}
+    rows = {"frameworks": pages.pop("frameworks"), "README": blocks(ROOT / "README.md")}
+    apart = {f"{name}-line-{block.line}": [block] for name, parts in rows.items() for block in parts}
     return {**pages, **apart}
 
 

@@ -5,6 +5,7 @@ A tensor rate is written in place, so that it is compiled once.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def test_no_recompilation_with_a_tensor_rate() -> None:
 STEPS = 60
 
 
+@cache
 def compiled(kind: str, tensor: bool, wrap: Any = nn.Sequential) -> tuple[int, float]:
     """How many graphs a run needs, and its final loss."""
     torch._dynamo.reset()

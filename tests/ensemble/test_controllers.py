@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.ensemble.controller import Controller
 from hdet.ensemble.design import assign, multipliers
 from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Published, softmax_weights
+from hdet.ensemble.published import Controller, Published, softmax_weights
 from hdet.errors import ArgumentError
 
 CONTROLLERS: dict[str, Controller] = {

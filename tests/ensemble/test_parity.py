@@ -10,11 +10,11 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.ensemble import twin as reference
+from tests.ensemble import twin as reference
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import run_ranks
 
-N, S, T = 4, 200, 25  # ends at 25, 50, ... 175, 199, 200
+N, S, T = 4, 100, 12  # ends at 12, 24, ... 96, 99, 100
 MAX_LR = {"adam": [0.02, 0.01, 0.03], "sgd": [0.05, 0.03, 0.08]}
 ALPHA = 0.3
 CASES = [
@@ -57,7 +57,7 @@ def simulate(kind: str, auto_lr: bool, decay: str) -> reference.History:
         T=T,
         alpha=ALPHA,
         schedules=schedules,
-        S_warm=75 if auto_lr else None,  # the warm-up ends at 0.3 * 200 - 1 = 59, the round at 75
+        S_warm=36 if auto_lr else None,  # the warm-up ends at 0.3 * 100 - 1 = 29, the round at 36
         exponential=decay == "exponential",
         seed=5,
     )

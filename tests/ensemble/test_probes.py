@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.distributed.group import Solo, connect
-from hdet.ensemble.controller import Update
 from hdet.ensemble.probe import probed_loss
+from hdet.ensemble.published import Update
 from hdet.ensemble.signals import RoundMean
 from hdet.parameters import put_back as kept
 from hdet.parameters import write_

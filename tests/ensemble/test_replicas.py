@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 
 import hdet
-from hdet.ensemble.design import assign, multipliers
-from hdet.ensemble.rounds import Rounds
+from hdet.ensemble.design import Rounds, assign, multipliers
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
 

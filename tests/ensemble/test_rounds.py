@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.ensemble.bases import Decaying, decay_rate
+from hdet.ensemble.design import Rounds, default_length
 from hdet.ensemble.knob import KnobSpec, scale_named
-from hdet.ensemble.rounds import Rounds, default_length
 
 
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(-3, 80))

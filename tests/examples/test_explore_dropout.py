@@ -22,9 +22,8 @@ def logit(value: float) -> float:
     return math.log(value / (1 - value))
 
 
-@pytest.mark.parametrize(("ranks", "arms"), [(2, 2), (4, 2)], ids=["one rank per arm", "two ranks per arm"])
-def test_replicas_explore_loss_knobs(ranks: int, arms: int, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
+def test_replicas_of_two_ranks_explore_loss_knobs(tmp_path: Path) -> None:
+    path, ranks, arms = tmp_path / "run.jsonl", 4, 2
     options = ("--steps=120", "--sync-every=20", "--dropout=0.5", f"--arms={arms}", f"--journal={path}")
     output = output_of(*TORCHRUN, f"--nproc-per-node={ranks}", SCRIPT, *options)
     steps = [int(step) for step, _, _ in BASE.findall(output)]

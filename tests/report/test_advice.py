@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hdet.report.advice import CURE, advice, warned
 from hdet.report.data import load_run
+from hdet.report.verdict import CURE, advice, warned
 from tests.report.made_up import a_header, a_round, write_folder, write_journal
 
 

@@ -20,7 +20,8 @@ import torch
 
 import hdet
 from hdet.report.data import load_run
-from hdet.report.page import Chapter, Table, write_chapters, write_report
+from hdet.report.page import Chapter, write_chapters, write_report
+from hdet.report.verdict import Table
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import run_ranks
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
 import sys
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,10 @@ import plotly.graph_objects as go
 import pytest
 
 from hdet.errors import ArgumentError
-from hdet.report.comparison import compare
 from hdet.report.data import load_run
 from hdet.report.figures import Figure, comparison_figures, run_figures
-from hdet.report.packed import unpacked
-from hdet.report.page import Chapter, Table, write_chapters, write_report
+from hdet.report.page import Chapter, write_chapters, write_report
+from hdet.report.verdict import Table, compare
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\""
@@ -44,8 +45,8 @@ class Tags(HTMLParser):
             self.text += data
 
     def script(self, key: str) -> str:
-        """The text of the script with that id."""
-        return self.scripts[key]
+        """The text that is packed in the script with that id."""
+        return zlib.decompress(base64.b64decode(self.scripts[key])).decode()
 
 
 def valid(figure: Figure) -> go.Figure:
@@ -95,7 +96,7 @@ def test_one_file_that_needs_no_network(tmp_path: Path) -> None:
     text = out.read_text()
     page = Tags(text)
     assert len(text) <= 2_100_000
-    assert "plotly.js v" in unpacked(page.script("plotly"))[:200]
+    assert "plotly.js v" in page.script("plotly")[:200]
     assert not [tag for tag, found in page.tags if {"src", "href"} & set(found)]
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
     policy = next(found["content"] for tag, found in page.tags if found.get("http-equiv") == "Content-Security-Policy")
@@ -124,7 +125,7 @@ def test_names_from_files_are_escaped_everywhere(tmp_path: Path) -> None:
     assert [tag for tag, _ in tags.tags].count("script") == 3
     assert not [tag for tag, _ in tags.tags if tag == "img"]
     assert NASTY in tags.text
-    plots = json.loads(unpacked(tags.script("plots")))
+    plots = json.loads(tags.script("plots"))
     texts = [text for plot in plots.values() for trace in plot["data"] for text in [trace.get("name", "")]]
     assert any("&lt;script" in text for text in texts)  # plotly reads a little HTML: there too it is text
     assert not any("<script" in text or "<img" in text for text in texts)
@@ -145,7 +146,7 @@ def test_chapters_keep_their_runs_apart(tmp_path: Path) -> None:
     chapters = [Chapter(runs, "Scene one", "Two runs."), Chapter([other], "Scene two", "One.", Table(["x"], [["7"]]))]
     page = Tags(write_chapters(chapters, tmp_path / "r.html", title="Both", headline="It works.").read_text())
     assert page.text.index("It works.") < page.text.index("Scene one") < page.text.index("Scene two")
-    plots = json.loads(unpacked(page.script("plots")))
+    plots = json.loads(page.script("plots"))
     assert [trace["name"] for trace in plots["0-all-0"]["data"]] == ["one", "two"]
     assert not [key for key in plots if key.startswith("1-all")]
 

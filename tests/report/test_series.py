@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from hdet.report import series
-from hdet.report.comparison import Table, compare, table_of
 from hdet.report.data import RunData, load_run
-from hdet.report.lines import LIMIT, Line, companions, line, thinned
-from hdet.report.series import Event
+from hdet.report.series import LIMIT, Event, Line, companions, line, thinned
+from hdet.report.verdict import Table, compare, table_of
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
 FIXED = {"name": "fixed", "arguments": {"method": "none", "lr": 0.02}}

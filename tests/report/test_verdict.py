@@ -34,12 +34,6 @@ def test_the_sentence(tmp_path: Path) -> None:
     )
 
 
-def test_a_baseline_run_goes_before_what_run_json_says(tmp_path: Path) -> None:
-    run = learned(tmp_path, ("lr[0]",), [4.1], final={"loss": 3.277}, baseline={"loss": 3.294})
-    fixed = load_run(write_folder(tmp_path / "fixed", final={"loss": 3.3}))
-    assert verdict(run, fixed).endswith("final loss 3.277 against 3.3 for the fixed schedule.")
-
-
 @pytest.mark.parametrize(
     ("knobs", "ends", "more", "words"),
     [

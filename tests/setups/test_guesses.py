@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ STEPS = 200
 GUESS = 1e-6
 
 
+@cache
 def last_layer_alone(face: str) -> tuple[float, list[float]]:
     """The first layer is not in the optimizer."""
     model: Any = network()

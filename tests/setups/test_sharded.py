@@ -32,7 +32,7 @@ class Case(NamedTuple):
     by_arms: bool = False
 
 
-CASES = [Case(HIGH, 120, (4,)), Case(LOW, 120, (2, 2), by_arms=True), Case(LOW, 40, (4,)), Case(HIGH, 40, (2, 2))]
+CASES = [Case(HIGH, 60, (4,)), Case(LOW, 60, (2, 2), by_arms=True), Case(LOW, 40, (4,)), Case(HIGH, 40, (2, 2))]
 
 
 def _all_meshes(rank: int, folder: Path) -> list[Ran]:

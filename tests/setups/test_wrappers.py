@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ def test_ddp_and_compile_in_any_order(wrap: str) -> None:
     assert answers[0][0] == pytest.approx(_plain(), rel=1e-2)
 
 
+@cache
 def _plain() -> float:
     """One process without wrappers; both ranks above see the same batches."""
     model = network(nn.BatchNorm1d(32))

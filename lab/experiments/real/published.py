@@ -10,9 +10,8 @@ from shapes import Factors
 from stacked import Stack
 from torch import Tensor
 
-from hdet.ensemble.design import Permuted
+from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.published import Published
-from hdet.ensemble.rounds import Rounds, default_length
 from real.bench import Bench
 
 __all__ = ["REPLICAS", "Trained"]

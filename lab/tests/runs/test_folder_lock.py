@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.test_journal_lock import is_free, persistent_workers
+from tests.journal.test_lock import is_free, persistent_workers
 
 from lab.runs.folder import Folder
 

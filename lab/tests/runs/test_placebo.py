@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hdet.ensemble.controller import Controller
 from hdet.ensemble.design import permutation
-from hdet.ensemble.published import Published, PublishedState
+from hdet.ensemble.published import Controller, Published, PublishedState
 from lab.runs.placebo import Placebo
 
 SIGNALS = [1.0, 0.8, 1.3, 0.9]

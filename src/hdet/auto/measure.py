@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from hdet.auto.pieces import Pieces, Reading, Vectors
 from hdet.auto.reach import Sums, estimate, straightness, weight_ratio
-from hdet.distributed import fingerprint
 from hdet.distributed.shards import counted_once, stepping_now
+from hdet.distributed.weights import fingerprint_of_words
 from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
 
 __all__ = ["Measure", "Measured"]
@@ -212,7 +212,7 @@ class Measure:
         origins = self._origin.pieces.by_place(values[count : 2 * count])
         rest = values[2 * count :]
         blocks = [
-            [fingerprint.words([place]), math.hypot(*ways[i]), math.hypot(*origins[i]), *rest[i :: len(places)]]
+            [fingerprint_of_words([place]), math.hypot(*ways[i]), math.hypot(*origins[i]), *rest[i :: len(places)]]
             for i, place in enumerate(places)
         ]
         return [number for block in blocks for number in block]

@@ -16,11 +16,10 @@ from torch.optim import Optimizer
 from hdet.auto.measure import Measure, Measured
 from hdet.distributed.average import average_
 from hdet.distributed.group import Seat, arriving, gather_named
-from hdet.distributed.host import read
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, RollCall, Shown, fingerprints_of
 from hdet.distributed.shards import resharded
-from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers
+from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, nan_buffers, read
 from hdet.errors import DisagreementError
 from hdet.journal.chronicle import Chronicle, meet
 from hdet.parameters import put_back, trained_parameters

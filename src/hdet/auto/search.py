@@ -26,10 +26,9 @@ from hdet.auto.sampling import Sampler, Sampling
 from hdet.auto.saving import Held, Memory
 from hdet.auto.telling import NO_LOSSES, lost_words, record_of, warning_of
 from hdet.checks import STATE_WORDS, check_run, check_state, count, flag, run_state, users_level
-from hdet.distributed.agreement import terms_of
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion
+from hdet.distributed.rollcall import Occasion, terms_of
 from hdet.distributed.shards import refuse_partitions
 from hdet.errors import DivergedError, ResumeWarning, SearchWarning
 from hdet.journal.chronicle import Chronicle, Clock

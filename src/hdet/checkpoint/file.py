@@ -25,8 +25,6 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from hdet.errors import ArgumentError, CheckpointError
 from hdet.files import Locks, Taken
 
-__all__ = ["Whole", "digest_of", "kept", "newest_whole", "read", "remove", "write"]
-
 _MARK = b"\nhdet checkpoint, sha256 "
 _LINE = len(_MARK) + 2 * sha256().digest_size + 1
 _CHUNK = 1 << 20
@@ -208,12 +206,6 @@ def kept(path: Path) -> Iterator[Path]:
     """The checkpoints that are there, newest first."""
     yield from _own(path)
     yield from _old_copies(path)
-
-
-def remove(path: Path) -> None:
-    """Remove a checkpoint and its copies, and nothing that somebody else has put beside it."""
-    for file in list(kept(path)):
-        file.unlink(missing_ok=True)
 
 
 def _own(path: Path) -> list[Path]:

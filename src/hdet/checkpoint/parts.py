@@ -21,8 +21,6 @@ from hdet.checks import alike, check_state, shown
 from hdet.errors import ArgumentError
 from hdet.schedulers.loading import what_it_is
 
-__all__ = ["check_fits", "check_memory"]
-
 _SHOWN = 5
 _LONGEST, _LARGEST = 131, 131 * 131
 """Of a small parameter: a dimension, and all numbers. Below 128 some optimizers remember something else; and a prime is
@@ -121,14 +119,14 @@ def check_memory(name: str, optimizer: Optimizer, state: Mapping[str, Any]) -> N
     """
     with _aside():
         try:
-            twin = _Twin(optimizer)
+            stand_in = _StandIn(optimizer)
         except Exception:
             return
         steps = _can_step(optimizer)
         try:
-            twin.adopt(state["param_groups"])
-            lost = sorted(name for name in optimizer.defaults if not twin.has_option(name))
-            expected = twin.step() if steps and not lost else {}
+            stand_in.adopt(state["param_groups"])
+            lost = sorted(name for name in optimizer.defaults if not stand_in.has_option(name))
+            expected = stand_in.step() if steps and not lost else {}
         except Exception as error:
             raise _refusal(name, optimizer, f"no step could follow it ({type(error).__name__}: {error})") from error
     if lost:
@@ -151,7 +149,7 @@ def check_memory(name: str, optimizer: Optimizer, state: Mapping[str, Any]) -> N
 def _can_step(optimizer: Optimizer) -> bool:
     """Whether another one, as it is here, can."""
     try:
-        _Twin(optimizer).step()
+        _StandIn(optimizer).step()
     except Exception:
         return False
     return True
@@ -185,7 +183,7 @@ def _alike(expected: Any, found: Any, kind: Kind, p: Tensor) -> bool:
     return one_for_all or (isinstance(found, Tensor) and (tuple(expected.shape) != kind[1] or found.shape == p.shape))
 
 
-class _Twin:
+class _StandIn:
     """An optimizer of the same class and arguments, with one small parameter of each kind, on the CPU."""
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.auto.search import Search
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.checkpoint.parts import check_fits
-from hdet.checks import check_state, fields, shown
+from hdet.checks import check_state, fields, must_be
 from hdet.distributed.group import ReplicaGroup, arriving, connect
 from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
@@ -27,8 +27,6 @@ from hdet.rollback.guard import Guard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
-
-__all__ = ["exists", "load", "save"]
 
 Result = TypeVar("Result")
 Scheduler = OneCycleLR | Ensemble | ScheduledSearch
@@ -160,12 +158,9 @@ def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> R
 
 def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: Mapping[str, Any]) -> Path:
     """The file. Raises for what cannot be saved, as far as that is seen without a state."""
-    if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= _MOST:
-        raise ArgumentError(
-            f"keep must be an integer from 1 to {_MOST}, but got keep={shown(keep)}; 2 keeps the one before"
-        )
-    if not isinstance(search, bool):
-        raise ArgumentError(f"search must be True or False, but got search={shown(search)}; leave it out for True")
+    fits = isinstance(keep, int) and not isinstance(keep, bool) and 1 <= keep <= _MOST
+    must_be(f"an integer from 1 to {_MOST}", fits, "2 keeps the one before", keep=keep)
+    must_be("True or False", isinstance(search, bool), "leave it out for True", search=search)
     if not parts:
         raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")
     for name, part in _stateful(parts).items():

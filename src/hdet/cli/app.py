@@ -11,12 +11,8 @@ import typer
 
 from hdet._version import __version__
 from hdet.cli import complain
-from hdet.cli.compare import compare
-from hdet.cli.export import export
-from hdet.cli.report import report
+from hdet.cli.commands import compare, export, report
 from hdet.errors import ArgumentError, HdetError, JournalError
-
-__all__ = ["app", "commands", "run"]
 
 _Usage: type[Exception] = typer.BadParameter.__mro__[2]
 """Click's own base of all complaints about the command line. Newer typers carry their own click."""

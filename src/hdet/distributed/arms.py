@@ -15,8 +15,6 @@ from hdet.errors import ArgumentError
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Arms", "arms", "backend_of_device", "new_group"]
-
 
 class Arms:
     """The ranks, split into gradient-isolated replicas. Made by :func:`arms`; give it as ``group=``.

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from hdet.distributed.group import ReplicaGroup
-from hdet.distributed.host import to_host
 from hdet.distributed.shards import local
-
-__all__ = ["EXTRA_BYTES", "Distance", "average_"]
+from hdet.distributed.weights import to_host
 
 EXTRA_BYTES = 64 * 2**20
 """Bound on the memory that one call takes in addition."""

@@ -1,8 +1,6 @@
 """The replica group: who the replicas are, and the few things they do together.
 
 A replica is one rank, or an arm: several ranks that share gradients and hold the same weights.
-
-:class:`Solo` is the twin for one replica, so that callers have no ``if distributed``.
 """
 
 from __future__ import annotations
@@ -13,31 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hdet.checks import shown
+from hdet.checks import must_be
 from hdet.distributed.arms import Arms, backend_of_device, new_group
 from hdet.distributed.presence import presence
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
-
-__all__ = [
-    "Distributed",
-    "Group",
-    "ReplicaGroup",
-    "Seat",
-    "Solo",
-    "arriving",
-    "check_group",
-    "connect",
-    "connect_alike",
-    "find_seat",
-]
-
 
 Value = TypeVar("Value")
 _HOST = torch.device("cpu")
@@ -50,61 +34,44 @@ class Seat(NamedTuple):
     size: int
 
 
-class ReplicaGroup(Protocol):
-    """What replicas do together. Every method is a collective: all replicas call it, in the same order."""
+class ReplicaGroup:
+    """What replicas do together; by itself, one replica alone.
 
-    @property
-    def seat(self) -> Seat:
-        """This replica's place."""
+    Every method is a collective: all replicas call it, in the same order.
+    """
 
-    @property
-    def rank(self) -> int:
-        """This process's place among the rows of :meth:`gather`."""
-
-    @property
-    def members(self) -> list[list[int]]:
-        """``members[r]``: the rows of :meth:`gather` that come from replica r's ranks."""
+    seat: Seat = Seat(0, 1)
+    """This replica's place."""
+    rank: int = 0
+    """This process's place among the rows of :meth:`gather`."""
+    members: Sequence[Sequence[int]] = ((0,),)
+    """``members[r]``: the rows of :meth:`gather` that come from replica r's ranks."""
 
     def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
         """Every rank's ``row``. ``device``: where the weights are, for backends that only reach devices."""
+        return [list(row)]
 
     def gather_objects(self, value: Value) -> list[Value]:
         """Every rank's ``value``, pickled. Slow: for error messages."""
+        return [value]
 
     def broadcast_object(self, value: Value) -> Value:
         """Rank 0's ``value``, pickled."""
+        return value
 
     def broadcast_(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by rank 0's."""
 
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         """Begin to replace ``flat`` by its sum over the replicas; call the result to wait for the end."""
-
-
-class Solo:
-    """One replica alone."""
-
-    seat = Seat(0, 1)
-    rank = 0
-    members: ClassVar[list[list[int]]] = [[0]]
-
-    def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
-        return [list(row)]
-
-    def gather_objects(self, value: Value) -> list[Value]:
-        return [value]
-
-    def broadcast_object(self, value: Value) -> Value:
-        return value
-
-    def broadcast_(self, tensor: Tensor) -> None:
-        pass
-
-    def start_sum(self, flat: Tensor) -> Callable[[], object]:
         return lambda: flat
 
 
-class Distributed:
+Solo = ReplicaGroup
+"""One replica alone, so that callers have no ``if distributed``."""
+
+
+class Distributed(ReplicaGroup):
     """Replicas in a process group of our own, so our collectives cannot pair with DDP's.
 
     Args:
@@ -184,17 +151,15 @@ def find_seat(group: Group) -> Seat:
     return Seat(dist.get_rank(group), dist.get_world_size(group))
 
 
-def check_group(group: object) -> None:
+def check_group(group: Any) -> None:
     """Raise for what cannot be ``group=``, in particular a plain group that leaves ranks out.
 
     Their values would not follow the ensemble's decisions.
     """
     if group is None or isinstance(group, Arms):
         return
-    if not isinstance(group, dist.ProcessGroup):
-        raise ArgumentError(
-            f"group must be a process group, hdet.arms(n) or None, but got group={shown(group)}; None means all ranks"
-        )
+    fits = isinstance(group, dist.ProcessGroup)
+    must_be("a process group, hdet.arms(n) or None", fits, "None means all ranks", group=group)
     if dist.get_world_size(group) < dist.get_world_size():
         raise ArgumentError(
             f"the process group given as group= has {dist.get_world_size(group)} of the {dist.get_world_size()} ranks, "

@@ -12,8 +12,6 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-__all__ = ["Presence", "presence"]
-
 _GRACE = 0.5
 """Seconds that others may be later than the rank that noticed, before they count as missing."""
 _PATIENCE = timedelta(seconds=10)

@@ -13,28 +13,6 @@ from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
 
-__all__ = [
-    "Partitioned",
-    "check_sharded",
-    "counted_once",
-    "hold_alike",
-    "is_continued",
-    "is_distributed",
-    "local",
-    "local_gradient",
-    "mark_part",
-    "place",
-    "refresh",
-    "refuse_flat",
-    "refuse_partitions",
-    "refuse_sharded",
-    "reshard",
-    "reshard_all",
-    "resharded",
-    "rewrapped",
-    "stepping_now",
-]
-
 _PLAIN = (Tensor, nn.Parameter)
 _MARK = "_hdet_part"
 

@@ -1,10 +1,13 @@
-"""Which tensors are averaged, and what a replica can say about them without sending them."""
+"""Which tensors are averaged, and what a replica can say about them without sending them: fingerprints, and numbers
+that are read on the host in few transfers, without float64 on a device that may not have it."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +17,69 @@ from torch.optim import Optimizer
 from hdet.distributed.shards import check_sharded, is_distributed, local, reshard
 from hdet.errors import ShardedParametersError
 
-__all__ = ["NO_WEIGHTS", "Body", "Weights", "infinite_buffers", "nan_buffers", "warn_without_ensemble"]
+_INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WEIGHT = -7046029254386353131  # odd, as a signed 64-bit number: the golden ratio times 2**64
+_MIX = 6364136223846793005
+_CHUNK = 1 << 20
+_HALF = 0xFFFFFFFF
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[float]:
+    """All numbers of some tensors, one after the other. Synchronises once per device and kind of number.
+
+    >>> to_host([torch.tensor(0.5), torch.tensor(True), torch.tensor([2**40, 1])])
+    [0.5, True, 1099511627776, 1]
+    """
+    places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault((tensor.device, tensor.dtype), []).append(place)
+    found: list[list[float]] = [[] for _ in tensors]
+    for together in places.values():
+        values = iter(torch.cat([tensors[place].detach().reshape(-1) for place in together]).tolist())
+        for place in together:
+            found[place] = list(islice(values, tensors[place].numel()))
+    return list(chain.from_iterable(found))
+
+
+def read(named: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
+    """The numbers of tensors, by name. Synchronises as :func:`to_host` does.
+
+    >>> read({"loss": [torch.tensor([0.5, 0.25])], "sound": [torch.tensor(True)], "none": []})
+    {'loss': [0.5, 0.25], 'sound': [True], 'none': []}
+    """
+    values = iter(to_host([tensor for tensors in named.values() for tensor in tensors]))
+    return {name: list(islice(values, sum(t.numel() for t in tensors))) for name, tensors in named.items()}
+
+
+def halves(bits64: int) -> list[float]:
+    """64 bits as two numbers that a float64 holds exactly."""
+    return [float(bits64 & _HALF), float((bits64 >> 32) & _HALF)]
+
+
+def fingerprint_of_words(parts: Iterable[str]) -> float:
+    """48 bits over some texts: exact as a float64."""
+    return float(int.from_bytes(sha256(";".join(parts).encode()).digest()[:6], "big"))
+
+
+def fingerprint(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """64 bits over every bit that this rank holds of the tensors, and its position: an int64 scalar on ``device``.
+
+    Stays on the device: nothing is synchronised. Extra memory is a few times a chunk of a million elements.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    for tensor in tensors:
+        own = local(tensor).detach()
+        real = torch.view_as_real(own) if own.is_complex() else own
+        for chunk in real.reshape(-1).split(_CHUNK):
+            total = total * _MIX + _weighted_sum(chunk).to(device)
+    return total
+
+
+def _weighted_sum(chunk: Tensor) -> Tensor:
+    """Sum of bits_i * w_i modulo 2**64, with odd weights that depend on the position."""
+    integers = chunk.view(_INTEGER_OF_SIZE[chunk.element_size()]).long()
+    weights = torch.arange(1, chunk.numel() + 1, device=chunk.device).mul_(_WEIGHT).bitwise_or_(1)
+    return (integers * weights).sum()
 
 
 class Weights(NamedTuple):

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from hdet.checks import Rule, count, integer, maybe, one_of
-from hdet.ensemble.controller import Update
+from hdet.ensemble.design import Rounds
 from hdet.ensemble.knob import KnobSpec
-from hdet.ensemble.rounds import Rounds
+from hdet.ensemble.published import Update
 from hdet.parameters import Rate, as_type_of
-
-__all__ = ["DECAYS", "SETTINGS", "Bases", "Decay", "Decaying", "Settings", "decay_rate"]
 
 Decay = Literal["schedule", "exponential"]
 DECAYS: tuple[Decay, ...] = ("schedule", "exponential")

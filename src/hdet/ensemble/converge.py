@@ -8,15 +8,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hdet.distributed import fingerprint
 from hdet.distributed.average import average_
 from hdet.distributed.group import ReplicaGroup
 from hdet.distributed.rollcall import RollCall
 from hdet.distributed.shards import counted_once, place
-from hdet.distributed.weights import Weights
+from hdet.distributed.weights import Weights, fingerprint_of_words
 from hdet.errors import DivergedError
-
-__all__ = ["converge", "refuse_diverged"]
 
 _log = logging.getLogger("hdet")
 
@@ -82,7 +79,7 @@ def _by_place(parameters: Sequence[Tensor]) -> dict[float, list[Tensor]]:
     """Parameters by the part of them that this rank holds, as a number."""
     found: dict[float, list[Tensor]] = {}
     for p in parameters:
-        found.setdefault(fingerprint.words([place(p)]), []).append(p)
+        found.setdefault(fingerprint_of_words([place(p)]), []).append(p)
     return found
 
 

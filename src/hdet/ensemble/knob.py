@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.checks import is_finite, is_one_of
+from hdet.checks import is_finite, is_one_of, must_be
 from hdet.errors import ArgumentError
-
-__all__ = ["FACTOR_LIMITS", "SCALES", "KnobSpec", "Scale", "bounded_factor", "scale_named"]
 
 FACTOR_LIMITS = (1e-15, 1e15)
 """Bounds of the learned factor m on a schedule: a guess may be wrong by many orders of magnitude."""
@@ -98,8 +96,7 @@ SCALES = ("relative", "linear", "log", "logit")
 
 def scale_named(name: str) -> Scale:
     """The scale with that name."""
-    if not is_one_of(name, SCALES):
-        raise ArgumentError(f"scale must be one of {SCALES}, but got scale={name!r}; learning rates use 'relative'")
+    must_be(f"one of {SCALES}", is_one_of(name, SCALES), "learning rates use 'relative'", scale=name)
     return Scale(name)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import is_int, is_one_of, is_real, shown, takes
+from hdet.checks import is_int, is_one_of, is_real, must_be, shown, takes
 from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.errors import ArgumentError
 from hdet.parameters import check_model, check_optimizer, unwrapped
@@ -48,10 +48,10 @@ class Knob:
     group: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.spec, KnobSpec):
-            raise ArgumentError(f"spec must be a KnobSpec, but got spec={shown(self.spec)}; use hdet.knobs.custom(...)")
+        must_be("a KnobSpec", isinstance(self.spec, KnobSpec), "use hdet.knobs.custom(...)", spec=self.spec)
         _check_functions(self.read, self.write)
-        _check_acts(self.acts)
+        usual, acts = '"loss" is the usual one', is_one_of(self.acts, ("update", "loss"))
+        must_be('"update" or "loss"', acts, usual, acts=self.acts)
 
 
 def lr(
@@ -104,10 +104,8 @@ def optimizer(
     """
     optimizer = unwrapped(optimizer)
     indices = _group_indices(optimizer, groups)
-    if not isinstance(field, str):
-        raise ArgumentError(f'field must be a key of the groups, but got field={shown(field)}; for instance "momentum"')
-    if index is not None and not is_int(index):
-        raise ArgumentError(f"index must be an integer or None, but got index={shown(index)}; 0 is the first entry")
+    must_be("a key of the groups", isinstance(field, str), 'for instance "momentum"', field=field)
+    must_be("an integer or None", index is None or is_int(index), "0 is the first entry", index=index)
     for i in indices:
         if field not in optimizer.param_groups[i]:
             fields = sorted(set(optimizer.param_groups[i]) - {"params"})
@@ -155,8 +153,7 @@ def module(
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and its kin.
     """
     check_model(model, needed=True)
-    if not isinstance(attribute, str):
-        raise ArgumentError(f'attribute must be a name, but got attribute={shown(attribute)}; for instance "p"')
+    must_be("a name", isinstance(attribute, str), 'for instance "p"', attribute=attribute)
     modules = _choose_modules(model, which)
     for m in modules:
         if not _is_number(getattr(m, attribute, None)) or isinstance(getattr(m, attribute), Tensor):
@@ -202,10 +199,7 @@ def scalar(
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and label smoothing.
     """
     _check_name(name)
-    if not _is_number(value):
-        raise ArgumentError(
-            f"value must be the base of knob {name!r}, a number, but got value={shown(value)}; for instance 0.1"
-        )
+    must_be(f"the base of knob {name!r}, a number", _is_number(value), "for instance 0.1", value=value)
     cell = [float(value)]
 
     def write(new: float) -> None:
@@ -244,11 +238,7 @@ def _knob(
     acts: Literal["update", "loss"],
     regularises: bool = False,
 ) -> Knob:
-    _check_acts(acts)
-    if not isinstance(regularises, bool):
-        raise ArgumentError(
-            f"regularises must be True or False, but got regularises={shown(regularises)}; leave it out"
-        )
+    must_be("True or False", isinstance(regularises, bool), "leave it out", regularises=regularises)
     if not (isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(_is_number(bound) for bound in bounds)):
         raise ArgumentError(f"bounds of knob {name!r} must be two numbers, but got bounds={shown(bounds)}; (low, high)")
     low, high = bounds
@@ -258,22 +248,12 @@ def _knob(
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise ArgumentError(f'name must be a text, but got name={shown(name)}; for instance "label_smoothing"')
-
-
-def _check_acts(acts: object) -> None:
-    if not is_one_of(acts, ("update", "loss")):
-        raise ArgumentError(f'acts must be "update" or "loss", but got acts={shown(acts)}; "loss" is the usual one')
+    must_be("a text", isinstance(name, str) and name, 'for instance "label_smoothing"', name=name)
 
 
 def _check_functions(read: object, write: object) -> None:
-    if not takes(read):
-        raise ArgumentError(
-            f"read must be a function without arguments, but got read={shown(read)}; it gives the value"
-        )
-    if not takes(write, 0.0):
-        raise ArgumentError(f"write must be a function of one number, but got write={shown(write)}; it sets the value")
+    must_be("a function without arguments", takes(read), "it gives the value", read=read)
+    must_be("a function of one number", takes(write, 0.0), "it sets the value", write=write)
 
 
 def _is_number(value: object) -> bool:
@@ -312,10 +292,8 @@ def _group_field(
 def _group_indices(optimizer: Optimizer, groups: Sequence[int | str] | None) -> list[int]:
     check_optimizer(optimizer)
     everything = optimizer.param_groups
-    if groups is not None and (isinstance(groups, (str, bytes)) or not isinstance(groups, Sequence)):
-        raise ArgumentError(
-            f"groups must be a list of indices or names, but got groups={shown(groups)}; leave it out for all groups"
-        )
+    fits = groups is None or (isinstance(groups, Sequence) and not isinstance(groups, (str, bytes)))
+    must_be("a list of indices or names", fits, "leave it out for all groups", groups=groups)
     if groups is None:
         return list(range(len(everything)))
     names = [group.get("name") for group in everything]
@@ -340,11 +318,8 @@ def _group_name(optimizer: Optimizer, index: int) -> str:
 
 
 def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn.Module]) -> list[nn.Module]:
-    if not isinstance(which, (str, type, Iterable)) or isinstance(which, Tensor):
-        raise ArgumentError(
-            f"which must be a module type, a pattern of names or modules, but got which={shown(which)}; for instance "
-            "nn.Dropout"
-        )
+    fits = isinstance(which, (str, type, Iterable)) and not isinstance(which, Tensor)
+    must_be("a module type, a pattern of names or modules", fits, "for instance nn.Dropout", which=which)
     if isinstance(which, str):
         found = [m for name, m in model.named_modules() if fnmatch.fnmatchcase(name.removeprefix("module."), which)]
     elif isinstance(which, type):

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hdet.checks import is_one_of, shown, takes
+from hdet.checks import is_one_of, must_be, shown, takes
 from hdet.distributed.group import ReplicaGroup, Solo
 from hdet.distributed.shards import resharded
 from hdet.errors import ArgumentError, ProbeWarning
 from hdet.parameters import check_model, copies_of, copy_all_
-
-__all__ = ["LossFn", "ProbeBatch", "ProbeFn", "copied", "probed_loss", "rng_put_back"]
 
 _END = object()
 LossFn = Callable[[Any, Any], Tensor]
@@ -31,13 +29,13 @@ ProbeFn = Callable[[], Tensor | float]
 """Gives a loss of the current model; a :class:`ProbeBatch` is one."""
 
 
-def probed_loss(probe: ProbeFn, *, inside: bool = False) -> Tensor:
-    """The probe's loss at the weights of this moment, a scalar; ``inside``: of :func:`rng_put_back`.
+def probed_loss(probe: ProbeFn) -> Tensor:
+    """The probe's loss at the weights of this moment, a scalar.
 
     Inside ``torch.autocast`` the casts of the weights are cached, in older torch also those that are made without
     gradients, and training would go on with them: the cache is cleared.
     """
-    loss = probe.loss_inside() if inside and isinstance(probe, ProbeBatch) else probe()
+    loss = probe()
     torch.clear_autocast_cache()
     number = _one_number(loss, "a probe", probe)
     return number.reshape(()).clone()  # the same memory may hold the next loss, as in a captured graph
@@ -86,13 +84,9 @@ class ProbeBatch:
                 f"loss_fn must be a function of model and batch, but got loss_fn={shown(loss_fn)}; for instance lambda "
                 "model, batch: criterion(model(batch[0]), batch[1])"
             )
-        if not is_one_of(mode, ("probe", "eval")):
-            raise ArgumentError(f'mode must be "probe" or "eval", but got mode={mode!r}; leave it out for "probe"')
-        if isinstance(loader, nn.Module) or not (takes(loader, 0) or _is_iterable(loader)):
-            raise ArgumentError(
-                f"loader must be an iterable of batches or batch_fn(round), but got loader={shown(loader)}; for "
-                "instance a DataLoader"
-            )
+        must_be('"probe" or "eval"', is_one_of(mode, ("probe", "eval")), 'leave it out for "probe"', mode=mode)
+        fits = not isinstance(loader, nn.Module) and (takes(loader, 0) or _is_iterable(loader))
+        must_be("an iterable of batches or batch_fn(round)", fits, "for instance a DataLoader", loader=loader)
         if not (is_one_of(autocast, ("inherit", None)) or isinstance(autocast, torch.dtype)):
             raise ArgumentError(
                 f'autocast must be "inherit", a type such as torch.bfloat16 or None, but got autocast={autocast!r}; '
@@ -130,18 +124,14 @@ class ProbeBatch:
 
     def __call__(self) -> Tensor:
         """The loss at the model's weights of this moment."""
-        with rng_put_back(_device_of(self.model)):
-            return self.loss_inside()
-
-    def loss_inside(self) -> Tensor:
-        """The same inside :func:`rng_put_back`, which several losses can share."""
         inner = unwrapped(self.model)
         batch, device = self._batch, _device_of(inner)
-        if self._round is None:  # called by hand: a batch of this process alone, which no round will use
-            batch = _shared(_outlined(self._draw(0), device), Solo(), device)
-        with torch.no_grad(), resharded(inner), probing(inner, self.mode), self._cast(device):
-            _seed(self._round or 0, device)  # what is random is the same for all replicas
-            return _one_number(self.loss_fn(inner, batch), "loss_fn", self.loss_fn)
+        with rng_put_back(device):
+            if self._round is None:  # called by hand: a batch of this process alone, which no round will use
+                batch = _shared(_outlined(self._draw(0), device), Solo(), device)
+            with torch.no_grad(), resharded(inner), probing(inner, self.mode), self._cast(device):
+                _seed(self._round or 0, device)  # what is random is the same for all replicas
+                return _one_number(self.loss_fn(inner, batch), "loss_fn", self.loss_fn)
 
     def _cast(self, device: torch.device) -> AbstractContextManager[Any]:
         if isinstance(self.autocast, torch.dtype):
@@ -255,11 +245,6 @@ class _Outline(NamedTuple):
 
     batch: Any
     tensors: list[Tensor]
-
-
-def copied(batch: Any) -> Any:
-    """The batch with copies of its tensors, where they lie: the user may write into the same memory again."""
-    return _mapped(batch, lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf)
 
 
 def _outlined(batch: Any, device: torch.device) -> _Outline:

@@ -1,17 +1,71 @@
-"""The published controller: a softmax of the losses weighs the replicas, a velocity smooths what follows."""
+"""Controllers: signals of the replicas in, moves of the base values out. Pure functions with explicit state.
+
+A controller sees the replicas that were not excluded:
+
+- ``signals[r]``: the number compared across replicas, lower is better (mean train loss of the round, or a probe);
+- ``offsets[r][g]``: replica r's distance from the base value of knob g, in the knob's coordinate;
+
+and returns its new state and ``moves[g]`` in the same coordinate. The coordinate of a learning rate is relative: a
+replica at rho times the base has the offset rho - 1, and a move takes the base to base * (1 + move).
+:mod:`hdet.ensemble.knob` has the coordinates of other knobs.
+
+The published controller is here: a softmax of the losses weighs the replicas, a velocity smooths what follows.
+:mod:`hdet.ensemble.normalised` is the other one.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from hdet.checks import is_finite
-from hdet.ensemble.controller import Update
+from hdet.checks import is_finite, must_be
 from hdet.errors import ArgumentError
 
-__all__ = ["Published", "PublishedState", "softmax_weights"]
+
+class Update(NamedTuple):
+    """What a controller decided in one round."""
+
+    state: Any
+    """New state: a NamedTuple of lists of numbers, one entry per knob."""
+    moves: list[float]
+    """Per knob: how far the base moves, in the knob's coordinate."""
+    weights: list[float]
+    """Per replica: how much it counted (for people; need not sum to one)."""
+    deltas: list[float]
+    """Per knob: the slope that was seen; above 0, more is better (:class:`Published`: Delta before smoothing)."""
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """Anything that can be given as ``auto_lr=``."""
+
+    def init(self, knobs: int) -> Any:
+        """State before the first round, for that many knobs: a NamedTuple of lists of numbers."""
+
+    def update(self, state: Any, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
+        """One round. Must not change its arguments."""
+
+
+def comparable(signals: Sequence[float]) -> list[float] | None:
+    """Signals in which what is not finite is replaced by the worst plus the range.
+
+    It then says which side is bad without setting the scale. None if fewer than two are finite.
+
+    >>> comparable([1.0, 3.0, math.nan, math.inf])
+    [1.0, 3.0, 5.0, 5.0]
+    >>> comparable([1.0, 1.0, math.nan])
+    [1.0, 1.0, 2.0]
+    >>> comparable([1.0, math.nan]) is None
+    True
+    """
+    finite = [s for s in signals if math.isfinite(s)]
+    if len(finite) < 2:
+        return None
+    best, worst = min(finite), max(finite)
+    bad = worst + ((worst - best) or max(1.0, abs(worst)))
+    return [s if math.isfinite(s) else bad for s in signals]
 
 
 class PublishedState(NamedTuple):
@@ -46,10 +100,8 @@ class Published:
     meta_lr: float = 0.5
 
     def __post_init__(self) -> None:
-        if not (is_finite(self.sigma) and self.sigma > 0):
-            raise ArgumentError(
-                f"sigma must be a finite number above 0, but got sigma={self.sigma!r}; the published value is 0.1"
-            )
+        fits = is_finite(self.sigma) and self.sigma > 0
+        must_be("a finite number above 0", fits, "the published value is 0.1", sigma=self.sigma)
         if not (is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1):
             raise ArgumentError(
                 f"meta_momentum must be at least 0 and below 1, but got meta_momentum={self.meta_momentum!r}; "

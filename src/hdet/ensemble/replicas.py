@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import check_run, run_state, users_level
-from hdet.distributed.agreement import terms_of
 from hdet.distributed.group import ReplicaGroup, Seat, Solo, arriving, connect_alike
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, RollCall, Shown
+from hdet.distributed.rollcall import Occasion, RollCall, Shown, terms_of
 from hdet.distributed.shards import hold_alike, local, refuse_partitions, resharded
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, warn_without_ensemble
 from hdet.ensemble.converge import converge, refuse_diverged
@@ -29,8 +28,6 @@ from hdet.errors import ResumeWarning, ShardedParametersError
 from hdet.journal.chronicle import Chronicle, Clock, meet
 from hdet.parameters import Rate, direction, put_back
 from hdet.rollback.losses import Losses
-
-__all__ = ["Replicas"]
 
 _KIND = "replicas"
 _NOT_AVERAGED = (
@@ -96,11 +93,6 @@ class Replicas:
         return self.meeting.seat
 
     @property
-    def model(self) -> nn.Module | None:
-        """Whose forward passes read the weights, if it is known."""
-        return self._body.model
-
-    @property
     def knobs(self) -> list[str]:
         """Their names."""
         return [spec.name for spec in self.steering.specs]
@@ -113,10 +105,6 @@ class Replicas:
     def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """This replica's values of scheduled knobs at step ``t``."""
         return self.steering.rates(schedule, t, self.seat)
-
-    def values(self, t: int) -> list[float]:
-        """This replica's value of each knob that has no schedule; anything for the others."""
-        return self.steering.values(t, self.seat)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -219,12 +207,10 @@ class Replicas:
         keeps = self.chronicle.is_kept
         if self.meeting.group.seat.size == 1 and not keeps:
             return RollCall.alone()
-        shown, weights = (
-            Shown(self.losses.mean(), self.losses.count > 0, signal, keeps),
-            self._body.weights(end.optimizer),
-        )
-        expect_equal, occasion = not self.steering.has_spread, Occasion.ROUND_END
-        return self.meeting.roll_call(occasion, end.span[0], self._terms(), weights, shown, expect_equal=expect_equal)
+        shown = Shown(self.losses.mean(), self.losses.count > 0, signal, keeps)
+        weights, equal = self._body.weights(end.optimizer), not self.steering.has_spread
+        terms, t = self._terms(), end.span[0]
+        return self.meeting.roll_call(Occasion.ROUND_END, t, terms, weights, shown, expect_equal=equal)
 
     # -- the other replicas ---------------------------------------------------------------------------------------
 
@@ -281,7 +267,7 @@ class Replicas:
             return
         self._meet(optimizer, t)
         tensors = self._body.weights(optimizer).tensors
-        with self.meeting.consensus(), resharded(self.model), put_back(tensors):
+        with self.meeting.consensus(), resharded(self._body.model), put_back(tensors):
             self.converge(optimizer, t, Occasion.CONSENSUS)
             yield
 
@@ -321,15 +307,12 @@ class Replicas:
         self.losses.reset()
         self.meeting.resume()
         self.is_just_loaded = True
-        self.chronicle.resume(t, mid_round=self._is_inside_round(t))
-
-    def _is_inside_round(self, t: int) -> bool:
-        return t > 0 and not self.steering.rounds.ends_at(t)
+        self.chronicle.resume(t, mid_round=self.steering.rounds.is_inside(t))
 
     def _first_step_since_loading(self, t: int) -> None:
         """By now all is loaded: people are told what several replicas no more know of a round that is not over."""
         self.is_just_loaded, seat, rounds = False, self.seat, self.steering.rounds
-        if seat.size > 1 and seat.replica == 0 and self._is_inside_round(t):
+        if seat.size > 1 and seat.replica == 0 and rounds.is_inside(t):
             warnings.warn(
                 f"resumed inside round {rounds.index(t)}, at step {t}: its multipliers and its end at step "
                 f"{rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded "

@@ -8,14 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hdet.checks import is_one_of, shown, takes
+from hdet.checks import is_one_of, must_be, takes
 from hdet.distributed.group import ReplicaGroup, arriving
 from hdet.distributed.shards import local
 from hdet.ensemble.probe import ProbeBatch, ProbeFn, probed_loss
 from hdet.errors import ArgumentError
 from hdet.parameters import put_back, wide, write_
-
-__all__ = ["ProbeLoss", "RoundMean", "Signal", "TrainLoss"]
 
 
 class TrainLoss:
@@ -45,11 +43,7 @@ class ProbeLoss:
     """
 
     def __init__(self, fn: ProbeFn, at: Literal["replica", "round_mean"] = "replica") -> None:
-        if not takes(fn):
-            raise ArgumentError(
-                f"fn must be a function without arguments that returns a loss, but got fn={shown(fn)}; for instance a "
-                "ProbeBatch"
-            )
+        must_be("a function without arguments that returns a loss", takes(fn), "for instance a ProbeBatch", fn=fn)
         if not is_one_of(at, ("replica", "round_mean")):
             raise ArgumentError(f'at must be "replica" or "round_mean", but got at={at!r}; leave it out for "replica"')
         self.fn = fn

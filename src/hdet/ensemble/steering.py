@@ -1,4 +1,5 @@
-"""Steering: the values at which replicas train, and how what a round has shown moves the base values."""
+"""Steering: the values at which replicas train, how what a round has shown moves the base values, and what a
+checkpoint has of it."""
 
 from __future__ import annotations
 
@@ -8,20 +9,124 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import mul
 from typing import Any, NamedTuple
 
-from hdet.checks import STATE_WORDS, check_state, numbers
+from hdet.checks import STATE_WORDS, Rule, check_alike, check_state, in_pairs, maybe, numbers, pairs
 from hdet.distributed.group import Seat
 from hdet.distributed.rollcall import RollCall
 from hdet.ensemble.bases import SETTINGS, Bases, Decaying, Settings
-from hdet.ensemble.controller import Controller, Update, comparable
-from hdet.ensemble.fanout import FanOut
+from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
-from hdet.ensemble.rounds import Rounds
-from hdet.ensemble.saving import CONTROLLER, controller_from, controller_saved
+from hdet.ensemble.normalised import Normalised
+from hdet.ensemble.published import Controller, Published, Update, comparable
 from hdet.errors import ArgumentError
 from hdet.journal.chronicle import round_record
 from hdet.parameters import Rate
 
-__all__ = ["Decided", "Steering"]
+CONTROLLER = {
+    "controller": maybe(Rule("a controller's name", lambda value: isinstance(value, str))),
+    "controller_arguments": pairs,
+    "controller_state": pairs,
+}
+"""What :func:`controller_from` needs."""
+
+_OURS: dict[str, type[Published] | type[Normalised]] = {
+    "Published": Published,
+    "Normalised": Normalised,
+}
+
+
+class Standing(NamedTuple):
+    """The places of a round."""
+
+    steps: range
+    """Steps for which they are known to hold."""
+    seat: Seat
+    places: list[list[float]]
+    """x in [-1, 1]: ``places[replica][knob]``"""
+    rho: list[float]
+    """This replica's multiplier per knob."""
+
+    @property
+    def mine(self) -> list[float]:
+        """x of this replica per knob."""
+        return self.places[self.seat.replica]
+
+
+class FanOut:
+    """The knobs, and a design that places the replicas on them.
+
+    Args:
+        specs: the knobs.
+        design: a function of seed and round.
+        seed: of the design.
+        columns: the column of the design that each knob takes: its own, unless two share one value.
+    """
+
+    def __init__(self, specs: Sequence[KnobSpec], design: Design, seed: int, columns: Sequence[int]) -> None:
+        self.specs = list(specs)
+        self._design = design
+        self._seed = seed
+        self._columns = list(columns)
+        self._known: Standing | None = None
+
+    def standing(self, t: int, rounds: Rounds, seat: Seat) -> Standing:
+        """Who stands where at step ``t``. Remembered for the rest of the round: every step asks."""
+        known, whole = self._known, int(t)  # torch allows fractions of an epoch
+        if known is None or whole not in known.steps or known.seat != seat:
+            rows = self._design.places(seat.size, len(self.specs), self._seed, rounds.index(whole))
+            rows = [[row[column] for column in self._columns] for row in rows]
+            rho = [spec.factor(x) for spec, x in zip(self.specs, rows[seat.replica], strict=True)]
+            known = self._known = Standing(range(whole, rounds.next_end(whole + 1)), seat, rows, rho)
+        return known
+
+    def grow(self, more: Sequence[KnobSpec]) -> None:
+        """Further knobs, each with a column of its own."""
+        self._columns += range(len(self.specs), len(self.specs) + len(more))
+        self.specs += more
+        self._known = None
+
+    def load(self, spreads: Sequence[float], seed: int) -> None:
+        """Spreads and seed of a checkpoint."""
+        pairs = zip(self.specs, spreads, strict=True)
+        self.specs = [dataclasses.replace(spec, spread=float(spread)) for spec, spread in pairs]
+        self._seed, self._known = seed, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_known": None}
+
+
+def controller_saved(controller: Controller | None, state: Any) -> dict[str, Any]:
+    """A controller and its state."""
+    ours = isinstance(controller, tuple(_OURS.values()))
+    arguments = dataclasses.asdict(controller) if ours else {}  # type: ignore[call-overload]
+    return {
+        "controller": type(controller).__name__ if controller is not None else None,
+        "controller_arguments": in_pairs(arguments),
+        "controller_state": in_pairs(state._asdict() if state is not None else {}),
+    }
+
+
+def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: int) -> tuple[Controller | None, Any]:
+    """The controller of a checkpoint with its state. One of the user's own must be ``here``."""
+    name = saved["controller"]
+    if name is None:
+        return None, None
+    controller, what = here, f"{STATE_WORDS}, in what it says about the controller {name},"
+    if name in _OURS:
+        usual = dataclasses.asdict(_OURS[name]())
+        controller = _OURS[name](**check_alike(saved["controller_arguments"], usual, what))
+        begin = controller.init(knobs)
+        return controller, begin._replace(**check_alike(saved["controller_state"], begin._asdict(), what))
+    if controller is None or type(controller).__name__ != name:
+        raise ArgumentError(
+            f"the checkpoint was written with a controller {name}, but here it is {here!r}; "
+            f"build it with auto_lr={name}(...) or controller={name}(...) before loading"
+        )
+    try:
+        return controller, controller.init(knobs)._replace(**dict(saved["controller_state"]))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"{what} does not fit the one given here: {error}; give the one it was saved with"
+        ) from error
 
 
 class Decided(NamedTuple):
@@ -89,7 +194,7 @@ class Steering:
         return [spec.value(base, x) for spec, base, x in rows]
 
     def terms(self) -> dict[str, Any]:
-        """What must be equal on all replicas, for :func:`hdet.distributed.agreement.terms_of`."""
+        """What must be equal on all replicas, for :func:`hdet.distributed.rollcall.terms_of`."""
         spreads = {spec.spread for spec in self.specs}
         return {
             "knobs": [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],

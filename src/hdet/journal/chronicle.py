@@ -19,8 +19,6 @@ from hdet.distributed.weights import Weights
 from hdet.errors import JournalError
 from hdet.journal import SCHEMA, Journal, Several, Sink
 
-__all__ = ["Chronicle", "Clock", "meet", "round_record"]
-
 _log = logging.getLogger("hdet")
 
 

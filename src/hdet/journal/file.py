@@ -18,8 +18,6 @@ from hdet.errors import ArgumentError, JournalError
 from hdet.files import locked, path_of
 from hdet.journal.lines import decoded, encoded
 
-__all__ = ["Journal"]
-
 _log = logging.getLogger("hdet")
 _PATIENCE = 10.0
 """Seconds to wait for a run of another process to leave the file: one that is being stopped may take some."""

@@ -7,8 +7,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["SCHEMA", "check_fields", "check_needed", "decoded", "encoded"]
+from hdet.checks import shown
 
+SCHEMA = 1
+"""Version of the schema, in every header."""
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 Check = Callable[[Any], bool]
 
 
@@ -17,7 +20,7 @@ def check_fields(record: Mapping[str, Any]) -> None:
     for name, (words, fits) in _FIELDS.get(record["kind"], {}).items():
         value = record.get(name)
         if value is not None and not fits(value):
-            raise ValueError(f"its {name!r} must be {words}, but is {_short(value)}")
+            raise ValueError(f"its {name!r} must be {words}, but is {shown(value)}")
 
 
 def check_needed(record: Mapping[str, Any], names: Sequence[str], knobs: int) -> None:
@@ -28,7 +31,7 @@ def check_needed(record: Mapping[str, Any], names: Sequence[str], knobs: int) ->
     for name in names:
         values = record.get(name)
         if values is None or len(values) < knobs or not all(v is not None and math.isfinite(v) for v in values[:knobs]):
-            raise ValueError(f"its {name!r} must be {knobs} finite numbers, one per knob, but is {_short(values)}")
+            raise ValueError(f"its {name!r} must be {knobs} finite numbers, one per knob, but is {shown(values)}")
 
 
 def _is_int(value: Any) -> bool:
@@ -86,19 +89,9 @@ _FIELDS: dict[str, dict[str, tuple[str, Check]]] = {
 }
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-SCHEMA = 1
-"""Version of the schema, in every header."""
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
 def encoded(record: Mapping[str, Any]) -> bytes:
     """A line, with its end."""
-    return (json.dumps(_encode(record), allow_nan=False, separators=(",", ":")) + "\n").encode()
+    return (json.dumps(mapped(record, _encode), allow_nan=False, separators=(",", ":")) + "\n").encode()
 
 
 def decoded(line: bytes) -> dict[str, Any]:
@@ -108,7 +101,7 @@ def decoded(line: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if b'"NaN"' in line or b'Infinity"' in line:  # most lines have none, and need not be searched
-        record = _decode(record)
+        record = mapped(record, _decode)
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         raise ValueError("it must be an object with a kind")
     needed = {"round": "round", "resume": "step"}.get(record["kind"])
@@ -118,21 +111,24 @@ def decoded(line: bytes) -> dict[str, Any]:
     return record
 
 
-def _encode(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``change`` applied to whatever stands in dicts and lists; tuples become lists.
+
+    >>> mapped({"steps": (1, 2)}, str)
+    {'steps': ['1', '2']}
+    """
     if isinstance(value, Mapping):
-        return {key: _encode(item) for key, item in value.items()}
+        return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_encode(item) for item in value]
-    return value
+        return [mapped(item, change) for item in value]
+    return change(value)
+
+
+def _encode(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _decode(value: Any) -> Any:
-    if isinstance(value, str):
-        return _NON_FINITE.get(value, value)
-    if isinstance(value, dict):
-        return {key: _decode(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
-    return value
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value

@@ -19,8 +19,6 @@ from hdet.errors import JournalError
 from hdet.files import path_of
 from hdet.journal.lines import SCHEMA, decoded
 
-__all__ = ["JournalData", "LastRun", "RoundLine", "last_run", "read_journal"]
-
 _ROUND = re.compile(rb'\{(?:"run":"([^"\\]*)",)?"kind":"round","round":(\d{1,18}),"step":(\d{1,18})[,}]')
 """How a line of a round begins: enough to know where it belongs."""
 _TOLD = re.compile(rb'"(?:event|alarm)":(?!\s*null)|"(?:excluded|not_finite)":(?!\s*(?:\[\s*\]|null))')

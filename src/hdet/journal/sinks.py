@@ -15,8 +15,6 @@ from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.journal.file import Journal
 
-__all__ = ["Journals", "Several", "Sink", "open_journal", "scalars"]
-
 
 @runtime_checkable
 class Sink(Protocol):

@@ -13,22 +13,7 @@ from typing import Any
 
 from hdet.report import numbers as say
 from hdet.report.data import WORDS, Word
-from hdet.report.lines import Band, Line
-from hdet.report.series import Event
-
-__all__ = [
-    "Steps",
-    "decades",
-    "event_lines",
-    "filled",
-    "heading",
-    "label",
-    "layout",
-    "palette",
-    "stroke",
-    "told_apart",
-    "word_marks",
-]
+from hdet.report.series import Band, Event, Line
 
 Part = dict[str, Any]
 Steps = tuple[float, float]

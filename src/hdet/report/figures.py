@@ -21,26 +21,28 @@ from hdet.report.brush import (
     told_apart,
     word_marks,
 )
-from hdet.report.comparison import Comparison
 from hdet.report.data import WORDS, RunData, kind_of
-from hdet.report.lines import Band, Line, alike, companions, span
 from hdet.report.series import (
+    Band,
     Dots,
     Event,
+    Line,
     Losses,
     Rates,
     Slopes,
     TimeShare,
+    alike,
+    companions,
     divergence,
     events,
     losses,
     rates,
     slopes,
+    span,
     steps_of,
     time_shares,
 )
-
-__all__ = ["Figure", "comparison_figures", "run_figures"]
+from hdet.report.verdict import Comparison
 
 _PANELS = 12
 """Knobs that have a panel in the figure of hypergradients, and at most so many stand in a legend."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["factor", "finite", "loss", "number", "percent", "plain_json", "rate", "rates", "seconds", "short"]
+from hdet.journal.lines import mapped
 
 NOTHING = "–"
 
@@ -127,10 +126,10 @@ def plain_json(value: Any) -> Any:
     >>> plain_json({"loss": math.nan, "steps": [1, math.inf]})
     {'loss': None, 'steps': [1, None]}
     """
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): plain_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_json(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return mapped(value, _plain)
+
+
+def _plain(leaf: Any) -> Any:
+    if isinstance(leaf, Path):
+        return str(leaf)
+    return finite(leaf) if isinstance(leaf, float) else leaf

@@ -1,35 +1,26 @@
-"""The verdict: what a run came to, in a sentence and in four numbers."""
+"""What runs came to, in words: the verdict on one, what to do next with the rate it found, and several side by side."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from hdet.errors import ArgumentError
 from hdet.report import numbers as say
 from hdet.report.data import WORDS, RunData, kind_of
-from hdet.report.lines import mean
-from hdet.report.series import time_shares
-
-__all__ = [
-    "Ending",
-    "Movement",
-    "Tile",
-    "base_movement",
-    "compared",
-    "ending",
-    "fixed_rate",
-    "movements",
-    "tiles",
-    "verdict",
-]
+from hdet.report.series import Line, alarms, base_rate, losses, mean, time_shares
 
 _MOVED = math.log(1.01)
 """How far, in the logarithm, a value must go before one says that it moved."""
 _APART = math.log(1.05)
 """The same for a group's rate against the others'."""
+
+CURE = "Do not use the rate of this run. Cure that first, as the run's warning says, and train again."
 
 
 class Movement(NamedTuple):
@@ -128,14 +119,9 @@ def ending(run: RunData) -> Ending:
     return Ending(known[-1] if known else None, "last round's train loss")
 
 
-def verdict(run: RunData, baseline: RunData | None = None) -> str:
-    """One sentence: where the rate went, which groups went apart, what the loss came to.
-
-    Args:
-        run: the run.
-        baseline: the run with the fixed schedule. None: what ``run.json`` says about one.
-    """
-    parts = [*_crash(run), *_rate_words(run), *_group_words(run), *_other_words(run), *_loss_words(run, baseline)]
+def verdict(run: RunData) -> str:
+    """One sentence: where the rate went, which groups went apart, what the loss came to."""
+    parts = [*_crash(run), *_rate_words(run), *_group_words(run), *_other_words(run), *_loss_words(run)]
     text = "; ".join(parts) if parts else "no round has ended yet"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -187,11 +173,11 @@ def _other_words(run: RunData) -> list[str]:
     return words + ([f"{len(others) - 3} more knobs moved"] if len(others) > 3 else [])
 
 
-def _loss_words(run: RunData, baseline: RunData | None) -> list[str]:
+def _loss_words(run: RunData) -> list[str]:
     end = ending(run)
     if end.loss is None:
         return [f"{end.words} not finite"] if "loss" in run.summary.final else []
-    other = ending(baseline).loss if baseline is not None else run.summary.baseline
+    other = run.summary.baseline
     against = f" against {say.loss(other)} for the fixed schedule" if other is not None else ""
     return [f"{end.words} {say.loss(end.loss)}{against}"]
 
@@ -248,3 +234,121 @@ def _rounds_note(run: RunData) -> str:
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
     words = f"of {len(run.rounds)}: {words}" if words and len(run.rounds) < run.number_of_rounds else words
     return f"{words}{f' in {len(run.rates)} groups' if len(run.rates) > 1 else ''}" if words else "nothing was said"
+
+
+class Advice(NamedTuple):
+    """How to use what a run found."""
+
+    found: str
+    """A sentence."""
+    codes: tuple[str, ...]
+    """Lines to paste: one or the other."""
+
+    def __str__(self) -> str:
+        return f"{self.found} Use again: {', or '.join(f'`{code}`' for code in self.codes)}"
+
+
+class Warned(NamedTuple):
+    """What makes a run's rate worthless."""
+
+    run: str
+    step: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.run}, step {self.step}: {self.text}. {CURE}"
+
+
+def advice(run: RunData) -> Advice | None:
+    """None where nothing was learned, or where what was learned means nothing."""
+    base = base_movement(run)
+    if base is None or not run.rounds or run.summary.crashed or alarms(run):
+        return None
+    again = f"hdet.schedule_from({_journal(run)}, optimizer)"
+    so_far = " so far" if run.rounds[-1].step < (run.total_steps or 0) else ""
+    found = f"{'Found' if base.moved else 'Stayed at'} {say.rate(base.end)}{so_far}."
+    if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # no peak can be given
+        return Advice(found, (again,))
+    return Advice(found, (f"max_lr={_peaks(run)}", again))
+
+
+def _peaks(run: RunData) -> str:
+    """One number, or one per parameter group where they differ."""
+    found = [say.rate(one.end) for one in movements(run) if kind_of(one.knob) == "lr"]
+    return found[0] if len(set(found)) == 1 else f"[{', '.join(found)}]"
+
+
+def _journal(run: RunData) -> str:
+    """The journal's path, in quotes."""
+    path = run.path / "journal.jsonl" if run.path.is_dir() else run.path
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def warned(run: RunData) -> tuple[Warned, ...]:
+    """The journal's alarms, without their full stops."""
+    return tuple(Warned(run.name, one.step, one.text.rstrip(". ")) for one in alarms(run))
+
+
+class Comparison(NamedTuple):
+    """One line per run. A line without points: the run has none."""
+
+    names: tuple[str, ...]
+    kind: str
+    """Which loss: the best that all runs with a loss have, so that like is compared with like."""
+    losses: tuple[Line, ...]
+    rates: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts for the page, which escapes them.
+
+    >>> Table(["run", "final loss"], [["fixed", "3.294"]], caption="Ablation").rows
+    [['fixed', '3.294']]
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ArgumentError(
+                    f"a row must have one cell per column, here {len(self.columns)}, but got {row}; fill it with ''"
+                )
+
+
+def compare(runs: Sequence[RunData]) -> Comparison:
+    """The runs' curves, all of one kind."""
+    kinds = ("Validation loss", "Train loss", "Mean train loss of a round")
+    seen = [losses(run) for run in runs]
+    rows = [dict(zip(kinds, (one.validation, one.train, one.mean), strict=True)) for one in seen]
+    with_loss = [row for row in rows if any(row.values())]
+    shared = [kind for kind in kinds if with_loss and all(row[kind] for row in with_loss)]
+    kind = shared[0] if shared else "Validation or train loss"
+    lines = tuple(row[kind] if shared else next(filter(None, row.values()), Line()) for row in rows)
+    return Comparison(tuple(run.name for run in runs), kind, lines, tuple(base_rate(run) for run in runs))
+
+
+def table_of(runs: Sequence[RunData]) -> Table:
+    """Last loss, rate given and found, rounds and seconds of every run, the lowest loss first; crashed ones last."""
+    rows = [_row(run) for run in sorted(runs, key=_rank)]
+    words = {ending(run).words for run in runs}
+    loss = words.pop() if len(words) == 1 else "last loss"
+    return Table(("run", loss, "rate given", "peak found", "rounds", "time"), rows, "Runs, the lowest loss first")
+
+
+def _row(run: RunData) -> tuple[str, ...]:
+    base, end = base_movement(run), ending(run)
+    total = run.summary.seconds or sum(one.seconds for one in time_shares(run)) or None
+    loss = "crashed" if run.summary.crashed else say.loss(end.loss)
+    start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
+    if not run.rounds:
+        found = "fixed"
+    return (run.name, loss, start, found, str(run.number_of_rounds), say.seconds(total))
+
+
+def _rank(run: RunData) -> tuple[bool, float]:
+    loss = ending(run).loss
+    return (run.summary.crashed or loss is None, loss if loss is not None else 0.0)

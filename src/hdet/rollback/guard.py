@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import Rule, check_state, count, in_pairs, is_finite, maybe, pairs, shown, users_level
-from hdet.distributed.agreement import terms_of
 from hdet.distributed.group import ReplicaGroup, Solo, arriving, gather_named
-from hdet.distributed.host import read
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, Shown
+from hdet.distributed.rollcall import Occasion, Shown, terms_of
 from hdet.distributed.shards import refuse_partitions
-from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, infinite_buffers, nan_buffers
+from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, infinite_buffers, nan_buffers, read
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
 from hdet.parameters import (
     Rate,

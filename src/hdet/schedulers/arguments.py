@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hdet.auto.constants import DEFAULT
 from hdet.auto.rule import Rule
 from hdet.auto.search import Search
-from hdet.checks import is_int, is_real, shown, users_level
+from hdet.checks import is_int, is_real, must_be, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
 from hdet.distributed.meeting import Meeting
@@ -22,20 +22,6 @@ from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
 from hdet.parameters import check_model, parts_of, refuse_without_hooks, trained_parameters
-
-__all__ = [
-    "LONGEST",
-    "PUBLISHED_SPREAD",
-    "Ours",
-    "check_common",
-    "check_guesses",
-    "check_length",
-    "check_search",
-    "checked_length",
-    "rate_knobs",
-    "rate_names",
-    "search_of",
-]
 
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
@@ -66,24 +52,18 @@ def check_common(ours: Ours, optimizer: Optimizer) -> None:
     refuse_flat(p for group in getattr(optimizer, "param_groups", ()) for p in group["params"])  # torch checks its kind
 
 
-def check_length(total_steps: object) -> None:
+def check_length(total_steps: Any) -> None:
     """Raise for what cannot be the length of a run; None: nobody knows it."""
-    if total_steps is not None and not (is_int(total_steps) and 1 <= total_steps <= LONGEST):  # type: ignore[operator]
-        raise ArgumentError(
-            f"total_steps must be an integer from 1 to {LONGEST}, or None, but got total_steps={shown(total_steps)}; "
-            "leave it out if nobody knows"
-        )
+    fits = total_steps is None or (is_int(total_steps) and 1 <= total_steps <= LONGEST)
+    must_be(f"an integer from 1 to {LONGEST}, or None", fits, "leave it out if nobody knows", total_steps=total_steps)
 
 
 def checked_length(sync_every: Any, default: int) -> int:
     """T of replicas that train."""
     if sync_every is None:
         return default
-    if not (is_int(sync_every) and 1 <= sync_every <= LONGEST):
-        raise ArgumentError(
-            f"sync_every must be an integer, at least 1 and at most {LONGEST}, but got sync_every={shown(sync_every)}; "
-            f"leave it out for {default}"
-        )
+    fits = is_int(sync_every) and 1 <= sync_every <= LONGEST
+    must_be(f"an integer, at least 1 and at most {LONGEST}", fits, f"leave it out for {default}", sync_every=sync_every)
     return int(sync_every)
 
 
@@ -101,8 +81,7 @@ def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
 def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any) -> None:
     """Raise where the rates of an optimizer cannot be searched."""
     check_guesses(guesses)
-    if not isinstance(go_back, bool):
-        raise ArgumentError(f"go_back must be True or False, but got go_back={shown(go_back)}; leave it out for True")
+    must_be("True or False", isinstance(go_back, bool), "leave it out for True", go_back=go_back)
     if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
             "a search needs shared gradients, but group= is hdet.arms(n), whose weights come apart; leave it out"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -11,24 +10,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import check_state, count, fields, maybe, some_rates
 from hdet.distributed.group import Group
 from hdet.ensemble import knobs as knob_factories
-from hdet.ensemble.controller import Controller
 from hdet.ensemble.knobs import Knob
+from hdet.ensemble.published import Controller
+from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import Signal
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
-from hdet.parameters import copy_rate, put_rate, unwrapped
+from hdet.parameters import put_rate, unwrapped
 from hdet.schedulers.arguments import PUBLISHED_SPREAD, Ours
 from hdet.schedulers.ensemble_arguments import ensemble_run, flat_knobs
-from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
-from hdet.schedulers.plain_rates import PlainRates, Schedule
-
-__all__ = ["Ensemble"]
+from hdet.schedulers.plain_rates import OnSchedule, Schedule
 
 
-class Ensemble:
+class Ensemble(OnSchedule[Replicas]):
     """Replicas that explore any scalar hyperparameter while they train, and are merged every ``sync_every`` steps.
 
     .. code-block:: python
@@ -65,6 +61,9 @@ class Ensemble:
         allow_uninformative: explore loss knobs under shared gradients all the same.
     """
 
+    _name = "hdet.Ensemble"
+    _written: tuple[list[float], list[float]] | None = None
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -88,7 +87,7 @@ class Ensemble:
         if knobs is None and isinstance(optimizer, Optimizer):
             knobs = knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD)
         self._knobs = flat_knobs(knobs if knobs is not None else [])
-        self._run = ensemble_run(
+        run = ensemble_run(
             optimizer,
             schedule,
             self._knobs,
@@ -102,13 +101,8 @@ class Ensemble:
             optimizer_state=optimizer_state,
             allow_uninformative=allow_uninformative,
         )
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self._written: tuple[list[float], list[float]] | None = None
-        self._step = 0
-        self._plain = PlainRates(optimizer, schedule)
-        self._run.begin(optimizer)
-        self._write_values()
+        super().__init__(optimizer, schedule, run)
+        self._write_again()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -128,20 +122,6 @@ class Ensemble:
         self._plain.step(metrics)
         self._step = t
         self._write_values()
-
-    def observe(self, loss: float | Tensor) -> None:
-        """Count a loss of this replica towards the round; ``step(loss)`` is observe and step."""
-        self._run.observe(loss)
-
-    def converge(self) -> None:
-        """Average the weights over the replicas now, and nothing else: the round, its values and losses go on."""
-        self._run.converge(self.optimizer, self._step)
-
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        """Averaged weights inside, each replica's own back afterwards, also after an exception. A collective."""
-        with self._run.consensus(self.optimizer, self._step):
-            yield
 
     def __getitem__(self, name: str) -> float:
         """This replica's value of a knob, for your own code to use."""
@@ -180,7 +160,7 @@ class Ensemble:
     def _write_values(self) -> None:
         """Put this replica's values where they act: rates at every step, others where a round begins."""
         t = self._step
-        values, learned = self._run.values(t), list(self._run.steering.bases.learned)
+        values, learned = self._run.steering.values(t, self._run.seat), list(self._run.steering.bases.learned)
         fresh = self._written != (values, learned)
         self._written = (values, learned)
         plain = [self._plain.values[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
@@ -200,51 +180,13 @@ class Ensemble:
 
     # -- state ------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """The same on every rank, and no collective. Save the optimizer and the model as usual."""
-        return {
-            "step": self._step,
-            "total_steps": self._run.total_steps,
-            "plain_lrs": [copy_rate(lr) for lr in self._plain.values],
-            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
-            "hdet": self._run.state(),
-        }
-
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        needed = set(self.state_dict())
-        refuse_foreign(state_dict, needed, "hdet.Ensemble", "a state of hdet.Ensemble")
-        rules = {
-            "step": count(0),
-            "total_steps": maybe(count(1)),
-            "plain_lrs": some_rates,
-            "schedule": maybe(fields),
-            "hdet": fields,
-        }
-        check_state(state_dict, rules, "the checkpoint")
-        has_schedule = state_dict["schedule"] is not None
-        if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain.values):
-            raise ArgumentError(
-                f"the checkpoint has {'a' if has_schedule else 'no'} schedule and {len(state_dict['plain_lrs'])} "
-                f"parameter groups, but here the schedule is {self.schedule!r} and there are "
-                f"{len(self._plain.values)}; build the ensemble as it was when it was saved"
-            )
-        if self.schedule is not None:
-            check_schedule(self.schedule, state_dict["schedule"])
+        super().check_state_dict(state_dict)
         self._run.check(state_dict["hdet"])
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
-        self.check_state_dict(state_dict)
-        t = int(state_dict["step"])
-        tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.seat)
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state_dict["schedule"])
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], t)
-        self._plain.load([copy_rate(lr) for lr in state_dict["plain_lrs"]])
-        self._step = t
-        self._write_again()
-        watch_loading(self.optimizer, self, self._run, Ensemble._write_again)
+    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
 
     def _write_again(self) -> None:
         self._written = None

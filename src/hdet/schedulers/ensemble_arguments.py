@@ -9,28 +9,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.auto.search import Search
-from hdet.checks import is_int, is_one_of, shown
+from hdet.checks import is_int, is_one_of, must_be
 from hdet.distributed.arms import Arms
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.weights import Body
 from hdet.ensemble.bases import Settings
-from hdet.ensemble.controller import Controller
-from hdet.ensemble.design import Balanced
-from hdet.ensemble.fanout import FanOut
+from hdet.ensemble.design import Balanced, Rounds
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Published
+from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.replicas import Replicas
-from hdet.ensemble.rounds import Rounds
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
-from hdet.ensemble.steering import Steering
+from hdet.ensemble.steering import FanOut, Steering
 from hdet.errors import ArgumentError
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
 from hdet.parameters import check_optimizer, shared_rates, unwrapped
 from hdet.schedulers.arguments import Ours, check_common, check_length, checked_length
-
-__all__ = ["check_schedule_of", "ensemble_run", "flat_knobs"]
 
 ENSEMBLE_ROUND = 200
 """T of an ensemble whose length nobody may know."""
@@ -58,11 +53,8 @@ def ensemble_run(
     signal = TrainLoss() if signal is None else signal
     _check_parts(signal, optimizer_state)
     _check_knobs(knobs, signal, schedule)
-    if not isinstance(allow_uninformative, bool):
-        raise ArgumentError(
-            f"allow_uninformative must be True or False, but got allow_uninformative={shown(allow_uninformative)}; "
-            "leave it out for False"
-        )
+    fits = isinstance(allow_uninformative, bool)
+    must_be("True or False", fits, "leave it out for False", allow_uninformative=allow_uninformative)
     if not allow_uninformative:
         _refuse_uninformative(knobs, ours.group)
     length = checked_length(sync_every, ENSEMBLE_ROUND)
@@ -97,15 +89,12 @@ def ensemble_run(
     return Replicas(steering, body, meeting, chronicle, signal=signal, reset_state=resets)
 
 
-def flat_knobs(knobs: object) -> list[Knob]:
+def flat_knobs(knobs: Any) -> list[Knob]:
     """The knobs of a list that may hold lists; anything else is refused."""
     if isinstance(knobs, Knob):
         raise ArgumentError(f"knobs must be a list, but got the knob {knobs.spec.name!r} itself; give knobs=[knob]")
-    if not isinstance(knobs, Iterable) or isinstance(knobs, (str, Tensor)):
-        raise ArgumentError(
-            f"knobs must be a list of knobs, but got knobs={shown(knobs)}; for instance "
-            "knobs=[hdet.knobs.lr(optimizer)]"
-        )
+    fits = isinstance(knobs, Iterable) and not isinstance(knobs, (str, Tensor))
+    must_be("a list of knobs", fits, "for instance knobs=[hdet.knobs.lr(optimizer)]", knobs=knobs)
     flat: list[Any] = []
     for item in knobs:
         flat += [item] if isinstance(item, Knob) or not isinstance(item, Iterable) else list(item)
@@ -139,11 +128,8 @@ def _check_parts(signal: object, optimizer_state: object) -> None:
             f"signal must be TrainLoss(), ProbeLoss(fn) or None, but got signal={signal!r}; for a function or a "
             "ProbeBatch give signal=hdet.ProbeLoss(fn)"
         )
-    if not is_one_of(optimizer_state, (None, "average", "keep", "reset")):
-        raise ArgumentError(
-            f'optimizer_state must be "average", "keep" or "reset", but got optimizer_state={shown(optimizer_state)}; '
-            "leave it out"
-        )
+    fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
+    must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
 
 
 def _columns(knobs: list[Knob], optimizer: Optimizer) -> list[int]:
@@ -188,11 +174,9 @@ def _refuse_uninformative(knobs: list[Knob], group: object) -> None:
         )
 
 
-def _check_counts(start: object, seed: object) -> None:
-    if not (is_int(start) and start >= 0):  # type: ignore[operator]  # an integer
-        raise ArgumentError(f"start must be an integer, at least 0, but got start={start!r}; leave it out for 0")
-    if not is_int(seed):
-        raise ArgumentError(f"seed must be an integer, but got seed={shown(seed)}; leave it out for 0")
+def _check_counts(start: Any, seed: Any) -> None:
+    must_be("an integer, at least 0", is_int(start) and start >= 0, "leave it out for 0", start=start)
+    must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
 
 
 def _ensemble_controller(controller: object, signal: Signal) -> Controller | None:

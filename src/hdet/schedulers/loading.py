@@ -15,8 +15,6 @@ from hdet.checks import alike, check_state, number, users_level
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError, ResumeWarning
 
-__all__ = ["check_schedule", "refuse_foreign", "tell_another_length", "watch_loading", "what_it_is"]
-
 Face = TypeVar("Face")
 _watching: WeakSet[Any] = WeakSet()
 """Faces whose optimizer tells of being loaded."""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.auto.search import Search
-from hdet.checks import check_state, fields, flag, users_level
+from hdet.checks import check_state, fields, flag, must_be, users_level
 from hdet.distributed.group import Group, Seat
-from hdet.ensemble.controller import Controller
+from hdet.ensemble.published import Controller
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
@@ -24,8 +24,6 @@ from hdet.schedulers.arguments import Ours, rate_knobs, rate_names
 from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
 from hdet.schedulers.onecycle_arguments import Fanout, onecycle_run
 from hdet.schedulers.torch_onecycle import take_in
-
-__all__ = ["OneCycleLR"]
 
 _NOT_SAVED = {"_run", "_is_auto", "_has_doubted", "_counted"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
@@ -274,9 +272,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         if ours["owns_rates"]:
             torch_private.write_rates(self, rates)
-            watch_loading(
-                self.optimizer, self, self._run, lambda own: torch_private.write_rates(own, own.get_last_lr())
-            )
+            watch_loading(self.optimizer, self, self._run, OneCycleLR._write_again)
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
 
@@ -402,6 +398,5 @@ def _loss_and_epoch(
             epoch = value
         else:
             loss = value
-    if epoch is not None and not isinstance(epoch, Real):
-        raise ArgumentError(f"epoch must be an integer, but got epoch={epoch!r}; call step() or step(loss) instead")
+    must_be("an integer", epoch is None or isinstance(epoch, Real), "call step() or step(loss) instead", epoch=epoch)
     return loss, epoch

@@ -8,21 +8,19 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from hdet.auto.search import Search
-from hdet.checks import is_int, is_one_of, is_real, shown
+from hdet.checks import is_int, is_one_of, is_real, must_be, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.weights import Body
 from hdet.ensemble.bases import DECAYS, Settings
-from hdet.ensemble.controller import Controller
-from hdet.ensemble.design import Permuted
-from hdet.ensemble.fanout import FanOut
-from hdet.ensemble.published import Published
+from hdet.ensemble.design import Permuted, Rounds, default_length
+from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.replicas import Replicas
-from hdet.ensemble.rounds import Rounds, default_length
-from hdet.ensemble.steering import Steering
+from hdet.ensemble.steering import FanOut, Steering
 from hdet.errors import ArgumentError
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
+from hdet.journal.lines import mapped
 from hdet.parameters import shared_rates
 from hdet.schedulers import torch_onecycle as torch_private
 from hdet.schedulers.arguments import (
@@ -35,8 +33,6 @@ from hdet.schedulers.arguments import (
     search_of,
 )
 from hdet.schedulers.torch_onecycle import check_levels, check_steps, number_of
-
-__all__ = ["Fanout", "onecycle_run"]
 
 
 class Fanout(NamedTuple):
@@ -84,7 +80,7 @@ def onecycle_run(
     searches = fanout.auto_lr
     told = {**told, "max_lr": "auto", "guess": schedule["max_lr"], "go_back": go_back, "auto_lr": searches}
     guesses = schedule["max_lr"]
-    return search_of(optimizer, ours, guesses, steps, _plain(told), alike, searches=searches, go_back=go_back)
+    return search_of(optimizer, ours, guesses, steps, mapped(told, _plain), alike, searches=searches, go_back=go_back)
 
 
 def _replicas(
@@ -103,7 +99,9 @@ def _replicas(
     fan_out = FanOut(specs, Permuted(), settings.seed, shared_rates(optimizer))
     settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
     steering = Steering(settings, fan_out, controller, [spec.start(0.0) for spec in specs])
-    return Replicas(steering, body, Meeting(ours.group, alike), Chronicle(ours.journal, _plain({**told, **settled})))
+    return Replicas(
+        steering, body, Meeting(ours.group, alike), Chronicle(ours.journal, mapped({**told, **settled}, _plain))
+    )
 
 
 def _is_auto(max_lr: object) -> bool:
@@ -139,12 +137,8 @@ def _refuse_fanout(fanout: Fanout) -> None:
 
 def _check_fanout(fanout: Fanout, go_back: object) -> None:
     """Raise for what cannot be meant; what depends on the run's length is checked later."""
-    if not is_one_of(fanout.decay, DECAYS):
-        raise ArgumentError(
-            f"decay must be one of {DECAYS}, but got decay={shown(fanout.decay)}; leave it out for 'schedule'"
-        )
-    if not is_int(fanout.seed):
-        raise ArgumentError(f"seed must be an integer, but got seed={shown(fanout.seed)}; leave it out for 0")
+    must_be(f"one of {DECAYS}", is_one_of(fanout.decay, DECAYS), "leave it out for 'schedule'", decay=fanout.decay)
+    must_be("an integer", is_int(fanout.seed), "leave it out for 0", seed=fanout.seed)
     if go_back is not True:
         raise ArgumentError(
             f'go_back is for max_lr="auto", whose search may roll back, but got go_back={shown(go_back)}; leave it out'
@@ -212,11 +206,7 @@ def _word(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Arguments as JSON can hold them."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+    """An argument as JSON can hold it."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     number = number_of(value)

@@ -1,19 +1,23 @@
-"""The plain rates: what an optimizer would hold by its schedule alone, beside what is written into it."""
+"""Any schedule: the plain rates that an optimizer would hold by it alone, and a run that makes others of them."""
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-import torch
-from torch.optim import SGD, Optimizer
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hdet.auto.search import Search
+from hdet.checks import Rule, check_state, count, fields, maybe, some_rates
+from hdet.ensemble.replicas import Replicas
+from hdet.errors import ArgumentError
 from hdet.parameters import Rate, copy_rate, put_rate
+from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
 
-__all__ = ["Peak", "PlainRates", "Schedule", "peak_of"]
+Run = TypeVar("Run", Search, Replicas)
 
 
 class Schedule(Protocol):
@@ -81,41 +85,93 @@ class PlainRates:
             put_rate(row, rate)
 
 
-class Peak(NamedTuple):
-    """Where a schedule's rising phase ends."""
-
-    step: int
-    rates: list[float]
-    """Of each parameter group, there."""
-
-
-def peak_of(schedules: Sequence[tuple[Optimizer, Any]], steps: int, every: int, lead: int) -> Peak:
-    """The first step at which the leading group's rate is highest, from a rehearsal. Neither is touched.
+class OnSchedule(Generic[Run]):
+    """A run on a schedule of the user's: what ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common.
 
     Args:
-        schedules: each with the optimizer that it writes to, in the order of the groups.
-        steps: of the run.
-        every: the schedule makes a step in so many.
-        lead: the leading group.
+        optimizer: the optimizer that trains.
+        schedule: writes plain rates; None: they stay.
+        run: what makes of them the rates to train at.
     """
-    rehearsed = [_rehearsal(own, schedule) for own, schedule in schedules]
-    highest = Peak(0, [])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no optimizer steps
-        for t in range(0, steps, every):
-            rates = [float(row["lr"]) for own, _ in rehearsed for row in own.param_groups]
-            if not highest.rates or rates[lead] > highest.rates[lead] * (1 + 1e-9):
-                highest = Peak(t, rates)
-            for _, step in rehearsed:
-                step()
-    return highest
 
+    _name: ClassVar[str]
+    """In messages."""
 
-def _rehearsal(optimizer: Optimizer, schedule: Any) -> tuple[Optimizer, Callable[[], Any]]:
-    """An optimizer of nothing with the same groups, and the step of a copy of its schedule."""
-    groups = [{key: copy.copy(v) for key, v in row.items() if key != "params"} for row in optimizer.param_groups]
-    empty = SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)
-    for row, values in zip(empty.param_groups, groups, strict=True):
-        row.update({key: copy_rate(value) if key == "lr" else value for key, value in values.items()})
-    own = copy.deepcopy(schedule, {id(optimizer): empty})
-    return empty, own.step
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | None, run: Run) -> None:
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self._run: Run = run
+        self._step = 0
+        self._plain = PlainRates(optimizer, schedule)
+        run.begin(optimizer)
+
+    def _write_again(self) -> None:
+        """Put the values of this step where they act."""
+        raise NotImplementedError
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this rank towards the round; ``step(loss)`` is observe and step."""
+        self._run.observe(loss)
+
+    def converge(self) -> None:
+        """Average now, and nothing else: the round, its values and losses go on.
+
+        Replicas average their weights. In a search all ranks hold the same, and only buffers are averaged.
+        """
+        self._run.converge(self.optimizer, self._step)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """What :meth:`converge` averages is averaged inside, and each rank's own afterwards, also after an exception.
+
+        A collective.
+        """
+        with self._run.consensus(self.optimizer, self._step):
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same on every rank, and no collective. Save the optimizer and the model as usual."""
+        return {
+            "step": self._step,
+            "total_steps": self._run.total_steps,
+            "plain_lrs": [copy_rate(lr) for lr in self._plain.values],
+            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            "hdet": self._run.state(),
+        }
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
+        refuse_foreign(state_dict, set(self.state_dict()), self._name, f"a state of {self._name}")
+        check_state(state_dict, self._rules(), "the checkpoint")
+        has_schedule = state_dict["schedule"] is not None
+        if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain.values):
+            raise ArgumentError(
+                f"the checkpoint has {'a' if has_schedule else 'no'} schedule and {len(state_dict['plain_lrs'])} "
+                f"parameter groups, but here the schedule is {self.schedule!r} and there are "
+                f"{len(self._plain.values)}; build optimizer and scheduler as they were when it was saved"
+            )
+        check_schedule(self.schedule, state_dict["schedule"])
+
+    def _rules(self) -> dict[str, Rule]:
+        return {
+            "step": count(0),
+            "total_steps": maybe(count(1)),
+            "plain_lrs": some_rates,
+            "schedule": maybe(fields),
+            "hdet": fields,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
+        self.check_state_dict(state_dict)
+        self._step = int(state_dict["step"])
+        tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.seat)
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state_dict["schedule"])
+        self._plain.load([copy_rate(lr) for lr in state_dict["plain_lrs"]])
+        self._load_run(state_dict)
+        self._write_again()
+        watch_loading(self.optimizer, self, self._run, type(self)._write_again)
+
+    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
+        raise NotImplementedError

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet.checks import is_finite, is_int, is_one_of, shown
+from hdet.checks import is_finite, is_int, is_one_of, must_be, shown
 from hdet.distributed.group import find_seat
 from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
 from hdet.journal.lines import check_needed
 from hdet.parameters import check_model, check_optimizer, put_rate, unwrapped
-
-__all__ = ["Found", "found_schedules", "perturb_", "schedule_from", "value_at"]
 
 Found = tuple[list[int], list[float]]
 """Steps in ascending order, and the base value from each of them on."""
@@ -155,13 +153,11 @@ def perturb_(
             "tensor": each tensor by its own norm and size, so that small tensors are not drowned.
     """
     check_model(model, needed=True)
-    if not (is_finite(nu) and nu >= 0):
-        raise ArgumentError(f"nu must be a finite number, at least 0, but got nu={nu!r}; the published value is 0.01")
+    must_be("a finite number, at least 0", is_finite(nu) and nu >= 0, "the published value is 0.01", nu=nu)
     for name, value in (("seed", seed), ("replica", 0 if replica is None else replica)):
         if not is_int(value):
             raise ArgumentError(f"{name} must be an integer, but got {name}={shown(value)}; leave it out")
-    if not is_one_of(scope, ("model", "tensor")):
-        raise ArgumentError(f'scope must be "model" or "tensor", but got scope={scope!r}; leave it out for "model"')
+    must_be('"model" or "tensor"', is_one_of(scope, ("model", "tensor")), 'leave it out for "model"', scope=scope)
     parameters = [p for p in model.parameters() if p.requires_grad and (p.is_floating_point() or p.is_complex())]
     refuse_sharded(parameters, "perturb_()")
     number = find_seat(None).replica if replica is None else replica

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
-from hdet.checks import check_state, count, fields, number, some_rates
-from hdet.errors import ArgumentError
-from hdet.parameters import Rate, parts_of, put_rate
+from hdet.auto.search import Search
+from hdet.checks import Rule, count, number, some_rates
+from hdet.parameters import Rate, copy_rate, parts_of, put_rate
 from hdet.schedulers.arguments import Ours, rate_names, search_of
-from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
-from hdet.schedulers.plain_rates import Peak, PlainRates, Schedule, peak_of
-
-__all__ = ["AllSchedules", "ScheduledSearch", "guesses_of"]
+from hdet.schedulers.plain_rates import OnSchedule, Schedule
 
 _RISE = 0.1
 """The search climbs for this part of the run at least, also on a schedule that falls from its first step on (LOG, any
@@ -46,12 +45,54 @@ class AllSchedules:
             schedule.load_state_dict(state_dict[str(i)])
 
 
-class ScheduledSearch:
+class Peak(NamedTuple):
+    """Where a schedule's rising phase ends."""
+
+    step: int
+    rates: list[float]
+    """Of each parameter group, there."""
+
+
+def peak_of(schedules: Sequence[tuple[Optimizer, Any]], steps: int, every: int, lead: int) -> Peak:
+    """The first step at which the leading group's rate is highest, from a rehearsal. Neither is touched.
+
+    Args:
+        schedules: each with the optimizer that it writes to, in the order of the groups.
+        steps: of the run.
+        every: the schedule makes a step in so many.
+        lead: the leading group.
+    """
+    rehearsed = [_rehearsal(own, schedule) for own, schedule in schedules]
+    highest = Peak(0, [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no optimizer steps
+        for t in range(0, steps, every):
+            rates = [float(row["lr"]) for own, _ in rehearsed for row in own.param_groups]
+            if not highest.rates or rates[lead] > highest.rates[lead] * (1 + 1e-9):
+                highest = Peak(t, rates)
+            for _, step in rehearsed:
+                step()
+    return highest
+
+
+def _rehearsal(optimizer: Optimizer, schedule: Any) -> tuple[Optimizer, Callable[[], Any]]:
+    """An optimizer of nothing with the same groups, and the step of a copy of its schedule."""
+    groups = [{key: copy.copy(v) for key, v in row.items() if key != "params"} for row in optimizer.param_groups]
+    empty = SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)
+    for row, values in zip(empty.param_groups, groups, strict=True):
+        row.update({key: copy_rate(value) if key == "lr" else value for key, value in values.items()})
+    own = copy.deepcopy(schedule, {id(optimizer): empty})
+    return empty, own.step
+
+
+class ScheduledSearch(OnSchedule[Search]):
     """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
 
     The schedule's rising phase is held at its peak: the search climbs by itself. From there on the rate is the schedule
     times the factor.
     """
+
+    _name = "hdet.auto"
 
     def __init__(
         self,
@@ -76,16 +117,11 @@ class ScheduledSearch:
             "go_back": go_back,
             "total_steps": total_steps,
         }
-        self._run = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back)
-        owned = list(zip(parts_of(optimizer), schedules, strict=True))
-        self._peak = peak_of(owned, total_steps, every, lead)
-        self.optimizer = optimizer
-        self.schedule = schedule
+        run = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back)
+        self._peak = peak_of(list(zip(parts_of(optimizer), schedules, strict=True)), total_steps, every, lead)
         self._every = every
-        self._plain = PlainRates(optimizer, schedule)
-        self._step = 0
-        self._run.begin(optimizer)
-        self._write()
+        super().__init__(optimizer, schedule, run)
+        self._write_again()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -97,21 +133,7 @@ class ScheduledSearch:
         if t % self._every == 0:
             self._plain.step()
         self._step = t
-        self._write()
-
-    def observe(self, loss: float | Tensor) -> None:
-        """Count a loss towards the round; ``step(loss)`` is observe and step."""
-        self._run.observe(loss)
-
-    def converge(self) -> None:
-        """Average the model's buffers over the ranks now, and nothing else."""
-        self._run.converge(self.optimizer, self._step)
-
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        """Averaged buffers inside, each rank's own back afterwards, also after an exception. A collective."""
-        with self._run.consensus(self.optimizer, self._step):
-            yield
+        self._write_again()
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -145,7 +167,7 @@ class ScheduledSearch:
         if new:
             self._run.grow(rate_names(new.start, new.stop))
 
-    def _write(self) -> None:
+    def _write_again(self) -> None:
         rates = self._run.rates(self._values(self._step), self._step)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             put_rate(group, rate)
@@ -154,50 +176,20 @@ class ScheduledSearch:
 
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
-        return {
-            "step": self._step,
-            "total_steps": self._run.total_steps,
-            "plain_lrs": list(self._plain.values),
-            "peak": self._peak.step,
-            "peak_lrs": list(self._peak.rates),
-            "schedule": self.schedule.state_dict(),
-            "hdet": self._run.state(),
-        }
+        return {**super().state_dict(), "peak": self._peak.step, "peak_lrs": list(self._peak.rates)}
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        refuse_foreign(state_dict, set(self.state_dict()), "hdet.auto", "a state of hdet.auto with a schedule")
-        groups = len(self._plain.values)
-        rules = {
-            "step": count(0),
-            "total_steps": count(1),
-            "plain_lrs": some_rates,
-            "peak": number,
-            "peak_lrs": some_rates,  # fewer, where groups were added since
-            "schedule": fields,
-            "hdet": fields,
-        }
-        check_state(state_dict, rules, "the checkpoint")
-        if len(state_dict["plain_lrs"]) != groups:
-            raise ArgumentError(
-                f"the checkpoint has {len(state_dict['plain_lrs'])} parameter groups, but here there are {groups}; "
-                "build the optimizer as it was when it was saved"
-            )
-        check_schedule(self.schedule, state_dict["schedule"])
+        super().check_state_dict(state_dict)
         self._run.check(state_dict["hdet"])
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint of any rank; its values replace the constructor's."""
-        self.check_state_dict(state_dict)
-        t, length = int(state_dict["step"]), state_dict["total_steps"]
-        tell_another_length(self._run.total_steps, length, self._run.seat)
-        self.schedule.load_state_dict(state_dict["schedule"])
-        self._run.load(state_dict["hdet"], length, t)
+    def _rules(self) -> dict[str, Rule]:
+        peak = {"peak": number, "peak_lrs": some_rates}  # fewer, where groups were added since
+        return {**super()._rules(), "total_steps": count(1), **peak}
+
+    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
-        self._plain.load(state_dict["plain_lrs"])
-        self._step = t
-        self._write()
-        watch_loading(self.optimizer, self, self._run, ScheduledSearch._write)
 
     def search_state_dict(self) -> dict[str, Any]:
         """As in :class:`hdet.OneCycleLR`."""

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
-from hdet.checks import is_int, shown, takes
+from hdet.checks import is_int, must_be, shown, takes
 from hdet.errors import ArgumentError
 from hdet.parameters import parts_of, stands_still, unwrapped
 from hdet.schedulers.arguments import LONGEST, Ours, check_common, check_search
@@ -18,8 +18,6 @@ from hdet.schedulers.ensemble_arguments import check_schedule_of
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.plain_rates import Schedule
 from hdet.schedulers.scheduled import AllSchedules, ScheduledSearch, guesses_of
-
-__all__ = ["auto"]
 
 Hook = Callable[..., Any]
 
@@ -97,16 +95,10 @@ def _scheduled(
     optimizer: Optimizer, schedule: Any, total_steps: Any, every: Any, more: dict[str, Any]
 ) -> ScheduledSearch:
     """A search on the user's own schedule; arguments are checked."""
-    if not (is_int(total_steps) and 1 <= total_steps <= LONGEST):
-        raise ArgumentError(
-            f"total_steps must be an integer from 1 to {LONGEST}, but got total_steps={shown(total_steps)}; count "
-            "optimizer steps"
-        )
-    if not (is_int(every) and 1 <= every <= total_steps):
-        raise ArgumentError(
-            f"schedule_every must be an integer from 1 to total_steps = {total_steps}, but got "
-            f"schedule_every={shown(every)}; leave it out for 1"
-        )
+    fits = is_int(total_steps) and 1 <= total_steps <= LONGEST
+    must_be(f"an integer from 1 to {LONGEST}", fits, "count optimizer steps", total_steps=total_steps)
+    fits = is_int(every) and 1 <= every <= total_steps
+    must_be(f"an integer from 1 to total_steps = {total_steps}", fits, "leave it out for 1", schedule_every=every)
     known = {"model": None, "group": None, "journal": None, "go_back": True}
     strangers = sorted(set(more) - set(known))
     if strangers:

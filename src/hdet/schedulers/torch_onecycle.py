@@ -11,28 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import Rule, check_state, count, flag, number, one_of, rates, shown, some_rates
+from hdet.checks import Rule, check_state, count, flag, must_be, number, one_of, rates, shown, some_rates
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, copy_rate, put_rate
 from hdet.schedulers.arguments import LONGEST
-
-__all__ = [
-    "NEEDED",
-    "check_levels",
-    "check_steps",
-    "check_torch_state",
-    "in_constructor",
-    "last_end",
-    "number_of",
-    "own_rates",
-    "peak_step",
-    "schedule_values",
-    "take_in",
-    "total_steps_of",
-    "up_to_date",
-    "warm_up_end",
-    "write_rates",
-]
 
 NEEDED = {"total_steps", "last_epoch", "base_lrs", "_last_lr", "_step_count"}
 """Keys of a state of torch's OneCycleLR, in every version."""
@@ -195,11 +177,8 @@ def check_steps(schedule: dict[str, Any], last_epoch: Any) -> None:
 
 
 def _check_phases(pct_start: Any, strategy: Any, steps: int | None) -> None:
-    if not isinstance(pct_start, float) and not (isinstance(pct_start, int) and pct_start in (0, 1)):
-        raise ArgumentError(
-            f"pct_start must be a float from 0 to 1, but got pct_start={shown(pct_start)}; give float(pct_start), or "
-            "leave it out for 0.3"
-        )
+    fits = isinstance(pct_start, float) or (isinstance(pct_start, int) and pct_start in (0, 1))
+    must_be("a float from 0 to 1", fits, "give float(pct_start), or leave it out for 0.3", pct_start=pct_start)
     if math.isnan(pct_start):
         raise ArgumentError(f"pct_start must not be NaN, but got pct_start={pct_start}; leave it out for 0.3")
     if steps is not None and warm_up_end(steps, pct_start) == 0:
@@ -207,11 +186,7 @@ def _check_phases(pct_start: Any, strategy: Any, steps: int | None) -> None:
             f"pct_start must not end the first phase at step 0, but got pct_start={pct_start} of {steps} steps, which "
             "is one step; give 0.0 for a schedule that begins at its peak, or more"
         )
-    if not isinstance(strategy, str):
-        raise ArgumentError(
-            f'anneal_strategy must be "cos" or "linear", but got anneal_strategy={shown(strategy)}; leave it out for '
-            '"cos"'
-        )
+    must_be('"cos" or "linear"', isinstance(strategy, str), 'leave it out for "cos"', anneal_strategy=strategy)
 
 
 def check_levels(schedule: Mapping[str, Any], last_epoch: Any) -> None:
@@ -221,10 +196,7 @@ def check_levels(schedule: Mapping[str, Any], last_epoch: Any) -> None:
     for name in ("max_lr", "base_momentum", "max_momentum") if schedule["cycle_momentum"] else ("max_lr",):
         _check_numbers(name, schedule[name])
     tops = [number_of(rate) or 0.0 for rate in _items(schedule["max_lr"])]
-    if not all(map(_is_rate, tops)):
-        raise ArgumentError(
-            f"max_lr must be finite and not below 0, but got max_lr={shown(schedule['max_lr'])}; for instance 0.1"
-        )
+    must_be("finite and not below 0", all(map(_is_rate, tops)), "for instance 0.1", max_lr=schedule["max_lr"])
     for name, usual in (("div_factor", 25.0), ("final_div_factor", 1e4)):
         factor = number_of(schedule[name])
         if not factor or math.isnan(factor):

@@ -26,7 +26,7 @@ from tests.ranks import error_of, run_ranks
 
 fcntl = pytest.importorskip("fcntl", reason="no locks on this system")
 TAKES_OVER = "takes over"
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +208,7 @@ def test_persistent_workers_do_not_keep_the_lock_of_a_run_that_has_ended(tmp_pat
 _KILLED = """
 import sys
 from torch.utils.data import DataLoader
-from tests.test_journal_lock import Slow, a_run, train
+from tests.journal.test_lock import Slow, a_run, train
 
 run = a_run(sys.argv[1])
 train(run, 1)

@@ -1,6 +1,6 @@
 """The slow twin: N replicas of the whole method in one process, in the paper's letters, keeping every sequence.
 
-Nothing here is fast, in place or shared with the engine, except the permutation, which is a hash. The engine only
+Nothing here is fast, in place or shared with the library, except the permutation, which is a hash. The library only
 has to agree with it, step by step.
 """
 

@@ -174,7 +174,7 @@ def test_a_file_that_is_not_text_says_so(tmp_path: Path) -> None:
         read_journal(tmp_path / "checkpoint.pt")
 
 
-# -- resumes, and two runs in one file: tests/test_journal_lock.py has who may write ----------------------------------
+# -- resumes, and two runs in one file: tests/journal/test_lock.py has who may write ----------------------------------
 
 
 def steps_in(path: Path) -> list[int]:
