@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from hdet.auto.measure import Measure
-from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
+from hdet.auto.rule import HIGHEST, LOWEST, Decision, Phase, Snapshot, State
 from hdet.checks import (
     STATE_VERSION,
     STATE_WORDS,
@@ -32,6 +32,8 @@ from hdet.rollback.snapshots import Snapshots
 
 __all__ = ["Held", "Memory", "check_saved", "loaded", "saved"]
 
+_QUIET = 3
+"""Rounds without a raise after which a rate counts as settled."""
 _LEVEL = Rule(
     f"a number from {LOWEST:g} to {HIGHEST:g}", lambda value: number.fits(value) and LOWEST <= value <= HIGHEST
 )
@@ -58,6 +60,28 @@ class Memory:
     """Whether the schedule has fallen so far that nothing is raised any more."""
     has_losses: bool = False
     """Whether a loss was given in any round. If not, gradients are judged in their place."""
+    quiet: int = 0
+    """Rounds in a row that have not raised the rate."""
+    rolled_back: int = 0
+    """How often training was rolled back."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the rate has been found: it rises no more, or has not risen for some rounds."""
+        return self.found.phase is Phase.SEARCHING and (self.is_falling or self.quiet >= _QUIET)
+
+    @property
+    def rate(self) -> float:
+        """The peak rate that was found, of the leading group; NaN as long as no round has ended."""
+        return self.highest * self.found.found if self.highest else math.nan
+
+    def note(self, decision: Decision) -> None:
+        """A round has ended so."""
+        after = decision.state
+        is_raised = after.found > self.found.found or after.phase is not self.found.phase
+        self.quiet = 0 if is_raised else self.quiet + 1
+        self.rolled_back += decision.rolled_back_to is not None
+        self.found = after
 
     def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
@@ -85,20 +109,24 @@ class Memory:
             "highest": self.highest,
             "falling": self.is_falling,
             "has_losses": self.has_losses,
+            "quiet": self.quiet,
+            "rolled_back": self.rolled_back,
         }
 
     @staticmethod
     def check(state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`from_state` can read it."""
         rules = {"search": pairs, "ended": count(0), "highest": number, "falling": flag, "has_losses": flag}
-        check_state(state, rules, STATE_WORDS)
+        counted = {name: count(0) for name in ("quiet", "rolled_back") if name in state}  # earlier versions have none
+        check_state(state, {**rules, **counted}, STATE_WORDS)
         check_saved(state["search"])
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Memory:
         """From :meth:`state`."""
         found = loaded(state["search"])
-        return cls(found, state["ended"], state["highest"], state["falling"], state["has_losses"])
+        counted = state.get("quiet", 0), state.get("rolled_back", 0)
+        return cls(found, state["ended"], state["highest"], state["falling"], state["has_losses"], *counted)
 
 
 def saved(state: State) -> list[list[Any]]:

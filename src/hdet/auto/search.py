@@ -9,6 +9,7 @@ out on the weights (:mod:`hdet.rollback.snapshots`).
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 import warnings
@@ -24,7 +25,7 @@ from hdet.auto.ranks import Gathered, Ranks
 from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling
 from hdet.auto.saving import Held, Memory
-from hdet.auto.telling import NO_LOSSES, lost_words, record_of, warning_of
+from hdet.auto.telling import NO_LOSSES, Found, found_words, lost_words, record_of, warning_of
 from hdet.checks import STATE_WORDS, check_run, check_state, count, flag, run_state, users_level
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
@@ -43,6 +44,7 @@ _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
 )
+_logger = logging.getLogger("hdet")
 
 
 class _Ending(NamedTuple):
@@ -118,6 +120,11 @@ class Search:
     def found(self) -> State:
         """What was found so far."""
         return self.memory.found
+
+    @property
+    def told(self) -> Found:
+        """The same, for people."""
+        return Found(self.memory.rate, self.memory.is_settled, self.memory.rolled_back)
 
     @property
     def total_steps(self) -> int | None:
@@ -262,6 +269,7 @@ class Search:
         evidence = self._take_evidence(end, gathered)
         present = self._snapshots.present(end.optimizer)
         decision = self.rule.after_round(self.rule.remembering(self.found, present), evidence)
+        was_settled = self.memory.is_settled
         self.memory.is_falling = evidence.shape < self.rule.constants.falling
         self._act(decision, end, gathered)
         clock.lap("controller")
@@ -277,6 +285,7 @@ class Search:
             self.chronicle.close()
         self.memory.rounds += 1
         self._tell(decision, end.after)
+        self._log(was_settled, end.after)
         self.chronicle.begin_round()
 
     @property
@@ -321,7 +330,7 @@ class Search:
                 f"the weights are not finite at step {end.after}, and none are kept to go back to; load an earlier "
                 f"checkpoint{'' if self._go_back else ', or leave go_back=False out'}"
             )
-        self.memory.found = decision.state
+        self.memory.note(decision)
         kept = set() if self._is_finished else {one.slot for one in self.found.snapshots}
         self._snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
         self._sampler.begin_round()
@@ -339,6 +348,12 @@ class Search:
             self._has_told, text = True, NO_LOSSES.format(step=t)
         if text is not None:
             self._warn(text, SearchWarning)
+
+    def _log(self, was_settled: bool, t: int) -> None:
+        """A line where the rate has settled, and one at the end."""
+        ends = t == self.total_steps and self.holds_rise
+        if self.seat.replica == 0 and (ends or (self.memory.is_settled and not was_settled)):
+            _logger.info(found_words(self.told, t, ends=ends))
 
     def _warn(self, text: str, kind: type[Warning]) -> None:
         if self.seat.replica == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from hdet.auto.ranks import Gathered
@@ -10,7 +11,7 @@ from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evi
 from hdet.distributed.rollcall import RollCall
 from hdet.journal.chronicle import round_record
 
-__all__ = ["NO_LOSSES", "lost_words", "record_of", "warning_of"]
+__all__ = ["NO_LOSSES", "Found", "found_words", "lost_words", "record_of", "warning_of"]
 
 NO_LOSSES = (
     "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are no "
@@ -21,6 +22,39 @@ _CURES = {
     NOT_FOLLOWED: "Use an optimizer all of whose steps are proportional to lr, or give it rates that are right",
     NEVER_MOVED: "Call optimizer.step() before scheduler.step(), with gradients that are not zero",
 }
+
+
+@dataclass(frozen=True)
+class Found:
+    """What ``max_lr="auto"`` has found so far.
+
+    Args:
+        rate: the peak rate, of the first parameter group that is searched: give it as ``max_lr`` to use it again. NaN
+            as long as no round has ended.
+        settled: whether it is found: the schedule has begun to fall, or nothing was raised for three rounds.
+        rolled_back: how often training was rolled back to earlier weights.
+
+    >>> print(Found(0.0671234, settled=True, rolled_back=1))
+    found 0.067, settled, rolled back once
+    """
+
+    rate: float
+    settled: bool = False
+    rolled_back: int = 0
+
+    def __str__(self) -> str:
+        if math.isnan(self.rate):
+            return "found nothing yet"
+        words = {0: "never rolled back", 1: "rolled back once"}
+        often = words.get(self.rolled_back, f"rolled back {self.rolled_back} times")
+        return f"found {self.rate:.2g}, {'settled' if self.settled else 'still searching'}, {often}"
+
+
+def found_words(found: Found, step: int, *, ends: bool) -> str:
+    """A line for the log."""
+    if ends:
+        return f"{found}; use again: max_lr={found.rate:.2g}"
+    return f"the rate has settled at step {step}: {found.rate:.2g}"
 
 
 def record_of(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.auto.search import Search
+from hdet.auto.telling import Found
 from hdet.checks import check_state, fields, flag, must_be, users_level
 from hdet.distributed.group import Group, Seat
 from hdet.ensemble.published import Controller
@@ -199,6 +200,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def base_lrs_now(self) -> list[float | Tensor]:
         """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
         return self._base(self.last_epoch)
+
+    @property
+    def found(self) -> Found | None:
+        """What a search has found so far: rate, whether it has settled, how often it was rolled back; None: none runs.
+
+        Of the last round that has ended. The same on every rank, and no collective.
+        """
+        return self._run.told if isinstance(self._run, Search) else None
 
     @property
     def multipliers(self) -> list[float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from hdet.auto.search import Search
+from hdet.auto.telling import Found
 from hdet.checks import Rule, count, number, some_rates
 from hdet.parameters import Rate, copy_rate, parts_of, put_rate
 from hdet.schedulers.arguments import Ours, rate_names, search_of
@@ -190,6 +191,11 @@ class ScheduledSearch(OnSchedule[Search]):
     def _load_run(self, state_dict: Mapping[str, Any]) -> None:
         self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
+
+    @property
+    def found(self) -> Found:
+        """What was found so far: the peak rate, whether it has settled, how often it was rolled back."""
+        return self._run.told
 
     def search_state_dict(self) -> dict[str, Any]:
         """As in :class:`hdet.OneCycleLR`."""

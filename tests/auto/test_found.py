@@ -1,0 +1,104 @@
+"""``scheduler.found`` and the lines of the log say what a search has found."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import hdet
+from hdet.auto.telling import Found
+from tests.ranks import run_ranks
+from tests.setups.problems import batch_of, loss_of, network
+
+STEPS = 120
+
+
+def run_of(guess: float = 1e-6, face: str = "OneCycleLR") -> tuple[nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=guess)
+    if face == "OneCycleLR":
+        return model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    return model, optimizer, hdet.auto(optimizer, schedule=schedule, total_steps=STEPS)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: hdet.OneCycleLR, begin: int, end: int) -> None:
+    for t in range(begin, end):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch_of(t))
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss.detach())
+
+
+@pytest.mark.parametrize("face", ["OneCycleLR", "schedule"])
+def test_a_run_says_what_it_found(face: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer, scheduler = run_of(face=face)
+    assert str(scheduler.found) == "found nothing yet"
+    with caplog.at_level(logging.INFO, "hdet"):
+        highest = 0.0
+        for t in range(STEPS):
+            train(model, optimizer, scheduler, t, t + 1)
+            highest = max(highest, optimizer.param_groups[0]["lr"])
+    found = scheduler.found
+    assert found is not None
+    assert (found.settled, found.rolled_back) == (True, 0)
+    assert found.rate == pytest.approx(highest, rel=0.3)  # a schedule may have fallen a little where the rate arrives
+    lines = [record.message for record in caplog.records]
+    assert lines[-1] == f"found {found.rate:.2g}, settled, never rolled back; use again: max_lr={found.rate:.2g}"
+    assert any(line.startswith("the rate has settled at step ") for line in lines[:-1])
+    assert len(lines) < 10
+
+
+def test_a_rate_that_still_rises_has_not_settled() -> None:
+    model, optimizer, scheduler = run_of()
+    train(model, optimizer, scheduler, 0, 7)
+    found = scheduler.found
+    assert found is not None
+    assert not found.settled
+    assert 0 < found.rate < math.inf
+
+
+def test_roll_backs_are_counted_and_kept_in_a_checkpoint() -> None:
+    model, optimizer, scheduler = run_of()
+    train(model, optimizer, scheduler, 0, 60)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    with pytest.warns(hdet.SearchWarning, match="ruined"):
+        train(model, optimizer, scheduler, 60, 75)
+    assert scheduler.found is not None
+    assert scheduler.found.rolled_back == 1
+    _, _, another = run_of()
+    state = copy.deepcopy(scheduler.state_dict())
+    another.load_state_dict(state)
+    assert another.found is not None
+    assert another.found.rolled_back == 1
+    for name in ("quiet", "rolled_back"):  # a state of before
+        del state["hdet"][name]
+    _, _, third = run_of()
+    third.load_state_dict(state)
+    assert third.found is not None
+    assert third.found.rolled_back == 0
+
+
+def test_without_a_search_nothing_is_found() -> None:
+    optimizer = torch.optim.Adam(network().parameters())
+    assert hdet.OneCycleLR(optimizer, 0.1, total_steps=STEPS).found is None
+
+
+def _found(rank: int) -> Found | None:
+    model, optimizer, scheduler = run_of()
+    train(nn.parallel.DistributedDataParallel(model), optimizer, scheduler, 0, 40)
+    return scheduler.found
+
+
+def test_ranks_have_found_the_same() -> None:
+    mine, theirs = run_ranks(_found, 2)
+    assert mine == theirs
+    assert mine is not None
