@@ -62,3 +62,8 @@ def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert (content["steps"], content["undisturbed_runs"], content["false_alarms"]) == (40, 1, 0)
     spikes.main(["--table"])
     assert "| digits | overflow | lost |" in capsys.readouterr().out
+
+
+def test_the_page_has_the_table_of_the_file() -> None:
+    page = Path(spikes.__file__).parents[2] / "docs" / "guard.md"
+    assert spikes.table(json.loads(spikes.RESULTS.read_text())) in page.read_text(encoding="utf-8")
