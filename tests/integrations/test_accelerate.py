@@ -384,6 +384,9 @@ def test_bad_input_is_refused() -> None:
         keep_search(accelerator, ours)
 
 
+@pytest.mark.covers("frameworks", "Accelerate, search", "ZeRO-1", "refused")
+@pytest.mark.covers("frameworks", "Accelerate, search", "ZeRO-2", "refused")
+@pytest.mark.covers("frameworks", "Accelerate, search", "ZeRO-3", "refused")
 def test_engines_that_step_the_scheduler_are_refused() -> None:
     class Engine:
         sync_gradients = True

@@ -45,6 +45,7 @@ def train(auto: AutoLR | None, images: Path, folder: Path, **more: Any) -> Any:
         auto.attach(model)
     settings = {"epochs": EPOCHS, "imgsz": 32, "batch": BATCH, "nbs": BATCH, "lr0": 1e-6, "optimizer": "AdamW"}
     quiet = {"device": "cpu", "workers": 0, "plots": False, "verbose": False, "project": str(folder), "amp": False}
+    quiet["deterministic"] = False  # else it sets variables of the environment
     plain = {"fliplr": 0.0, "erasing": 0.0, "auto_augment": None, "hsv_h": 0.0, "val": False}
     model.train(data=str(images), **{**settings, **quiet, **plain, **more})
     return model.trainer
