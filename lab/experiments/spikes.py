@@ -1,6 +1,6 @@
 """Four faults in the middle of a run, and how to meet them: nothing, clipping, skipping, ``hdet.Guard``.
 
-    python lab/experiments/spikes.py --write          # some five minutes on a free core
+    python lab/experiments/spikes.py --write          # some eight minutes on a free core
     python lab/experiments/spikes.py --workloads digits --faults flip --seeds 1 --runs 0 --steps 80
     python lab/experiments/spikes.py --table          # of the file, as in docs/guard.md
 
