@@ -149,6 +149,9 @@ class _Accelerator:
     def prepare_scheduler(self, scheduler: Any) -> Any:
         return scheduler
 
+    def register_save_state_pre_hook(self, hook: Any) -> None: ...
+    def register_load_state_pre_hook(self, hook: Any) -> None: ...
+
 
 class _Timms:
     """A scheduler of timm, as far as it is called."""
