@@ -276,9 +276,9 @@ class Search:
         self.losses.reset()
         self.meeting.begin_round()
         if gathered.writer == self.meeting.group.rank:
-            schedules = then, end.schedule(end.after)
+            schedules, found = (then, end.schedule(end.after)), self.memory.rate
             record = record_of(
-                self.memory.rounds, gathered, evidence, decision, before, schedules, self._lead, clock.seconds
+                self.memory.rounds, gathered, evidence, decision, before, schedules, self._lead, found, clock.seconds
             )
             self.chronicle.write(record, self.knobs, ended)
         if end.after == self.total_steps:

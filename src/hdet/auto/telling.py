@@ -65,6 +65,7 @@ def record_of(
     before: State,
     schedules: tuple[list[float], list[float]],
     lead: int,
+    found: float,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The round as one record: the one model stands where replicas would, with the ranks' mean loss.
@@ -75,6 +76,7 @@ def record_of(
         before: what was known before it.
         schedules: the schedule before the round's last step, and after it: where the guess is kept to, another one.
         lead: the group whose rate stands for all.
+        found: the peak rate that was found so far.
         seconds: by what was done at the round's end.
     """
     (then, now), (first, last), after = schedules, evidence.span, decision.state
@@ -96,7 +98,7 @@ def record_of(
     silent = [rank for rank, own in enumerate(gathered.losses) if gathered.has_losses and not math.isfinite(own)]
     story = {"not_finite": silent, "event": decision.event, "went_back_to": decision.rolled_back_to}
     reach = math.exp(evidence.reach) * then[lead]
-    return {**record, "shape": now, "reach": reach, **story, "alarm": decision.alarm}
+    return {**record, "shape": now, "reach": reach, "found": found, **story, "alarm": decision.alarm}
 
 
 def warning_of(decision: Decision, step: int) -> str | None:

@@ -126,14 +126,21 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
 
     >>> scalars({"base": [0.1], "delta": None, "replicas": [{"loss": 1.0}, {"loss": 3.0}]}, ["lr[0]"])
     {'hdet/base/lr[0]': 0.1, 'hdet/loss/mean': 2.0, 'hdet/loss/min': 1.0, 'hdet/loss/max': 3.0}
+    >>> scalars({"base": [0.1], "found": 0.3, "went_back_to": 40, "replicas": [{"loss": 1.0, "divergence": 0.0}]})
+    {'hdet/base/knob[0]': 0.1, 'hdet/found': 0.3, 'hdet/rolled_back_to': 40.0, 'hdet/loss': 1.0}
     """
     names = [*knobs, *(f"knob[{g}]" for g in range(len(knobs), len(record.get("base") or ())))]
     found = {f"hdet/base/{name}": value for name, value in zip(names, record.get("base") or (), strict=False)}
     found |= {f"hdet/slope/{name}": value for name, value in zip(names, record.get("delta") or (), strict=False)}
-    found |= {"hdet/reach": record.get("reach") or None}
+    found |= {"hdet/found": record.get("found"), "hdet/reach": record.get("reach") or None}
+    found |= {"hdet/rolled_back_to": record.get("went_back_to")}
+    replicas = record.get("replicas", ())
+    if len(replicas) == 1:  # its loss is mean, lowest and highest, and there is nobody to diverge from
+        found |= {"hdet/loss": replicas[0].get("loss")}
+        return {tag: float(value) for tag, value in found.items() if _is_finite(value)}
     summaries: dict[str, Callable[[list[float]], float]] = {"mean": _mean, "min": min, "max": max}
     for what in ("loss", "divergence"):
-        values = [row[what] for row in record.get("replicas", ()) if _is_finite(row.get(what))]
+        values = [row[what] for row in replicas if _is_finite(row.get(what))]
         if values:
             found |= {f"hdet/{what}/{name}": summary(values) for name, summary in summaries.items()}
     return {tag: float(value) for tag, value in found.items() if _is_finite(value)}
