@@ -140,7 +140,7 @@ def test_two_processes_end_where_the_plain_loop_ends(split_batches: bool, gives_
     (loss, counts), (other, _) = run_ranks(_trained, 2, "theirs", "before", split_batches, gives_loss)
     assert counts[:3] == ([1, 2, 3] if split_batches else [2, 4, 6])
     assert loss == other
-    assert loss / in_a_plain_loop(1 if split_batches else 2) == pytest.approx(1, abs=0.05)
+    assert loss / in_a_plain_loop(1 if split_batches else 2) == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize(("split_batches", "built"), [(False, "before"), (True, "after")])
@@ -253,7 +253,7 @@ def test_fsdp2_ends_where_the_plain_loop_ends(how: str) -> None:
     (loss, kind), (other, _) = run_ranks(_sharded, 2, how)
     assert kind == "DTensor"
     assert loss == other
-    assert loss / in_a_plain_loop(2) == pytest.approx(1, abs=0.05)
+    assert loss / in_a_plain_loop(2) == pytest.approx(1, abs=0.1)
 
 
 def _sharded(rank: int, how: str) -> tuple[float, str]:
