@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO, IOBase
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -34,12 +35,19 @@ def path_of(path: object, name: str) -> Path:
     return Path(text)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """All of the text or none: a kill at any moment leaves the old file or the new one."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A draft to write inside, which then takes the file's place: a kill leaves the old one or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.part")
-    draft.write_text(text, encoding="utf-8")
+    yield draft
     os.replace(draft, path)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of the text or none."""
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 try:

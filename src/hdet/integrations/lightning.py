@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.lengths import check_length
 from hdet.integrations.lightning_story import Story, part_of_lightning
-from hdet.integrations.searches import holds_parts, read_search, search_of, write_search
+from hdet.integrations.searches import NAME, holds_parts, read_search, search_of, write_search
 from hdet.journal import Journals, open_journal
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
@@ -29,8 +29,6 @@ from hdet.schedulers.several import auto
 __all__ = ["AutoLR"]
 
 Scheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
-_SEARCH = "hdet_search"
-"""The key of a checkpoint under which a search is."""
 
 
 def _callback_classes() -> tuple[type, ...]:
@@ -99,7 +97,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """Also save what the search holds in tensors. Collective, but after an exception."""
         if self.scheduler is not None and not holds_parts(self.scheduler):
             search = search_of(self.scheduler, alone="save_checkpoint" not in vars(trainer))
-            checkpoint.update({_SEARCH: search} if search else {})
+            checkpoint.update({NAME: search} if search else {})
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
         """Refuse a checkpoint without a scheduler: nobody would restore ours."""
@@ -110,7 +108,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
                 "the checkpoint has no scheduler, but AutoLR adds one: it was saved without AutoLR, or with weights "
                 "only; load its weights into the module before fit(), or leave AutoLR out"
             )
-        self._restored = checkpoint.get(_SEARCH, {})
+        self._restored = checkpoint.get(NAME, {})
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Add a scheduler, or find the user's: optimizers are there, and nothing is restored yet."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,8 +51,6 @@ class Story:
         found = f"found the rate {guess * factor:.3g}, from a guess of {guess:.3g}"
         self.verdict = f"{self._kept} ({guess:.3g})" if self._kept else found
         self._say(self.verdict)
-        if math.isfinite(guess * factor):
-            self._log({"hdet/found": guess * factor}, int(self._last["step"]))
 
     def _say(self, words: str) -> None:
         part_of_lightning(self._trainer, "utilities.rank_zero").rank_zero_info(f"hdet: {words}")

@@ -16,12 +16,14 @@ from hdet.checks import users_level
 from hdet.distributed.group import connect
 from hdet.distributed.shards import place
 from hdet.errors import ResumeWarning
+from hdet.files import replacing
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 
-__all__ = ["holds_parts", "part_name", "read_search", "search_of", "write_search"]
+__all__ = ["NAME", "holds_parts", "part_name", "read_search", "search_of", "write_search"]
 
-_NAME = "hdet_search"
+NAME = "hdet_search"
+"""What a search is called in a checkpoint of all ranks."""
 
 
 def search_of(scheduler: Any, *, alone: bool = False) -> dict[str, Any]:
@@ -44,11 +46,8 @@ def write_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
     """Write a search into the folder of a checkpoint; no file is left by half. Collective."""
     search, group = search_of(scheduler), connect(None)
     if search and (group.rank == 0 or holds_parts(scheduler)):
-        file = _file(folder, scheduler)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(".draft")
-        torch.save(search, draft)
-        os.replace(draft, file)
+        with replacing(_file(folder, scheduler)) as draft:
+            torch.save(search, draft)
 
 
 def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
@@ -61,7 +60,7 @@ def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
     file, group = _file(folder, scheduler), connect(None)
     if all(group.gather_objects(file.exists())):
         scheduler.load_search_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    elif group.rank == 0 and (others := sorted(path.name for path in file.parent.glob(f"{_NAME}*.pt"))):
+    elif group.rank == 0 and (others := sorted(path.name for path in file.parent.glob(f"{NAME}*.pt"))):
         warnings.warn(
             f"the search in {file.parent} was saved as {others[0]}, by other ranks than those here, which look for "
             f"{file.name}: parts of weights fit the ranks that they were saved by; resume on as many",
@@ -73,7 +72,7 @@ def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
 def part_name(scheduler: Any) -> str:
     """What a search is called in a checkpoint: one name for all, or one for each rank that holds parts."""
     group = connect(None)
-    return f"{_NAME}_{group.rank}_of_{group.seat.size}" if holds_parts(scheduler) else _NAME
+    return f"{NAME}_{group.rank}_of_{group.seat.size}" if holds_parts(scheduler) else NAME
 
 
 def _file(folder: str | os.PathLike[str], scheduler: Any) -> Path:

@@ -137,13 +137,16 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
     replicas = record.get("replicas", ())
     if len(replicas) == 1:  # its loss is mean, lowest and highest, and there is nobody to diverge from
         found |= {"hdet/loss": replicas[0].get("loss")}
-        return {tag: float(value) for tag, value in found.items() if _is_finite(value)}
-    summaries: dict[str, Callable[[list[float]], float]] = {"mean": _mean, "min": min, "max": max}
-    for what in ("loss", "divergence"):
-        values = [row[what] for row in replicas if _is_finite(row.get(what))]
-        if values:
-            found |= {f"hdet/{what}/{name}": summary(values) for name, summary in summaries.items()}
+    else:
+        found |= _summed_up("loss", replicas) | _summed_up("divergence", replicas)
     return {tag: float(value) for tag, value in found.items() if _is_finite(value)}
+
+
+def _summed_up(what: str, replicas: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """A number of the replicas by mean, lowest and highest; nothing where none is finite."""
+    values = [row[what] for row in replicas if _is_finite(row.get(what))]
+    summaries: dict[str, Callable[[list[float]], float]] = {"mean": _mean, "min": min, "max": max}
+    return {f"hdet/{what}/{name}": summary(values) for name, summary in summaries.items()} if values else {}
 
 
 def _mean(values: list[float]) -> float:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import Rule, check_state, count, in_pairs, is_finite, maybe, pairs, shown, users_level
+from hdet.checks import Rule, check_state, count, in_pairs, is_finite, maybe, must_be, pairs, shown, users_level
 from hdet.distributed.group import ReplicaGroup, Solo, arriving, gather_named
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, Shown, terms_of
@@ -369,8 +369,7 @@ class Guard:
 
 def _checked(**given: Any) -> Policy:
     for name, (rule, cure) in _ARGUMENTS.items():
-        if not rule.fits(given[name]):
-            raise ArgumentError(f"{name} must be {rule.words}, but got {name}={shown(given[name])}; {cure}")
+        must_be(rule.words, rule.fits(given[name]), cure, **{name: given[name]})
     recover = None if given["recover"] is None else int(given["recover"])
     return Policy(int(given["every"]), float(given["factor"]), recover, int(given["most"]))
 
