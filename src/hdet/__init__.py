@@ -25,6 +25,7 @@ from hdet.errors import (
     ShardedParametersError,
 )
 from hdet.journal import Journal, JournalData, read_journal
+from hdet.report.notebook import show
 from hdet.rollback.guard import Guard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
@@ -67,4 +68,5 @@ __all__ = [
     "read_journal",
     "save",
     "schedule_from",
+    "show",
 ]

@@ -102,3 +102,20 @@ def test_ranks_have_found_the_same() -> None:
     mine, theirs = run_ranks(_found, 2)
     assert mine == theirs
     assert mine is not None
+
+
+@pytest.mark.parametrize("face", ["OneCycleLR", "schedule"])
+def test_a_notebook_shows_what_was_found(face: str) -> None:
+    model, optimizer, scheduler = run_of(face=face)
+    assert "step 0 of 120: found nothing yet" in scheduler._repr_html_()
+    train(model, optimizer, scheduler, 0, STEPS)
+    shown = scheduler._repr_html_()
+    assert f"step 120 of 120: {scheduler.found}" in shown
+    assert f"the rate is {optimizer.param_groups[0]['lr']:.2g}" in shown
+    assert '<progress value="120" max="120">' in shown
+    assert len(shown) < 500
+
+
+def test_a_notebook_shows_a_rate_that_is_given_as_any_object() -> None:
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    assert hdet.OneCycleLR(optimizer, 0.1, total_steps=STEPS, cycle_momentum=False)._repr_html_() is None

@@ -209,6 +209,7 @@ CALLS = [
     Call("arms", hdet.arms, lambda _: {"n": 1}),
     Call("perturb_", hdet.perturb_, lambda _: {"model": model_of()}),
     Call("read_journal", hdet.read_journal, lambda folder: {"path": _journal(folder)}),
+    Call("show", hdet.show, lambda folder: {"journal": _journal(folder)}, use=lambda shown, given: repr(shown)),
     Call(
         "schedule_from",
         hdet.schedule_from,

@@ -230,6 +230,46 @@ def test_folded_runs_are_drawn_when_they_are_opened(browser: webdriver.Chrome, a
     no_complaints(browser)
 
 
+def test_a_table_that_is_too_wide_hints_that_it_scrolls(
+    browser: webdriver.Chrome, artifacts: Path, tmp_path: Path
+) -> None:
+    run = load_run(searched_folder(tmp_path / "auto"))
+    table = Table(["a long heading of a column"] * 4, [["a cell that is wide"] * 4], "Ablation")
+    page = write_report([run], tmp_path / "r.html", table=table)
+    box = "document.querySelector('.scroll')"
+    style = f"const [own, after] = [getComputedStyle({box}), getComputedStyle({box}, '::after')];"
+    seen = style + "return [after.content.includes('scroll sideways'), own.maskImage !== 'none']"
+    look(browser, page, PHONE)
+    WebDriverWait(browser, 5, 0.05).until(lambda b: b.execute_script(seen) == [True, True])
+    keep(browser, artifacts / "report-scroll-phone.png")
+    browser.execute_script(f"{box}.scrollLeft = 10000")  # at its end nothing more is to come
+    WebDriverWait(browser, 5, 0.05).until(lambda b: b.execute_script(seen) == [True, False])
+    look(browser, page, WIDE)
+    assert browser.execute_script(seen) == [False, False]
+    no_complaints(browser)
+
+
+def test_a_notebook_shows_the_page_in_a_frame(browser: webdriver.Chrome, artifacts: Path, tmp_path: Path) -> None:
+    shown = hdet.show(searched_folder(tmp_path / "auto"))
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html><meta charset=utf-8><body>{shown._repr_html_()}</body>", encoding="utf-8")
+    metrics = {"width": 900, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(notebook.as_uri())
+    outside = browser.find_element("tag name", "p").text
+    frame = browser.find_element("tag name", "iframe")
+    assert frame.size["width"] > 800
+    browser.switch_to.frame(frame)
+    wait_until_drawn(browser, ".plot")
+    assert browser.execute_script(DRAWN) == 3
+    assert outside
+    assert outside not in browser.find_element("tag name", "body").text  # it is said once
+    assert browser.execute_script("return window.origin") == "null"  # it cannot reach the notebook
+    browser.switch_to.default_content()
+    keep(browser, artifacts / "notebook.png")
+    no_complaints(browser)
+
+
 @pytest.mark.parametrize("size", [WIDE, PHONE])
 def test_steps_line_up_from_figure_to_figure(browser: webdriver.Chrome, tmp_path: Path, size: tuple[int, int]) -> None:
     page = write_report([load_run(searched_folder(tmp_path / "auto"))], tmp_path / "r.html")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import math
 import re
+import subprocess
 import sys
 import zlib
 from html.parser import HTMLParser
@@ -15,11 +17,13 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
+import hdet
 from hdet.errors import ArgumentError
 from hdet.report.data import load_run
 from hdet.report.figures import Figure, comparison_figures, run_figures
 from hdet.report.page import Chapter, write_chapters, write_report
-from hdet.report.verdict import Table, compare
+from hdet.report.verdict import Table, advice, compare, verdict
+from tests.patience import PATIENCE
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\""
@@ -242,3 +246,28 @@ def test_no_runs_and_missing_packages_say_what_to_do(tmp_path: Path, monkeypatch
             with pytest.raises(ArgumentError, match=rf"{missing}.*pip install '\.\[cli,report\]'"):
                 write_report([run], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
+
+
+def test_show_says_in_a_terminal_what_the_page_says(tmp_path: Path) -> None:
+    folder = searched_folder(tmp_path / "auto")
+    run, shown = load_run(folder), hdet.show(folder)
+    found = advice(run)
+    assert found is not None
+    assert repr(shown) == f"{verdict(run)} Use again: {', or '.join(found.codes)}"
+    assert html.escape(verdict(run)) in shown._repr_html_().split("<iframe")[0]
+
+
+def test_show_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = write_journal(tmp_path / "x", a_header())
+    with pytest.raises(ArgumentError, match="journal must be a path, but got journal=3"):
+        hdet.show(3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="does not exist"):
+        hdet.show(tmp_path / "nothing")
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ArgumentError, match=r"plotly.*pip install 'hdet\[cli,report\]'"):
+        hdet.show(journal)
+
+
+def test_the_library_alone_imports_nothing_of_the_report() -> None:
+    code = "import sys, hdet; sys.exit(any(n in sys.modules for n in ('jinja2', 'plotly', 'hdet.report.page')))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

@@ -11,7 +11,7 @@ from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evi
 from hdet.distributed.rollcall import RollCall
 from hdet.journal.chronicle import round_record
 
-__all__ = ["NO_LOSSES", "Found", "found_words", "lost_words", "record_of", "warning_of"]
+__all__ = ["NO_LOSSES", "Found", "found_html", "found_words", "lost_words", "record_of", "warning_of"]
 
 NO_LOSSES = (
     "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are no "
@@ -55,6 +55,17 @@ def found_words(found: Found, step: int, *, ends: bool) -> str:
     if ends:
         return f"{found}; use again: max_lr={found.rate:.2g}"
     return f"the rate has settled at step {step}: {found.rate:.2g}"
+
+
+def found_html(found: Found, step: int, total_steps: int | None, rate: float) -> str:
+    """What a notebook shows of a scheduler: plain words and a bar, in the page's own colours.
+
+    >>> print(found_html(Found(0.067, settled=True), 200, 300, 0.04))
+    <div>step 200 of 300: found 0.067, settled, never rolled back; the rate is 0.04<br>
+    <progress value="200" max="300"></progress></div>
+    """
+    bar = f'<progress value="{step}" max="{total_steps}"></progress>'
+    return f"<div>step {step} of {total_steps}: {found}; the rate is {rate:.2g}<br>\n{bar}</div>"
 
 
 def record_of(

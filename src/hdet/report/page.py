@@ -97,13 +97,23 @@ def write_chapters(chapters: Sequence[Chapter], out: Path, *, title: str, headli
         title: of the page.
         headline: what it comes to. None: what the first chapter says.
     """
+    text = page_of(chapters, title=title, headline=headline)
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8", errors="replace")  # a path need not be text
+    return out
+
+
+def page_of(chapters: Sequence[Chapter], *, title: str, headline: str | None = None, framed: bool = False) -> str:
+    """The page as text. ``framed``: without its head, for a frame in another page that has said what it comes to."""
     if not chapters or not all(chapter.runs for chapter in chapters):
         raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
     shown = [_shown(chapter, f"{i}-") for i, chapter in enumerate(chapters)]
     runs = [run for chapter in chapters for run in chapter.runs]
     placed = [one for part in shown for one in (*part.shared, *(f for s in part.sections for f in s.figures))]
-    text = _render(
+    return _render(
         title=title,
+        framed=framed,
         headline=headline or shown[0].headline,
         warned=_warned(runs),
         cure=CURE,
@@ -112,10 +122,6 @@ def write_chapters(chapters: Sequence[Chapter], out: Path, *, title: str, headli
         has_plots=bool(placed),
         plots={one.key: one.figure.plot for one in placed},
     )
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8", errors="replace")  # a path need not be text
-    return out
 
 
 def check_packages() -> None:

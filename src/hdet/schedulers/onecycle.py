@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.auto.search import Search
-from hdet.auto.telling import Found
+from hdet.auto.telling import Found, found_html
 from hdet.checks import check_state, fields, flag, must_be, users_level
 from hdet.distributed.group import Group, Seat
 from hdet.ensemble.published import Controller
@@ -208,6 +208,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         Of the last round that has ended. The same on every rank, and no collective.
         """
         return self._run.told if isinstance(self._run, Search) else None
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows of a search. None: it shows what it shows of any object."""
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        return None if self.found is None else found_html(self.found, self.last_epoch, self.total_steps, rate)
 
     @property
     def multipliers(self) -> list[float]:

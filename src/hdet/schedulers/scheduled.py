@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from hdet.auto.search import Search
-from hdet.auto.telling import Found
+from hdet.auto.telling import Found, found_html
 from hdet.checks import Rule, count, number, some_rates
 from hdet.parameters import Rate, copy_rate, parts_of, put_rate
 from hdet.schedulers.arguments import Ours, rate_names, search_of
@@ -196,6 +196,10 @@ class ScheduledSearch(OnSchedule[Search]):
     def found(self) -> Found:
         """What was found so far: the peak rate, whether it has settled, how often it was rolled back."""
         return self._run.told
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return found_html(self.found, self._step, self._run.total_steps, self.get_last_lr()[0])
 
     def search_state_dict(self) -> dict[str, Any]:
         """As in :class:`hdet.OneCycleLR`."""

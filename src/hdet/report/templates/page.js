@@ -71,7 +71,22 @@
     });
   }
 
-  // What packed.py has packed.
+  // A table that is wider than the screen says so, and fades out at its right until it is scrolled to its end.
+  function hint(box) {
+    const hidden = box.scrollWidth - box.clientWidth;
+    box.classList.toggle("wide", hidden > 1);
+    box.classList.toggle("more", hidden - box.scrollLeft > 1);
+  }
+
+  function hintAll() {
+    const resized = new ResizeObserver((entries) => entries.forEach((entry) => hint(entry.target)));
+    document.querySelectorAll(".scroll").forEach((box) => {
+      box.addEventListener("scroll", () => hint(box), {passive: true});
+      resized.observe(box); // also when what it is folded into is opened
+    });
+  }
+
+  // What page.py has packed.
   async function unpacked(id) {
     const letters = document.getElementById(id).textContent;
     const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
@@ -101,5 +116,6 @@
     drawShown(document);
   }
 
+  hintAll();
   begin().catch(giveUp);
 })();

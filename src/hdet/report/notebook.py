@@ -1,0 +1,67 @@
+"""``hdet.show``: the report of a run inside a notebook. Nothing of the report is imported before it is called."""
+
+from __future__ import annotations
+
+import html
+import os
+from typing import TYPE_CHECKING
+
+from hdet.checks import must_be
+
+if TYPE_CHECKING:
+    from hdet.report.data import RunData
+
+__all__ = ["Inline", "show"]
+
+_HEIGHT = 720
+"""Pixels: tiles and the first figure, on a laptop's screen."""
+
+
+class Inline:
+    """A run's report, which a notebook shows in a frame and a terminal in a sentence. Made by :func:`hdet.show`."""
+
+    def __init__(self, run: RunData) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        from hdet.report.verdict import advice, verdict
+
+        found = advice(self._run)
+        again = f" Use again: {', or '.join(found.codes)}" if found else ""
+        return f"{verdict(self._run)}{again}"
+
+    def _repr_html_(self) -> str:
+        """The verdict, for viewers that show no frames, and the page below it.
+
+        The frame keeps its styles to itself, and its scripts from the notebook.
+        """
+        from hdet.report.page import Chapter, page_of
+        from hdet.report.verdict import verdict
+
+        page = page_of([Chapter([self._run])], title=self._run.name, framed=True)
+        frame = (
+            f'<iframe title="hdet report" sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(page)}" '
+            f'style="width: 100%; height: {_HEIGHT}px; border: 0; resize: vertical"></iframe>'
+        )
+        return f"<p>{html.escape(verdict(self._run))}</p>\n{frame}"
+
+
+def show(journal: str | os.PathLike[str]) -> Inline:
+    """The report of a run in a notebook: as the last line of a cell, the page of ``hdet report`` with its figures.
+
+    It is the run up to now: call it again for more. Needs the extra ``hdet[report]``. It is not called ``hdet.report``,
+    which is a package.
+
+    Args:
+        journal: the path of a journal, or of a run's folder.
+
+    Raises:
+        ArgumentError: there is nothing at that path, or jinja2 or plotly is not installed.
+        JournalError: what is there was not written by hdet.
+    """
+    from hdet.report.data import load_run
+    from hdet.report.page import check_packages
+
+    must_be("a path", isinstance(journal, str | os.PathLike), "give what was given as journal=", journal=journal)
+    check_packages()
+    return Inline(load_run(journal))
