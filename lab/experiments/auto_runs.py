@@ -20,9 +20,7 @@ from stacked import Batch, Optimizer, Stack, TrainStep
 from torch import Tensor
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.reach import Sums, estimate, straightness
-from hdet.auto.rounds import is_sampled, next_end
-from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule
+from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, Sums, estimate, is_sampled, next_end, straightness
 from hdet.rollback import ruin
 from hdet.rollback.ruin import LIMITS, Block, Limits
 
@@ -186,7 +184,7 @@ class Run:
 
 
 class _Reaches:
-    """The sums of :mod:`hdet.auto.reach` for all runs, on the device."""
+    """The sums of :mod:`hdet.auto.rule` for all runs, on the device."""
 
     def __init__(self, theta: Tensor) -> None:
         self._pull = torch.zeros_like(theta)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.auto.constants import DEFAULT as c
-from hdet.auto.rounds import next_end
 from hdet.auto.rule import (
     NEVER_MOVED,
     NO_GRADIENT,
@@ -22,6 +21,7 @@ from hdet.auto.rule import (
     Rule,
     Snapshot,
     State,
+    next_end,
 )
 from hdet.rollback.ruin import Block, Course
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DEFAULT", "Constants"]
-
 
 class Constants(NamedTuple):
     """The rule's numbers. An experiment may change one."""
@@ -70,10 +68,6 @@ class Constants(NamedTuple):
     wanders: float = 3.0
     """... and by so many times the number of steps: steps that shrink as Adagrad's do come less far by that number on a
     way to and fro (LOG, follow)."""
-
-    def shortness(self, total_steps: float) -> float:
-        """q."""
-        return float(total_steps**-self.shrink)
 
 
 DEFAULT = Constants()
