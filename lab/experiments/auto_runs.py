@@ -109,7 +109,7 @@ class Run:
         self.ends = ends_of(steps, constants) if searching else ()
         self.decisions: list[tuple[int, Decision]] = []
         """After which step, and what."""
-        self._held, self._plain = held(steps), onecycle(steps)
+        self._held, self._plain, self._peak = held(steps), onecycle(steps), PEAK * steps - 1
         self._dice = None if placebo is None else random.Random(f"placebo {placebo}")
         self._rounds: list[tuple[Block, ...]] = []
         self._stretch = 0
@@ -159,7 +159,7 @@ class Run:
             span,
             end - begin,
             blocks,
-            PEAK * self.steps - 1,
+            self._peak,
             float(self.shape[end]),
             measured.moved,
             reach,
