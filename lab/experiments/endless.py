@@ -41,8 +41,7 @@ from real_lr import tidy
 from shapes import Factors, held
 from supply import Supply
 
-from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Decision, State
+from hdet.auto.rule import Decision
 
 RESULTS = Path(__file__).parent / "results" / "endless.json"
 WORKLOADS = ("shakespeare-gpt", "mnist-resnet-noisy", "fashion-vit")
@@ -60,7 +59,7 @@ TARGET = 1.03
 WARM = 0.1
 """The part of a run in which a held rate that is given rises."""
 SMOKE = "zoo/function/adam/100"
-SMALL: dict[str, Any] = {"seeds": (0,), "lengths": (0.5, 1.0), "rises": ("30", "root 1000"), "falls": (0.4,)}
+SMALL: dict[str, Any] = {"seeds": (0,), "lengths": (0.5, 1.0), "rises": ("100, 3 t", "50, 30 t"), "falls": (0.4,)}
 
 
 class Rise(NamedTuple):
@@ -68,32 +67,23 @@ class Rise(NamedTuple):
 
     peak: int
     """P."""
-    rooted: bool = False
-    """Whether r(t) is the root of its usual self: faster at first, and never far from what a longer run has."""
-    ahead: int | None = None
-    """A length of so many times the steps so far is assumed; None: as the rule does."""
+    ahead: int = 3
+    """A length of so many times the steps so far is assumed."""
 
 
 RISES = {
-    "30": Rise(30),
-    "100": Rise(100),
-    "300": Rise(300),
-    "1000": Rise(1000),
-    "root 1000": Rise(1000, rooted=True),
-    "100, 10 t": Rise(100, ahead=10),
+    "100, 3 t": Rise(100, ahead=3),
+    "100, 20 t": Rise(100, ahead=20),
+    "100, 30 t": Rise(100, ahead=30),
+    "100, 50 t": Rise(100, ahead=50),
+    "200, 30 t": Rise(200, ahead=30),
+    "50, 30 t": Rise(50, ahead=30),
+    "300, 3 t": Rise(300, ahead=3),
+    "300, 30 t": Rise(300, ahead=30),
 }
 
 
 # Runs ----------------------------------------------------------------------------------------------------------------
-
-
-class Rooted(State):
-    """A state whose r(t) is max(0.3, the root of (t + 1) / (peak + 1))."""
-
-    __slots__ = ()
-
-    def rise(self, t: float, constants: Constants = DEFAULT) -> float:
-        return max(constants.least_rise, math.sqrt(super().rise(t, constants._replace(least_rise=0.0))))
 
 
 class Held(Run):
@@ -112,8 +102,6 @@ class Held(Run):
         self.finished = finished(steps, fall)
         self._held = self._plain = held(steps, self.finished - 1)
         self._peak, self._ahead = float(rise.peak), rise.ahead
-        if rise.rooted:
-            self.state = Rooted(*self.state)
 
     def rates(self, begin: int, end: int) -> Factors:
         factors = [self.state.factor(t, self.rule.constants) for t in range(begin, end)]
@@ -121,7 +109,7 @@ class Held(Run):
 
     def after_round(self, span: tuple[int, int], measured: Measured) -> Decision:
         end = span[1]
-        unknown = self._ahead and self._ahead * end
+        unknown = self._ahead * end
         self.rule = dataclasses.replace(self.rule, total_steps=self.steps if end > self.finished else unknown)
         return super().after_round(span, measured)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from auto_runs import AutoRuns, Run
-from endless import RISES, Fixed, Held, Rise, Rooted
+from endless import RISES, Fixed, Held, Rise
 from shapes import held
 from stacked import Adam, Stack
 from supply import Supply
@@ -32,7 +32,7 @@ def trained(*runs: Run) -> list[list[float]]:
 
 
 def test_the_end_is_known_when_a_run_is_finished_and_not_before() -> None:
-    rises = [Rise(30), Rise(300, rooted=True), Rise(30, ahead=10)]
+    rises = [Rise(30), Rise(300), Rise(30, ahead=10)]
     longer = trained(Run(120, 1e-3), *[Held(120, 1e-3, rise, 0.5) for rise in rises])
     shorter = trained(Run(80, 1e-3), *[Held(80, 1e-3, rise, 0.25) for rise in rises])
     assert longer[0][:60] != pytest.approx(shorter[0][:60])
@@ -54,21 +54,13 @@ def test_the_rule_is_told_what_is_known(ahead: int | None, monkeypatch: pytest.M
 
 
 def test_a_rate_is_held_and_falls_as_onecycles_does() -> None:
-    np.testing.assert_allclose(Held(100, 1.0, RISES["30"], 0.7).shape, held(100), rtol=1e-12)
-    shape = Held(100, 1.0, RISES["30"], 0.2).shape
+    np.testing.assert_allclose(Held(100, 1.0, RISES["50, 30 t"], 0.7).shape, held(100), rtol=1e-12)
+    shape = Held(100, 1.0, RISES["50, 30 t"], 0.2).shape
     assert (shape[:80] == 1).all()
     assert (np.diff(shape[79:100]) < 0).all()
     fixed = Fixed(100, 0.5, 0.2).rates(0, 100)
     assert fixed[[0, 4, 9, 79]].tolist() == pytest.approx([0.05, 0.25, 0.5, 0.5])
     np.testing.assert_allclose(fixed[10:], 0.5 * shape[10:100])
-
-
-def test_a_rooted_rise() -> None:
-    run = Held(100, 1.0, RISES["root 1000"], 0.4)
-    trained(run)
-    assert isinstance(run.state, Rooted)
-    rises = [run.state.rise(t) for t in (0, 89, 250, 1000)]
-    assert rises == pytest.approx([0.3, 0.3, (251 / 1001) ** 0.5, 1.0])
 
 
 def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -97,7 +89,7 @@ def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert json.loads(path.read_text()) == content
     endless.main(["--table", "--results", str(path)])
     shown = capsys.readouterr().out
-    assert shown.count("| held | root 1000 | 0.4 |") == shown.count("at most 1.03 everywhere: MISS") == 3
+    assert shown.count("| held | 50, 30 t | 0.4 |") == shown.count("at most 1.03 everywhere: MISS") == 3
     with pytest.raises(SystemExit):
         endless.main(["--smoke"])
 
