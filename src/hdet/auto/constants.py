@@ -54,6 +54,8 @@ class Constants(NamedTuple):
     least_rise: float = 0.3
     """Until the schedule's peak the rate is below the target, by this factor at first: young weights suffer lasting
     damage at a rate that does older ones good (LOG, nothing to hand over)."""
+    endless_peak: int = 100
+    """In a run without an end the rate is below the target until this step (LOG, runs without an end)."""
     falling: float = 0.9
     """Nothing is raised any more once the schedule has fallen below this part of its peak (LOG, one reach)."""
     slower: float = 3.0

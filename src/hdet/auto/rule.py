@@ -99,6 +99,15 @@ class State(NamedTuple):
         rises = self.phase is Phase.SEARCHING and t < self.peak
         return max(constants.least_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
 
+    def peaking(self, peak: float, share: float = 1.0) -> State:
+        """The state on a schedule that has another peak; ``share``: how much of the level is left of it.
+
+        >>> State(Phase.SEARCHING, level=0.0, peak=99.0).peaking(49, share=0.5).factor(50)
+        0.5
+        """
+        level = self.level + (math.log(share) if share > 0 else -math.inf)
+        return self._replace(peak=peak, level=max(level, LOWEST))
+
     def at(self, level: float) -> State:
         """The state at another level, within bounds; a ceiling goes down with it."""
         level = min(max(level, LOWEST), HIGHEST)
