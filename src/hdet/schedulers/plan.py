@@ -45,6 +45,11 @@ class Plan(NamedTuple):
         """The last step at the peak."""
         return float(max(phase["end_step"] for phase in self.phases if phase["end_lr"] == "max_lr"))
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether it falls because :meth:`finished` says so."""
+        return bool(self.phases[0]["start_lr"] == "max_lr")
+
     def without_end(self) -> Plan:
         """Risen, it stays at its peak."""
         return Plan(math.inf, [self.phases[0], _held(math.inf)])
