@@ -73,7 +73,7 @@ class CheckpointWarning(UserWarning):
 
 class ResumeWarning(UserWarning):
     """A run was resumed inside a round, whose loss sums start empty; a search without what it held in tensors; or a run
-    whose length is another than the scheduler was built for."""
+    without a search whose length is another than the scheduler was built for."""
 
 
 class ProbeWarning(UserWarning):

@@ -23,7 +23,7 @@ def squared(model: nn.Module, x: Tensor) -> Tensor:
 class Searching:
     """Model, optimizer and scheduler; ``seed`` is of the first weights, which a checkpoint replaces."""
 
-    def __init__(self, seed: int = 0, optimizer: str = "adam", steps: int = STEPS, **arguments: Any) -> None:
+    def __init__(self, seed: int = 0, optimizer: str = "adam", steps: int | None = STEPS, **arguments: Any) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 1))

@@ -156,7 +156,7 @@ def trained(total_steps: int) -> Any:
 
 
 def search(total_steps: int) -> Any:
-    return Searching(steps=total_steps).scheduler
+    return Searching(steps=total_steps, optimizer="sgd").scheduler
 
 
 def ensemble(total_steps: int | None) -> Any:
@@ -168,7 +168,7 @@ def of_torch(total_steps: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("of", "into"), [(trained, trained), (search, search), (ensemble, ensemble), (of_torch, trained)]
+    ("of", "into"), [(trained, trained), (of_torch, search), (ensemble, ensemble), (of_torch, trained)]
 )
 def test_another_length_is_told_when_it_is_loaded(of: Any, into: Any) -> None:
     state, scheduler = of(80).state_dict(), into(160)

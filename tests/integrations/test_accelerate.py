@@ -179,6 +179,30 @@ def _two(rank: int, accumulate: int, split_batches: bool) -> tuple[list[int], li
         return loop.train(12), loop.weights
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_without_an_end_is_finished(size: int) -> None:
+    """Prepared by hdet, ``finish`` counts steps of the optimizer, whatever the number of processes."""
+    found = run_ranks(_finished, size, size) if size > 1 else [_finished(0, 1)]
+    for loss, rates, total in found:
+        assert total == 100
+        assert rates[79] == max(rates)
+        assert rates[-1] < 1e-3 * max(rates)
+        assert loss < 2 * in_a_plain_loop(size)
+    assert len({tuple(rates) for _, rates, _ in found}) == 1
+
+
+def _finished(rank: int, size: int) -> tuple[float, list[float], Any]:
+    with quiet():
+        loop = Loop(accelerator_of(rank, size), total_steps=None)
+        rates: list[float] = []
+        for t in range(100):
+            if t == 80:
+                loop.scheduler.finish(20)
+            rates.append(float(loop.optimizer.param_groups[0]["lr"]))
+            loop.go(t, t + 1)
+        return loop.final_loss, rates, loop.scheduler.total_steps
+
+
 def test_losses_of_all_batches_count() -> None:
     with quiet():
         loop = Loop(accelerator_of(accumulate=4))

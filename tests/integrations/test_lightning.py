@@ -558,12 +558,96 @@ def test_wrong_arguments() -> None:
     assert "journal" in str(error_of(lambda: AutoLR(journal=3)))  # type: ignore[arg-type]
 
 
-def test_a_finished_run_cannot_be_made_longer(tmp_path: Path) -> None:
-    saving = ModelCheckpoint(tmp_path, "done")
-    trainer_of(AutoLR(), saving, max_epochs=1, enable_checkpointing=True).fit(Module(), loader_of(0, 20))
+def test_a_run_that_falls_cannot_be_made_longer(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=10, save_top_k=-1)
+    trainer_of(AutoLR(), saving, max_epochs=1, enable_checkpointing=True).fit(Module(), loader_of(0, 50))
     trainer = trainer_of(AutoLR(), max_epochs=2)
-    error = error_of(lambda: trainer.fit(Module(), loader_of(0, 20), ckpt_path=tmp_path / "done.ckpt"))
-    assert "make 40 steps, but the restored schedule ends at step 20; resume with" in str(error)
+    error = error_of(lambda: trainer.fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=50.ckpt"))
+    assert "total_steps must be 50 as in the run that was saved" in str(error)
+    auto = AutoLR()
+    trainer_of(auto, max_epochs=2).fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=10.ckpt")
+    assert auto.scheduler is not None
+    assert (auto.scheduler.last_epoch, auto.scheduler.total_steps) == (100, 100)  # type: ignore[union-attr]
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+class Stops(lightning.Callback):
+    """Asks for a stop after a batch."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = trainer.should_stop or trainer.global_step == self.at
+
+
+class Itself(Module):
+    """Asks for it by itself, after all callbacks."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.trainer.should_stop = self.trainer.should_stop or self.trainer.global_step == 130
+
+
+@pytest.mark.parametrize("who", ["before", "after", "module"])
+@pytest.mark.parametrize("length", [{"max_epochs": -1}, {"max_epochs": 100}])
+def test_the_rate_falls_before_a_stop(who: str, length: dict[str, Any]) -> None:
+    auto, stops = AutoLR(finish=70), Stops(130)
+    callbacks = {"before": [stops, auto], "after": [auto, stops], "module": [auto]}[who]
+    module = Itself() if who == "module" else Module()
+    trainer = trainer_of(*callbacks, **length)
+    trainer.fit(module, loader_of(0, 50))
+    assert len(module.rates) == trainer.global_step == 200
+    assert module.rates[-1] < 1e-3 * module.rates[129]
+    assert module.rates[129] == max(module.rates)
+    assert trainer.fit_loop.min_steps is None
+    assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)  # on other batches
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_early_stopping_lets_the_rate_fall(first: bool) -> None:
+    auto, stopping = AutoLR(finish=20), EarlyStopping("val_loss", min_delta=1e9, patience=1)  # in the third epoch
+    callbacks = [auto, stopping] if first else [stopping, auto]
+    module = Module()
+    trainer_of(*callbacks, max_epochs=-1).fit(module, loader_of(0, 30), loader_of(900, 1))
+    assert len(module.rates) == 60 + 20
+    assert module.rates[-1] < 1e-3 * max(module.rates)
+
+
+def test_the_rate_falls_before_the_trainers_own_end() -> None:
+    module = Module()
+    trainer_of(AutoLR(finish=60), max_epochs=4).fit(module, loader_of(0, 50))
+    assert len(module.rates) == 200
+    assert module.rates[139] == max(module.rates) > module.rates[141]
+    assert module.rates[-1] < 1e-3 * max(module.rates)
+    assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)
+
+
+def test_min_steps_are_made() -> None:
+    module = Module()
+    trainer_of(AutoLR(finish=10), Stops(20), max_epochs=-1, min_steps=60).fit(module, loader_of(0, 50))
+    assert len(module.rates) == 60 + 10
+
+
+def test_a_run_that_is_cut_while_the_rate_falls(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=20, save_top_k=-1)
+    whole, resumed = ByStep(), ByStep()
+    trainer_of(AutoLR(finish=30), Stops(50), saving, max_epochs=-1, enable_checkpointing=True).fit(
+        whole, loader_of(0, 50)
+    )
+    trainer = trainer_of(AutoLR(finish=30), max_epochs=-1)
+    trainer.fit(resumed, loader_of(0, 50), ckpt_path=tmp_path / "step=60.ckpt")
+    assert trainer.global_step == 80
+    assert resumed.rates == whole.rates[60:]
+    assert torch.equal(flat(resumed), flat(whole))
+
+
+def test_what_falls_by_itself_has_no_finish() -> None:
+    module = Module(scheduler=lambda optimizer: hdet.OneCycleLR(optimizer, 0.1, total_steps=20))
+    error = error_of(lambda: trainer_of(AutoLR(finish=10), max_epochs=1).fit(module, loader_of(0, 20)))
+    assert "finish= needs a hdet.OneCycleLR" in str(error)
+    assert "finish must be an integer, at least 1, but got finish=0" in str(error_of(lambda: AutoLR(finish=0)))
 
 
 def test_a_checkpoint_without_a_scheduler_is_refused(tmp_path: Path) -> None:

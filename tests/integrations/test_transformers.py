@@ -377,23 +377,92 @@ def _with_its_optimizer(rank: int, folder: Path) -> str:
     return str(error_of(lambda: AutoLR().attach(deepspeed_trainer(folder, 2, optimizer=adam)).train()))
 
 
-def test_a_longer_run_than_the_checkpoints_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=50)).train()
-    again = AutoLR().attach(trainer_of(tmp_path, max_steps=70))
-    seen: list[int] = []
-    again.add_callback(_AtStep(lambda: seen.append(1)))
-    words = "is to make 70 steps, but the restored schedule ends at step 50; resume with the max_steps"
-    with pytest.raises(hdet.ArgumentError, match=words):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-50"))
-    assert not seen
+def test_another_length_than_the_checkpoints(tmp_path: Path) -> None:
+    """Until the rate falls a run goes on by the new one; after that it is refused, before the first step."""
+    AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=10)).train()
+    for steps in (70, 40):
+        again = AutoLR().attach(trainer_of(tmp_path, max_steps=steps))
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+        assert (again.lr_scheduler.last_epoch, again.lr_scheduler.total_steps) == (steps, steps)
+        again = AutoLR().attach(trainer_of(tmp_path, max_steps=steps))
+        seen: list[int] = []
+        again.add_callback(_AtStep(lambda seen=seen: seen.append(1)))
+        with pytest.raises(hdet.ArgumentError, match="total_steps must be 50 as in the run that was saved"):
+            again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
+        assert not seen
 
 
-def test_a_shorter_run_than_the_checkpoints_is_told(tmp_path: Path) -> None:
-    AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=25)).train()
-    again = AutoLR().attach(trainer_of(tmp_path, max_steps=30))
+def test_a_longer_schedule_than_the_trainers_is_told(tmp_path: Path) -> None:
+    def trainer(steps: int, **more: Any) -> Any:
+        model = language_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-8)
+        return AutoLR().attach(
+            trainer_of(tmp_path, model=model, optimizers=(optimizer, auto_on(optimizer, 50)), max_steps=steps, **more)
+        )
+
+    trainer(50, save_strategy="steps", save_steps=25).train()
     with pytest.warns(hdet.ResumeWarning, match="a run of 50 steps, but the trainer is to make 30"):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-25"))
-    assert again.lr_scheduler.last_epoch == 30
+        trainer(30).train(resume_from_checkpoint=str(tmp_path / "checkpoint-25"))
+
+
+class _Asks(transformers.TrainerCallback):
+    """Asks for a stop."""
+
+    def __init__(self, event: str, at: int) -> None:
+        self.at = at
+        setattr(self, event, self.asks)
+
+    def asks(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = control.should_training_stop or state.global_step == self.at
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end"])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_rate_falls_before_a_stop(event: str, first: bool, tmp_path: Path) -> None:
+    """Epochs have 32 steps."""
+    auto, asks = AutoLR(finish=24), _Asks(event, 64)
+    trainer = trainer_of(tmp_path, callbacks=[auto, asks] if first else [asks, auto], max_steps=1000, logging_steps=1)
+    auto.attach(trainer).train()
+    rates = logged(trainer, "hdet/rate")
+    assert len(rates) == trainer.lr_scheduler.last_epoch == 64 + 24
+    assert rates[63] == max(rates)
+    assert rates[-1] < 1e-3 * max(rates)
+    ordinary = AutoLR().attach(trainer_of(tmp_path, max_steps=88))
+    ordinary.train()
+    assert loss_after(trainer) < 1.1 * loss_after(ordinary)
+
+
+def test_early_stopping_lets_the_rate_fall(tmp_path: Path) -> None:
+    saving = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 15, "save_steps": 15}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", **saving}
+    stopping = transformers.EarlyStoppingCallback(1, 1e9)  # at the second evaluation
+    trainer = trainer_of(tmp_path, callbacks=[stopping], max_steps=1000, logging_steps=1, **best)
+    AutoLR(finish=12).attach(trainer).train()
+    rates = logged(trainer, "hdet/rate")
+    assert len(rates) == 30 + 12
+    assert rates[-1] < 1e-3 * max(rates)
+    assert [row["step"] for row in trainer.state.log_history if "eval_loss" in row] == [15, 30, 42]
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-42")
+
+
+def test_the_rate_falls_before_the_trainers_own_end(tmp_path: Path) -> None:
+    trainer = AutoLR(finish=20).attach(trainer_of(tmp_path, logging_steps=1))
+    trainer.train()
+    rates = logged(trainer, "hdet/rate")
+    assert len(rates) == STEPS
+    assert rates[39] == max(rates) > rates[41]
+    assert rates[-1] < 1e-3 * max(rates)
+
+
+def test_a_run_that_is_cut_while_the_rate_falls(tmp_path: Path) -> None:
+    def trainer(**more: Any) -> Any:
+        return AutoLR(finish=20).attach(trainer_of(tmp_path, max_steps=50, logging_steps=1, **more))
+
+    whole, resumed = trainer(save_strategy="steps", save_steps=40), trainer()
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-40"))
+    assert resumed.state.global_step == 50
+    assert logged(resumed, "hdet/rate") == logged(whole, "hdet/rate")  # the log goes on too
 
 
 def test_a_schedule_of_the_users_own_that_is_too_short_is_refused_before_the_first_step(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
-"""Where a run begins and ends: torch's own rates where nothing is searched, loaded lengths, one step too many."""
+"""Where a run begins and ends: torch's own rates where nothing is searched, one step too many."""
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,35 +46,6 @@ def test_without_a_search_a_run_is_torchs(kind: str, shape: dict[str, Any]) -> N
     expected, their_weights = followed(theirs, plain, TorchOneCycle(plain, 0.02, total_steps=120, **shape), 119)
     assert rates == expected
     assert torch.equal(weights, their_weights)
-
-
-@pytest.mark.parametrize("saved_at", [9, 60, 150])
-@pytest.mark.parametrize("built_for", [100, 4000])
-def test_a_loaded_run_goes_on_at_its_own_length(built_for: int, saved_at: int, tmp_path: Path) -> None:
-    """Saved in the climb and after it: what it was built for before loading does not matter.
-
-    The climb to the peak is the one that can go wrong: it must end at step 119 of 400, not 1199 of 4000.
-    """
-    model, optimizer, scheduler = _run_of(400, tmp_path / "first.jsonl")
-    train(model, optimizer, scheduler, range(saved_at))
-    states = [copy.deepcopy(part.state_dict()) for part in (model, optimizer, scheduler)]
-    ends = []
-    for steps in (400, built_for):
-        journal = tmp_path / f"{steps}.jsonl"
-        parts = _run_of(steps, journal)
-        for part, state in zip(parts, states, strict=True):
-            part.load_state_dict(copy.deepcopy(state))
-        ends.append((train(*parts, range(saved_at, 250)), weights_of(parts[0])))
-        assert max((r["base_before"][0], r["step"]) for r in hdet.read_journal(journal).rounds)[1] > 100
-    (rates, weights), (others, other_weights) = ends
-    assert others == pytest.approx(rates, rel=1e-6)
-    assert torch.allclose(other_weights, weights, atol=1e-6)
-
-
-def _run_of(steps: int, journal: Path) -> tuple[nn.Module, torch.optim.Optimizer, hdet.OneCycleLR]:
-    model = network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
-    return model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=steps, journal=journal)
 
 
 @pytest.mark.parametrize("max_lr", ["auto", 0.02])

@@ -37,6 +37,8 @@ class Constants(NamedTuple):
     shrink: float = 1 / 3
     """A run n times as long wants a rate lower by n to this power: q = S^-shrink, 0.1 for 1000 steps (LOG, nothing to
     hand over; the same power was found for language models)."""
+    endless: float = 30.0
+    """A run without an end is taken for one of so many times the steps so far (LOG, runs without an end)."""
     heed: float = 2.5
     """The target is raised to q times this part of the reach (LOG, nothing to hand over)."""
     turn: float = 1.5
@@ -52,6 +54,8 @@ class Constants(NamedTuple):
     least_rise: float = 0.3
     """Until the schedule's peak the rate is below the target, by this factor at first: young weights suffer lasting
     damage at a rate that does older ones good (LOG, nothing to hand over)."""
+    endless_peak: int = 50
+    """In a run without an end the rate is below the target until this step (LOG, runs without an end)."""
     falling: float = 0.9
     """Nothing is raised any more once the schedule has fallen below this part of its peak (LOG, one reach)."""
     slower: float = 3.0

@@ -83,6 +83,13 @@ class Ranks:
         self._body.first_weights(optimizer, needs_model=False)  # raises for what cannot be trained so
         return _what_trains(optimizer)._replace(buffers=self._body.buffers())
 
+    def agree_to_finish(self, optimizer: Optimizer, t: int, steps: int) -> None:
+        """Raise unless all ranks finish at this step, and in as many steps. Collective."""
+        self.meet(optimizer, t)
+        with arriving(f"finish(), at step {t}"):
+            weights, shown, unread = _what_trains(optimizer), Shown(signal=float(steps)), (1.0, 0.0, 0.0)
+            self.meeting.roll_call(Occasion.FINISH, t, self.terms, weights, shown, expect_equal=False, values=unread)
+
     # -- buffers --------------------------------------------------------------------------------------------------
 
     @property

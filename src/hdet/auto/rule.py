@@ -88,6 +88,15 @@ class State(NamedTuple):
         rises = self.phase is Phase.SEARCHING and t < self.peak
         return max(constants.least_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
 
+    def peaking(self, peak: float, share: float = 1.0) -> State:
+        """The state on a schedule that has another peak; ``share``: how much of the level is left of it.
+
+        >>> State(Phase.SEARCHING, level=0.0, peak=99.0).peaking(49, share=0.5).factor(50)
+        0.5
+        """
+        level = self.level + (math.log(share) if share > 0 else -math.inf)
+        return self._replace(peak=peak, level=max(level, LOWEST))
+
     def at(self, level: float) -> State:
         """The state at another level, within bounds; a ceiling goes down with it."""
         level = min(max(level, LOWEST), HIGHEST)
@@ -183,8 +192,8 @@ class Rule:
     """The rule of one run.
 
     Args:
-        total_steps: S, the run's length in steps of the schedule; None: nobody knows, and it is taken for three times
-            the steps so far.
+        total_steps: S, the run's length in steps of the schedule; None: nobody knows, and it is taken for 30 times the
+            steps so far.
         searches: whether the rate is searched at all.
         constants, limits: the numbers; other ones in experiments.
     """
@@ -282,7 +291,7 @@ class Rule:
         if not evidence.asks:
             return state
         c, end = self.constants, evidence.span[1]
-        length = (self.total_steps or 3 * end) * evidence.steps_per_call
+        length = (self.total_steps or c.endless * end) * evidence.steps_per_call
         q, most = length**-c.shrink, math.log(c.fastest)
         straight = evidence.straightness >= 1 - q * c.turn
         asked = most if straight else evidence.reach + math.log(q * c.heed) - state.level

@@ -45,7 +45,7 @@ _STATE = {
 
 
 class ResumableSearch(Search):
-    """A search that goes on from a checkpoint as if nothing had happened."""
+    """A search whose length may change, and that goes on from a checkpoint as if nothing had happened."""
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
@@ -59,7 +59,12 @@ class ResumableSearch(Search):
         _check_memory(state)
         check_state(state, {"searches": flag, "made": count(0), "begun": count(0)}, STATE_WORDS)
 
-    def load(self, state: Mapping[str, Any], total_steps: int, t: int) -> None:
+    @staticmethod
+    def rate_in(state: Mapping[str, Any]) -> float:
+        """The rate that was found, of a state that :meth:`check` has seen."""
+        return _loaded_memory(state).rate
+
+    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from what :meth:`check` has seen.
 
         Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
@@ -77,6 +82,19 @@ class ResumableSearch(Search):
         if t > 0:
             self.memory.found = self.rule.kept()
         self._resume(t)
+
+    def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
+        """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
+
+        ``share``: the schedule over its peak. Raises where ranks disagree, before anything is changed.
+        """
+        self.ranks.agree_to_finish(optimizer, t, steps)
+        self.replan(t + steps, t - 1, share * self.found.rise(t, self.rule.constants))
+
+    def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
+        """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
+        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
+        self.memory.found = self.found.peaking(peak, share)
 
     def _follow(self, followed: rule.Rule) -> None:
         self.rule = followed

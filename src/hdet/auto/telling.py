@@ -92,8 +92,11 @@ def found_html(found: Found, step: int, total_steps: int | None, rate: float) ->
     <div>step 200 of 300: found 0.067, settled, never rolled back; the rate is 0.04<br>
     <progress value="200" max="300"></progress></div>
     """
+    told = f"{found}; the rate is {rate:.2g}"
+    if total_steps is None:
+        return f"<div>step {step}, no end: {told}</div>"
     bar = f'<progress value="{step}" max="{total_steps}"></progress>'
-    return f"<div>step {step} of {total_steps}: {found}; the rate is {rate:.2g}<br>\n{bar}</div>"
+    return f"<div>step {step} of {total_steps}: {told}<br>\n{bar}</div>"
 
 
 def record_of(

@@ -22,13 +22,13 @@ from hdet.errors import DisagreementError
 Value = TypeVar("Value", float, str)
 
 _CURE = (
-    "Give every rank the same arguments, and call step(), observe(), converge() and consensus() equally often "
-    "on all of them; metrics must be reduced over all ranks, or come from consensus()."
+    "Give every rank the same arguments, and call step(), observe(), converge(), consensus() and finish() equally "
+    "often on all of them; metrics must be reduced over all ranks, or come from consensus()."
 )
 _SHAPES = "parameter shapes"
 _OCCASION = "call"
 _LOSS_GIVEN = "loss"
-_METRICS = "metrics"
+_METRICS, _STEPS = "metrics", "finish(steps)"
 
 
 def terms_of(
@@ -149,6 +149,11 @@ class Occasion(IntEnum):
     CONSENSUS = 3
     METRICS = 4
     BUFFERS = 5
+    FINISH = 6
+
+
+_TOLD = (Occasion.METRICS, Occasion.FINISH)
+"""Where the number that is shown was given by the user, and must be equal."""
 
 
 def in_words(occasion: Occasion) -> str:
@@ -160,6 +165,7 @@ def in_words(occasion: Occasion) -> str:
         Occasion.CONSENSUS: "consensus()",
         Occasion.METRICS: "step(metrics=...)",
         Occasion.BUFFERS: "step(), averaging buffers",
+        Occasion.FINISH: "finish()",
     }[occasion]
 
 
@@ -247,13 +253,14 @@ def call(
         values: whether the weights are finite, and their fingerprints, if that was read already; else host and device
             are synchronised.
     """
+    name = _STEPS if occasion is Occasion.FINISH else _METRICS  # one place in the row
     must_agree = {
         _OCCASION: float(occasion),
         **agreed,
         "parameter tensors": float(len(weights.tensors)),
         _SHAPES: fingerprint_of_words(weights.outline),
         _LOSS_GIVEN: float(shown.given) if occasion is Occasion.ROUND_END else 0.0,
-        _METRICS: shown.signal if occasion is Occasion.METRICS and shown.signal is not None else math.nan,
+        name: shown.signal if occasion in _TOLD and shown.signal is not None else math.nan,
     }
     held = fingerprint_of_words(sorted({place(tensor) for tensor in weights.tensors}))
     if values is None:

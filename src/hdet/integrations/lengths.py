@@ -1,17 +1,23 @@
-"""Whether a schedule is long enough for what a framework is about to do."""
+"""Where a run ends that a framework makes: whether its schedule is long enough, and a fall before it stops."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+from hdet.checks import is_int, must_be
 from hdet.errors import ArgumentError
 from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.plan import Plan
 
-__all__ = ["check_length"]
+__all__ = ["Ending", "check_length"]
 
 
-def check_length(planned: int, scheduler: OneCycleLR, arguments: str) -> None:
+def check_length(planned: float, scheduler: OneCycleLR, arguments: str) -> None:
     """Raise if a trainer is to make more steps than the schedule has: past its end torch has no rate.
 
-    A checkpoint brings the length of its own run. ``arguments``: those of the trainer that say how many steps it makes.
+    A checkpoint may bring the length of its own run. ``arguments``: those of the trainer that say how many steps it
+    makes.
     """
     if planned <= scheduler.total_steps:
         return
@@ -25,3 +31,52 @@ def check_length(planned: int, scheduler: OneCycleLR, arguments: str) -> None:
         f"the trainer is to make {planned} steps, but the {'restored ' if restored else ''}schedule ends at step "
         f"{scheduler.total_steps}; {cure}"
     )
+
+
+class Ending:
+    """The end of a run whose rate is held: it falls where somebody asks for a stop, and before the trainer's own end.
+
+    Args:
+        steps: over which it falls.
+    """
+
+    def __init__(self, steps: Any) -> None:
+        must_be("an integer, at least 1", is_int(steps) and steps >= 1, "leave it out for no such end", finish=steps)
+        self.steps = int(steps)
+
+    @staticmethod
+    def check(scheduler: Any) -> None:
+        """Raise for a schedule that cannot be finished."""
+        if not isinstance(scheduler, OneCycleLR) or scheduler.found is None:
+            raise ArgumentError(
+                f'finish= needs a hdet.OneCycleLR with max_lr="auto", but the scheduler is {type(scheduler).__name__}, '
+                "which falls by itself; leave finish= out"
+            )
+
+    @staticmethod
+    def is_under_way(scheduler: Any) -> bool:
+        """Whether a schedule that :meth:`check` has seen falls by ``finish``."""
+        return Plan.of(scheduler).is_finished
+
+    def is_over(self, scheduler: OneCycleLR) -> bool:
+        """Whether it has fallen."""
+        return self.is_under_way(scheduler) and scheduler.last_epoch >= scheduler.total_steps
+
+    def stops(self, scheduler: OneCycleLR, *, asked: bool, left: float) -> bool:
+        """Whether training is to stop here. To be called between two steps; where the fall begins, a collective.
+
+        Args:
+            scheduler: what falls.
+            asked: whether somebody asks for a stop.
+            left: steps that the trainer will make in any case.
+        """
+        plan = Plan.of(scheduler)
+        if left < 1:
+            return True
+        if plan.is_finished:
+            return self.is_over(scheduler)
+        if scheduler.last_epoch > plan.falls_from:  # by itself
+            return asked
+        if asked or (left <= self.steps and scheduler.total_steps == math.inf):
+            scheduler.finish(int(min(self.steps, left)))
+        return False

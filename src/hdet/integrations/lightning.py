@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.errors import ArgumentError, ResumeWarning
-from hdet.integrations.lengths import check_length
+from hdet.integrations.lengths import Ending, check_length
 from hdet.integrations.lightning_story import Story, part_of_lightning
 from hdet.integrations.searches import NAME, holds_parts, read_search, search_of, write_search
 from hdet.journal import Journals, open_journal
@@ -68,20 +68,28 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
     The loggers get each round's numbers and ``hdet/event``, 1 where something happened. What happened, and the rate
     that was found, are told as Lightning tells things. ``hdet/lr`` is also in the progress bar.
 
+    A trainer without an end (``max_epochs=-1``) has a run without one: the rate is held. With ``finish`` it is held in
+    any trainer, and falls before training stops: where ``EarlyStopping``, or whoever sets ``trainer.should_stop``, asks
+    for it, or before the trainer's own end.
+
     Args:
         journal: as in :class:`hdet.OneCycleLR`.
+        finish: steps over which the rate falls at the end.
         onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function that makes one of an
             optimizer, and further arguments of :func:`hdet.auto`. ``total_steps`` is the trainer's
             ``estimated_stepping_batches`` if it is left out.
     """
 
-    def __init__(self, journal: Journals = None, **onecycle: Any) -> None:
+    def __init__(self, journal: Journals = None, *, finish: int | None = None, **onecycle: Any) -> None:
         if not _CALLBACKS:
             raise ModuleNotFoundError("AutoLR needs Lightning, which is not installed: pip install lightning")
         super().__init__()
         open_journal(journal)
         self.journal = journal
         self.onecycle = onecycle
+        self.ending = None if finish is None else Ending(finish)
+        self._min_steps: int | None = None
+        """Of the trainer. While the rate has not fallen it is set so high that Lightning obeys no stop."""
         self.scheduler: Scheduler | None = None
         """What steps the rate; there once ``fit`` has begun."""
         self.story: Story | None = None
@@ -130,6 +138,9 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
             self.scheduler = self._new_scheduler(trainer, pl_module, self.story)
             config = part_of_lightning(trainer, "utilities.types").LRSchedulerConfig
             trainer.strategy.lr_scheduler_configs = [config(self.scheduler, interval="step")]
+        if self.ending is not None:
+            self.ending.check(self.scheduler)
+            self._min_steps = trainer.fit_loop.epoch_loop.min_steps
         self._save_together(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -142,14 +153,15 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
                 self.scheduler.load_search_state_dict(restored)
         if self.story is None or not isinstance(self.scheduler, OneCycleLR):
             return
-        if self.onecycle.get("total_steps") is None:
-            check_length(_total_steps(trainer), self.scheduler, "max_epochs and max_steps")
+        falls = self.ending is not None and self.ending.is_under_way(self.scheduler)
+        if self.onecycle.get("total_steps") is None and not falls:
+            check_length(_total_steps(trainer) or math.inf, self.scheduler, "max_epochs and max_steps")
 
     def _new_scheduler(
         self, trainer: Any, pl_module: Any, story: Story, **schedule: Any
     ) -> OneCycleLR | ScheduledSearch:
         arguments = {"total_steps": None, **self.onecycle, **schedule}
-        if arguments["total_steps"] is None:
+        if arguments["total_steps"] is None and ("schedule" in arguments or self.ending is None):
             arguments["total_steps"] = _total_steps(trainer)
         given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
         known = {"model": pl_module, **arguments, "journal": [*given, story]}
@@ -169,7 +181,27 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Log the rate of the step to come."""
+        self._come_to_an_end(trainer)
         pl_module.log("hdet/lr", _rate(self.scheduler), prog_bar=True, on_step=True, on_epoch=False)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Stop where the rate has fallen."""
+        self._come_to_an_end(trainer)
+
+    def _come_to_an_end(self, trainer: Any) -> None:
+        """Somebody may have asked for a stop since: other callbacks, after this one, or the module."""
+        if self.ending is None or not isinstance(self.scheduler, OneCycleLR):
+            return
+        loop = trainer.fit_loop.epoch_loop
+        loop.min_steps = self._min_steps
+        asked = trainer.should_stop and trainer.fit_loop._can_stop_early
+        left = (_total_steps(trainer) or math.inf) - trainer.global_step
+        if self.ending.stops(self.scheduler, asked=asked, left=left):
+            trainer.should_stop = True
+            return
+        loop.min_steps = sys.maxsize
+        if asked:
+            trainer.should_stop = False
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Give the scheduler the loss that ``training_step`` returned.
@@ -233,6 +265,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         self._apart()
         self._restored = {}
         vars(trainer).pop("save_checkpoint", None)
+        if self.ending is not None:
+            trainer.fit_loop.epoch_loop.min_steps = self._min_steps
 
     def _apart(self) -> None:
         together, self._together = self._together, None
@@ -280,7 +314,7 @@ def _is_schedule(scheduler: Any) -> bool:
 
 
 def _steps_of_an_epoch(trainer: Any) -> int:
-    _total_steps(trainer)  # sets up the loader
+    trainer.estimated_stepping_batches  # sets up the loader  # noqa: B018
     steps: int = math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
     return steps
 
@@ -304,8 +338,11 @@ def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     return found
 
 
-def _total_steps(trainer: Any) -> int:
+def _total_steps(trainer: Any) -> int | None:
+    """None: the trainer has no end."""
     steps = trainer.estimated_stepping_batches
+    if trainer.max_epochs == trainer.max_steps == -1:
+        return None
     if not (math.isfinite(steps) and steps >= 1):
         raise ArgumentError(
             f"the schedule needs the run's length, but the trainer's estimated_stepping_batches is {steps}; give "

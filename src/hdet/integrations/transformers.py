@@ -10,6 +10,7 @@ in front of methods of that one trainer; the class stays as it is. A search is a
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.deepspeed import optimizer_of
-from hdet.integrations.lengths import check_length
+from hdet.integrations.lengths import Ending, check_length
 from hdet.integrations.searches import read_search, write_search
 from hdet.parameters import Rate
 from hdet.schedulers.onecycle import OneCycleLR
@@ -49,6 +50,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         self._trainer: Trainer = None
         self._loss: Tensor | float = 0.0
         """Of the micro-batches since the last optimizer step; the Trainer has divided each."""
+        self.ending: Ending | None = None
         self._shown = False
         """Whether the weights are the replicas' mean at the moment."""
 
@@ -74,8 +76,12 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
                 f"{name} is a callback of this Trainer, but was not attached to it, so it hears of no loss; write "
                 f"{name}(...).attach(trainer) before trainer.train()"
             )
-        if isinstance(self._scheduler, OneCycleLR):  # past its end torch has no rate
-            check_length(state.max_steps, self._scheduler, "max_steps and num_train_epochs")
+        scheduler = self._scheduler
+        if self.ending is not None:
+            self.ending.check(scheduler)
+        falls = self.ending is not None and self.ending.is_under_way(scheduler)
+        if isinstance(scheduler, OneCycleLR) and not falls:  # past its end torch has no rate
+            check_length(state.max_steps, scheduler, "max_steps and num_train_epochs")
         self._loss = 0.0
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -207,16 +213,21 @@ class AutoLR(_Attached):
 
     A scheduler of torch or transformers in ``optimizers=`` is the schedule on which the rate is found, as is
     ``schedule=``. If the trainer was given a search there, an ``hdet.OneCycleLR`` or what ``hdet.auto`` makes, AutoLR
-    gives that one the loss; then it takes no arguments.
+    gives that one the loss; then it takes no arguments but ``finish``.
+
+    With ``finish`` the rate is held, and falls before training stops: where ``EarlyStoppingCallback``, or whoever sets
+    ``control.should_training_stop``, asks for it, or before ``max_steps``.
 
     Args:
+        finish: steps over which the rate falls at the end.
         options: further arguments of ``hdet.auto``: ``journal``, ``go_back``, ``schedule``, a function that makes one
             of an optimizer, and without it those of ``hdet.OneCycleLR``. Momentum is not cycled unless
             ``cycle_momentum=True``.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, finish: int | None = None, **options: Any) -> None:
         super().__init__()
+        self.ending = None if finish is None else Ending(finish)
         if taken := [name for name in _OURS if name in options]:
             raise ArgumentError(
                 f"AutoLR fills in {', '.join(taken)} by itself; leave that out, or build the hdet.OneCycleLR yourself "
@@ -229,6 +240,8 @@ class AutoLR(_Attached):
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, before its ``train()``; also as a callback, if it is not one yet. Gives the trainer."""
         super().attach(trainer)
+        if self.ending is not None:
+            trainer._maybe_log_save_evaluate = self._ended(trainer._maybe_log_save_evaluate, self.ending)
         if not isinstance(trainer.lr_scheduler, (OneCycleLR, ScheduledSearch, type(None))):
             self.options["schedule"], trainer.lr_scheduler = trainer.lr_scheduler, None
         if trainer.lr_scheduler is None:
@@ -241,7 +254,7 @@ class AutoLR(_Attached):
         scheduler = self._scheduler
         if not isinstance(scheduler, OneCycleLR) or scheduler.last_epoch == 0:
             return
-        if state.max_steps < scheduler.total_steps:
+        if state.max_steps < scheduler.total_steps < math.inf:
             warnings.warn(
                 f"the checkpoint is of a run of {scheduler.total_steps} steps, but the trainer is to make "
                 f"{state.max_steps}: the schedule of {scheduler.total_steps} goes on, and is left before its end; "
@@ -280,8 +293,23 @@ class AutoLR(_Attached):
         journals = self.options.get("journal")
         known = journals if isinstance(journals, (list, tuple)) else [journals]
         options = {**self.options, "model": trainer.model, "journal": [*known, self._events]}
-        self._made = trainer.lr_scheduler = auto(optimizer, total_steps=num_training_steps, **options)
+        steps = num_training_steps if self.ending is None or "schedule" in options else None
+        self._made = trainer.lr_scheduler = auto(optimizer, total_steps=steps, **options)
         return self._made
+
+    def _ended(self, method: Callable[..., None], ending: Ending) -> Callable[..., None]:
+        """The last of a step, where all callbacks have spoken; where the rate has fallen it evaluates and saves."""
+
+        def ended(*args: Any, **kwargs: Any) -> None:
+            trainer, state, scheduler = self._trainer, self._trainer.state, self._trainer.lr_scheduler
+            if ending.is_over(scheduler):
+                trainer.control.should_evaluate |= trainer.args.eval_strategy == "steps"
+                trainer.control.should_save |= trainer.args.save_strategy == "steps"
+            method(*args, **kwargs)
+            asked, left = trainer.control.should_training_stop, state.max_steps - state.global_step
+            trainer.control.should_training_stop = ending.stops(scheduler, asked=asked, left=left)
+
+        return ended
 
     def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
         event = self._events.taken()

@@ -13,7 +13,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from hdet.auto.saving import ResumableSearch
 from hdet.auto.telling import Found, found_html
-from hdet.checks import check_state, fields, flag, must_be, users_level
+from hdet.checks import check_state, count, fields, flag, maybe, must_be, users_level
 from hdet.distributed.group import Group, Seat
 from hdet.ensemble.published import Controller
 from hdet.ensemble.replicas import Replicas
@@ -24,9 +24,10 @@ from hdet.schedulers import torch_onecycle as torch_private
 from hdet.schedulers.arguments import Ours, rate_knobs, rate_names
 from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
 from hdet.schedulers.onecycle_arguments import Fanout, onecycle_run
+from hdet.schedulers.plan import Plan, planned_in
 from hdet.schedulers.torch_onecycle import take_in
 
-_NOT_SAVED = {"_run", "_is_auto", "_has_doubted", "_counted"}
+_NOT_SAVED = {"_run", "_is_auto", "_has_doubted", "_counted", "_plan"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name at every step: ``super()`` is slow before Python 3.12."""
@@ -58,6 +59,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     Args:
         optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
             base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
+            With "auto" and without a length the rate is held until :meth:`finish` is called; ``total_steps`` is
+            infinite until then.
         max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be far off.
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
@@ -136,6 +139,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if run is not None:  # torch calls step() in its constructor: the run must be there
             self._run: ResumableSearch | Replicas = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
+        if self._run.total_steps is None:
+            Plan.of(self).without_end().put(self)
+        self._plan = Plan.of(self)
+        """As it was made; the schedule's own may have been finished since."""
         self._run.begin(optimizer)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -170,6 +177,28 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
         """
         self._run.observe(loss)
+
+    def finish(self, steps: int) -> None:
+        """Come to an end in so many steps: the rate falls from here on as it does at the end of a OneCycle.
+
+        With ``max_lr="auto"``, before the schedule falls: with ``total_steps=None`` at any step, otherwise for an early
+        end. A collective: all ranks call it at one step. What :func:`hdet.save` wrote before goes on as if it had not
+        been called.
+
+        Args:
+            steps: that training still makes; ``total_steps`` is known from now on.
+        """
+        run, now, plan = self._run, self.last_epoch, Plan.of(self)
+        if not isinstance(run, ResumableSearch):
+            raise ArgumentError(
+                'finish() is for max_lr="auto", but this scheduler was made with a number as max_lr, and ends at step '
+                f"{self.total_steps}; make it with the total_steps that training is to have"
+            )
+        plan.check_finish(now, steps)
+        share = sum(self._schedule(now)) / sum(float(group["max_lr"]) for group in self.optimizer.param_groups)
+        run.finish(self.optimizer, now, int(steps), share)
+        plan.finished(now, int(steps)).put(self)
+        torch_private.write_rates(self, torch_private.rates_now(self))
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
@@ -212,7 +241,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def _repr_html_(self) -> str | None:
         """What a notebook shows of a search. None: it shows what it shows of any object."""
         rate = float(self.optimizer.param_groups[0]["lr"])
-        return None if self.found is None else found_html(self.found, self.last_epoch, self.total_steps, rate)
+        return None if self.found is None else found_html(self.found, self.last_epoch, self._run.total_steps, rate)
 
     @property
     def multipliers(self) -> list[float]:
@@ -248,7 +277,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
             pairs = zip(self.get_last_lr(), self._base(t), strict=True)
             state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
-        state["hdet"] = {**self._run.state(), "owns_rates": torch_private.own_rates(self)}
+        owns_rates = torch_private.own_rates(self)
+        state["hdet"] = {**self._run.state(), "owns_rates": owns_rates, "planned": self._plan.length}
         return state
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -261,25 +291,39 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             check_state(state_dict, {"hdet": fields}, "the checkpoint")
             self._run.check(ours)
             check_state(ours, {"owns_rates": flag}, "the checkpoint's hdet state")
+            if "planned" in ours:  # earlier versions have none
+                check_state(ours, {"planned": maybe(count(1))}, "the checkpoint's hdet state")
+            if self._is_of_another_length(state_dict):
+                saved, t, rate = Plan.saved_in(state_dict), state_dict["last_epoch"], self._searching().rate_in(ours)
+                self._plan.check_goes_on(saved, planned_in(state_dict), t, rate)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
 
-        Writes this replica's rates at once, and again if the optimizer is loaded afterwards. A checkpoint of torch's
-        own OneCycleLR is taken as well: then the constructor's hdet arguments stand, and the next step fans out.
+        But for the length of a search, which is this scheduler's: it must not have begun to fall. Writes this replica's
+        rates at once, and again if the optimizer is loaded afterwards. A checkpoint of torch's own OneCycleLR is taken
+        as well: then the constructor's hdet arguments stand, and the next step fans out.
         """
         self.check_state_dict(state_dict)
         known = {*super().state_dict(), "_anneal_func_type"} - _NOT_SAVED
         torch_state = {key: v for key, v in torch_private.up_to_date(state_dict).items() if key in known}
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours = state_dict.get("hdet")
-        tell_another_length(self._run.total_steps, total_steps, self._run.seat)
+        takes_length = ours is None or isinstance(self._run, Replicas)
+        if takes_length:
+            tell_another_length(self._plan.length, total_steps, self._run.seat)
         if ours is None:
             self._run.adopt(total_steps, t)
         else:
-            self._run.load(ours, total_steps, t)
+            self._run.load(ours, Plan.saved_in(state_dict).length, t)
         super().load_state_dict(torch_state)
         self._counted = self._step_count
+        if takes_length:
+            self._plan = Plan.of(self)
+        elif self._is_of_another_length(state_dict):
+            self._plan.put(self)
+            self._searching().replan(self._plan.length, self._peak())
+            self._last_lr = torch_private.rates_now(self)
         if ours is None:
             return
         rho = self._multipliers(t, self._run.seat)
@@ -289,6 +333,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             watch_loading(self.optimizer, self, self._run, OneCycleLR._write_again)
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
+
+    def _is_of_another_length(self, state: Mapping[str, Any]) -> bool:
+        """Whether it is of a search that was made with another length."""
+        return isinstance(self._run, ResumableSearch) and "hdet" in state and planned_in(state) != self._plan.length
 
     def _write_again(self) -> None:
         torch_private.write_rates(self, self.get_last_lr())

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
+from hdet.auto.constants import DEFAULT
 from hdet.auto.saving import ResumableSearch
 from hdet.checks import is_int, is_one_of, is_real, must_be, shown
 from hdet.distributed.arms import Arms
@@ -24,6 +25,7 @@ from hdet.journal.lines import mapped
 from hdet.parameters import shared_rates
 from hdet.schedulers import torch_onecycle as torch_private
 from hdet.schedulers.arguments import (
+    LONGEST,
     PUBLISHED_SPREAD,
     Ours,
     check_common,
@@ -33,6 +35,10 @@ from hdet.schedulers.arguments import (
     search_of,
 )
 from hdet.schedulers.torch_onecycle import check_levels, check_steps, number_of
+
+_LENGTHS = ("total_steps", "epochs", "steps_per_epoch")
+_PARTS = {"pct_start": 0.3, "three_phase": False}
+"""What is said in parts of a length, and what it is where nobody says it."""
 
 
 class Fanout(NamedTuple):
@@ -57,6 +63,11 @@ def onecycle_run(
     """
     check_steps(schedule, last_epoch)
     is_auto = _is_auto(schedule["max_lr"])
+    has_end = not is_auto or any(schedule[name] is not None for name in _LENGTHS)
+    if not has_end:
+        _refuse_parts(schedule)
+        peak = DEFAULT.endless_peak + 1
+        schedule.update(total_steps=LONGEST, pct_start=peak / LONGEST)  # torch's; what falls is taken away afterwards
     check_common(ours, optimizer)
     if is_auto:
         _refuse_fanout(fanout)
@@ -73,7 +84,9 @@ def onecycle_run(
     fraction = isinstance(pct_start, float) and 0 <= pct_start <= 1
     if steps is None or not fraction or not isinstance(optimizer, Optimizer):
         return None
-    known = {name: value for name, value in schedule.items() if name not in ("epochs", "steps_per_epoch")}
+    known = {name: value for name, value in schedule.items() if name not in _LENGTHS}
+    if not has_end:
+        steps, known = None, {name: value for name, value in known.items() if name not in _PARTS}
     told, alike = {**known, "total_steps": steps}, _in_words(schedule, is_auto)
     if not is_auto:
         return _replicas(optimizer, ours, fanout, pct_start, told, alike)
@@ -135,6 +148,16 @@ def _refuse_fanout(fanout: Fanout) -> None:
         )
 
 
+def _refuse_parts(schedule: dict[str, Any]) -> None:
+    """Raise for parts of a length that nobody knows."""
+    for name, usual in _PARTS.items():
+        if schedule[name] != usual:
+            raise ArgumentError(
+                f"{name} must be left out of a run without an end, which it cannot divide, but got "
+                f"{name}={shown(schedule[name])}; give total_steps with it, or leave it out"
+            )
+
+
 def _check_fanout(fanout: Fanout, go_back: object) -> None:
     """Raise for what cannot be meant; what depends on the run's length is checked later."""
     must_be(f"one of {DECAYS}", is_one_of(fanout.decay, DECAYS), "leave it out for 'schedule'", decay=fanout.decay)
@@ -190,7 +213,7 @@ def _checked_start(start: Any, total_steps: int) -> int:
 
 def _in_words(schedule: dict[str, Any], is_auto: bool) -> dict[str, str]:
     """Those of torch's arguments that no way knows, so that ranks can compare them."""
-    left_out = {"total_steps", "epochs", "steps_per_epoch"}
+    left_out = set(_LENGTHS)
     if not schedule["cycle_momentum"]:
         left_out |= {"base_momentum", "max_momentum"}
     names = {"max_lr": "max_lr (the optimizer's lr)"} if is_auto else {}

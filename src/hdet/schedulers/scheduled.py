@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 from hdet.auto.saving import ResumableSearch
 from hdet.auto.telling import Found, found_html
 from hdet.checks import Rule, count, number, some_rates
+from hdet.errors import ArgumentError
 from hdet.parameters import Rate, copy_rate, parts_of, put_rate
 from hdet.schedulers.arguments import Ours, rate_names, search_of
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
@@ -183,6 +184,14 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         super().check_state_dict(state_dict)
         self._run.check(state_dict["hdet"])
+        saved, mine = state_dict["total_steps"], self._run.total_steps
+        if saved != mine:  # the schedule's own length stands in its own state, and nobody knows where
+            raise ArgumentError(
+                f"total_steps must be {saved} as in the run that was saved, since its schedule ends there, but got "
+                f"total_steps={mine}; make the schedule as it was, and the scheduler with total_steps={saved}, or "
+                f"begin a new run from the weights with lr={self._run.rate_in(state_dict['hdet']):.2g}, the rate that "
+                "was found"
+            )
 
     def _rules(self) -> dict[str, Rule]:
         peak = {"peak": number, "peak_lrs": some_rates}  # fewer, where groups were added since

@@ -25,7 +25,7 @@ Hook = Callable[..., Any]
 def auto(
     optimizers: Optimizer | Iterable[Optimizer],
     *,
-    total_steps: int,
+    total_steps: int | None = None,
     schedule: Schedule | Callable[[Optimizer], Schedule] | None = None,
     schedule_every: int = 1,
     **more: Any,
@@ -54,7 +54,8 @@ def auto(
 
     Args:
         optimizers: one, or several with different parameters; the first is the one to be stepped first.
-        total_steps: calls of ``step`` in the run.
+        total_steps: calls of ``step`` in the run. None: without a schedule of yours the rate is held until
+            ``scheduler.finish(steps)`` is called.
         schedule: a scheduler of torch or transformers on that optimizer, or a function that makes one of an optimizer,
             which several optimizers need. None: OneCycle.
         schedule_every: it makes one step in so many.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import OneCycleLR, _enable_get_lr_call
 
 from hdet.checks import Rule, check_state, count, flag, must_be, number, one_of, rates, shown, some_rates
 from hdet.errors import ArgumentError
@@ -34,7 +34,7 @@ _DERIVED = ("initial_lr", "min_lr")
 def check_torch_state(state: Mapping[str, Any], optimizer: Optimizer) -> None:
     """Raise unless torch can go on from a state, which it takes without looking."""
     what, groups = "the checkpoint's schedule", len(optimizer.param_groups)
-    check_state(state, {"total_steps": count(1)}, what)
+    check_state(state, {"total_steps": Rule("an integer, at least 1, or infinite", _is_length)}, what)
     check_state(
         state,
         {
@@ -45,7 +45,7 @@ def check_torch_state(state: Mapping[str, Any], optimizer: Optimizer) -> None:
         },
         what,
     )
-    phases = {"_schedule_phases": Rule("the phases of a OneCycleLR", _are_phases)}
+    phases = {"_schedule_phases": Rule("the phases of a OneCycleLR", lambda some: _are_phases(some, state))}
     if "hdet" in state:
         check_state(state, phases, what)
     annealing = {"_anneal_func_type": one_of("cos", "linear")}
@@ -64,14 +64,20 @@ def check_torch_state(state: Mapping[str, Any], optimizer: Optimizer) -> None:
         )
 
 
-def _are_phases(phases: Any) -> bool:
+def _is_length(steps: Any) -> bool:
+    return count(1).fits(steps) or (isinstance(steps, float) and steps == math.inf)
+
+
+def _are_phases(phases: Any, state: Mapping[str, Any]) -> bool:
     if not isinstance(phases, (list, tuple)) or not phases:
         return False
     if not all(isinstance(phase, Mapping) for phase in phases):
         return False
     named = all(phase.get(name) in allowed for phase in phases for name, allowed in _LEVELS.items())
     ends = [phase.get("end_step") for phase in phases]  # torch's own are in no order
-    return named and all(map(number.fits, ends)) and ends[0] != 0
+    if ends[-1] == state["total_steps"] == math.inf:
+        ends.pop()
+    return named and all(map(number.fits, ends)) and bool(ends) and (ends[0] != 0 or state["last_epoch"] > 0)
 
 
 def _is_truth(value: Any) -> bool:
@@ -134,6 +140,12 @@ def schedule_values(scheduler: OneCycleLR, t: float) -> list[Rate]:
         scheduler._anneal_func(group[phase["start_lr"]], group[phase["end_lr"]], pct)
         for group in scheduler.optimizer.param_groups
     ]
+
+
+def rates_now(scheduler: OneCycleLR) -> list[Rate]:
+    """The rates of this step, computed again; writes momenta, as torch's ``get_lr`` does."""
+    with _enable_get_lr_call(scheduler):
+        return scheduler.get_lr()
 
 
 def write_rates(scheduler: OneCycleLR, rates: list[Rate]) -> None:

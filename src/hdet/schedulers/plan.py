@@ -1,0 +1,113 @@
+"""The plan of a OneCycleLR: where it rises, holds and falls. A run without an end has one, and one that is finished."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch.optim.lr_scheduler import OneCycleLR
+
+from hdet.checks import is_int, must_be
+from hdet.errors import ArgumentError
+from hdet.schedulers.arguments import LONGEST
+
+
+class Plan(NamedTuple):
+    """What torch's OneCycleLR goes by."""
+
+    total_steps: float
+    """Infinite: there is no end."""
+    phases: Any
+    """A list of dicts, as torch has it."""
+
+    @classmethod
+    def of(cls, scheduler: OneCycleLR) -> Plan:
+        """As it is now."""
+        return cls(scheduler.total_steps, scheduler._schedule_phases)
+
+    @classmethod
+    def saved_in(cls, state: Mapping[str, Any]) -> Plan:
+        """Of a checkpoint."""
+        return cls(state["total_steps"], state["_schedule_phases"])
+
+    def put(self, scheduler: OneCycleLR) -> None:
+        """Into a scheduler."""
+        scheduler.total_steps, scheduler._schedule_phases = self  # type: ignore[assignment]  # torch only compares it
+
+    @property
+    def length(self) -> int | None:
+        """None: there is no end."""
+        return None if self.total_steps == math.inf else int(self.total_steps)
+
+    @property
+    def falls_from(self) -> float:
+        """The last step at the peak."""
+        return float(max(phase["end_step"] for phase in self.phases if phase["end_lr"] == "max_lr"))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it falls because :meth:`finished` says so."""
+        return bool(self.phases[0]["start_lr"] == "max_lr")
+
+    def without_end(self) -> Plan:
+        """Risen, it stays at its peak."""
+        return Plan(math.inf, [self.phases[0], _held(math.inf)])
+
+    def finished(self, now: int, steps: int) -> Plan:
+        """It falls over so many steps, of which ``now`` is the first."""
+        fall = {
+            "end_step": now + steps - 1,
+            "start_lr": "max_lr",
+            "end_lr": "min_lr",
+            "start_momentum": "base_momentum",
+            "end_momentum": "max_momentum",
+        }
+        return Plan(now + steps, [_held(now - 1), fall])
+
+    def check_finish(self, now: int, steps: Any) -> None:
+        """Raise unless it can be finished so."""
+        most = LONGEST - now
+        fits = is_int(steps) and 1 <= steps <= most
+        must_be(f"an integer from 1 to {most}", fits, "give the steps that training is still to make", steps=steps)
+        if now > self.falls_from:
+            raise ArgumentError(
+                f"finish() must be called before the schedule falls, but it falls from step {self.falls_from:g} on, "
+                f"ends at step {self.length}, and this is step {now}; let it come to its end, or go on from a "
+                "checkpoint of an earlier step"
+            )
+
+    def check_goes_on(self, saved: Plan, length: int | None, now: float, rate: float) -> None:
+        """Raise unless a run that was saved at step ``now`` can go on by this plan.
+
+        ``saved``: its own; ``length``: that it was made with; ``rate``: that it has found.
+        """
+        if now > saved.falls_from:
+            raise ArgumentError(
+                f"total_steps must be {length} as in the run that was saved, since its rate falls from step "
+                f"{saved.falls_from:g} on and this is step {now:g}, but got total_steps={self.length}; make the "
+                f"scheduler with total_steps={length}, or begin a new run from the weights with "
+                f"max_lr={rate:.2g}, the rate that was found"
+            )
+        if now > self.falls_from:
+            raise ArgumentError(
+                f"total_steps must be such that the schedule falls after step {now:g}, at which the run was saved, but "
+                f"got total_steps={self.length}, with which it falls from step {self.falls_from:g} on; give more, or "
+                f"make the scheduler with total_steps={length} and call scheduler.finish(steps)"
+            )
+
+
+def _held(until: float) -> dict[str, Any]:
+    return {
+        "end_step": until,
+        "start_lr": "max_lr",
+        "end_lr": "max_lr",
+        "start_momentum": "base_momentum",
+        "end_momentum": "base_momentum",
+    }
+
+
+def planned_in(state: Mapping[str, Any]) -> int | None:
+    """The length that the run of a checkpoint was made with; earlier versions could not be finished."""
+    length: int | None = state["hdet"].get("planned", state["total_steps"])
+    return length
