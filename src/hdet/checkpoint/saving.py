@@ -20,7 +20,7 @@ from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, wri
 from hdet.checkpoint.parts import check_fits
 from hdet.checks import check_state, fields, must_be
 from hdet.distributed.group import ReplicaGroup, arriving, connect
-from hdet.distributed.shards import refuse_sharded
+from hdet.distributed.shards import is_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
 from hdet.rollback.guard import Guard
@@ -206,13 +206,11 @@ def _content(parts: Mapping[str, Any], losses: Mapping[str, Any] | None) -> dict
 
 
 def _refuse_shards(name: str, tensors: Iterable[Tensor]) -> None:
-    try:
-        refuse_sharded(tensors, "hdet.save")
-    except ShardedParametersError as error:
+    if any(map(is_sharded, tensors)):
         raise ShardedParametersError(
             f"the part {name!r} is sharded over the ranks, and hdet.save writes what one rank holds; save it with "
             "torch.distributed.checkpoint, to which a scheduler's state_dict() can be given too"
-        ) from error
+        )
 
 
 def _tensors_in(part: Any) -> Iterator[Tensor]:

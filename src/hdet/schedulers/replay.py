@@ -1,27 +1,19 @@
-"""What an earlier run has learned, for another one: its schedule, or where to begin."""
+"""What an earlier run has learned, for another one: its schedule."""
 
 from __future__ import annotations
 
 import bisect
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from hashlib import sha256
-from typing import Literal
 
-import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet.checks import is_finite, is_int, is_one_of, must_be, shown
-from hdet.distributed.group import find_seat
-from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
 from hdet.journal.lines import check_needed
-from hdet.parameters import check_model, check_optimizer, put_rate, unwrapped
+from hdet.parameters import check_optimizer, put_rate, unwrapped
 
 Found = tuple[list[int], list[float]]
 """Steps in ascending order, and the base value from each of them on."""
@@ -126,63 +118,3 @@ def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
     if before < 0 or after < 0:
         return before + (after - before) * done
     return float((before**0.5 * (1 - done) + after**0.5 * done) ** 2)
-
-
-@torch.no_grad()
-def perturb_(
-    model: nn.Module,
-    nu: float = 0.01,
-    seed: int = 0,
-    replica: int | None = None,
-    scope: Literal["model", "tensor"] = "model",
-) -> None:
-    r"""Add this replica's noise to the trainable parameters, in place.
-
-    .. math:: \theta_r = \theta_0 + \epsilon_r, \qquad \epsilon_r \sim N(0,\; \nu^2 \|\theta_0\|^2 / d)
-
-    Call it after the DDP wrap: wrapping sends rank 0's parameters to everybody and would overwrite the noise. The noise
-    depends on ``seed`` and the replica alone; the global RNG is neither read nor seeded.
-
-    Args:
-        model: the model, wrapped or not.
-        nu: relative size of the noise; 0 leaves the weights as they are.
-        seed: together with ``replica`` it determines the noise.
-        replica: which replica this is. None: this process's rank, 0 without torch.distributed. With ``hdet.arms`` give
-            ``arms.index``, so that the ranks of an arm stay equal.
-        scope: "model": one noise level, from the norm and the number d of all trainable parameters, as published;
-            "tensor": each tensor by its own norm and size, so that small tensors are not drowned.
-    """
-    check_model(model, needed=True)
-    must_be("a finite number, at least 0", is_finite(nu) and nu >= 0, "the published value is 0.01", nu=nu)
-    for name, value in (("seed", seed), ("replica", 0 if replica is None else replica)):
-        if not is_int(value):
-            raise ArgumentError(f"{name} must be an integer, but got {name}={shown(value)}; leave it out")
-    must_be('"model" or "tensor"', is_one_of(scope, ("model", "tensor")), 'leave it out for "model"', scope=scope)
-    parameters = [p for p in model.parameters() if p.requires_grad and (p.is_floating_point() or p.is_complex())]
-    refuse_sharded(parameters, "perturb_()")
-    number = find_seat(None).replica if replica is None else replica
-    generator = torch.Generator().manual_seed(_seed_of(seed, number))
-    tensors = [torch.view_as_real(p) if p.is_complex() else p for p in parameters]
-    for tensor, level in zip(tensors, _levels(tensors, nu, scope), strict=True):
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        tensor.copy_(tensor + level * noise.to(tensor.device, _wide(tensor)))
-
-
-def _levels(tensors: list[Tensor], nu: float, scope: str) -> Iterator[float]:
-    """Standard deviation of the noise for each tensor."""
-    squares = [torch.linalg.vector_norm(t, dtype=_wide(t)).item() ** 2 for t in tensors]
-    sizes = [t.numel() for t in tensors]
-    if scope == "model":
-        squares, sizes = [math.fsum(squares)] * len(tensors), [sum(sizes)] * len(tensors)
-    for square, size in zip(squares, sizes, strict=True):
-        yield nu * math.sqrt(square / size) if size else 0.0
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    """At least fp32: norm and noise of half precision are computed in it."""
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _seed_of(seed: int, replica: int) -> int:
-    """One 63-bit seed for a pair of numbers; neighbours are unrelated."""
-    return int.from_bytes(sha256(f"perturb:{seed}:{replica}".encode()).digest()[:8], "big") >> 1
