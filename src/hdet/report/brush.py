@@ -23,12 +23,7 @@ _SYMBOLS: dict[Word, tuple[str, str]] = {
     "down": ("triangle-down", "--down"),
     "no signal": ("circle", "--quiet"),
 }
-_ALONG: tuple[Part, ...] = (
-    {"width": 2.5, "dash": "solid"},
-    {"width": 2.5, "dash": "10px,8px"},
-    {"width": 2.5, "dash": "3px,9px"},
-    {"width": 2.5, "dash": "14px,6px,3px,6px"},
-)
+_DASHES = ("solid", "10px,8px", "3px,9px", "14px,6px,3px,6px")
 _SLOPE = 1.5
 """Decades of the lowest curve that are shown at least."""
 _DECADES = 4
@@ -138,9 +133,9 @@ def _view(first: float, last: float) -> list[float]:
     return [first - margin, last + margin]
 
 
-def told_apart(companions: int) -> Part:
-    """The style of a line that runs along with so many before it: those on top of a whole line are broken."""
-    return _ALONG[companions % len(_ALONG)]
+def told_apart(i: int) -> Part:
+    """The style of the i-th line: one that lies on top of another is broken in its own way, and both are seen."""
+    return {"width": 2.5, "dash": _DASHES[(i + i // _COLOURS) % len(_DASHES)]}
 
 
 def decades(curves: Sequence[Line], around: Sequence[float] = (), down: int = _DECADES) -> Part:

@@ -32,7 +32,6 @@ from hdet.report.series import (
     Slopes,
     TimeShare,
     alike,
-    companions,
     divergence,
     events,
     losses,
@@ -93,36 +92,26 @@ def comparison_figures(found: Comparison) -> list[Figure]:
     figures, steps = [], span([*found.losses, *found.rates])
     if any(found.losses):
         plot = _overlay(found.names, found.losses, found.kind.lower(), steps)
-        figures.append(Figure("Loss", f"{found.kind} of every run.{_told(found.losses)}", plot))
+        figures.append(Figure("Loss", f"{found.kind} of every run.", plot))
     if any(found.rates):
         plot = _overlay(found.names, found.rates, "learning rate", steps, form=".3~e")
-        caption = f"Base rate, the geometric mean over parameter groups.{_told(found.rates)}"
-        figures.append(Figure("Learning rate", caption, plot))
+        figures.append(Figure("Learning rate", "Base rate, the geometric mean over parameter groups.", plot))
     return figures
-
-
-def _told(lines: Sequence[Line]) -> str:
-    return " Where lines run along each other, those on top are broken." if any(_ranks(lines)) else ""
 
 
 def _known(lines: Iterable[Line]) -> list[float]:
     return [y for one in lines for y in one.y if y is not None]
 
 
-def _ranks(lines: Sequence[Line]) -> tuple[int, ...]:
-    values = _known(lines)
-    return companions(lines, logarithmic=bool(values) and min(values) > 0)
-
-
 def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: RunData) -> Figure:
     """Base value, replicas' band, plain schedule and what gradients ask for, of every knob of one kind."""
-    traces, ranks = list[dict[str, Any]](), _ranks([one.base for one in found])
+    traces: list[dict[str, Any]] = []
     for i, one in enumerate(found):
         if not any(one.band == other.band for other in found[:i]):  # the same area again would only be darker
             traces += filled(one.band, f"{palette(i)}/0.2", legendgroup=f"g{i}")
     for i, one in enumerate(found):
         # A longer legend would leave no room; the pointer tells.
-        style = told_apart(ranks[i]) | {"legendgroup": f"g{i}", "showlegend": len(found) <= _PANELS}
+        style = told_apart(i) | {"legendgroup": f"g{i}", "showlegend": len(found) <= _PANELS}
         traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", **style))
     traces += _plain_schedules(found)  # on top: where nothing was learned it is the same line
     traces += [stroke(one.reach, ASKED, f"{palette(2)}/0.7", width=1, form=".3~e") for one in found if one.reach]
@@ -147,7 +136,7 @@ def _words_of_rates(found: Sequence[Rates], run: RunData) -> str:
     words += [f"thin line: {ASKED}"] if any(one.reach for one in found) else []
     words += ["markers: what the round said"] if any(one.marks[w] for one in found for w in WORDS) else []
     words += [SETBACKS] if any(one.is_setback for one in events(run)) else []
-    return f"{', '.join(words)}.{_told([one.base for one in found])}"
+    return f"{', '.join(words)}."
 
 
 def _plain_schedules(found: Sequence[Rates]) -> list[dict[str, Any]]:
@@ -300,10 +289,10 @@ def draw_time(spent: Sequence[TimeShare]) -> Figure:
 def _overlay(
     names: Sequence[str], lines: Sequence[Line], y_title: str, steps: Steps, form: str = ".4~g"
 ) -> dict[str, Any]:
-    """One line per run; those that run along with others, and the second eight, are broken."""
+    """One line per run."""
     traces = [
-        stroke(one, name, palette(i), form=form, **told_apart(rank + i // 8))
-        for i, (name, one, rank) in enumerate(zip(names, lines, _ranks(lines), strict=True))
+        stroke(one, name, palette(i), form=form, **told_apart(i))
+        for i, (name, one) in enumerate(zip(names, lines, strict=True))
         if one
     ]
     values = _known(lines)
