@@ -5,8 +5,6 @@ from __future__ import annotations
 from hdet.errors import ArgumentError
 from hdet.schedulers.onecycle import OneCycleLR
 
-__all__ = ["check_length"]
-
 
 def check_length(planned: int, scheduler: OneCycleLR, arguments: str) -> None:
     """Raise if a trainer is to make more steps than the schedule has: past its end torch has no rate.

@@ -8,8 +8,6 @@ from typing import Any
 
 from hdet.journal import open_journal
 
-__all__ = ["Story", "part_of_lightning"]
-
 _KEPT = "kept to the guess"
 """How the events begin that end a search without a result."""
 

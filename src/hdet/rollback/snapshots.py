@@ -13,8 +13,6 @@ from hdet.distributed.shards import local, refresh, reshard, reshard_all, rewrap
 from hdet.parameters import copy_all_, parameters_at, places_of, refuse_other_shapes, trained_parameters, write_
 from hdet.rollback.storage import Storage, copied, leaves
 
-__all__ = ["START", "Snapshots"]
-
 START = -1
 """The slot for what was there before the first step."""
 _ON_HOST = 1

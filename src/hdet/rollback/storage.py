@@ -11,8 +11,6 @@ from torch import Tensor
 from hdet.distributed.shards import local
 from hdet.parameters import copy_all_
 
-__all__ = ["Storage", "copied", "leaves"]
-
 
 class Storage:
     """Carries copies out, and knows whether a device has room for them.
