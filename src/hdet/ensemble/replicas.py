@@ -179,9 +179,9 @@ class Replicas:
                 divergence = converge(group, self._alike or group, weights, roll, measure=measured)
         clock.lap("converge")
         if roll.writer == group.rank:
-            record = self.steering.record(end.span, roll, self.seat, decided, end.schedule, divergence, clock.seconds)
+            record = self.steering.record(end.span, roll, self.seat, *decided, end.schedule, divergence, clock.seconds)
             self.chronicle.write(record, self.knobs, ended)
-        self.steering.bases = decided.bases
+        self.steering.bases = decided[0]
         keeps = roll.live[group.seat.replica] or (self._alike is None and _is_finite(end.optimizer))
         if self._reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
             end.optimizer.state.clear()

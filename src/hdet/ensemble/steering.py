@@ -45,11 +45,6 @@ class Standing(NamedTuple):
     rho: list[float]
     """This replica's multiplier per knob."""
 
-    @property
-    def mine(self) -> list[float]:
-        """x of this replica per knob."""
-        return self.places[self.seat.replica]
-
 
 class FanOut:
     """The knobs, and a design that places the replicas on them.
@@ -129,14 +124,6 @@ def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: in
         ) from error
 
 
-class Decided(NamedTuple):
-    """What a round has come to."""
-
-    bases: Bases
-    update: Update | None
-    """What the controller says; None without a signal."""
-
-
 class Steering:
     """The knobs of all replicas, where each stands, and the controller.
 
@@ -152,7 +139,7 @@ class Steering:
     ) -> None:
         self.settings = settings
         self.controller = controller
-        self.bases = Bases.begin(learned, controller.init(len(learned)) if controller is not None else None)
+        self.bases = Bases.begin(learned, controller)
         self._fan_out = fan_out
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -189,8 +176,8 @@ class Steering:
 
     def values(self, t: int, seat: Seat) -> list[float]:
         """A replica's value of each knob that has no schedule; anything for the others."""
-        places = self._fan_out.standing(t, self.rounds, seat).mine
-        rows = zip(self.specs, self.bases.learned, places, strict=True)
+        places = self._fan_out.standing(t, self.rounds, seat).places
+        rows = zip(self.specs, self.bases.learned, places[seat.replica], strict=True)
         return [spec.value(base, x) for spec, base, x in rows]
 
     def terms(self) -> dict[str, Any]:
@@ -230,8 +217,8 @@ class Steering:
         floors: Callable[[], list[float]],
         *,
         has_signal: bool,
-    ) -> Decided:
-        """The new base values: a function of the roll call, so equal on all replicas.
+    ) -> tuple[Bases, Update | None]:
+        """The new base values, and what the controller says: a function of the roll call, so equal on all replicas.
 
         Args:
             span: the steps before and after the round's end.
@@ -243,10 +230,9 @@ class Steering:
             has_signal: whether there is anything to compare.
         """
         if self.controller is None or not self.is_controlled(span[1]):
-            return Decided(self.bases, None)
+            return self.bases, None
         update = self._consult(self.controller, span[0], roll, seat, sign) if has_signal and sign else None
-        bases = self.bases.moved(update, self.specs, self.settings, lambda: schedule(span[1]), floors)
-        return Decided(bases, update)
+        return self.bases.moved(update, self.specs, self.settings, lambda: schedule(span[1]), floors), update
 
     def _consult(self, controller: Controller, t: int, roll: RollCall, seat: Seat, sign: float) -> Update | None:
         """What the controller says, to which lower is better; None with only one replica to look at."""
@@ -273,13 +259,14 @@ class Steering:
         span: tuple[int, int],
         roll: RollCall,
         seat: Seat,
-        decided: Decided,
+        bases: Bases,
+        update: Update | None,
         schedule: Callable[[int], list[float]],
         divergence: list[float] | None,
         seconds: dict[str, float],
     ) -> dict[str, Any]:
         """The round for the journal, before it is moved."""
-        (before, after), update, bases = span, decided.update, decided.bases
+        before, after = span
         base = self.bases.all_values(schedule(before), self.specs, self.settings, before)
         places = self._fan_out.standing(before, self.rounds, seat).places
         return round_record(

@@ -123,11 +123,8 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
 
 
 def _check_parts(signal: object, optimizer_state: object) -> None:
-    if not isinstance(signal, (TrainLoss, ProbeLoss)):
-        raise ArgumentError(
-            f"signal must be TrainLoss(), ProbeLoss(fn) or None, but got signal={signal!r}; for a function or a "
-            "ProbeBatch give signal=hdet.ProbeLoss(fn)"
-        )
+    cure = "for a function or a ProbeBatch give signal=hdet.ProbeLoss(fn)"
+    must_be("TrainLoss(), ProbeLoss(fn) or None", isinstance(signal, (TrainLoss, ProbeLoss)), cure, signal=signal)
     fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
     must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
 
