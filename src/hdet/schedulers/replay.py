@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from torch.optim import Optimizer
@@ -65,41 +66,27 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
 
 
 def _points(data: JournalData, g: int) -> Found:
-    start = _search_began(data)
-    steps: list[int] = []
-    values: list[float] = []
+    first_steps = [r for r in data.rounds if str(r.get("event") or "").startswith(("first step", "restarted"))]
+    start = max((int(r["step"]) for r in first_steps), default=0)  # before it nobody knew how long steps are
     total = (data.header.get("arguments") or {}).get("total_steps")
-    total = total if isinstance(total, int) else None
-    for before, record in zip([None, *data.rounds[:-1]], data.rounds, strict=True):
-        began = int(before["step"]) if before is not None else 0
-        ended = int(record["step"]) - 1  # base_before is the value at the round's last step
-        for step, value in (
-            (began, before["base"][g] if before is not None else None),
-            (ended, record["base_before"][g]),
-        ):
-            is_new = not steps or step > steps[-1]
-            if value is not None and step >= start and is_new and not (total and step >= total):
-                steps.append(step)
-                values.append(float(value))
+    end = total if isinstance(total, int) and total else math.inf
+    points: list[tuple[int, float]] = []
+    known: list[tuple[int, float]] = []
+    """Where the last round ended."""
+    for record in data.rounds:
+        known.append((int(record["step"]) - 1, record["base_before"][g]))  # the value at the round's last step
+        for step, value in known:
+            if start <= step < end and (not points or step > points[-1][0]):
+                points.append((step, float(value)))
+        known = [(int(record["step"]), record["base"][g])]
         undone = record.get("went_back_to")
-        while undone is not None and steps and steps[-1] >= undone:  # step N began from the weights of step N
-            steps.pop()
-            values.pop()
-    if not steps:
-        return [0], [float(data.rounds[-1]["base"][g])]
-    if start > 0:
-        steps.insert(0, 0)
-        values.insert(0, values[0])
-    return steps, values
-
-
-def _search_began(data: JournalData) -> int:
-    """The step from which on the length of steps was known; 0 where nothing was searched."""
-    return max((int(r["step"]) for r in data.rounds if _is_first_step(r)), default=0)
-
-
-def _is_first_step(record: Mapping[str, object]) -> bool:
-    return str(record.get("event") or "").startswith(("first step", "restarted"))
+        if undone is not None:  # step N began from the weights of step N
+            points = [point for point in points if point[0] < undone]
+    if not points:
+        points = [(0, known[0][1])]
+    elif start > 0:
+        points.insert(0, (0, points[0][1]))
+    return [step for step, _ in points], [float(value) for _, value in points]
 
 
 def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
