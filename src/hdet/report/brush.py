@@ -133,7 +133,7 @@ def _view(first: float, last: float) -> list[float]:
     return [first - margin, last + margin]
 
 
-def told_apart(i: int) -> Part:
+def dashed(i: int) -> Part:
     """The style of the i-th line: one that lies on top of another is broken in its own way, and both are seen."""
     return {"width": 2.5, "dash": _DASHES[(i + i // _COLOURS) % len(_DASHES)]}
 
@@ -161,12 +161,6 @@ def _ticks(low: float, high: float) -> Part:
     if width > 2:
         return {**words, "dtick": math.ceil(width / 8)}
     return {**words, **({"dtick": "D2"} if width > 0.7 else {"nticks": 6})}
-
-
-def heading(text: str, y: float) -> Part:
-    """A panel's name, at its upper left."""
-    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "paper", "yanchor": "bottom"}
-    return {**place, "text": label(text), "showarrow": False, "font": {"color": "--text", "size": 12}}
 
 
 def event_lines(marked: Sequence[Event]) -> list[Part]:

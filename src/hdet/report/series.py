@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, geometric_mean
 from typing import Literal, NamedTuple
 
 from hdet.report.data import WORDS, Numbers, Round, RunData, Word
@@ -138,7 +139,7 @@ def mean(values: Iterable[float | None]) -> float | None:
     (1.5, None)
     """
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    return fmean(known) if known else None
 
 
 Marks = Mapping[Word, Line]
@@ -272,13 +273,10 @@ def losses(run: RunData) -> Losses:
 
 
 def _dots(run: RunData) -> Dots:
-    if any(_differ(row.signal, row.loss) for r in run.rounds for row in r.replicas):
+    known = [row for r in run.rounds for row in r.replicas if row.signal is not None and row.loss is not None]
+    if any(row.signal != row.loss for row in known):
         return "probe"
     return "ruined" if run.searched else "replicas"
-
-
-def _differ(a: float | None, b: float | None) -> bool:
-    return a is not None and b is not None and a != b
 
 
 def _label(run: RunData, r: Round, i: int) -> str:
@@ -373,5 +371,5 @@ def _marks(run: RunData, g: int, height: Callable[[Round], float | None]) -> Mar
 
 
 def _geometric_mean(values: Iterable[float | None]) -> float | None:
-    logs = [math.log(value) for value in values if value is not None and value > 0]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+    known = [value for value in values if value is not None and value > 0]
+    return geometric_mean(known) if known else None
