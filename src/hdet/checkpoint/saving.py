@@ -24,6 +24,7 @@ from hdet.distributed.shards import is_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
 from hdet.rollback.guard import Guard
+from hdet.rollback.storage import leaves
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -201,7 +202,7 @@ def _content(parts: Mapping[str, Any], losses: Mapping[str, Any] | None) -> dict
     searches = {name: {**one.search_state_dict(), "losses": (losses or {})[name]} for name, one in found.items()}
     content = {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
     for name, value in {**states, **values}.items():
-        _refuse_shards(name, _leaves(value))
+        _refuse_shards(name, leaves(value))
     return content
 
 
@@ -219,15 +220,6 @@ def _tensors_in(part: Any) -> Iterator[Tensor]:
         yield from part.parameters()
     elif isinstance(part, Optimizer):
         yield from (p for group in part.param_groups for p in group["params"])
-
-
-def _leaves(value: Any) -> Iterator[Tensor]:
-    """All tensors in lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(item)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Storage:
     @staticmethod
     def has_room(needed: Iterable[Tensor]) -> bool:
         """Whether copies of some tensors fit on their devices: into half of what is free."""
-        return all(size <= _free(device) // 2 for device, size in _bytes(needed).items())
+        return all(size <= _free(device) // 2 for device, size in _bytes(map(local, needed)).items())
 
 
 def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tensor]]) -> Any:
@@ -88,10 +88,10 @@ def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tens
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """All tensors in lists and dicts; what this rank holds of them."""
+    """All tensors in lists and dicts."""
     if isinstance(value, Tensor):
-        return [local(value)]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for item in items for tensor in leaves(item)]
 
 
