@@ -24,7 +24,7 @@ from hdet.distributed.shards import is_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
 from hdet.rollback.guard import Guard
-from hdet.rollback.storage import leaves
+from hdet.rollback.snapshots import leaves
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
