@@ -14,6 +14,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
 from hdet.auto.constants import DEFAULT
+from hdet.report.data import load_run
+from hdet.report.verdict import advice
 from tests.auto.runs import built, final_loss, fixed, loss_of, momentum, train
 from tests.checkpoint.searching import Searching
 from tests.ranks import error_of, run_ranks
@@ -202,8 +204,33 @@ def test_a_finished_run_is_told_as_any_other(tmp_path: Path, caplog: pytest.LogC
     journal = hdet.read_journal(path)
     assert journal.header["arguments"]["total_steps"] is None
     assert journal.rounds[-1]["step"] == HELD + 20
+    assert {record["step"]: record["total_steps"] for record in journal.rounds[-3:]} == {
+        journal.rounds[-3]["step"]: None,
+        HELD + 19: HELD + 20,
+        HELD + 20: HELD + 20,
+    }
     with path.open("ab"):  # nobody holds it any more
         hdet.OneCycleLR(optimizer, "auto", journal=path).step()
+
+
+def test_the_report_and_what_was_found_know_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    path = tmp_path / "journal.jsonl"
+    model, optimizer, scheduler = built(1e-6, None, journal=path)
+    train(model, optimizer, scheduler, range(HELD))
+    shown = hdet.show(path)
+    assert "so far" in str(advice(load_run(path)))
+    assert "max_lr=" in repr(shown)
+    assert "total_steps" in shown._repr_html_()
+    scheduler.finish(20)
+    train(model, optimizer, scheduler, range(HELD, HELD + 20))
+    run = load_run(path)
+    assert run.total_steps == HELD + 20
+    assert "so far" not in str(advice(run))
+    replayed = hdet.schedule_from(path, torch.optim.SGD(model.parameters(), 1.0))
+    held, last = (replayed.lr_lambdas[0](t) for t in (HELD - 1, HELD + 19))
+    assert held == pytest.approx(scheduler.found.rate, rel=0.1)  # a journal knows the ends of rounds
+    assert last == pytest.approx(scheduler.found.rate / 25e4)
 
 
 def run_with(max_lr: Any, total: int | None, made: int = 0) -> Any:

@@ -76,7 +76,7 @@ def _points(data: JournalData, g: int) -> Found:
     start = _search_began(data)
     steps: list[int] = []
     values: list[float] = []
-    total = (data.header.get("arguments") or {}).get("total_steps")
+    total = {**(data.header.get("arguments") or {}), **data.rounds[-1]}.get("total_steps")  # it may have changed
     total = total if isinstance(total, int) else None
     for before, record in zip([None, *data.rounds[:-1]], data.rounds, strict=True):
         began = int(before["step"]) if before is not None else 0
