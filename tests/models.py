@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["batch", "groups_of", "make_optimizer", "two_layer"]
+__all__ = ["batch", "come_apart_", "groups_of", "make_optimizer", "two_layer"]
 
 
 def two_layer(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
@@ -26,6 +26,14 @@ def batch(t: int, rank: int, n: int = 16) -> tuple[Tensor, Tensor]:
     x = torch.randn(n, 6, generator=generator, dtype=torch.float64)
     noise = torch.randn(n, 1, generator=generator, dtype=torch.float64)
     return x, (x[:, :1] * x[:, 1:2]).sin() + x[:, 2:3] + 0.3 * noise
+
+
+@torch.no_grad()
+def come_apart_(model: nn.Module, rank: int) -> None:
+    """Noise in the weights, other on each rank."""
+    generator = torch.Generator().manual_seed(rank)
+    for p in model.parameters():
+        p += 0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
 
 
 def groups_of(model: nn.Sequential) -> list[list[Tensor]]:

@@ -37,7 +37,7 @@ PUBLISHED = ("bases", "design", "published")
 """Files of the published method: its histories and parity catch a fault of theirs, too."""
 SOURCES = (
     *(f"src/hdet/ensemble/{name}.py" for name in (*PUBLISHED, "knob", "normalised")),
-    *(f"src/hdet/auto/{name}.py" for name in ("constants", "reach", "rounds", "rule", "saving")),
+    *(f"src/hdet/auto/{name}.py" for name in ("constants", "rule", "saving")),
     "src/hdet/rollback/losses.py",
     "src/hdet/rollback/ruin.py",
     "tests/auto/twin.py",
@@ -57,9 +57,7 @@ FAMILIES = (
 )
 AUTO = {
     "constants": ("rule", "golden", "twin", "parity"),
-    "reach": ("reach", "measure", "parity"),
-    "rounds": ("rounds", "golden", "parity"),
-    "rule": ("rule", "twin", "golden", "parity"),
+    "rule": ("rule", "reach", "rounds", "twin", "golden", "measure", "parity"),
     "saving": ("saving", "checkpoints"),
     "twin": ("twin", "rounds", "parity"),
 }

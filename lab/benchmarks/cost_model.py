@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from hdet.auto.constants import DEFAULT
-from hdet.auto.rounds import next_end
+from hdet.auto.rule import next_end
 from hdet.distributed.average import EXTRA_BYTES
 
 __all__ = ["Cost", "Machine", "Pass", "Passes", "added", "bytes_per_parameter", "fan_out", "looks", "rounds"]

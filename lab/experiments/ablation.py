@@ -153,17 +153,11 @@ def trained(plan: Plan, problem: Problem, variants: Sequence[str]) -> dict[str, 
     """Final losses of every variant, found rates over the best one, and how often weights were rolled back."""
     task = problem.build()
     began = time.perf_counter()
-    stack = Stack(task, plan.seeds, 1 + len(variants), plan.device)
     fixed = [Run(problem.steps, problem.rate, searches=False) for _ in plan.seeds]
     others = [[run_of(v, problem.steps, plan.start * problem.rate, seed) for v in variants] for seed in plan.seeds]
-    runs = AutoRuns(stack, problem.update(stack), [[one, *row] for one, row in zip(fixed, others, strict=True)])
-    first = stack.theta[:, :1]
-    initial = Validator(stack, first, graph=False)(first).mean().item()
-    step = runs.train_step(Supply(task, plan.seeds, problem.steps, plan.device).batches, plan.graph)
-    for t in range(1, problem.steps + 1):
-        step()
-        runs.end_rounds(t)
-    losses = Validator(stack, stack.theta, graph=False)(stack.theta).T.tolist()
+    runs = [[one, *row] for one, row in zip(fixed, others, strict=True)]
+    supply = Supply(task, plan.seeds, problem.steps, plan.device)
+    initial, losses = losses_of(problem, task, plan.seeds, supply, runs, plan.device, plan.graph)
     rows = {
         name: {
             "losses": losses[1 + k],
@@ -174,6 +168,33 @@ def trained(plan: Plan, problem: Problem, variants: Sequence[str]) -> dict[str, 
     }
     about = {"density": getattr(task, "density", False), "initial": initial, "fixed": losses[0]}
     return {**about, "seconds": round(time.perf_counter() - began, 1), "variants": rows}
+
+
+def losses_of(
+    problem: Problem,
+    task: Any,
+    seeds: Sequence[int],
+    supply: Supply,
+    runs: Sequence[Sequence[Run]],
+    device: torch.device,
+    graph: bool = True,
+    after: Callable[[int], None] | None = None,
+) -> tuple[float, list[list[float]]]:
+    """Train ``runs[seed][column]`` to their end: the first weights' loss, and the final ones [column][seed].
+
+    ``after(t)``: work between steps.
+    """
+    stack = Stack(task, seeds, len(runs[0]), device)
+    auto_runs = AutoRuns(stack, problem.update(stack), runs)
+    first = stack.theta[:, :1]
+    initial = Validator(stack, first, graph=False)(first).mean().item()
+    step = auto_runs.train_step(supply.batches, graph)
+    for t in range(1, runs[0][0].steps + 1):
+        step()
+        auto_runs.end_rounds(t)
+        if after is not None:
+            after(t)
+    return initial, Validator(stack, stack.theta, graph=False)(stack.theta).T.tolist()
 
 
 # The table -----------------------------------------------------------------------------------------------------------

@@ -20,9 +20,7 @@ from stacked import Batch, Optimizer, Stack, TrainStep
 from torch import Tensor
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.reach import Sums, estimate, straightness
-from hdet.auto.rounds import is_sampled, next_end
-from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule
+from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, Sums, estimate, is_sampled, next_end, straightness
 from hdet.rollback import ruin
 from hdet.rollback.ruin import LIMITS, Block, Limits
 
@@ -111,7 +109,7 @@ class Run:
         self.ends = ends_of(steps, constants) if searching else ()
         self.decisions: list[tuple[int, Decision]] = []
         """After which step, and what."""
-        self._held, self._plain = held(steps), onecycle(steps)
+        self._held, self._plain, self._peak = held(steps), onecycle(steps), PEAK * steps - 1
         self._dice = None if placebo is None else random.Random(f"placebo {placebo}")
         self._rounds: list[tuple[Block, ...]] = []
         self._stretch = 0
@@ -161,7 +159,7 @@ class Run:
             span,
             end - begin,
             blocks,
-            PEAK * self.steps - 1,
+            self._peak,
             float(self.shape[end]),
             measured.moved,
             reach,
@@ -186,7 +184,7 @@ class Run:
 
 
 class _Reaches:
-    """The sums of :mod:`hdet.auto.reach` for all runs, on the device."""
+    """The sums of :mod:`hdet.auto.rule` for all runs, on the device."""
 
     def __init__(self, theta: Tensor) -> None:
         self._pull = torch.zeros_like(theta)

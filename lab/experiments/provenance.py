@@ -18,7 +18,7 @@ __all__ = ["commit", "library", "versions"]
 
 PACKAGES = ("torch", "numpy", "transformers", "prodigyopt", "dadaptation", "dog-optimizer", "schedulefree")
 
-RULE = ("auto/constants.py", "auto/reach.py", "auto/rounds.py", "auto/rule.py", "rollback/ruin.py")
+RULE = ("auto/constants.py", "auto/rule.py", "rollback/ruin.py")
 """What auto_runs.py takes of the library."""
 
 

@@ -28,13 +28,15 @@ def onecycle(steps: int) -> Factors:
     return np.where(t <= top, rise, _fall(t, top, steps))
 
 
-def held(steps: int) -> Factors:
-    """The same with its rise held at 1, which is what ``hdet.OneCycleLR(max_lr="auto")`` multiplies.
+def held(steps: int, top: float | None = None) -> Factors:
+    """The same held at 1 until its peak, or until ``top``: what ``hdet.OneCycleLR(max_lr="auto")`` multiplies.
 
     >>> held(10).round(3).tolist()
     [1.0, 1.0, 1.0, 0.95, 0.812, 0.611, 0.389, 0.188, 0.05, 0.0, 0.05]
+    >>> held(10, top=7).round(3).tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0, 0.5]
     """
-    t, top = np.arange(steps + 1.0), PEAK * steps - 1
+    t, top = np.arange(steps + 1.0), PEAK * steps - 1 if top is None else top
     return _fall(np.maximum(t, top), top, steps)
 
 

@@ -15,6 +15,7 @@ from hdet.errors import ArgumentError, CheckpointError, DivergedError
 from hdet.journal import Journal, open_journal
 from lab.runs.curve import CurveFile
 from lab.runs.folder import Folder
+from lab.runs.noise import perturb_
 from lab.runs.plan import Plan
 from lab.runs.ranks import Ranks
 from lab.runs.schedulers import advance, base_rates, consensus, optimizer_of, scheduler_of
@@ -61,7 +62,7 @@ class Run:
         self.model = model.to(ranks.device)
         self.trained = ranks.wrapped(self.model)
         if plan.noise and not resumed:  # after the wrap, which makes all ranks equal; only averaging allows several
-            hdet.perturb_(self.model, plan.noise, plan.seed, replica=None if plan.method == "replicas" else 0)
+            perturb_(self.model, plan.noise, plan.seed, replica=ranks.rank if plan.method == "replicas" else 0)
         self.optimizer = optimizer_of(plan, self.task.groups(self.model))
         self._file = Journal(folder.journal)
         journal = open_journal([self._file, teller]) if ranks.rank == 0 else None

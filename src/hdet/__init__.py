@@ -29,7 +29,7 @@ from hdet.report.notebook import show
 from hdet.rollback.guard import Guard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.replay import perturb_, schedule_from
+from hdet.schedulers.replay import schedule_from
 from hdet.schedulers.several import auto
 
 __all__ = [
@@ -64,7 +64,6 @@ __all__ = [
     "exists",
     "knobs",
     "load",
-    "perturb_",
     "read_journal",
     "save",
     "schedule_from",

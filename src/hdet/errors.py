@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ArgumentError",
-    "CheckpointError",
-    "CheckpointWarning",
-    "DisagreementError",
-    "DivergedError",
-    "HdetError",
-    "JournalError",
-    "LostReplicaError",
-    "ProbeWarning",
-    "ResumeWarning",
-    "RollbackWarning",
-    "SearchWarning",
-    "ShardedParametersError",
-    "harmless",
-]
-
 
 def harmless(text: str) -> str:
     r"""For a terminal: whatever it would obey, not show, is spelled out, but for ends of lines and tabs.

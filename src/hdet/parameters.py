@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import must_be, shown
+from hdet.checks import must_be
 from hdet.distributed.shards import local
 from hdet.errors import ArgumentError
 
@@ -19,9 +19,8 @@ Rate = float | Tensor
 
 def check_model(model: object, *, needed: bool = False) -> None:
     """Raise for what cannot be ``model=``."""
-    if not isinstance(model, nn.Module) and (needed or model is not None):
-        kinds = "an nn.Module" if needed else "an nn.Module or None"
-        raise ArgumentError(f"model must be {kinds}, but got model={shown(model)}; pass the model itself")
+    fits = isinstance(model, nn.Module) or (model is None and not needed)
+    must_be("an nn.Module" if needed else "an nn.Module or None", fits, "pass the model itself", model=model)
 
 
 def unwrapped(optimizer: Any) -> Any:
@@ -133,7 +132,10 @@ def shared_rates(optimizer: Optimizer) -> list[int]:
     torch gives all groups one tensor when the optimizer is built with ``lr=torch.tensor(...)``.
     """
     lrs = [group["lr"] for group in optimizer.param_groups]
-    return [next(h for h, other in enumerate(lrs) if h == g or _same(other, lr)) for g, lr in enumerate(lrs)]
+    return [
+        next(h for h, other in enumerate(lrs) if h == g or (isinstance(lr, Tensor) and other is lr))
+        for g, lr in enumerate(lrs)
+    ]
 
 
 def stands_still(optimizer: Optimizer) -> bool:
@@ -143,10 +145,6 @@ def stands_still(optimizer: Optimizer) -> bool:
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     return all((not isinstance(rate, Tensor) or rate.is_cpu) and rate == 0 for rate in rates)
-
-
-def _same(a: Rate, b: Rate) -> bool:
-    return isinstance(a, Tensor) and a is b
 
 
 @contextmanager

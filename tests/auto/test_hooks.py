@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from hdet.auto.hooks import StepHook
+from hdet.auto.sampling import StepHook
 from hdet.errors import ArgumentError
 from hdet.parameters import refuse_without_hooks
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.auto.measure import Measure, Measured
-from hdet.auto.reach import Sums, estimate
+from hdet.auto.rule import Sums, estimate
 
 
 def result(measure: Measure, optimizer: torch.optim.Optimizer) -> Measured:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.auto.reach import Sums, estimate, straightness, weight_ratio
+from hdet.auto.rule import Sums, estimate, straightness, weight_ratio
 
 some = st.floats(1e-6, 1e6)
 

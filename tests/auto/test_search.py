@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
-from hdet.auto.rounds import next_end
-from hdet.auto.rule import Phase
+from hdet.auto.rule import Phase, next_end
 from hdet.errors import ArgumentError, DivergedError, SearchWarning
 from tests.auto import runs
 from tests.auto.runs import built, final_loss, fixed, loss_of, momentum, search_of, train, two_groups

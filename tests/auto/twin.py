@@ -7,7 +7,7 @@ its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :ma
     \frac{t + 1}{t_\text{peak} + 1}\Big) \text{ until the peak, then } 1,
 
 where :math:`h` is OneCycle over its peak, held at 1 until there. With the reach :math:`\hat\eta` of
-:mod:`hdet.auto.reach` and :math:`q = S^{-1/3}`, each round raises :math:`m` to :math:`2.5\,q\,\hat\eta / (\text{guess}
+:mod:`hdet.auto.rule` and :math:`q = S^{-1/3}`, each round raises :math:`m` to :math:`2.5\,q\,\hat\eta / (\text{guess}
 \cdot h)`, at most twofold; where that is no raise, :math:`C = m\,r(t) \cdot \max(15\,q, 1)`.
 
 Nothing is shared with the search but the table of constants and the judge of losses, which is pure: the search only has

@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 
 import hdet
 from hdet.ensemble.design import Rounds, assign, multipliers
-from tests.models import batch, groups_of, make_optimizer, two_layer
+from tests.models import batch, come_apart_, groups_of, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
 
 
@@ -134,7 +134,7 @@ def test_without_spread_replicas_that_differ_are_still_averaged() -> None:
 
 def _no_spread_but_different(rank: int) -> list[torch.Tensor]:
     model, scheduler = build(spread=0.0, sync_every=4, auto_lr=False)
-    hdet.perturb_(model, nu=0.1)
+    come_apart_(model, rank)
     train(scheduler, model, 4, rank)
     return weights_of(model)
 
@@ -296,7 +296,7 @@ def test_a_replica_that_is_not_finite_is_left_out_and_gets_the_consensus(tmp_pat
 
 def _one_fails(rank: int, kind: str, path: str) -> list[torch.Tensor]:
     model, scheduler = build(sync_every=4, auto_lr_start=0, journal=path)
-    hdet.perturb_(model)
+    come_apart_(model, rank)
     for t in range(4):
         scheduler.optimizer.step()
         failing = rank == 1 and t == 2
@@ -318,7 +318,7 @@ def test_all_not_finite_is_an_error_that_lists_every_replica_and_changes_nothing
 
 def _all_fail(rank: int) -> tuple[str, bool, int]:
     model, scheduler = build(sync_every=4)
-    hdet.perturb_(model)
+    come_apart_(model, rank)
     before = weights_of(model)
     for _ in range(3):
         scheduler.step(math.nan if rank == 0 else math.inf)

@@ -227,7 +227,6 @@ CALLS = [
     Call("Journal", hdet.Journal, lambda folder: {"path": folder / "new.jsonl"}),
     Call("Knob", hdet.Knob, _knob),
     Call("arms", hdet.arms, lambda _: {"n": 1}),
-    Call("perturb_", hdet.perturb_, lambda _: {"model": model_of()}),
     Call("read_journal", hdet.read_journal, lambda folder: {"path": _journal(folder)}),
     Call("show", hdet.show, lambda folder: {"journal": _journal(folder)}, use=lambda shown, given: repr(shown)),
     Call(

@@ -34,7 +34,6 @@ def test_a_folder_with_everything(tmp_path: Path) -> None:
     run = load_run(searched_folder(tmp_path / "somewhere"))
     assert (run.name, run.summary.task, run.searched, run.replicas) == ("auto", "gpt", True, 1)
     assert run.summary.final == {"loss": 3.277, "accuracy": 0.412}
-    assert run.summary.baseline == 3.294
     assert len(run.curve.steps) == len(run.curve.train) == len(run.curve.validation)
     assert run.curve.validation[:2] != (None, None)
     assert run.curve.validation[1] is None

@@ -8,7 +8,7 @@ import pytest
 
 from hdet.report import series
 from hdet.report.data import RunData, load_run
-from hdet.report.series import LIMIT, Event, Line, companions, line, thinned
+from hdet.report.series import LIMIT, Event, Line, line, thinned
 from hdet.report.verdict import Table, compare, table_of
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
@@ -120,13 +120,6 @@ def test_alarms_are_told_once(tmp_path: Path) -> None:
     assert series.alarms(run) == (Event(20, "blind"), Event(40, "never finite"))
     assert series.events(run) == (Event(20, "kept to the guess: blind", is_setback=True),)
     assert series.alarms(run_of(tmp_path / "well", a_round(0, event="first step"))) == ()
-
-
-def test_lines_that_coincide_are_counted() -> None:
-    rise, flat = Line((0, 50, 100), (0.001, 0.03, 1.0)), Line((0, 100), (0.5, 0.5))
-    near = Line((10, 50, 90), (0.002, 0.0301, 0.7))
-    assert companions([rise, flat, rise, near, Line()], logarithmic=True) == (0, 0, 1, 2, 0)
-    assert companions([], logarithmic=True) == ()
 
 
 def test_divergence_and_time(tmp_path: Path) -> None:

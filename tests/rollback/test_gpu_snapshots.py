@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.rollback.snapshots import START, Snapshots
-from hdet.rollback.storage import Storage
+from hdet.rollback.snapshots import START, Snapshots, Storage
 from tests.gpu import no_synchronising
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

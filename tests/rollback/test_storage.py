@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hdet.parameters import copy_all_, put_back
 from hdet.rollback import storage
-from hdet.rollback.storage import Storage, copied, leaves
+from hdet.rollback.snapshots import Storage, copied, leaves
 
 
 def test_a_copy_has_the_structure_and_uses_old_memory_where_it_fits() -> None:

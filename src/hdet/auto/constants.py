@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["DEFAULT", "Constants"]
-
 
 class Constants(NamedTuple):
     """The rule's numbers. An experiment may change one."""
@@ -39,6 +37,8 @@ class Constants(NamedTuple):
     shrink: float = 1 / 3
     """A run n times as long wants a rate lower by n to this power: q = S^-shrink, 0.1 for 1000 steps (LOG, nothing to
     hand over; the same power was found for language models)."""
+    endless: float = 30.0
+    """A run without an end is taken for one of so many times the steps so far (LOG, runs without an end)."""
     heed: float = 2.5
     """The target is raised to q times this part of the reach (LOG, nothing to hand over)."""
     turn: float = 1.5
@@ -54,7 +54,7 @@ class Constants(NamedTuple):
     least_rise: float = 0.3
     """Until the schedule's peak the rate is below the target, by this factor at first: young weights suffer lasting
     damage at a rate that does older ones good (LOG, nothing to hand over)."""
-    endless_peak: int = 100
+    endless_peak: int = 50
     """In a run without an end the rate is below the target until this step (LOG, runs without an end)."""
     falling: float = 0.9
     """Nothing is raised any more once the schedule has fallen below this part of its peak (LOG, one reach)."""
@@ -72,10 +72,6 @@ class Constants(NamedTuple):
     wanders: float = 3.0
     """... and by so many times the number of steps: steps that shrink as Adagrad's do come less far by that number on a
     way to and fro (LOG, follow)."""
-
-    def shortness(self, total_steps: float) -> float:
-        """q."""
-        return float(total_steps**-self.shrink)
 
 
 DEFAULT = Constants()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.auto.pieces import Pieces, Reading, Vectors
-from hdet.auto.reach import Sums, estimate, straightness, weight_ratio
+from hdet.auto.rule import Sums, estimate, straightness, weight_ratio
 from hdet.distributed.shards import counted_once, stepping_now
 from hdet.distributed.weights import fingerprint_of_words
 from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
@@ -62,7 +62,7 @@ class _Origin(NamedTuple):
 
 
 class Measure:
-    """The way since the origin, and the sums over it. The formula is :mod:`hdet.auto.reach`'s.
+    """The way since the origin, and the sums over it. The formula is :mod:`hdet.auto.rule`'s.
 
     Args:
         groups: numbers of the parameter groups whose rate is searched: the steps of others are not the rate's.

@@ -1,7 +1,7 @@
 """The rule behind ``max_lr="auto"``: what follows from what a round has shown. Pure.
 
 One idea: the rate begins very low and is raised as long as the gradients of all steps so far, together, ask for more
-(:mod:`hdet.auto.reach`). Once it is right, steps go to and fro, gradients cancel, and nothing asks any more. The rest
+(:class:`Sums`). Once it is right, steps go to and fro, gradients cancel, and nothing asks any more. The rest
 is for the edges: a first step whose length nobody knows, and weights that were ruined (:mod:`hdet.rollback.ruin`).
 
 :class:`hdet.auto.search.Search` carries the decisions out on one model, the experiments on a stack of them: both follow
@@ -11,26 +11,15 @@ the same rule.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Container
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from hdet.auto.constants import DEFAULT, Constants
 from hdet.rollback.ruin import FEWEST, LIMITS, Block, Course, Limits, Verdict, judge
-
-__all__ = [
-    "NEVER_MOVED",
-    "NOT_FOLLOWED",
-    "NO_GRADIENT",
-    "Action",
-    "Decision",
-    "Evidence",
-    "Phase",
-    "Rule",
-    "Snapshot",
-    "State",
-]
 
 NEVER_MOVED = "no step has moved the weights"
 NO_GRADIENT = "weights moved, but no gradient was seen before the schedule's peak"
@@ -203,8 +192,8 @@ class Rule:
     """The rule of one run.
 
     Args:
-        total_steps: S, the run's length in steps of the schedule; None: nobody knows, and it is taken for three times
-            the steps so far.
+        total_steps: S, the run's length in steps of the schedule; None: nobody knows, and it is taken for 30 times the
+            steps so far.
         searches: whether the rate is searched at all.
         constants, limits: the numbers; other ones in experiments.
     """
@@ -302,7 +291,8 @@ class Rule:
         if not evidence.asks:
             return state
         c, end = self.constants, evidence.span[1]
-        q, most = c.shortness((self.total_steps or 3 * end) * evidence.steps_per_call), math.log(c.fastest)
+        length = (self.total_steps or c.endless * end) * evidence.steps_per_call
+        q, most = length**-c.shrink, math.log(c.fastest)
         straight = evidence.straightness >= 1 - q * c.turn
         asked = most if straight else evidence.reach + math.log(q * c.heed) - state.level
         if asked > 0:
@@ -327,3 +317,103 @@ class Rule:
         slot = 1 - last[0].slot if last else 0
         state = decision.state._replace(snapshots=(*last, Snapshot(step, slot)))
         return decision._replace(state=state, action=Action.KEEP, slot=slot)
+
+
+# -- rounds: they grow with the run ------------------------------------------------------------------------------------
+
+
+def next_end(t: int, constants: Constants = DEFAULT) -> int:
+    """The first end of a round after ``t`` steps. The first round is one step; one that begins at t has max(2, 0.2 t).
+
+    >>> ends = [1]
+    >>> while ends[-1] < 100:
+    ...     ends.append(next_end(ends[-1]))
+    >>> ends
+    [1, 3, 5, 7, 9, 11, 13, 15, 18, 21, 25, 30, 36, 43, 51, 61, 73, 87, 104]
+    """
+    ends = _ends(1 << int(max(t, 1)).bit_length(), constants)
+    return ends[bisect_right(ends, t)]
+
+
+def is_sampled(step: int, length: int, constants: Constants = DEFAULT) -> bool:
+    """Whether the gradient of step ``step`` of a round of so many, counted from 0, is sampled: 8 at most.
+
+    >>> [step for step in range(40) if is_sampled(step, 40)]
+    [0, 5, 10, 15, 20, 25, 30, 35]
+    """
+    return step % max(1, math.ceil(length / constants.sampled)) == 0
+
+
+@lru_cache(maxsize=64)
+def _ends(beyond: int, constants: Constants) -> tuple[int, ...]:
+    ends = [1]
+    while ends[-1] <= beyond:
+        ends.append(ends[-1] + max(constants.short, int(constants.growing * ends[-1])))
+    return tuple(ends)
+
+
+# -- the reach: what the gradients ask for -----------------------------------------------------------------------------
+
+
+class Sums(NamedTuple):
+    r"""Sums over the steps so far, from which the reach follows: the rate that the gradients ask for.
+
+    Train from :math:`x_0` by steps :math:`x_{k+1} = x_k - \eta_k u_k` with gradients :math:`g_k`; the update
+    :math:`u_k` is whatever the optimizer makes of them. With weights :math:`w_k`, which grow as :math:`\eta_k^2` while
+    the rate rises and stay where it falls, so that the small first steps count little,
+
+    .. math:: \hat\eta = \frac{\sum_k w_k \langle g_k, x_0 - x_k \rangle}{\langle s, \bar u \rangle},
+        \quad s = \sum_k w_k g_k, \quad \bar u = \frac{x_0 - x_n}{\sum_k \eta_k}.
+
+    The numerator is the descent that gradients still ask for along the way already gone; the denominator is what the
+    mean update of length one gains against the mean gradient. While gradients agree, the estimate stays ahead of the
+    rate and grows with it; once training goes to and fro they cancel, and it stops.
+
+    In a long round only some gradients are sampled: the sums over :math:`k` are over these, the sums of rates over all
+    steps.
+
+    If all gradients were equal, the estimate would be the mean over the steps, by the same weights, of the sum of rates
+    before each: :math:`\hat\eta_1 = \sum_k w_k \sum_{j<k} \eta_j / \sum_k w_k`. The ratio :math:`\kappa = \hat\eta /
+    \hat\eta_1` says how straight the way was: 1 as long as nothing has turned yet.
+
+    For :math:`u = g` this is the distance estimate of D-Adaptation over the gradient's norm, and for updates by the
+    sign it is Prodigy's; written with the displacement it needs no knowledge of the optimizer.
+
+    The unit of the sums is the weight of the last step that was sampled.
+    """
+
+    asked: float
+    """Sum of w <g, x_0 - x>."""
+    gained: float
+    """<s, x_0 - x_n>."""
+    rates: float
+    """Sum of the rates."""
+    straight: float = 0.0
+    """The estimate that equal gradients would give."""
+
+
+def estimate(sums: Sums) -> float:
+    """The rate; 0 where the sums say nothing.
+
+    Three equal steps of rate 1 along a constant gradient, :math:`x_0 - x_k = 0, 1, 2` and then 3.
+
+    >>> estimate(Sums(asked=0.0 + 1.0 + 2.0, gained=3 * 3.0, rates=3.0))
+    1.0
+    """
+    if not (sums.asked > 0 and sums.gained > 0):
+        return 0.0
+    return sums.asked * sums.rates / sums.gained
+
+
+def straightness(sums: Sums) -> float:
+    """kappa: 1 along a straight way, 0 where the sums say nothing.
+
+    >>> straightness(Sums(asked=0.0 + 1.0 + 2.0, gained=3 * 3.0, rates=3.0, straight=(0.0 + 1.0 + 2.0) / 3))
+    1.0
+    """
+    return estimate(sums) / sums.straight if sums.straight > 0 else 0.0
+
+
+def weight_ratio(before: float, now: float) -> float:
+    """What earlier sums count for when the rate goes from ``before`` to ``now``: at most as much as until then."""
+    return min((before / now) ** 2, 1.0) if now > 0 else 1.0

@@ -1,39 +1,37 @@
-"""What a search remembers, and what of it stands in a checkpoint: plain numbers in lists, and tensors beside them."""
+"""A search in a checkpoint: plain numbers in lists, and tensors beside them."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
+from hdet.auto import rule
 from hdet.auto.measure import Measure
-from hdet.auto.rule import HIGHEST, LOWEST, Decision, Phase, Snapshot, State
+from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
+from hdet.auto.search import KIND, Memory, Search
 from hdet.checks import (
     STATE_VERSION,
     STATE_WORDS,
     Rule,
+    check_run,
     check_state,
     count,
     flag,
     in_pairs,
     number,
     pairs,
+    run_state,
 )
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
 from hdet.rollback.losses import Losses
-from hdet.rollback.ruin import Block, Course
 from hdet.rollback.saving import any_number, check_course, loaded_course, losses_of, saved_course
 from hdet.rollback.snapshots import Snapshots
 
-__all__ = ["Held", "Memory", "check_saved", "loaded", "saved"]
-
-_QUIET = 3
-"""Rounds without a raise after which a rate counts as settled."""
 _LEVEL = Rule(
     f"a number from {LOWEST:g} to {HIGHEST:g}", lambda value: number.fits(value) and LOWEST <= value <= HIGHEST
 )
@@ -46,87 +44,118 @@ _STATE = {
 }
 
 
-@dataclass
-class Memory:
-    """What a search remembers beside tensors."""
-
-    found: State
-    """What was found so far."""
-    rounds: int = 0
-    """Rounds that have ended."""
-    highest: float = 0.0
-    """The schedule's highest value so far, of the leading group."""
-    is_falling: bool = False
-    """Whether the schedule has fallen so far that nothing is raised any more."""
-    has_losses: bool = False
-    """Whether a loss was given in any round. If not, gradients are judged in their place."""
-    quiet: int = 0
-    """Rounds in a row that have not raised the rate."""
-    rolled_back: int = 0
-    """How often training was rolled back."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the rate has been found: it rises no more, or has not risen for some rounds."""
-        return self.found.phase is Phase.SEARCHING and (self.is_falling or self.quiet >= _QUIET)
-
-    @property
-    def rate(self) -> float:
-        """The peak rate that was found, of the leading group; NaN as long as no round has ended."""
-        return self.highest * self.found.found if self.highest else math.nan
-
-    def note(self, decision: Decision) -> None:
-        """A round has ended so."""
-        after = decision.state
-        is_raised = after.found > self.found.found or after.phase is not self.found.phase
-        self.quiet = 0 if is_raised else self.quiet + 1
-        self.rolled_back += decision.rolled_back_to is not None
-        self.found = after
-
-    def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
-        """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
-
-        ``sign``: -1 where the loss is maximised; 0: some groups do that, others do not.
-        """
-        if blocks and not self.has_losses:
-            self.has_losses = True
-            self.found = self.found._replace(course=Course())  # gradients were judged until now
-        if self.has_losses:
-            return tuple(Block(sign * mean, steps) for mean, steps in blocks) if sign else ()
-        sizes = gradients if self.found.phase is Phase.SEARCHING else ()
-        return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
-
-    def shape(self, before: float, now: float, *, climbs: bool) -> float:
-        """The schedule over its highest value so far; 1 while it climbs, also where it falls from its first step on."""
-        self.highest = max(self.highest, before, now)
-        return 1.0 if climbs or not self.highest else now / self.highest
+class ResumableSearch(Search):
+    """A search whose length may change, and that goes on from a checkpoint as if nothing had happened."""
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {
-            "search": saved(self.found),
-            "ended": self.rounds,
-            "highest": self.highest,
-            "falling": self.is_falling,
-            "has_losses": self.has_losses,
-            "quiet": self.quiet,
-            "rolled_back": self.rolled_back,
-        }
+        """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
+        counts = {"made": self._sampler.made, "begun": self._sampler.begun}
+        envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
+        return {**envelope, "searches": self.rule.searches, **_saved_memory(self.memory), **counts}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise unless :meth:`load` can go on from it. Changes nothing."""
+        check_run(state, KIND, self.knobs)
+        _check_memory(state)
+        check_state(state, {"searches": flag, "made": count(0), "begun": count(0)}, STATE_WORDS)
 
     @staticmethod
-    def check(state: Mapping[str, Any]) -> None:
-        """Raise unless :meth:`from_state` can read it."""
-        rules = {"search": pairs, "ended": count(0), "highest": number, "falling": flag, "has_losses": flag}
-        counted = {name: count(0) for name in ("quiet", "rolled_back") if name in state}  # earlier versions have none
-        check_state(state, {**rules, **counted}, STATE_WORDS)
-        check_saved(state["search"])
+    def rate_in(state: Mapping[str, Any]) -> float:
+        """The rate that was found, of a state that :meth:`check` has seen."""
+        return _loaded_memory(state).rate
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Memory:
-        """From :meth:`state`."""
-        found = loaded(state["search"])
-        counted = state.get("quiet", 0), state.get("rolled_back", 0)
-        return cls(found, state["ended"], state["highest"], state["falling"], state["has_losses"], *counted)
+    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
+        """Go on at step ``t`` from what :meth:`check` has seen.
+
+        Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
+        """
+        self._follow(dataclasses.replace(self.rule, total_steps=total_steps, searches=state["searches"]))
+        self.take_over()
+        self.memory = _loaded_memory(state)
+        self._begins_anew = self.found.phase is Phase.SEARCHING
+        self._sampler.made, self._sampler.begun = state["made"], state["begun"]
+        self._resume(t)
+
+    def adopt(self, total_steps: int, t: int) -> None:
+        """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
+        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
+        if t > 0:
+            self.memory.found = self.rule.kept()
+        self._resume(t)
+
+    def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
+        """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
+
+        ``share``: the schedule over its peak. Raises where ranks disagree, before anything is changed.
+        """
+        self.ranks.agree_to_finish(optimizer, t, steps)
+        self.replan(t + steps, t - 1, share * self.found.rise(t, self.rule.constants))
+
+    def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
+        """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
+        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
+        self.memory.found = self.found.peaking(peak, share)
+
+    def _follow(self, followed: rule.Rule) -> None:
+        self.rule = followed
+        self.ranks.terms = self._terms()
+
+    def _resume(self, t: int) -> None:
+        """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
+        self.losses.reset()
+        self.meeting.resume()
+        self.is_just_loaded, self._is_finished = True, False
+        self.chronicle.resume(t, mid_round=self._sampler.progress > 0)
+
+    def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
+        """What it holds in tensors at step ``t``, and the losses of the round so far: this rank's."""
+        return Held(self.losses, self.found.snapshots, self._sampler.measure, self._snapshots).saved(optimizer, t)
+
+    def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
+        if search:
+            Held.read(search, optimizer, t, self._groups, self.seat)
+
+    def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
+        if search:
+            held = Held.read(search, optimizer, t, self._groups, self.seat)
+            self.losses, kept, self._sampler.measure, self._snapshots = held
+            self.memory.found = self.found._replace(snapshots=kept)
+            self._begins_anew = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ResumableSearch):
+            return False
+        return repr(self.state()) == repr(other.state()) and self.chronicle.sink == other.chronicle.sink
+
+    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
+
+
+def _saved_memory(memory: Memory) -> dict[str, Any]:
+    return {
+        "search": saved(memory.found),
+        "ended": memory.rounds,
+        "highest": memory.highest,
+        "falling": memory.is_falling,
+        "has_losses": memory.has_losses,
+        "quiet": memory.quiet,
+        "rolled_back": memory.rolled_back,
+    }
+
+
+def _check_memory(state: Mapping[str, Any]) -> None:
+    """Raise unless :func:`_loaded_memory` can read it."""
+    rules = {"search": pairs, "ended": count(0), "highest": number, "falling": flag, "has_losses": flag}
+    counted = {name: count(0) for name in ("quiet", "rolled_back") if name in state}  # earlier versions have none
+    check_state(state, {**rules, **counted}, STATE_WORDS)
+    check_saved(state["search"])
+
+
+def _loaded_memory(state: Mapping[str, Any]) -> Memory:
+    counted = state.get("quiet", 0), state.get("rolled_back", 0)
+    found = loaded(state["search"])
+    return Memory(found, state["ended"], state["highest"], state["falling"], state["has_losses"], *counted)
 
 
 def saved(state: State) -> list[list[Any]]:

@@ -8,43 +8,99 @@ out on the weights (:mod:`hdet.rollback.snapshots`).
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import math
 import time
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.auto.hooks import StepHook
 from hdet.auto.ranks import Gathered, Ranks
 from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
-from hdet.auto.sampling import Sampler, Sampling
-from hdet.auto.saving import Held, Memory
-from hdet.auto.telling import NO_LOSSES, Found, found_words, lost_words, record_of, warning_of
-from hdet.checks import STATE_WORDS, check_run, check_state, count, flag, run_state, users_level
+from hdet.auto.sampling import Sampler, Sampling, StepHook
+from hdet.auto.telling import Found, Teller, lost_words, record_of
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, terms_of
 from hdet.distributed.shards import refuse_partitions
-from hdet.errors import DivergedError, ResumeWarning, SearchWarning
+from hdet.errors import DivergedError, ResumeWarning
 from hdet.journal.chronicle import Chronicle, Clock
 from hdet.parameters import Rate, direction, stands_still
 from hdet.rollback.losses import Losses
+from hdet.rollback.ruin import Block, Course
 from hdet.rollback.snapshots import START, Snapshots
 
-__all__ = ["Search"]
-
-_KIND = "search"
+KIND = "search"
+_QUIET = 3
+"""Rounds without a raise after which a rate counts as settled."""
 _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
 )
-_logger = logging.getLogger("hdet")
+
+
+@dataclass
+class Memory:
+    """What a search remembers beside tensors."""
+
+    found: State
+    """What was found so far."""
+    rounds: int = 0
+    """Rounds that have ended."""
+    highest: float = 0.0
+    """The schedule's highest value so far, of the leading group."""
+    is_falling: bool = False
+    """Whether the schedule has fallen so far that nothing is raised any more."""
+    has_losses: bool = False
+    """Whether a loss was given in any round. If not, gradients are judged in their place."""
+    quiet: int = 0
+    """Rounds in a row that have not raised the rate."""
+    rolled_back: int = 0
+    """How often training was rolled back."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the rate has been found: it rises no more, or has not risen for some rounds."""
+        return self.found.phase is Phase.SEARCHING and (self.is_falling or self.quiet >= _QUIET)
+
+    @property
+    def told(self) -> Found:
+        """What was found, for people."""
+        return Found(self.rate, self.is_settled, self.rolled_back)
+
+    @property
+    def rate(self) -> float:
+        """The peak rate that was found, of the leading group; NaN as long as no round has ended."""
+        return self.highest * self.found.found if self.highest else math.nan
+
+    def note(self, decision: Decision) -> None:
+        """A round has ended so."""
+        after = decision.state
+        is_raised = after.found > self.found.found or after.phase is not self.found.phase
+        self.quiet = 0 if is_raised else self.quiet + 1
+        self.rolled_back += decision.rolled_back_to is not None
+        self.found = after
+
+    def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
+        """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
+
+        ``sign``: -1 where the loss is maximised; 0: some groups do that, others do not.
+        """
+        if blocks and not self.has_losses:
+            self.has_losses = True
+            self.found = self.found._replace(course=Course())  # gradients were judged until now
+        if self.has_losses:
+            return tuple(Block(sign * mean, steps) for mean, steps in blocks) if sign else ()
+        sizes = gradients if self.found.phase is Phase.SEARCHING else ()
+        return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
+
+    def shape(self, before: float, now: float, *, climbs: bool) -> float:
+        """The schedule over its highest value so far; 1 while it climbs, also where it falls from its first step on."""
+        self.highest = max(self.highest, before, now)
+        return 1.0 if climbs or not self.highest else now / self.highest
 
 
 class _Ending(NamedTuple):
@@ -97,6 +153,7 @@ class Search:
         self.rule = rule
         self.knobs = list(knobs)
         self.model = model
+        self.meeting = meeting
         self.chronicle = chronicle
         self.losses = Losses()
         self.memory = Memory(rule.begin())
@@ -109,8 +166,7 @@ class Search:
         self._sampler = Sampler(groups, rule.constants)
         self._snapshots = Snapshots()
         self._is_finished = False
-        self._has_told = False
-        """Whether people know that no loss was given."""
+        self._teller = Teller(meeting)
         self._begins_anew = False
         """Whether the search goes on from a checkpoint without what it held in tensors."""
 
@@ -122,24 +178,14 @@ class Search:
         return self.memory.found
 
     @property
-    def told(self) -> Found:
-        """The same, for people."""
-        return Found(self.memory.rate, self.memory.is_settled, self.memory.rolled_back)
-
-    @property
     def total_steps(self) -> int | None:
         """The length of the run."""
         return self.rule.total_steps
 
     @property
-    def meeting(self) -> Meeting:
-        """How the ranks meet."""
-        return self.ranks.meeting
-
-    @property
     def seat(self) -> Seat:
         """This rank's place."""
-        return self.ranks.seat
+        return self.meeting.seat
 
     @property
     def holds_rise(self) -> bool:
@@ -218,7 +264,7 @@ class Search:
         if loss is not None:  # of a step that was counted already, unless it was replayed from a graph
             self.losses.add(loss, max(self._sampler.progress - self._sampler.is_heard, 0))
         if self.is_just_loaded:
-            self._first_step_since_loading(before)
+            self._tell_what_is_missing(before)
         self.ranks.meet(optimizer, before)
         if self.seat.size == 1:
             self.chronicle.claim(Solo(), writes=True)
@@ -284,9 +330,14 @@ class Search:
         if end.after == self.total_steps:
             self.chronicle.close()
         self.memory.rounds += 1
-        self._tell(decision, end.after)
-        self._log(was_settled, end.after)
+        self._teller.warn_of(decision, end.after, lacks_losses=self._lacks_losses)
+        ends = end.after == self.total_steps and self.holds_rise
+        self._teller.log(self.memory.told, end.after, ends=ends, settles=self.memory.is_settled and not was_settled)
         self.chronicle.begin_round()
+
+    @property
+    def _lacks_losses(self) -> bool:
+        return self.found.phase is Phase.SEARCHING and not self.memory.has_losses and self.memory.rounds > 1
 
     @property
     def _lead(self) -> int:
@@ -339,30 +390,16 @@ class Search:
         if self._hook.captured:
             self._await_replay(optimizer)
 
-    def _tell(self, decision: Decision, t: int) -> None:
-        """People, of what they must know at once; that losses are missing, once."""
-        searches, known = self.found.phase is Phase.SEARCHING, self.memory.has_losses or self._has_told
-        is_missing = searches and not known and self.memory.rounds > 1
-        text = warning_of(decision, t)
-        if text is None and is_missing:
-            self._has_told, text = True, NO_LOSSES.format(step=t)
-        if text is not None:
-            self._warn(text, SearchWarning)
-
-    def _log(self, was_settled: bool, t: int) -> None:
-        """A line where the rate has settled, and one at the end."""
-        ends = t == self.total_steps and self.holds_rise
-        if self.seat.replica == 0 and (ends or (self.memory.is_settled and not was_settled)):
-            _logger.info(found_words(self.told, t, ends=ends))
-
-    def _warn(self, text: str, kind: type[Warning]) -> None:
-        if self.seat.replica == 0:
-            warnings.warn(text, kind, stacklevel=users_level())
+    def _tell_what_is_missing(self, t: int) -> None:
+        """The first step since a checkpoint was loaded: by now all of it is."""
+        begins_anew, self.is_just_loaded, self._begins_anew = self._begins_anew, False, False
+        if begins_anew and t < (self.total_steps or math.inf):
+            self._teller.warn(lost_words(t, is_falling=self.memory.is_falling), ResumeWarning)
 
     # -- the other ranks ----------------------------------------------------------------------------------------------
 
     def _terms(self) -> dict[str, float]:
-        return terms_of(_KIND, self.knobs, [self.rule.searches, self._go_back], total_steps=self.total_steps)
+        return terms_of(KIND, self.knobs, [self.rule.searches, self._go_back], total_steps=self.total_steps)
 
     def converge(self, optimizer: Optimizer, t: int) -> None:
         """Average the buffers now, and nothing else. Collective."""
@@ -372,98 +409,6 @@ class Search:
     def consensus(self, optimizer: Optimizer, t: int) -> AbstractContextManager[None]:
         """Averaged buffers inside, this rank's own back afterwards. Collective."""
         return self.ranks.consensus(optimizer, t)
-
-    def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
-        """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
-
-        ``share``: the schedule over its peak. Raises where ranks disagree, before anything is changed.
-        """
-        self.ranks.agree_to_finish(optimizer, t, steps)
-        self.replan(t + steps, t - 1, share * self.found.rise(t, self.rule.constants))
-
-    # -- state --------------------------------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
-        counts = {"made": self._sampler.made, "begun": self._sampler.begun}
-        envelope = run_state(_KIND, self.knobs, [0.0] * len(self.knobs))
-        return {**envelope, "searches": self.rule.searches, **self.memory.state(), **counts}
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raise unless :meth:`load` can go on from it. Changes nothing."""
-        check_run(state, _KIND, self.knobs)
-        Memory.check(state)
-        check_state(state, {"searches": flag, "made": count(0), "begun": count(0)}, STATE_WORDS)
-
-    @staticmethod
-    def rate_in(state: Mapping[str, Any]) -> float:
-        """The rate that was found, of a state that :meth:`check` has seen."""
-        return Memory.from_state(state).rate
-
-    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
-        """Go on at step ``t`` from what :meth:`check` has seen.
-
-        Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
-        """
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps, searches=state["searches"]))
-        self.take_over()
-        self.memory = Memory.from_state(state)
-        self._begins_anew = self.found.phase is Phase.SEARCHING
-        self._sampler.made, self._sampler.begun = state["made"], state["begun"]
-        self._resume(t)
-
-    def adopt(self, total_steps: int, t: int) -> None:
-        """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
-        if t > 0:
-            self.memory.found = self.rule.kept()
-        self._resume(t)
-
-    def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
-        """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
-        self.memory.found = self.found.peaking(peak, share)
-
-    def _follow(self, rule: Rule) -> None:
-        self.rule = rule
-        self.ranks.terms = self._terms()
-
-    def _resume(self, t: int) -> None:
-        """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
-        self.losses.reset()
-        self.meeting.resume()
-        self.is_just_loaded, self._is_finished = True, False
-        self.chronicle.resume(t, mid_round=self._sampler.progress > 0)
-
-    def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
-        """What it holds in tensors at step ``t``, and the losses of the round so far: this rank's."""
-        return Held(self.losses, self.found.snapshots, self._sampler.measure, self._snapshots).saved(optimizer, t)
-
-    def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
-        """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
-        if search:
-            Held.read(search, optimizer, t, self._groups, self.seat)
-
-    def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
-        """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
-        if search:
-            held = Held.read(search, optimizer, t, self._groups, self.seat)
-            self.losses, kept, self._sampler.measure, self._snapshots = held
-            self.memory.found = self.found._replace(snapshots=kept)
-            self._begins_anew = False
-
-    def _first_step_since_loading(self, t: int) -> None:
-        """By now all is loaded: people are told what is missing."""
-        begins_anew, self.is_just_loaded, self._begins_anew = self._begins_anew, False, False
-        if begins_anew and t < (self.total_steps or math.inf):
-            self._warn(lost_words(t, is_falling=self.memory.is_falling), ResumeWarning)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Search):
-            return False
-        return repr(self.state()) == repr(other.state()) and self.chronicle.sink == other.chronicle.sink
-
-    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what is kept of them is left out."""

@@ -1,19 +1,23 @@
-"""What is told of a round of a search: a record for the journal, a warning for people."""
+"""What is told of a search: a record of each round for the journal, warnings for people, lines for the log."""
 
 from __future__ import annotations
 
+import logging
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from hdet.auto.ranks import Gathered
 from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evidence, State
+from hdet.checks import users_level
+from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import RollCall
+from hdet.errors import SearchWarning
 from hdet.journal.chronicle import round_record
 
-__all__ = ["NO_LOSSES", "Found", "found_html", "found_words", "lost_words", "record_of", "warning_of"]
-
-NO_LOSSES = (
+_logger = logging.getLogger("hdet")
+_NO_LOSSES = (
     "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are no "
     "numbers. Give it: scheduler.step(loss)"
 )
@@ -50,11 +54,35 @@ class Found:
         return f"found {self.rate:.2g}, {'settled' if self.settled else 'still searching'}, {often}"
 
 
-def found_words(found: Found, step: int, *, ends: bool) -> str:
-    """A line for the log."""
-    if ends:
-        return f"{found}; use again: max_lr={found.rate:.2g}"
-    return f"the rate has settled at step {step}: {found.rate:.2g}"
+class Teller:
+    """Tells people what they must know at once, and the log what was found. Of several ranks, the first one does."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._has_asked = False
+        """Whether people know that no loss was given."""
+
+    def warn_of(self, decision: Decision, t: int, *, lacks_losses: bool) -> None:
+        """Of what a round has come to; that losses are missing, once."""
+        text = _warning_of(decision, t)
+        if text is None and lacks_losses and not self._has_asked:
+            self._has_asked, text = True, _NO_LOSSES.format(step=t)
+        if text is not None:
+            self.warn(text, SearchWarning)
+
+    def warn(self, text: str, kind: type[Warning]) -> None:
+        """At the user's own line."""
+        if self._meeting.seat.replica == 0:
+            warnings.warn(text, kind, stacklevel=users_level())
+
+    def log(self, found: Found, t: int, *, ends: bool, settles: bool) -> None:
+        """A line where the run ends, and one where the rate has settled."""
+        if self._meeting.seat.replica != 0:
+            return
+        if ends:
+            _logger.info("%s; use again: max_lr=%.2g", found, found.rate)
+        elif settles:
+            _logger.info("the rate has settled at step %d: %.2g", t, found.rate)
 
 
 def found_html(found: Found, step: int, total_steps: int | None, rate: float) -> str:
@@ -115,7 +143,7 @@ def record_of(
     return {**record, "shape": now, "reach": reach, "found": found, **story, "alarm": decision.alarm}
 
 
-def warning_of(decision: Decision, step: int) -> str | None:
+def _warning_of(decision: Decision, step: int) -> str | None:
     """What people must know at once."""
     if decision.alarm is not None:
         why, cure = decision.alarm, _CURES[decision.alarm]

@@ -119,14 +119,15 @@ def check_memory(name: str, optimizer: Optimizer, state: Mapping[str, Any]) -> N
     """
     with _aside():
         try:
-            stand_in = _StandIn(optimizer)
+            stand_in, small = _stand_in(optimizer)
         except Exception:
             return
         steps = _can_step(optimizer)
         try:
-            stand_in.adopt(state["param_groups"])
-            lost = sorted(name for name in optimizer.defaults if not stand_in.has_option(name))
-            expected = stand_in.step() if steps and not lost else {}
+            _adopt(stand_in, state["param_groups"])
+            lost = sorted(o for o in optimizer.defaults if any(o not in group for group in stand_in.param_groups))
+            if steps and not lost:
+                stand_in.step()
         except Exception as error:
             raise _refusal(name, optimizer, f"no step could follow it ({type(error).__name__}: {error})") from error
     if lost:
@@ -141,7 +142,7 @@ def check_memory(name: str, optimizer: Optimizer, state: Mapping[str, Any]) -> N
     for place, memory in state["state"].items():
         if place in parameters:
             kind, p = parameters[place]
-            fault = _fault(expected.get(kind, {}), memory, kind, p)
+            fault = _fault(stand_in.state.get(small[kind], {}), memory, kind, p)
             if fault is not None:
                 raise _refusal(name, optimizer, f"of its parameter {place} {fault}")
 
@@ -149,7 +150,7 @@ def check_memory(name: str, optimizer: Optimizer, state: Mapping[str, Any]) -> N
 def _can_step(optimizer: Optimizer) -> bool:
     """Whether another one, as it is here, can."""
     try:
-        _StandIn(optimizer).step()
+        _stand_in(optimizer)[0].step()
     except Exception:
         return False
     return True
@@ -183,33 +184,23 @@ def _alike(expected: Any, found: Any, kind: Kind, p: Tensor) -> bool:
     return one_for_all or (isinstance(found, Tensor) and (tuple(expected.shape) != kind[1] or found.shape == p.shape))
 
 
-class _StandIn:
+def _stand_in(optimizer: Optimizer) -> tuple[Optimizer, dict[Kind, Tensor]]:
     """An optimizer of the same class and arguments, with one small parameter of each kind, on the CPU."""
+    small = {kind: _small(kind) for kind, _ in _parameters(optimizer)}
+    groups = [
+        {**_options(group), "params": [p for kind, p in small.items() if kind[0] == number]}
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+    known = inspect.signature(type(optimizer)).parameters
+    arguments = {name: value for name, value in _options(optimizer.defaults).items() if name in known}
+    return type(optimizer)(groups, **arguments), small
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._small = {kind: _small(kind) for kind, _ in _parameters(optimizer)}
-        groups = [
-            {**_options(group), "params": [p for kind, p in self._small.items() if kind[0] == number]}
-            for number, group in enumerate(optimizer.param_groups)
-        ]
-        known = inspect.signature(type(optimizer)).parameters
-        arguments = {name: value for name, value in _options(optimizer.defaults).items() if name in known}
-        self.optimizer = type(optimizer)(groups, **arguments)
 
-    def adopt(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Take the options of saved groups, as the optimizer itself would."""
-        own = self.optimizer.state_dict()["param_groups"]
-        rows = [{**_options(group), "params": mine["params"]} for group, mine in zip(groups, own, strict=True)]
-        self.optimizer.load_state_dict({"state": {}, "param_groups": rows})
-
-    def has_option(self, name: str) -> bool:
-        """Whether all groups have it."""
-        return all(name in group for group in self.optimizer.param_groups)
-
-    def step(self) -> dict[Kind, Memory]:
-        """What is remembered after a step, by kinds."""
-        self.optimizer.step()
-        return {kind: dict(self.optimizer.state.get(p, {})) for kind, p in self._small.items()}
+def _adopt(stand_in: Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Take the options of saved groups, as the optimizer itself would."""
+    own = stand_in.state_dict()["param_groups"]
+    rows = [{**_options(group), "params": mine["params"]} for group, mine in zip(groups, own, strict=True)]
+    stand_in.load_state_dict({"state": {}, "param_groups": rows})
 
 
 def _parameters(optimizer: Optimizer) -> list[tuple[Kind, Tensor]]:

@@ -20,10 +20,11 @@ from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, wri
 from hdet.checkpoint.parts import check_fits
 from hdet.checks import check_state, fields, must_be
 from hdet.distributed.group import ReplicaGroup, arriving, connect
-from hdet.distributed.shards import refuse_sharded
+from hdet.distributed.shards import is_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
 from hdet.rollback.guard import Guard
+from hdet.rollback.snapshots import leaves
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -201,18 +202,16 @@ def _content(parts: Mapping[str, Any], losses: Mapping[str, Any] | None) -> dict
     searches = {name: {**one.search_state_dict(), "losses": (losses or {})[name]} for name, one in found.items()}
     content = {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
     for name, value in {**states, **values}.items():
-        _refuse_shards(name, _leaves(value))
+        _refuse_shards(name, leaves(value))
     return content
 
 
 def _refuse_shards(name: str, tensors: Iterable[Tensor]) -> None:
-    try:
-        refuse_sharded(tensors, "hdet.save")
-    except ShardedParametersError as error:
+    if any(map(is_sharded, tensors)):
         raise ShardedParametersError(
             f"the part {name!r} is sharded over the ranks, and hdet.save writes what one rank holds; save it with "
             "torch.distributed.checkpoint, to which a scheduler's state_dict() can be given too"
-        ) from error
+        )
 
 
 def _tensors_in(part: Any) -> Iterator[Tensor]:
@@ -221,15 +220,6 @@ def _tensors_in(part: Any) -> Iterator[Tensor]:
         yield from part.parameters()
     elif isinstance(part, Optimizer):
         yield from (p for group in part.param_groups for p in group["params"])
-
-
-def _leaves(value: Any) -> Iterator[Tensor]:
-    """All tensors in lists, tuples and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(item)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from hdet.errors import harmless
 
-__all__ = ["check_packages", "complain", "main", "speaks"]
-
 _MOVED = ("ablate", "demo", "train")
 
 

@@ -17,7 +17,7 @@ from hdet.errors import ArgumentError, harmless
 from hdet.files import write_atomically
 from hdet.journal import JournalData, read_journal
 from hdet.report import verdict as words
-from hdet.report.data import RunData, load_run
+from hdet.report.data import RunData, journal_in, load_run
 from hdet.report.numbers import plain_json
 from hdet.report.page import write_report
 from hdet.schedulers.replay import found_schedules, value_at
@@ -140,9 +140,7 @@ class FoundSchedule(NamedTuple):
 
 def journal_at(path: Path) -> JournalData:
     """The journal that is at a path, or in a run's folder."""
-    file = path / "journal.jsonl" if path.is_dir() else path
-    if not path.exists():
-        raise ArgumentError(f"a run must be a journal or a run's folder, but {path} does not exist; check the path")
+    file = journal_in(path)
     if not file.exists():
         raise ArgumentError(
             f"{path} has no journal, so no schedule was found there; give a run of a search or of replicas"

@@ -97,13 +97,13 @@ def plot(names: Sequence[str], lines: Sequence[Line], title: str, width: int = 8
         return f"{title}: none of the runs has a curve"
     columns = max(2, width - 11)
     left, right = min(x for x, _, _ in points), max(x for x, _, _ in points)
-    heights = [math.log(y) if all(y > 0 for _, y, _ in points) else y for _, y, _ in points]
+    logarithmic = all(y > 0 for _, y, _ in points)
+    heights = [math.log(y) if logarithmic else y for _, y, _ in points]
     low, high = min(heights), max(heights)
     grid = [[" "] * columns for _ in range(height)]
     for (x, _, letter), y in zip(points, heights, strict=True):
         row = round((height - 1) * (high - y) / (high - low or 1.0))
         grid[row][round((columns - 1) * (x - left) / (right - left or 1.0))] = letter
-    logarithmic = all(y > 0 for _, y, _ in points)
     marks = [high - (high - low) * i / max(1, height - 1) for i in range(height)]
     labels = [say.number(math.exp(mark) if logarithmic else mark, 3) for mark in marks]
     drawn = [f"{label:>8} ┤{''.join(cells).rstrip()}" for label, cells in zip(labels, grid, strict=True)]

@@ -148,16 +148,11 @@ def check_sharded(tensors: Iterable[Tensor], *, model_is_missing: bool) -> None:
             )
 
 
-def refuse_sharded(tensors: Iterable[Tensor], what: str) -> None:
-    """Raise for any shard, where ``what`` needs whole weights."""
-    found = list(tensors)
-    refuse_flat(found)
-    for number, tensor in enumerate(found):
-        if is_distributed(tensor):
-            raise ShardedParametersError(
-                f"{what} needs whole weights, but parameter number {number} of shape {tuple(tensor.shape)} is sharded "
-                "(DTensor); call it before fully_shard or parallelize_module, or leave it out"
-            )
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a rank holds a part of it: a DTensor, or one that :func:`refuse_flat` refuses."""
+    kinds = {kind.__name__ for kind in type(tensor).__mro__}
+    is_flat = bool(kinds & {"FlatParameter", "ShardedTensor"}) or getattr(tensor, "_fsdp_flattened", False)
+    return is_distributed(tensor) or is_flat
 
 
 class Partitioned(Optimizer):

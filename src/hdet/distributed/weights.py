@@ -172,7 +172,8 @@ class Body:
         reshard(self.model)
         parameters: dict[int, Tensor] = {}
         still: dict[int, Tensor] = {}
-        for tensor in _trained(optimizer, self.model):
+        own = (p for group in optimizer.param_groups for p in group["params"])
+        for tensor in chain(own, self.model.parameters() if self.model is not None else ()):
             if _is_averaged(tensor):
                 (parameters if tensor.requires_grad else still).setdefault(id(tensor), tensor)
         still |= {id(tensor): tensor for tensor in self.buffers(set_aside=True)}
@@ -260,13 +261,6 @@ def warn_without_ensemble(optimizer: Optimizer) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _trained(optimizer: Optimizer, model: nn.Module | None) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-    if model is not None:
-        yield from model.parameters()
 
 
 def _extremes(tensor: Tensor) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from hdet.checks import Rule, count, integer, maybe, one_of
 from hdet.ensemble.design import Rounds
 from hdet.ensemble.knob import KnobSpec
-from hdet.ensemble.published import Update
+from hdet.ensemble.published import Controller, Update
 from hdet.parameters import Rate, as_type_of
 
 Decay = Literal["schedule", "exponential"]
@@ -121,9 +121,10 @@ class Bases(NamedTuple):
     controller: Any
 
     @classmethod
-    def begin(cls, learned: Sequence[float], controller: Any) -> Bases:
+    def begin(cls, learned: Sequence[float], controller: Controller | None) -> Bases:
         """Before the first round."""
-        return cls(list(learned), Decaying.begin([0.0] * len(learned)), controller)
+        state = controller.init(len(learned)) if controller is not None else None
+        return cls(list(learned), Decaying.begin([0.0] * len(learned)), state)
 
     def grown(self, more: int, controller: Any) -> Bases:
         """With further rates, which begin unlearned; the controller begins anew."""

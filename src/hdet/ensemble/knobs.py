@@ -69,10 +69,7 @@ def lr(
         scale: "relative" is the published rule.
         groups: which groups, by index or by their "name"; None: all.
     """
-    if not is_one_of(scale, ("relative", "log")):
-        raise ArgumentError(
-            f'scale of a learning rate must be "relative" or "log", but got scale={shown(scale)}; leave it out'
-        )
+    must_be('"relative" or "log" here', is_one_of(scale, ("relative", "log")), "leave it out", scale=scale)
     knobs, optimizer = [], unwrapped(optimizer)
     for index in _group_indices(optimizer, groups):
         name = f"lr[{_group_name(optimizer, index)}]"

@@ -137,14 +137,11 @@ class Normalised:
                 f"steps must satisfy 0 < shortest <= step <= longest, but got shortest={self.shortest!r}, "
                 f"step={self.step!r}, longest={self.longest!r}; they are lengths in units of the spread"
             )
-        if not (is_finite(self.caution) and self.caution >= 0):
-            raise ArgumentError(
-                f"caution must be a finite number, at least 0, but got caution={self.caution!r}; it is the |t| below "
-                "which nothing moves, 2 by default"
-            )
-        must_be(
-            "a finite number above 0", is_finite(self.ridge) and self.ridge > 0, "for instance 1e-3", ridge=self.ridge
-        )
+        fits = is_finite(self.caution) and self.caution >= 0
+        cure = "it is the |t| below which nothing moves, 2 by default"
+        must_be("a finite number, at least 0", fits, cure, caution=self.caution)
+        fits = is_finite(self.ridge) and self.ridge > 0
+        must_be("a finite number above 0", fits, "for instance 1e-3", ridge=self.ridge)
 
     def init(self, knobs: int) -> NormalisedState:
         """Nothing seen yet."""
@@ -155,7 +152,7 @@ class Normalised:
         """One round."""
         knobs = len(state.moment)
         spreads = [max(abs(v) for v in column) for column in zip(*offsets, strict=True)]
-        x = centred_columns([[_ratio(v, s) for v, s in zip(row, spreads, strict=True)] for row in offsets])
+        x = centred_columns([[v / s if s else 0.0 for v, s in zip(row, spreads, strict=True)] for row in offsets])
         y, unit = standardised(signals)
         state = _remembered(state, x, y)
         covariance = self._covariance(state)
@@ -250,7 +247,3 @@ def _forgotten(
     rows = _NOISE * freedom + knobs if freedom > 0 else state.squares[1]
     squares = [_NOISE * residual + dot(slopes, moment), rows]
     return state._replace(gram=[value for row in gram for value in row], moment=moment, squares=squares)
-
-
-def _ratio(value: float, spread: float) -> float:
-    return value / spread if spread > 0 else 0.0

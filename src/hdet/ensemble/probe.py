@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,19 +79,14 @@ class ProbeBatch:
         autocast: torch.dtype | Literal["inherit"] | None = "inherit",
     ) -> None:
         check_model(model, needed=True)
-        if not takes(loss_fn, None, None):
-            raise ArgumentError(
-                f"loss_fn must be a function of model and batch, but got loss_fn={shown(loss_fn)}; for instance lambda "
-                "model, batch: criterion(model(batch[0]), batch[1])"
-            )
+        example = "for instance lambda model, batch: criterion(model(batch[0]), batch[1])"
+        must_be("a function of model and batch", takes(loss_fn, None, None), example, loss_fn=loss_fn)
         must_be('"probe" or "eval"', is_one_of(mode, ("probe", "eval")), 'leave it out for "probe"', mode=mode)
         fits = not isinstance(loader, nn.Module) and (takes(loader, 0) or _is_iterable(loader))
         must_be("an iterable of batches or batch_fn(round)", fits, "for instance a DataLoader", loader=loader)
-        if not (is_one_of(autocast, ("inherit", None)) or isinstance(autocast, torch.dtype)):
-            raise ArgumentError(
-                f'autocast must be "inherit", a type such as torch.bfloat16 or None, but got autocast={autocast!r}; '
-                "leave it out where loss_fn casts by itself"
-            )
+        fits = isinstance(autocast, torch.dtype) or is_one_of(autocast, ("inherit", None))
+        cure = "leave it out where loss_fn casts by itself"
+        must_be('"inherit", a type such as torch.bfloat16 or None', fits, cure, autocast=autocast)
         self.model = model
         self.autocast = autocast
         self.loss_fn = loss_fn
@@ -107,7 +102,8 @@ class ProbeBatch:
         """Draw and share the batch of round ``k``. Collective."""
         if self._round == k:
             return
-        outline, failure = _Outline(None, []), None
+        outline: _Outline = None, []
+        failure: Exception | None = None
         if group.rank == 0:
             try:
                 with rng_put_back(_device_of(self.model)):
@@ -240,11 +236,8 @@ def _seed(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
 
 
-class _Outline(NamedTuple):
-    """A batch whose tensors are taken out."""
-
-    batch: Any
-    tensors: list[Tensor]
+_Outline = tuple[Any, list[Tensor]]
+"""A batch whose tensors are taken out, and these."""
 
 
 def _outlined(batch: Any, device: torch.device) -> _Outline:
@@ -257,7 +250,7 @@ def _outlined(batch: Any, device: torch.device) -> _Outline:
         tensors.append(leaf.to(device).contiguous())
         return _Place(len(tensors) - 1, leaf.shape, leaf.dtype)
 
-    return _Outline(_mapped(batch, take), tensors)
+    return _mapped(batch, take), tensors
 
 
 def _shared(outline: _Outline, group: ReplicaGroup, device: torch.device) -> Any:
@@ -266,15 +259,11 @@ def _shared(outline: _Outline, group: ReplicaGroup, device: torch.device) -> Any
     def fill(leaf: Any) -> Any:
         if not isinstance(leaf, _Place):
             return leaf
-        mine = (
-            outline.tensors[leaf.number]
-            if group.rank == 0
-            else torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
-        )
+        mine = outline[1][leaf.number] if group.rank == 0 else torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
         group.broadcast_(mine)
         return mine
 
-    return _mapped(group.broadcast_object(outline.batch), fill)
+    return _mapped(group.broadcast_object(outline[0]), fill)
 
 
 class _Place:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hdet.checks import is_finite, must_be
-from hdet.errors import ArgumentError
 
 
 class Update(NamedTuple):
@@ -102,16 +101,12 @@ class Published:
     def __post_init__(self) -> None:
         fits = is_finite(self.sigma) and self.sigma > 0
         must_be("a finite number above 0", fits, "the published value is 0.1", sigma=self.sigma)
-        if not (is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1):
-            raise ArgumentError(
-                f"meta_momentum must be at least 0 and below 1, but got meta_momentum={self.meta_momentum!r}; "
-                "the published value is 0.9, and 0 means no smoothing"
-            )
-        if not (is_finite(self.meta_lr) and self.meta_lr >= 0):
-            raise ArgumentError(
-                f"meta_lr must be a finite number, at least 0, but got meta_lr={self.meta_lr!r}; the published value "
-                "is 0.5, and auto_lr=False switches the controller off"
-            )
+        fits = is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1
+        cure = "the published value is 0.9, and 0 means no smoothing"
+        must_be("at least 0 and below 1", fits, cure, meta_momentum=self.meta_momentum)
+        fits = is_finite(self.meta_lr) and self.meta_lr >= 0
+        cure = "the published value is 0.5, and auto_lr=False switches the controller off"
+        must_be("a finite number, at least 0", fits, cure, meta_lr=self.meta_lr)
 
     def init(self, knobs: int) -> PublishedState:
         """No velocity yet."""

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,15 +18,15 @@ from torch.optim import Optimizer
 from hdet.checks import check_run, run_state, users_level
 from hdet.distributed.group import ReplicaGroup, Seat, Solo, arriving, connect_alike
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, RollCall, Shown, terms_of
+from hdet.distributed.rollcall import Occasion, RollCall, Shown
 from hdet.distributed.shards import hold_alike, local, refuse_partitions, resharded
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, warn_without_ensemble
 from hdet.ensemble.converge import converge, refuse_diverged
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
-from hdet.ensemble.steering import Steering
+from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
 from hdet.journal.chronicle import Chronicle, Clock, meet
-from hdet.parameters import Rate, direction, put_back
+from hdet.parameters import Rate, put_back
 from hdet.rollback.losses import Losses
 
 _KIND = "replicas"
@@ -34,18 +34,6 @@ _NOT_AVERAGED = (
     "averaging them over the ranks would overwrite each rank's part of the model with a mean of unrelated parts. Train "
     "replicas with ZeRO stage 0 in fp32, or have the rate found: hdet.integrations.deepspeed.auto(engine, ...)"
 )
-
-
-class _Ending(NamedTuple):
-    """A round that ends."""
-
-    optimizer: Optimizer
-    span: tuple[int, int]
-    """The step in the round, and the step to come."""
-    schedule: Callable[[int], list[float]]
-    """The plain schedule per knob at a step; anything for knobs that have none."""
-    floors: Callable[[], list[float]]
-    """The schedule's lowest value per knob."""
 
 
 class Replicas:
@@ -151,11 +139,11 @@ class Replicas:
                 self._mean.add(self._body.weights(optimizer).parameters)
         if self.steering.rounds.ends_at(after):
             with arriving(f"the end of a round, at step {after}"):
-                self._end_round(_Ending(optimizer, (before, after), schedule, floors))
+                self._end_round(Ending(optimizer, (before, after), schedule, floors))
 
     # -- the end of a round ---------------------------------------------------------------------------------------
 
-    def _end_round(self, end: _Ending) -> None:
+    def _end_round(self, end: Ending) -> None:
         """Gather, decide, average, move the base values. An error before the mean changes nothing.
 
         Cost: one gather, which synchronises host and device, and one all-reduce of the weights; with a journal a second
@@ -169,8 +157,8 @@ class Replicas:
             roll = self._roll_call(end, signal)
         refuse_diverged(roll, what)
         clock.lap("gather")
-        sign, has_signal = direction(end.optimizer.param_groups), roll.has_losses or isinstance(self._signal, ProbeLoss)
-        decided = self.steering.decide(end.span, roll, self.seat, sign, end.schedule, end.floors, has_signal=has_signal)
+        has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
+        decided = self.steering.decide(end, roll, self.seat, has_signal=has_signal)
         clock.lap("controller")
         divergence = None
         with arriving(what):
@@ -179,9 +167,9 @@ class Replicas:
                 divergence = converge(group, self._alike or group, weights, roll, measure=measured)
         clock.lap("converge")
         if roll.writer == group.rank:
-            record = self.steering.record(end.span, roll, self.seat, decided, end.schedule, divergence, clock.seconds)
+            record = self.steering.record(end, roll, self.seat, *decided, divergence, clock.seconds)
             self.chronicle.write(record, self.knobs, ended)
-        self.steering.bases = decided.bases
+        self.steering.bases = decided[0]
         keeps = roll.live[group.seat.replica] or (self._alike is None and _is_finite(end.optimizer))
         if self._reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
             end.optimizer.state.clear()
@@ -196,14 +184,14 @@ class Replicas:
         """Whether a journal or a controller does. One replica's counts too: a probe that fails should on a laptop."""
         return self._is_told or self.steering.is_controlled(end)
 
-    def _read_signal(self, end: _Ending) -> float | None:
+    def _read_signal(self, end: Ending) -> float | None:
         if not self._reads_signal(end.span[1]):
             return None
         parameters, k = self._body.weights(end.optimizer).parameters, self.steering.rounds.index(end.span[0])
         value = self._signal.value(k, self.meeting.group, parameters, self._mean.of(parameters))
         return None if value is None else float(value)
 
-    def _roll_call(self, end: _Ending, signal: float | None) -> RollCall:
+    def _roll_call(self, end: Ending, signal: float | None) -> RollCall:
         keeps = self.chronicle.is_kept
         if self.meeting.group.seat.size == 1 and not keeps:
             return RollCall.alone()
@@ -215,9 +203,7 @@ class Replicas:
     # -- the other replicas ---------------------------------------------------------------------------------------
 
     def _terms(self) -> dict[str, float]:
-        settled = self.steering.terms()
-        parts = [self.steering.controller, self._signal.kind, self._reset_state, self._body.with_state]
-        return terms_of(_KIND, settled.pop("knobs"), parts, **settled)
+        return self.steering.terms(_KIND, [self._signal.kind, self._reset_state, self._body.with_state])
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""

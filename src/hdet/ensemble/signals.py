@@ -12,7 +12,6 @@ from hdet.checks import is_one_of, must_be, takes
 from hdet.distributed.group import ReplicaGroup, arriving
 from hdet.distributed.shards import local
 from hdet.ensemble.probe import ProbeBatch, ProbeFn, probed_loss
-from hdet.errors import ArgumentError
 from hdet.parameters import put_back, wide, write_
 
 
@@ -44,8 +43,8 @@ class ProbeLoss:
 
     def __init__(self, fn: ProbeFn, at: Literal["replica", "round_mean"] = "replica") -> None:
         must_be("a function without arguments that returns a loss", takes(fn), "for instance a ProbeBatch", fn=fn)
-        if not is_one_of(at, ("replica", "round_mean")):
-            raise ArgumentError(f'at must be "replica" or "round_mean", but got at={at!r}; leave it out for "replica"')
+        fits = is_one_of(at, ("replica", "round_mean"))
+        must_be('"replica" or "round_mean"', fits, 'leave it out for "replica"', at=at)
         self.fn = fn
         self.at = at
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import mul
 from typing import Any, NamedTuple
 
+from torch.optim import Optimizer
+
 from hdet.checks import STATE_WORDS, Rule, check_alike, check_state, in_pairs, maybe, numbers, pairs
 from hdet.distributed.group import Seat
-from hdet.distributed.rollcall import RollCall
+from hdet.distributed.rollcall import RollCall, terms_of
 from hdet.ensemble.bases import SETTINGS, Bases, Decaying, Settings
 from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
@@ -19,7 +21,7 @@ from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.published import Controller, Published, Update, comparable
 from hdet.errors import ArgumentError
 from hdet.journal.chronicle import round_record
-from hdet.parameters import Rate
+from hdet.parameters import Rate, direction
 
 CONTROLLER = {
     "controller": maybe(Rule("a controller's name", lambda value: isinstance(value, str))),
@@ -44,11 +46,6 @@ class Standing(NamedTuple):
     """x in [-1, 1]: ``places[replica][knob]``"""
     rho: list[float]
     """This replica's multiplier per knob."""
-
-    @property
-    def mine(self) -> list[float]:
-        """x of this replica per knob."""
-        return self.places[self.seat.replica]
 
 
 class FanOut:
@@ -129,12 +126,16 @@ def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: in
         ) from error
 
 
-class Decided(NamedTuple):
-    """What a round has come to."""
+class Ending(NamedTuple):
+    """A round that ends."""
 
-    bases: Bases
-    update: Update | None
-    """What the controller says; None without a signal."""
+    optimizer: Optimizer
+    span: tuple[int, int]
+    """The step in the round, and the step to come."""
+    schedule: Callable[[int], list[float]]
+    """The plain schedule per knob at a step; anything for knobs that have none."""
+    floors: Callable[[], list[float]]
+    """The schedule's lowest value per knob."""
 
 
 class Steering:
@@ -152,7 +153,7 @@ class Steering:
     ) -> None:
         self.settings = settings
         self.controller = controller
-        self.bases = Bases.begin(learned, controller.init(len(learned)) if controller is not None else None)
+        self.bases = Bases.begin(learned, controller)
         self._fan_out = fan_out
 
     # -- values ---------------------------------------------------------------------------------------------------
@@ -189,23 +190,25 @@ class Steering:
 
     def values(self, t: int, seat: Seat) -> list[float]:
         """A replica's value of each knob that has no schedule; anything for the others."""
-        places = self._fan_out.standing(t, self.rounds, seat).mine
-        rows = zip(self.specs, self.bases.learned, places, strict=True)
+        places = self._fan_out.standing(t, self.rounds, seat).places
+        rows = zip(self.specs, self.bases.learned, places[seat.replica], strict=True)
         return [spec.value(base, x) for spec, base, x in rows]
 
-    def terms(self) -> dict[str, Any]:
-        """What must be equal on all replicas, for :func:`hdet.distributed.rollcall.terms_of`."""
+    def terms(self, kind: str, parts: Sequence[object]) -> dict[str, float]:
+        """What must be equal on all replicas of a run of this kind, with further parts of its own."""
         spreads = {spec.spread for spec in self.specs}
-        return {
-            "knobs": [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],
-            "total_steps": self.rounds.total_steps,
-            "spread": spreads.pop() if len(spreads) == 1 else math.nan,
-            "sync_every": self.rounds.length,
-            "seed": self.settings.seed,
-            "start": self.settings.start,
-            "decays": self.settings.decay == "exponential",
-            "controller": self.controller,
-        }
+        return terms_of(
+            kind,
+            [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],
+            [self.controller, *parts],
+            total_steps=self.rounds.total_steps,
+            spread=spreads.pop() if len(spreads) == 1 else math.nan,
+            sync_every=self.rounds.length,
+            seed=self.settings.seed,
+            start=self.settings.start,
+            decays=self.settings.decay == "exponential",
+            controller=self.controller,
+        )
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
         """Parameter groups were added to the optimizer: their rates become knobs."""
@@ -220,33 +223,21 @@ class Steering:
         start = self.settings.start
         return self.controller is not None and start is not None and end >= start
 
-    def decide(
-        self,
-        span: tuple[int, int],
-        roll: RollCall,
-        seat: Seat,
-        sign: float,
-        schedule: Callable[[int], list[float]],
-        floors: Callable[[], list[float]],
-        *,
-        has_signal: bool,
-    ) -> Decided:
-        """The new base values: a function of the roll call, so equal on all replicas.
+    def decide(self, end: Ending, roll: RollCall, seat: Seat, *, has_signal: bool) -> tuple[Bases, Update | None]:
+        """The new base values, and what the controller says: a function of the roll call, so equal on all replicas.
 
         Args:
-            span: the steps before and after the round's end.
+            end: the round.
             roll: what the replicas have shown.
             seat: this replica's place.
-            sign: -1 where losses are maximised; 0: some groups do that, others do not.
-            schedule: the plain schedule of each knob at a step.
-            floors: its lowest value of each knob.
             has_signal: whether there is anything to compare.
         """
-        if self.controller is None or not self.is_controlled(span[1]):
-            return Decided(self.bases, None)
-        update = self._consult(self.controller, span[0], roll, seat, sign) if has_signal and sign else None
-        bases = self.bases.moved(update, self.specs, self.settings, lambda: schedule(span[1]), floors)
-        return Decided(bases, update)
+        before, after = end.span
+        if self.controller is None or not self.is_controlled(after):
+            return self.bases, None
+        sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
+        update = self._consult(self.controller, before, roll, seat, sign) if has_signal and sign else None
+        return self.bases.moved(update, self.specs, self.settings, lambda: end.schedule(after), end.floors), update
 
     def _consult(self, controller: Controller, t: int, roll: RollCall, seat: Seat, sign: float) -> Update | None:
         """What the controller says, to which lower is better; None with only one replica to look at."""
@@ -270,17 +261,17 @@ class Steering:
 
     def record(
         self,
-        span: tuple[int, int],
+        end: Ending,
         roll: RollCall,
         seat: Seat,
-        decided: Decided,
-        schedule: Callable[[int], list[float]],
+        bases: Bases,
+        update: Update | None,
         divergence: list[float] | None,
         seconds: dict[str, float],
     ) -> dict[str, Any]:
         """The round for the journal, before it is moved."""
-        (before, after), update, bases = span, decided.update, decided.bases
-        base = self.bases.all_values(schedule(before), self.specs, self.settings, before)
+        before, after = end.span
+        base = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
         places = self._fan_out.standing(before, self.rounds, seat).places
         return round_record(
             k=self.rounds.index(before),
@@ -290,7 +281,7 @@ class Steering:
             values=[[s.value(b, x) for s, b, x in zip(self.specs, base, row, strict=True)] for row in places],
             multipliers=[[s.factor(x) for s, x in zip(self.specs, row, strict=True)] for row in places],
             learned=bases.learned,
-            new_base=bases.all_values(schedule(after), self.specs, self.settings, after),
+            new_base=bases.all_values(end.schedule(after), self.specs, self.settings, after),
             divergence=divergence or [0.0] * len(places),
             seconds=seconds,
             weights=update.weights if update is not None else None,

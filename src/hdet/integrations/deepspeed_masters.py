@@ -17,8 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from hdet.distributed.shards import Partitioned, mark_part
 from hdet.errors import ArgumentError
 
-__all__ = ["Kept", "Masters", "masters_of"]
-
 Hook = Callable[..., Any]
 
 

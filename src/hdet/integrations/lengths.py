@@ -10,8 +10,6 @@ from hdet.errors import ArgumentError
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.plan import Plan
 
-__all__ = ["Ending", "check_length"]
-
 
 def check_length(planned: float, scheduler: OneCycleLR, arguments: str) -> None:
     """Raise if a trainer is to make more steps than the schedule has: past its end torch has no rate.

@@ -8,8 +8,6 @@ from typing import Any
 
 from hdet.journal import open_journal
 
-__all__ = ["Story", "part_of_lightning"]
-
 _KEPT = "kept to the guess"
 """How the events begin that end a search without a result."""
 
@@ -37,7 +35,8 @@ class Story:
         if loggers is not None:
             loggers.write(self._header)
             loggers.write(record)
-        self._log({"hdet/event": float(bool(record["event"]))}, step)
+        for logger in self._trainer.loggers:
+            logger.log_metrics({"hdet/event": float(bool(record["event"]))}, step=step)
         if record["event"]:
             self._say(f"step {step}: {record['event']}; the rate is {record['base'][0]:.3g}")
         if str(record["event"]).startswith(_KEPT):
@@ -54,10 +53,6 @@ class Story:
 
     def _say(self, words: str) -> None:
         part_of_lightning(self._trainer, "utilities.rank_zero").rank_zero_info(f"hdet: {words}")
-
-    def _log(self, values: dict[str, float], step: int) -> None:
-        for logger in self._trainer.loggers:
-            logger.log_metrics(values, step=step)
 
 
 def part_of_lightning(trainer: Any, path: str) -> Any:

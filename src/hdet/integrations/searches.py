@@ -20,8 +20,6 @@ from hdet.files import replacing
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 
-__all__ = ["NAME", "holds_parts", "part_name", "read_search", "search_of", "write_search"]
-
 NAME = "hdet_search"
 """What a search is called in a checkpoint of all ranks."""
 

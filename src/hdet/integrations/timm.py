@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hdet.checks import is_int, must_be
 from hdet.errors import ArgumentError
+from hdet.parameters import copy_rate
 
-__all__ = ["TimmSchedule", "TimmScheduler"]
-
-
-class TimmScheduler(Protocol):
-    """What is used of ``timm.scheduler.scheduler.Scheduler``, which counts nothing itself."""
-
-    optimizer: Optimizer
-
-    def step(self, epoch: int) -> None: ...
-    def step_update(self, num_updates: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+__all__ = ["TimmSchedule"]
 
 
 class TimmSchedule:
@@ -37,11 +28,12 @@ class TimmSchedule:
     timm's own training script does. timm itself acts on one of the two and ignores the other.
 
     Args:
-        scheduler: the timm scheduler. Not a PlateauLRScheduler: it needs a metric, as torch's own does.
+        scheduler: one of timm's, which count nothing themselves. Not a PlateauLRScheduler: it needs a metric, as
+            torch's own does.
         updates_per_epoch: optimizer steps per epoch; needed where the scheduler counts in epochs (``t_in_epochs``).
     """
 
-    def __init__(self, scheduler: TimmScheduler, updates_per_epoch: int | None = None) -> None:
+    def __init__(self, scheduler: Any, updates_per_epoch: int | None = None) -> None:
         if not callable(getattr(scheduler, "step_update", None)):
             raise ArgumentError(
                 f"scheduler must be one of timm's, with step_update(), but got {scheduler!r}; give a torch scheduler "
@@ -57,24 +49,20 @@ class TimmSchedule:
                 f"{type(scheduler).__name__} counts in epochs, so its rate would never change; give "
                 "updates_per_epoch=len(loader), or build it with step_on_epochs=False (t_in_epochs=False)"
             )
-        if updates_per_epoch is not None and (
-            not isinstance(updates_per_epoch, int) or isinstance(updates_per_epoch, bool) or updates_per_epoch < 1
-        ):
-            raise ArgumentError(
-                f"updates_per_epoch must be an integer, at least 1, but got updates_per_epoch={updates_per_epoch!r}; "
-                "it is the number of optimizer steps in an epoch, for instance len(loader)"
-            )
+        fits = updates_per_epoch is None or (is_int(updates_per_epoch) and updates_per_epoch >= 1)
+        cure = "it is the number of optimizer steps in an epoch, for instance len(loader)"
+        must_be("an integer, at least 1", fits, cure, updates_per_epoch=updates_per_epoch)
         self.scheduler = scheduler
         self.updates_per_epoch = updates_per_epoch
         self.updates = 0
         """Optimizer steps so far."""
         for row in self.optimizer.param_groups:
-            row["lr"] = _own(row["lr"])  # timm keeps the object it found here as its base value
+            row["lr"] = copy_rate(row["lr"])  # timm keeps the object it found here as its base value
 
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer whose rates timm writes."""
-        return self.scheduler.optimizer
+        return self.scheduler.optimizer  # type: ignore[no-any-return]
 
     def step(self) -> None:
         """One optimizer step was made: write the rates of the next one."""
@@ -95,7 +83,3 @@ class TimmSchedule:
         """Go on from :meth:`state_dict`. The rates themselves are in the optimizer's checkpoint."""
         self.updates = int(state_dict["updates"])
         self.scheduler.load_state_dict(state_dict["scheduler"])
-
-
-def _own(rate: float | Tensor) -> float | Tensor:
-    return rate.clone() if isinstance(rate, Tensor) else rate

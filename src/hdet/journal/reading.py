@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,30 +146,27 @@ class _Line(NamedTuple):
 def _lines(path: Path) -> Iterator[_Line]:
     """Every line with a record. One that was cut off is left out: the last, or the one before a run went on.
 
-    A round whose beginning tells enough is not parsed, unless it may have been cut off: then it waits here for the
-    line that follows.
+    A round whose beginning tells enough is not parsed, unless it may have been cut off.
     """
-    offset = 0
-    waiting: tuple[int, int, bytes] | None = None
-    seen: _Line | None = None
-    """What a glance at the one that waits has told."""
     with path.open("rb") as file:
-        for number, text in enumerate(file, start=1):
-            if not text.isspace():
-                line = _glance(number, offset, text)
-                goes_on = line is not None and (line.kind in ("header", "resume") or b'"lost":' in text)
-                if seen is not None and not goes_on:
-                    yield seen
-                elif waiting is not None:
-                    yield from _waited(path, *waiting, cut_off=goes_on)
-                waiting, seen = None, None
-                if line is None or line.kind == "round":
-                    waiting, seen = (number, offset, text), line
-                else:
-                    yield line
-            offset += len(text)
-    if waiting is not None:
-        yield from _waited(path, *waiting, cut_off=True)
+        for (text, number, offset, line), (after, *_, following) in pairwise(
+            chain(_glances(file), [(b"", 0, 0, None)])
+        ):
+            goes_on = following is not None and (following.kind in ("header", "resume") or b'"lost":' in after)
+            may_be_cut_off = goes_on or not after
+            if line is not None and (line.kind != "round" or not may_be_cut_off):
+                yield line
+            else:
+                yield from _waited(path, number, offset, text, cut_off=may_be_cut_off)
+
+
+def _glances(file: Iterable[bytes]) -> Iterator[tuple[bytes, int, int, _Line | None]]:
+    """Lines that are not empty, where they stand, and what a glance at each tells."""
+    offset = 0
+    for number, text in enumerate(file, start=1):
+        if not text.isspace():
+            yield text, number, offset, _glance(number, offset, text)
+        offset += len(text)
 
 
 def _waited(path: Path, number: int, offset: int, text: bytes, *, cut_off: bool) -> Iterator[_Line]:

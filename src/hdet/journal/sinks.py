@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import io
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
-from hdet.checks import shown
+from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
 from hdet.journal.file import Journal
 
@@ -139,22 +139,14 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
         found |= {"hdet/loss": replicas[0].get("loss")}
     else:
         found |= _summed_up("loss", replicas) | _summed_up("divergence", replicas)
-    return {tag: float(value) for tag, value in found.items() if _is_finite(value)}
+    return {tag: float(value) for tag, value in found.items() if is_finite(value)}
 
 
 def _summed_up(what: str, replicas: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """A number of the replicas by mean, lowest and highest; nothing where none is finite."""
-    values = [row[what] for row in replicas if _is_finite(row.get(what))]
-    summaries: dict[str, Callable[[list[float]], float]] = {"mean": _mean, "min": min, "max": max}
+    values = [row[what] for row in replicas if is_finite(row.get(what))]
+    summaries: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
     return {f"hdet/{what}/{name}": summary(values) for name, summary in summaries.items()} if values else {}
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _without_brackets(tag: str) -> str:

@@ -23,12 +23,7 @@ _SYMBOLS: dict[Word, tuple[str, str]] = {
     "down": ("triangle-down", "--down"),
     "no signal": ("circle", "--quiet"),
 }
-_ALONG: tuple[Part, ...] = (
-    {"width": 2.5, "dash": "solid"},
-    {"width": 2.5, "dash": "10px,8px"},
-    {"width": 2.5, "dash": "3px,9px"},
-    {"width": 2.5, "dash": "14px,6px,3px,6px"},
-)
+_DASHES = ("solid", "10px,8px", "3px,9px", "14px,6px,3px,6px")
 _SLOPE = 1.5
 """Decades of the lowest curve that are shown at least."""
 _DECADES = 4
@@ -138,9 +133,9 @@ def _view(first: float, last: float) -> list[float]:
     return [first - margin, last + margin]
 
 
-def told_apart(companions: int) -> Part:
-    """The style of a line that runs along with so many before it: those on top of a whole line are broken."""
-    return _ALONG[companions % len(_ALONG)]
+def dashed(i: int) -> Part:
+    """The style of the i-th line: one that lies on top of another is broken in its own way, and both are seen."""
+    return {"width": 2.5, "dash": _DASHES[(i + i // _COLOURS) % len(_DASHES)]}
 
 
 def decades(curves: Sequence[Line], around: Sequence[float] = (), down: int = _DECADES) -> Part:
@@ -166,12 +161,6 @@ def _ticks(low: float, high: float) -> Part:
     if width > 2:
         return {**words, "dtick": math.ceil(width / 8)}
     return {**words, **({"dtick": "D2"} if width > 0.7 else {"nticks": 6})}
-
-
-def heading(text: str, y: float) -> Part:
-    """A panel's name, at its upper left."""
-    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "paper", "yanchor": "bottom"}
-    return {**place, "text": label(text), "showarrow": False, "font": {"color": "--text", "size": 12}}
 
 
 def event_lines(marked: Sequence[Event]) -> list[Part]:

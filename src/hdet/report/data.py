@@ -38,11 +38,8 @@ class Summary(NamedTuple):
     name: str = ""
     task: str = ""
     arguments: Mapping[str, Any] = _NOTHING
-    steps: int | None = None
     final: Mapping[str, float | None] = _NOTHING
     """The loss, under "loss", and metrics, at the end."""
-    baseline: float | None = None
-    """Final loss of the fixed schedule that it was compared with."""
     crashed: bool = False
     seconds: float | None = None
     seed: int | None = None
@@ -68,14 +65,12 @@ def read_summary(path: Path) -> Summary | None:
         raise JournalError(f"{path} is not JSON ({error}); remove it, or run again") from error
     if not isinstance(record, dict):
         raise JournalError(f"{path} must hold one JSON object, but holds a {type(record).__name__}; remove it")
-    steps, seed = finite(record.get("steps")), finite(record.get("seed"))
+    seed = finite(record.get("seed"))
     return Summary(
         name=str(record.get("name") or ""),
         task=str(record.get("task") or ""),
         arguments=_mapping(record.get("arguments")),
-        steps=None if steps is None else int(steps),
         final={str(key): finite(value) for key, value in _mapping(record.get("final")).items()},
-        baseline=finite(_mapping(record.get("baseline")).get("loss")),
         crashed=bool(record.get("crashed")),
         seconds=finite(record.get("seconds")),
         seed=None if seed is None else int(seed),
@@ -226,18 +221,24 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
         JournalError: what is there was not written by hdet.
     """
     path = Path(path)
-    if not path.exists():
-        raise ArgumentError(f"a run must be a journal or a run's folder, but {path} does not exist; check the path")
+    journal = journal_in(path)
     if not path.is_dir():
         name = path.resolve().parent.name if path.name == "journal.jsonl" else path.stem
         return _run(name, path, last_run(path), Summary(), Curve())
-    journal, summary = path / "journal.jsonl", read_summary(path / "run.json")
+    summary = read_summary(path / "run.json")
     begun = journal.exists() and journal.stat().st_size > 0  # the file of a run that crashed early is empty
     if not begun and summary is None:
         raise JournalError(f"{path} is no run's folder: it has neither journal.jsonl nor run.json; name another")
     summary = summary or Summary()
     data = last_run(journal) if begun else LastRun(journal, {}, [], {})
     return _run(summary.name or path.resolve().name, path, data, summary, read_curve(path / "curve.csv"))
+
+
+def journal_in(path: Path) -> Path:
+    """The journal's file: at a path, or in a run's folder, where there may be none."""
+    if not path.exists():
+        raise ArgumentError(f"a run must be a journal or a run's folder, but {path} does not exist; check the path")
+    return path / "journal.jsonl" if path.is_dir() else path
 
 
 def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -> RunData:
@@ -306,10 +307,6 @@ def _rounds(run: LastRun, starts: Numbers, decays: bool) -> Iterator[Round]:
         step, learned, passed = found.step, found.learned, {}
 
 
-def _seconds(record: Mapping[str, Any]) -> dict[str, float]:
-    return {str(phase): finite(value) or 0.0 for phase, value in (record.get("seconds") or {}).items()}
-
-
 def _added(some: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
     return {phase: some.get(phase, 0.0) + more.get(phase, 0.0) for phase in {**some, **more}}
 
@@ -334,7 +331,7 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         plain=plain,
         slopes=_slopes(record, knobs, [row.signal for r, row in enumerate(replicas) if r not in excluded]),
         reach=finite(record.get("reach")) or None,
-        seconds=_seconds(record),
+        seconds={str(name): finite(value) or 0.0 for name, value in (record.get("seconds") or {}).items()},
         event=str(record["event"]) if record.get("event") else None,
         alarm=str(record["alarm"]) if record.get("alarm") else None,
         not_finite=tuple(int(rank) for rank in record.get("not_finite") or ()),

@@ -8,40 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hdet.report import numbers as say
-from hdet.report.brush import (
-    Steps,
-    decades,
-    event_lines,
-    filled,
-    heading,
-    label,
-    layout,
-    palette,
-    stroke,
-    told_apart,
-    word_marks,
-)
+from hdet.report import series
+from hdet.report.brush import Steps, dashed, decades, event_lines, filled, label, layout, palette, stroke, word_marks
 from hdet.report.data import WORDS, RunData, kind_of
-from hdet.report.series import (
-    Band,
-    Dots,
-    Event,
-    Line,
-    Losses,
-    Rates,
-    Slopes,
-    TimeShare,
-    alike,
-    companions,
-    divergence,
-    events,
-    losses,
-    rates,
-    slopes,
-    span,
-    steps_of,
-    time_shares,
-)
+from hdet.report.series import Band, Dots, Event, Line, Losses, Rates, Slopes, TimeShare
 from hdet.report.verdict import Comparison
 
 _PANELS = 12
@@ -72,57 +42,47 @@ class Figure(NamedTuple):
 
 def run_figures(run: RunData) -> list[Figure]:
     """The figures of one run; those it has no data for are left out."""
-    turned, marked, steps = [one for one in rates(run) if one.base], events(run), steps_of(run)
+    turned, marked, steps = [one for one in series.rates(run) if one.base], series.events(run), series.steps_of(run)
     kinds = sorted({kind_of(one.knob) for one in turned}, key=lambda kind: (kind != "lr", kind))
     figures = [draw_rates(kind, [one for one in turned if kind_of(one.knob) == kind], marked, run) for kind in kinds]
-    seen = losses(run)
+    seen = series.losses(run)
     if seen.mean or seen.points or seen.train or seen.validation:
         figures.append(draw_losses(seen, marked, steps))
-    if found := slopes(run):
+    if found := series.slopes(run):
         figures.append(draw_slopes(found, steps))
-    middle, band = divergence(run)
+    middle, band = series.divergence(run)
     if middle:
         figures.append(draw_divergence(middle, band, steps))
-    if spent := time_shares(run):
+    if spent := series.time_shares(run):
         figures.append(draw_time(spent))
     return figures
 
 
 def comparison_figures(found: Comparison) -> list[Figure]:
     """Curves of several runs over each other."""
-    figures, steps = [], span([*found.losses, *found.rates])
+    figures, steps = [], series.span([*found.losses, *found.rates])
     if any(found.losses):
         plot = _overlay(found.names, found.losses, found.kind.lower(), steps)
-        figures.append(Figure("Loss", f"{found.kind} of every run.{_told(found.losses)}", plot))
+        figures.append(Figure("Loss", f"{found.kind} of every run.", plot))
     if any(found.rates):
         plot = _overlay(found.names, found.rates, "learning rate", steps, form=".3~e")
-        caption = f"Base rate, the geometric mean over parameter groups.{_told(found.rates)}"
-        figures.append(Figure("Learning rate", caption, plot))
+        figures.append(Figure("Learning rate", "Base rate, the geometric mean over parameter groups.", plot))
     return figures
-
-
-def _told(lines: Sequence[Line]) -> str:
-    return " Where lines run along each other, those on top are broken." if any(_ranks(lines)) else ""
 
 
 def _known(lines: Iterable[Line]) -> list[float]:
     return [y for one in lines for y in one.y if y is not None]
 
 
-def _ranks(lines: Sequence[Line]) -> tuple[int, ...]:
-    values = _known(lines)
-    return companions(lines, logarithmic=bool(values) and min(values) > 0)
-
-
 def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: RunData) -> Figure:
     """Base value, replicas' band, plain schedule and what gradients ask for, of every knob of one kind."""
-    traces, ranks = list[dict[str, Any]](), _ranks([one.base for one in found])
+    traces: list[dict[str, Any]] = []
     for i, one in enumerate(found):
         if not any(one.band == other.band for other in found[:i]):  # the same area again would only be darker
             traces += filled(one.band, f"{palette(i)}/0.2", legendgroup=f"g{i}")
     for i, one in enumerate(found):
         # A longer legend would leave no room; the pointer tells.
-        style = told_apart(ranks[i]) | {"legendgroup": f"g{i}", "showlegend": len(found) <= _PANELS}
+        style = dashed(i) | {"legendgroup": f"g{i}", "showlegend": len(found) <= _PANELS}
         traces.append(stroke(one.base, one.knob, palette(i), form=".3~e", **style))
     traces += _plain_schedules(found)  # on top: where nothing was learned it is the same line
     traces += [stroke(one.reach, ASKED, f"{palette(2)}/0.7", width=1, form=".3~e") for one in found if one.reach]
@@ -131,12 +91,12 @@ def draw_rates(kind: str, found: Sequence[Rates], marked: Sequence[Event], run: 
         traces += [word_marks(word, rows, form=".3~e")] if rows else []
     curves = [row for one in found for row in (one.base, one.plain)]
     values, around = _known(curves), _known(row for one in found for row in (*one.band, one.reach))
-    page = layout("learning rate" if kind == "lr" else kind, steps=steps_of(run)) | {"shapes": event_lines(marked)}
+    page = layout("learning rate" if kind == "lr" else kind, steps=series.steps_of(run))
+    page["shapes"] = event_lines(marked)
     if min(values) >= 0 < max(values) and min(around, default=0.0) >= 0:
         page["yaxis"] |= decades(curves, around)
-    return Figure(
-        "Learning rate" if kind == "lr" else kind, _words_of_rates(found, run), {"data": traces, "layout": page}
-    )
+    title = "Learning rate" if kind == "lr" else kind
+    return Figure(title, _words_of_rates(found, run), {"data": traces, "layout": page})
 
 
 def _words_of_rates(found: Sequence[Rates], run: RunData) -> str:
@@ -146,14 +106,14 @@ def _words_of_rates(found: Sequence[Rates], run: RunData) -> str:
     words += ["grey dashes: if nothing were learned"] if any(one.plain for one in found) else []
     words += [f"thin line: {ASKED}"] if any(one.reach for one in found) else []
     words += ["markers: what the round said"] if any(one.marks[w] for one in found for w in WORDS) else []
-    words += [SETBACKS] if any(one.is_setback for one in events(run)) else []
-    return f"{', '.join(words)}.{_told([one.base for one in found])}"
+    words += [SETBACKS] if any(one.is_setback for one in series.events(run)) else []
+    return f"{', '.join(words)}."
 
 
 def _plain_schedules(found: Sequence[Rates]) -> list[dict[str, Any]]:
     """One line for all where they share it."""
     plains = [one.plain for one in found if one.plain]
-    if plains and all(alike(plain, plains[0]) for plain in plains):
+    if plains and all(series.alike(plain, plains[0]) for plain in plains):
         name = "plain schedule" if kind_of(found[0].knob) == "lr" else "as given"
         return [stroke(plains[0], name, "--muted", dash="dash", width=1.5, form=".3~e", legendrank=1500)]
     style: dict[str, Any] = {"dash": "dash", "width": 1.5, "form": ".3~e", "showlegend": False}
@@ -243,7 +203,7 @@ def draw_slopes(found: Sequence[Slopes], steps: Steps) -> Figure:
         top, limit = 1 - i / len(shown) - gap, one.limit or 1.0
         where = [1 - (i + 1) / len(shown), top]
         page[f"yaxis{name[1:]}"] = {**axis, "domain": where, "range": [-limit, limit], "nticks": 5}
-        page["annotations"].append(heading(one.knob, top))
+        page["annotations"].append(_heading(one.knob, top))
         panel = filled(one.band, "--muted/0.22")
         panel.append(stroke(one.value, one.knob, "--muted", width=1, showlegend=False, hoverinfo="skip"))
         panel += [word_marks(w, [(one.knob, one.marks[w])], form=".3~g", showlegend=i == 0) for w in WORDS]
@@ -253,6 +213,12 @@ def draw_slopes(found: Sequence[Slopes], steps: Steps) -> Figure:
     band = " Band: two standard errors; no signal: 0 is in it." if known else ""
     caption = f"Up: above 0, a higher value would have been better. Down: below 0, a lower one.{band}{more}"
     return Figure("Hypergradient", caption, {"data": traces, "layout": page})
+
+
+def _heading(text: str, y: float) -> dict[str, Any]:
+    """A panel's name, at its upper left."""
+    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": y, "yref": "paper", "yanchor": "bottom"}
+    return {**place, "text": label(text), "showarrow": False, "font": {"color": "--text", "size": 12}}
 
 
 def draw_divergence(middle: Line, band: Band, steps: Steps) -> Figure:
@@ -300,10 +266,10 @@ def draw_time(spent: Sequence[TimeShare]) -> Figure:
 def _overlay(
     names: Sequence[str], lines: Sequence[Line], y_title: str, steps: Steps, form: str = ".4~g"
 ) -> dict[str, Any]:
-    """One line per run; those that run along with others, and the second eight, are broken."""
+    """One line per run."""
     traces = [
-        stroke(one, name, palette(i), form=form, **told_apart(rank + i // 8))
-        for i, (name, one, rank) in enumerate(zip(names, lines, _ranks(lines), strict=True))
+        stroke(one, name, palette(i), form=form, **dashed(i))
+        for i, (name, one) in enumerate(zip(names, lines, strict=True))
         if one
     ]
     values = _known(lines)

@@ -11,8 +11,6 @@ from hdet.checks import must_be
 if TYPE_CHECKING:
     from hdet.report.data import RunData
 
-__all__ = ["Inline", "show"]
-
 _HEIGHT = 720
 """Pixels: tiles and the first figure, on a laptop's screen."""
 

@@ -13,22 +13,9 @@ from typing import Any, NamedTuple
 from hdet.errors import ArgumentError
 from hdet.journal.lines import mapped
 from hdet.report.data import RunData
-from hdet.report.figures import Figure, comparison_figures, run_figures
-from hdet.report.series import Event, events, lengthening
-from hdet.report.verdict import (
-    CURE,
-    Advice,
-    Table,
-    Tile,
-    Warned,
-    advice,
-    compare,
-    compared,
-    table_of,
-    tiles,
-    verdict,
-    warned,
-)
+from hdet.report.figures import comparison_figures, run_figures
+from hdet.report.series import events, lengthening
+from hdet.report.verdict import CURE, Table, advice, compare, compared, table_of, tiles, verdict, warned
 
 
 class Chapter(NamedTuple):
@@ -40,37 +27,6 @@ class Chapter(NamedTuple):
     """What was done, below the title."""
     table: Table | None = None
     """One more table, before everything else."""
-
-
-class Placed(NamedTuple):
-    """A figure and the id under which the page's script finds it."""
-
-    key: str
-    figure: Figure
-
-
-class Section(NamedTuple):
-    """One run on the page."""
-
-    run: RunData
-    verdict: str
-    advice: Advice | None
-    tiles: tuple[Tile, ...]
-    figures: list[Placed]
-    events: tuple[Event, ...]
-    setup: list[tuple[str, str]]
-
-
-class Shown(NamedTuple):
-    """A chapter, ready for the template."""
-
-    title: str
-    words: str
-    headline: str
-    tables: list[Table]
-    shared: list[Placed]
-    """Figures of all runs together."""
-    sections: list[Section]
 
 
 def write_report(runs: Sequence[RunData], out: Path, *, title: str | None = None, table: Table | None = None) -> Path:
@@ -110,17 +66,18 @@ def page_of(chapters: Sequence[Chapter], *, title: str, headline: str | None = N
         raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
     shown = [_shown(chapter, f"{i}-") for i, chapter in enumerate(chapters)]
     runs = [run for chapter in chapters for run in chapter.runs]
-    placed = [one for part in shown for one in (*part.shared, *(f for s in part.sections for f in s.figures))]
+    figures = {key: figure for part in shown for key, figure in part["shared"].items()}
+    figures |= {key: one for part in shown for section in part["sections"] for key, one in section["figures"].items()}
     return _render(
         title=title,
         framed=framed,
-        headline=headline or shown[0].headline,
-        warned=_warned(runs),
+        headline=headline or shown[0]["headline"],
+        warned=[one for run in runs for one in warned(run)],
         cure=CURE,
         chapters=shown,
         log_steps=all(lengthening(run) for run in runs if run.rounds) and any(run.rounds for run in runs),
-        has_plots=bool(placed),
-        plots={one.key: one.figure.plot for one in placed},
+        has_plots=bool(figures),
+        plots={key: figure.plot for key, figure in figures.items()},
     )
 
 
@@ -136,27 +93,32 @@ def check_packages() -> None:
         ) from missing
 
 
-def _shown(chapter: Chapter, key: str) -> Shown:
+def _shown(chapter: Chapter, key: str) -> dict[str, Any]:
+    """A chapter, ready for the template. Figures are by the ids under which the page's script finds them."""
     runs, several = chapter.runs, len(chapter.runs) > 1
     sections = [_section(run, f"{key}run{i}-") for i, run in enumerate(runs)]
-    figures = comparison_figures(compare(runs)) if several else []
-    return Shown(
-        title=chapter.title,
-        words=chapter.words,
-        headline=compared(runs) if several else sections[0].verdict,
-        tables=[one for one in (chapter.table, table_of(runs) if several else None) if one is not None],
-        shared=[Placed(f"{key}all-{i}", one) for i, one in enumerate(figures)],
-        sections=sections,
-    )
+    shared = comparison_figures(compare(runs)) if several else []
+    return {
+        "title": chapter.title,
+        "words": chapter.words,
+        "headline": compared(runs) if several else sections[0]["verdict"],
+        "tables": [one for one in (chapter.table, table_of(runs) if several else None) if one is not None],
+        "shared": {f"{key}all-{i}": figure for i, figure in enumerate(shared)},
+        "sections": sections,
+    }
 
 
-def _section(run: RunData, key: str) -> Section:
-    figures = [Placed(f"{key}{j}", figure) for j, figure in enumerate(run_figures(run))]
-    return Section(run, verdict(run), advice(run), tiles(run), figures, events(run), _setup(run))
-
-
-def _warned(runs: Sequence[RunData]) -> list[Warned]:
-    return [one for run in runs for one in warned(run)]
+def _section(run: RunData, key: str) -> dict[str, Any]:
+    """One run on the page."""
+    return {
+        "run": run,
+        "verdict": verdict(run),
+        "advice": advice(run),
+        "tiles": tiles(run),
+        "figures": {f"{key}{i}": figure for i, figure in enumerate(run_figures(run))},
+        "events": events(run),
+        "setup": _setup(run),
+    }
 
 
 def _setup(run: RunData) -> list[tuple[str, str]]:
@@ -164,14 +126,8 @@ def _setup(run: RunData) -> list[tuple[str, str]]:
     rows = [("journal", str(run.path)), ("replicas", str(run.replicas)), ("knobs", ", ".join(run.knobs))]
     rows += [("task", run.summary.task), ("seed", str(run.summary.seed)), ("written by", run.made)]
     rows += [(f"final {key}", f"{value:.6g}") for key, value in run.summary.final.items() if value is not None]
-    return [(key, text) for key, text in rows if text not in ("", "0", "None")] + _flat(run.arguments)
-
-
-def _flat(arguments: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        (str(key), value if isinstance(value, str) else json.dumps(value, default=str))
-        for key, value in arguments.items()
-    ]
+    told = [(key, v if isinstance(v, str) else json.dumps(v, default=str)) for key, v in run.arguments.items()]
+    return [(key, text) for key, text in rows if text not in ("", "0", "None")] + told
 
 
 def _render(*, plots: Mapping[str, Any], **content: Any) -> str:

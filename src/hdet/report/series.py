@@ -3,22 +3,16 @@ them for a browser."""
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, geometric_mean
 from typing import Literal, NamedTuple
 
 from hdet.report.data import WORDS, Numbers, Round, RunData, Word
 
 LIMIT = 1000
 """Points that a line may have: more than a screen has columns."""
-_NEAR = 0.01
-"""Of a figure's height: closer than this, two lines look like one."""
-_SHARE = 0.2
-"""Of a line's points: so many of them near another line, and the eye loses one of the two."""
-_LOOKS = 200
-"""Points of a line that are looked at for that."""
 
 Dots = Literal["replicas", "probe", "ruined"]
 """What single points are: train losses of replicas, losses of a probe batch (``signal=ProbeLoss``), or train losses of
@@ -109,42 +103,6 @@ def span(lines: Iterable[Line]) -> tuple[float, float]:
     return (min(steps), max(steps)) if steps else (0, 1)
 
 
-def companions(lines: Sequence[Line], logarithmic: bool) -> tuple[int, ...]:
-    """Per line, how many of those before it run along with it, so that a painter can tell them apart.
-
-    Two lines run along with each other if a fifth of one is within a hundredth of the figure's height of the other.
-
-    >>> flat, same, other = Line((0, 9), (1.0, 1.0)), Line((0, 5, 9), (1.0, 1.0, 1.001)), Line((0, 9), (5.0, 2.0))
-    >>> companions([flat, other, same], logarithmic=False)
-    (0, 0, 1)
-    """
-    heights = [_heights(one, logarithmic) for one in lines]
-    seen = [y for one in heights for _, y in one]
-    near = _NEAR * (max(seen) - min(seen)) if seen else 0.0
-    return tuple(sum(_along(one, other, near) for other in heights[:i]) for i, one in enumerate(heights))
-
-
-def _heights(one: Line, logarithmic: bool) -> list[tuple[float, float]]:
-    """The known points in ascending order, as high as they are drawn."""
-    known = [(x, y) for x, y in zip(one.x, one.y, strict=True) if y is not None and (y > 0 or not logarithmic)]
-    return sorted((x, math.log(y) if logarithmic else y) for x, y in known)
-
-
-def _along(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], near: float) -> bool:
-    if not one or not other:
-        return False
-    steps, some = [x for x, _ in other], one[:: math.ceil(len(one) / _LOOKS)]
-    close = [abs(y - _at(other, steps, x)) <= near for x, y in some if steps[0] <= x <= steps[-1]]
-    return sum(close) >= max(1.0, _SHARE * len(some))
-
-
-def _at(points: Sequence[tuple[float, float]], steps: Sequence[float], x: float) -> float:
-    """The height at ``x``, on the straight line between the two points around it."""
-    after = min(bisect.bisect_left(steps, x), len(points) - 1)
-    (x0, y0), (x1, y1) = points[max(after - 1, 0)], points[after]
-    return y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-
 def thinned(long: Line, limit: int = LIMIT) -> Line:
     """At most about ``limit`` points: of each stretch the lowest and the highest, so that no spike is lost.
 
@@ -181,7 +139,7 @@ def mean(values: Iterable[float | None]) -> float | None:
     (1.5, None)
     """
     known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    return fmean(known) if known else None
 
 
 Marks = Mapping[Word, Line]
@@ -315,13 +273,10 @@ def losses(run: RunData) -> Losses:
 
 
 def _dots(run: RunData) -> Dots:
-    if any(_differ(row.signal, row.loss) for r in run.rounds for row in r.replicas):
+    known = [row for r in run.rounds for row in r.replicas if row.signal is not None and row.loss is not None]
+    if any(row.signal != row.loss for row in known):
         return "probe"
     return "ruined" if run.searched else "replicas"
-
-
-def _differ(a: float | None, b: float | None) -> bool:
-    return a is not None and b is not None and a != b
 
 
 def _label(run: RunData, r: Round, i: int) -> str:
@@ -416,5 +371,5 @@ def _marks(run: RunData, g: int, height: Callable[[Round], float | None]) -> Mar
 
 
 def _geometric_mean(values: Iterable[float | None]) -> float | None:
-    logs = [math.log(value) for value in values if value is not None and value > 0]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+    known = [value for value in values if value is not None and value > 0]
+    return geometric_mean(known) if known else None

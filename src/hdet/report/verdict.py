@@ -8,11 +8,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import NamedTuple
 
 from hdet.errors import ArgumentError
 from hdet.report import numbers as say
-from hdet.report.data import WORDS, RunData, kind_of
+from hdet.report.data import WORDS, RunData, journal_in, kind_of
 from hdet.report.series import Line, alarms, base_rate, losses, mean, time_shares
 
 _MOVED = math.log(1.01)
@@ -98,11 +99,7 @@ def base_movement(run: RunData) -> Movement | None:
     if not found:
         fixed = None if run.rounds else fixed_rate(run)
         return None if fixed is None else Movement("base rate", fixed, fixed)
-    start, end = (
-        math.exp(math.fsum(map(math.log, values)) / len(found))
-        for values in ([m.start for m in found], [m.end for m in found])
-    )
-    return Movement("base rate", start, end)
+    return Movement("base rate", geometric_mean(m.start for m in found), geometric_mean(m.end for m in found))
 
 
 def ending(run: RunData) -> Ending:
@@ -177,9 +174,7 @@ def _loss_words(run: RunData) -> list[str]:
     end = ending(run)
     if end.loss is None:
         return [f"{end.words} not finite"] if "loss" in run.summary.final else []
-    other = run.summary.baseline
-    against = f" against {say.loss(other)} for the fixed schedule" if other is not None else ""
-    return [f"{end.words} {say.loss(end.loss)}{against}"]
+    return [f"{end.words} {say.loss(end.loss)}"]
 
 
 def compared(runs: Sequence[RunData]) -> str:
@@ -200,13 +195,12 @@ def compared(runs: Sequence[RunData]) -> str:
 def tiles(run: RunData) -> tuple[Tile, ...]:
     """The four numbers at the top: rate, loss, rounds, time."""
     base, end, spent = base_movement(run), ending(run), time_shares(run)
-    against = run.summary.baseline
-    note = f"{say.loss(against)} with the fixed schedule" if against is not None else end.words.removeprefix("final ")
+    note = end.words.removeprefix("final ") if end.loss is not None else "no finite loss"
     total = run.summary.seconds or math.fsum(s.seconds for s in spent)
     training = next((s.share for s in spent if s.phase == "train"), None)
     return (
         Tile("Base rate" if run.decays_by_itself else "Peak rate", *_rate_words_short(base)),
-        Tile("Final loss", say.loss(end.loss), note if end.loss is not None else "no finite loss"),
+        Tile("Final loss", say.loss(end.loss), note),
         Tile("Rounds", str(run.number_of_rounds), _rounds_note(run)),
         Tile("Time", say.seconds(total or None), f"{say.percent(training)} training" if training is not None else ""),
     )
@@ -281,8 +275,7 @@ def _peaks(run: RunData) -> str:
 
 def _journal(run: RunData) -> str:
     """The journal's path, in quotes."""
-    path = run.path / "journal.jsonl" if run.path.is_dir() else run.path
-    return json.dumps(str(path), ensure_ascii=False)
+    return json.dumps(str(journal_in(run.path)), ensure_ascii=False)
 
 
 def warned(run: RunData) -> tuple[Warned, ...]:

@@ -12,8 +12,6 @@ from torch import Tensor
 from hdet.errors import ArgumentError
 from hdet.rollback.ruin import BLOCKS, Block
 
-__all__ = ["Losses", "merged", "table_of"]
-
 _FIRST_ROOM = 64
 """Losses for which there is room on a device at first; it doubles when it is full."""
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from hdet.rollback.ruin import FEWEST, Block, Course, Verdict, judge
 
-__all__ = ["Action", "Decision", "Policy", "Retreat", "is_well"]
-
 
 class Slowed(NamedTuple):
     """How often, when and how far training was slowed down."""

@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = ["BLOCKS", "FEWEST", "LIMITS", "Block", "Course", "Limits", "Verdict", "judge"]
-
 BLOCKS = 8
 """Blocks of a round, at most."""
 FEWEST = BLOCKS // 2

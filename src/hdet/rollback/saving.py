@@ -10,8 +10,6 @@ from hdet.distributed.group import Seat
 from hdet.rollback.losses import Losses
 from hdet.rollback.ruin import Block, Course
 
-__all__ = ["any_number", "check_course", "loaded_course", "losses_of", "saved_course"]
-
 any_number = Rule("a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
 _NUMBERS = Rule("a list of numbers", lambda value: _is_list(value) and all(map(any_number.fits, value)))
 _BLOCKS = Rule(

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hdet.auto.constants import DEFAULT
 from hdet.auto.rule import Rule
-from hdet.auto.search import Search
+from hdet.auto.saving import ResumableSearch
 from hdet.checks import is_int, is_real, must_be, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
@@ -104,7 +104,7 @@ def search_of(
     *,
     searches: bool = True,
     go_back: Any = True,
-) -> Search:
+) -> ResumableSearch:
     """The search for the rates of an optimizer, from a guess for each parameter group. Groups at 0 are left alone.
 
     ``told``: arguments for the journal; ``alike``: those that must be equal on all ranks, in words.
@@ -123,7 +123,7 @@ def search_of(
         )
     groups = [g for g, guess in enumerate(guesses) if guess > 0]
     everybody = None if isinstance(ours.group, Arms) else ours.group  # ranks of one model decide together
-    return Search(
+    return ResumableSearch(
         rule,
         rate_names(0, len(guesses)),
         groups,

@@ -10,18 +10,36 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hdet.checks import is_int, is_one_of, must_be
+from hdet.distributed.arms import Arms
 from hdet.distributed.group import Group
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.weights import Body
 from hdet.ensemble import knobs as knob_factories
+from hdet.ensemble.bases import Settings
+from hdet.ensemble.design import Balanced, Rounds
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.published import Controller
 from hdet.ensemble.replicas import Replicas
-from hdet.ensemble.signals import Signal
+from hdet.ensemble.signals import Signal, TrainLoss
+from hdet.ensemble.steering import FanOut, Steering
 from hdet.errors import ArgumentError
-from hdet.journal import Journals
-from hdet.parameters import put_rate, unwrapped
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, Ours
-from hdet.schedulers.ensemble_arguments import ensemble_run, flat_knobs
+from hdet.journal import Journals, open_journal
+from hdet.journal.chronicle import Chronicle
+from hdet.parameters import check_optimizer, put_rate, unwrapped
+from hdet.schedulers.arguments import PUBLISHED_SPREAD, Ours, check_common, check_length, checked_length
+from hdet.schedulers.ensemble_arguments import (
+    check_knobs,
+    check_schedule_of,
+    columns_of,
+    controller_of,
+    flat_knobs,
+    refuse_uninformative,
+)
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
+
+_ROUND = 200
+"""T where nobody gives it: the run's length may be unknown."""
 
 
 class Ensemble(OnSchedule[Replicas]):
@@ -87,19 +105,46 @@ class Ensemble(OnSchedule[Replicas]):
         if knobs is None and isinstance(optimizer, Optimizer):
             knobs = knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD)
         self._knobs = flat_knobs(knobs if knobs is not None else [])
-        run = ensemble_run(
-            optimizer,
-            schedule,
-            self._knobs,
-            Ours(group, model, journal),
-            sync_every=sync_every,
-            start=start,
-            seed=seed,
-            total_steps=total_steps,
+        check_optimizer(optimizer)
+        check_schedule_of(optimizer, schedule)
+        check_common(Ours(group, model, journal), optimizer)
+        signal = TrainLoss() if signal is None else signal
+        fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
+        must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
+        check_knobs(self._knobs, signal, schedule)
+        fits = isinstance(allow_uninformative, bool)
+        must_be("True or False", fits, "leave it out for False", allow_uninformative=allow_uninformative)
+        if not allow_uninformative:
+            refuse_uninformative(self._knobs, group)
+        length = checked_length(sync_every, _ROUND)
+        must_be("an integer, at least 0", is_int(start) and start >= 0, "leave it out for 0", start=start)
+        must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
+        check_length(total_steps)
+        rule = controller_of(controller, signal)
+        first = [(knob.spec, knob.spec.start(knob.read())) for knob in self._knobs]
+        told = {
+            "sync_every": length,
+            "seed": seed,
+            "auto_lr_start": start,
+            "total_steps": total_steps,
+            "schedule": type(schedule).__name__ if schedule is not None else None,
+            "knobs": {s.name: {"scale": s.scale.name, "spread": s.spread, "base": base} for s, base in first},
+            "signal": repr(signal),
+            "controller": repr(rule),
+            "optimizer_state": optimizer_state,
+        }
+        rates = [float(row["lr"]) for row in optimizer.param_groups]
+        alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
+        state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
+        fan_out = FanOut([spec for spec, _ in first], Balanced(), seed, columns_of(self._knobs, optimizer))
+        settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
+        run = Replicas(
+            Steering(settings, fan_out, rule, [base for _, base in first]),
+            Body(model, with_state=state == "average"),
+            Meeting(group, alike),
+            Chronicle(open_journal(journal), told),
             signal=signal,
-            controller=controller,
-            optimizer_state=optimizer_state,
-            allow_uninformative=allow_uninformative,
+            reset_state=state == "reset",
         )
         super().__init__(optimizer, schedule, run)
         self._write_again()

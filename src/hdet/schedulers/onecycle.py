@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.auto.search import Search
+from hdet.auto.saving import ResumableSearch
 from hdet.auto.telling import Found, found_html
 from hdet.checks import check_state, count, fields, flag, maybe, must_be, users_level
 from hdet.distributed.group import Group, Seat
@@ -137,7 +137,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         fanout = Fanout(spread, sync_every, auto_lr, auto_lr_start, decay, published, seed)
         run = onecycle_run(optimizer, schedule, last_epoch, Ours(group, model, journal), fanout, go_back)
         if run is not None:  # torch calls step() in its constructor: the run must be there
-            self._run: Search | Replicas = run
+            self._run: ResumableSearch | Replicas = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
         if self._run.total_steps is None:
             Plan.of(self).without_end().put(self)
@@ -189,7 +189,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             steps: that training still makes; ``total_steps`` is known from now on.
         """
         run, now, plan = self._run, self.last_epoch, Plan.of(self)
-        if not isinstance(run, Search):
+        if not isinstance(run, ResumableSearch):
             raise ArgumentError(
                 'finish() is for max_lr="auto", but this scheduler was made with a number as max_lr, and ends at step '
                 f"{self.total_steps}; make it with the total_steps that training is to have"
@@ -236,7 +236,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
         Of the last round that has ended. The same on every rank, and no collective.
         """
-        return self._run.told if isinstance(self._run, Search) else None
+        return self._run.memory.told if isinstance(self._run, ResumableSearch) else None
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows of a search. None: it shows what it shows of any object."""
@@ -255,17 +255,17 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _base(self, t: int) -> list[float | Tensor]:
         values, run = self._values(t), self._run
-        return run.rates(values, t) if isinstance(run, Search) else run.steering.base(values, t)
+        return run.rates(values, t) if isinstance(run, ResumableSearch) else run.steering.base(values, t)
 
     def _multipliers(self, t: int, seat: Seat) -> list[float]:
-        if isinstance(self._run, Search):
+        if isinstance(self._run, ResumableSearch):
             return [1.0] * len(self._run.knobs)
         return list(self._run.steering.multipliers(t, seat))
 
     @property
     def _holds_rise(self) -> bool:
         """Whether the schedule's rising phase is held at its peak, since a search climbs by itself."""
-        return isinstance(self._run, Search) and self._run.holds_rise
+        return isinstance(self._run, ResumableSearch) and self._run.holds_rise
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _is_of_another_length(self, state: Mapping[str, Any]) -> bool:
         """Whether it is of a search that was made with another length."""
-        return isinstance(self._run, Search) and "hdet" in state and planned_in(state) != self._plan.length
+        return isinstance(self._run, ResumableSearch) and "hdet" in state and planned_in(state) != self._plan.length
 
     def _write_again(self) -> None:
         torch_private.write_rates(self, self.get_last_lr())
@@ -347,7 +347,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         The tensors themselves, not copies: save it at once. Up to twice the weights, gradients and optimizer state. Of
         the losses of a round that has not ended it has this rank's; :func:`hdet.save` has those of all ranks.
         """
-        return self._run.tensors(self.optimizer, self.last_epoch) if isinstance(self._run, Search) else {}
+        return self._run.tensors(self.optimizer, self.last_epoch) if isinstance(self._run, ResumableSearch) else {}
 
     def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
         """Raise unless a search can be loaded once ``state_dict`` is. Changes nothing."""
@@ -359,8 +359,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if state_dict:
             self._searching().load_tensors(state_dict, self.optimizer, self.last_epoch)
 
-    def _searching(self) -> Search:
-        if not isinstance(self._run, Search):
+    def _searching(self) -> ResumableSearch:
+        if not isinstance(self._run, ResumableSearch):
             raise ArgumentError(
                 "the state of a search does not fit this scheduler, which was built with a number as max_lr and "
                 "searches nothing; leave the search out"
@@ -393,7 +393,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
         if epoch == 0:
             self._take_in_new_groups()
-            if isinstance(self._run, Search):
+            if isinstance(self._run, ResumableSearch):
                 self._run.take_over()
         _torch._update_lr(self, epoch)
 
@@ -402,7 +402,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if t > self.total_steps:
             return  # torch says so
         self._take_in_new_groups()
-        if isinstance(self._run, Search):
+        if isinstance(self._run, ResumableSearch):
             self._run.step(self.optimizer, self.last_epoch, t, loss, self._schedule, self._peak)
         else:
             self._run.step(self.optimizer, self.last_epoch, t, loss, self._schedule, self._floors)
@@ -416,7 +416,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         new, last = take_in(groups, by_lr=self._is_auto, momenta=self.cycle_momentum), iter(self._last_lr)
         rows = [(copy_rate(group["lr"]), is_new) for group, is_new in zip(groups, new, strict=True)]
         self._last_lr = [rate if is_new else next(last, rate) for rate, is_new in rows]
-        if isinstance(run, Search):
+        if isinstance(run, ResumableSearch):
             run.grow(rate_names(known, len(groups)))
         else:
             spread = max((spec.spread for spec in run.steering.specs), default=0.0)

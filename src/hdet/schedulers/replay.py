@@ -1,27 +1,20 @@
-"""What an earlier run has learned, for another one: its schedule, or where to begin."""
+"""What an earlier run has learned, for another one: its schedule."""
 
 from __future__ import annotations
 
 import bisect
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from hashlib import sha256
-from typing import Literal
 
-import torch
-from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet.checks import is_finite, is_int, is_one_of, must_be, shown
-from hdet.distributed.group import find_seat
-from hdet.distributed.shards import refuse_sharded
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
 from hdet.journal.lines import check_needed
-from hdet.parameters import check_model, check_optimizer, put_rate, unwrapped
+from hdet.parameters import check_optimizer, put_rate, unwrapped
 
 Found = tuple[list[int], list[float]]
 """Steps in ascending order, and the base value from each of them on."""
@@ -73,41 +66,27 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
 
 
 def _points(data: JournalData, g: int) -> Found:
-    start = _search_began(data)
-    steps: list[int] = []
-    values: list[float] = []
+    first_steps = [r for r in data.rounds if str(r.get("event") or "").startswith(("first step", "restarted"))]
+    start = max((int(r["step"]) for r in first_steps), default=0)  # before it nobody knew how long steps are
     total = {**(data.header.get("arguments") or {}), **data.rounds[-1]}.get("total_steps")  # it may have changed
-    total = total if isinstance(total, int) else None
-    for before, record in zip([None, *data.rounds[:-1]], data.rounds, strict=True):
-        began = int(before["step"]) if before is not None else 0
-        ended = int(record["step"]) - 1  # base_before is the value at the round's last step
-        for step, value in (
-            (began, before["base"][g] if before is not None else None),
-            (ended, record["base_before"][g]),
-        ):
-            is_new = not steps or step > steps[-1]
-            if value is not None and step >= start and is_new and not (total and step >= total):
-                steps.append(step)
-                values.append(float(value))
+    end = total if isinstance(total, int) and total else math.inf
+    points: list[tuple[int, float]] = []
+    known: list[tuple[int, float]] = []
+    """Where the last round ended."""
+    for record in data.rounds:
+        known.append((int(record["step"]) - 1, record["base_before"][g]))  # the value at the round's last step
+        for step, value in known:
+            if start <= step < end and (not points or step > points[-1][0]):
+                points.append((step, float(value)))
+        known = [(int(record["step"]), record["base"][g])]
         undone = record.get("went_back_to")
-        while undone is not None and steps and steps[-1] >= undone:  # step N began from the weights of step N
-            steps.pop()
-            values.pop()
-    if not steps:
-        return [0], [float(data.rounds[-1]["base"][g])]
-    if start > 0:
-        steps.insert(0, 0)
-        values.insert(0, values[0])
-    return steps, values
-
-
-def _search_began(data: JournalData) -> int:
-    """The step from which on the length of steps was known; 0 where nothing was searched."""
-    return max((int(r["step"]) for r in data.rounds if _is_first_step(r)), default=0)
-
-
-def _is_first_step(record: Mapping[str, object]) -> bool:
-    return str(record.get("event") or "").startswith(("first step", "restarted"))
+        if undone is not None:  # step N began from the weights of step N
+            points = [point for point in points if point[0] < undone]
+    if not points:
+        points = [(0, known[0][1])]
+    elif start > 0:
+        points.insert(0, (0, points[0][1]))
+    return [step for step, _ in points], [float(value) for _, value in points]
 
 
 def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
@@ -126,63 +105,3 @@ def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
     if before < 0 or after < 0:
         return before + (after - before) * done
     return float((before**0.5 * (1 - done) + after**0.5 * done) ** 2)
-
-
-@torch.no_grad()
-def perturb_(
-    model: nn.Module,
-    nu: float = 0.01,
-    seed: int = 0,
-    replica: int | None = None,
-    scope: Literal["model", "tensor"] = "model",
-) -> None:
-    r"""Add this replica's noise to the trainable parameters, in place.
-
-    .. math:: \theta_r = \theta_0 + \epsilon_r, \qquad \epsilon_r \sim N(0,\; \nu^2 \|\theta_0\|^2 / d)
-
-    Call it after the DDP wrap: wrapping sends rank 0's parameters to everybody and would overwrite the noise. The noise
-    depends on ``seed`` and the replica alone; the global RNG is neither read nor seeded.
-
-    Args:
-        model: the model, wrapped or not.
-        nu: relative size of the noise; 0 leaves the weights as they are.
-        seed: together with ``replica`` it determines the noise.
-        replica: which replica this is. None: this process's rank, 0 without torch.distributed. With ``hdet.arms`` give
-            ``arms.index``, so that the ranks of an arm stay equal.
-        scope: "model": one noise level, from the norm and the number d of all trainable parameters, as published;
-            "tensor": each tensor by its own norm and size, so that small tensors are not drowned.
-    """
-    check_model(model, needed=True)
-    must_be("a finite number, at least 0", is_finite(nu) and nu >= 0, "the published value is 0.01", nu=nu)
-    for name, value in (("seed", seed), ("replica", 0 if replica is None else replica)):
-        if not is_int(value):
-            raise ArgumentError(f"{name} must be an integer, but got {name}={shown(value)}; leave it out")
-    must_be('"model" or "tensor"', is_one_of(scope, ("model", "tensor")), 'leave it out for "model"', scope=scope)
-    parameters = [p for p in model.parameters() if p.requires_grad and (p.is_floating_point() or p.is_complex())]
-    refuse_sharded(parameters, "perturb_()")
-    number = find_seat(None).replica if replica is None else replica
-    generator = torch.Generator().manual_seed(_seed_of(seed, number))
-    tensors = [torch.view_as_real(p) if p.is_complex() else p for p in parameters]
-    for tensor, level in zip(tensors, _levels(tensors, nu, scope), strict=True):
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        tensor.copy_(tensor + level * noise.to(tensor.device, _wide(tensor)))
-
-
-def _levels(tensors: list[Tensor], nu: float, scope: str) -> Iterator[float]:
-    """Standard deviation of the noise for each tensor."""
-    squares = [torch.linalg.vector_norm(t, dtype=_wide(t)).item() ** 2 for t in tensors]
-    sizes = [t.numel() for t in tensors]
-    if scope == "model":
-        squares, sizes = [math.fsum(squares)] * len(tensors), [sum(sizes)] * len(tensors)
-    for square, size in zip(squares, sizes, strict=True):
-        yield nu * math.sqrt(square / size) if size else 0.0
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    """At least fp32: norm and noise of half precision are computed in it."""
-    return torch.promote_types(tensor.dtype, torch.float32)
-
-
-def _seed_of(seed: int, replica: int) -> int:
-    """One 63-bit seed for a pair of numbers; neighbours are unrelated."""
-    return int.from_bytes(sha256(f"perturb:{seed}:{replica}".encode()).digest()[:8], "big") >> 1

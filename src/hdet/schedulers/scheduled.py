@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from hdet.auto.search import Search
+from hdet.auto.saving import ResumableSearch
 from hdet.auto.telling import Found, found_html
 from hdet.checks import Rule, count, number, some_rates
 from hdet.errors import ArgumentError
@@ -87,7 +87,7 @@ def _rehearsal(optimizer: Optimizer, schedule: Any) -> tuple[Optimizer, Callable
     return empty, own.step
 
 
-class ScheduledSearch(OnSchedule[Search]):
+class ScheduledSearch(OnSchedule[ResumableSearch]):
     """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
 
     The schedule's rising phase is held at its peak: the search climbs by itself. From there on the rate is the schedule
@@ -204,7 +204,7 @@ class ScheduledSearch(OnSchedule[Search]):
     @property
     def found(self) -> Found:
         """What was found so far: the peak rate, whether it has settled, how often it was rolled back."""
-        return self._run.told
+        return self._run.memory.told
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

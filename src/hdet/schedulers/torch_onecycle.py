@@ -168,11 +168,8 @@ def check_steps(schedule: dict[str, Any], last_epoch: Any) -> None:
         schedule[name] = _truth(name, schedule[name])
     by_epochs = schedule["total_steps"] is None
     for name in ("epochs", "steps_per_epoch") if by_epochs else ("total_steps",):
-        if not isinstance(schedule[name], (int, float, type(None))):  # of these torch speaks by name
-            raise ArgumentError(
-                f"{name} must be an integer, at least 1, but got {name}={shown(schedule[name])}; give an int, for "
-                f"instance int({name})"
-            )
+        fits = isinstance(schedule[name], (int, float, type(None)))  # of these torch speaks by name
+        must_be("an integer, at least 1", fits, f"give an int, for instance int({name})", **{name: schedule[name]})
     steps = total_steps_of(schedule)
     if steps is not None and steps > LONGEST:
         raise ArgumentError(
@@ -181,11 +178,9 @@ def check_steps(schedule: dict[str, Any], last_epoch: Any) -> None:
         )
     _check_phases(schedule["pct_start"], schedule["anneal_strategy"], steps)
     epoch, end = number_of(last_epoch), LONGEST if steps is None else steps
-    if epoch is None or not -LONGEST <= epoch < end:
-        raise ArgumentError(
-            f"last_epoch must be a number below total_steps = {end}, but got last_epoch={shown(last_epoch)}; leave it "
-            "out for a new run, and go on with another by load_state_dict()"
-        )
+    fits = epoch is not None and -LONGEST <= epoch < end
+    cure = "leave it out for a new run, and go on with another by load_state_dict()"
+    must_be(f"a number below total_steps = {end}", fits, cure, last_epoch=last_epoch)
 
 
 def _check_phases(pct_start: Any, strategy: Any, steps: int | None) -> None:
@@ -210,12 +205,10 @@ def check_levels(schedule: Mapping[str, Any], last_epoch: Any) -> None:
     tops = [number_of(rate) or 0.0 for rate in _items(schedule["max_lr"])]
     must_be("finite and not below 0", all(map(_is_rate, tops)), "for instance 0.1", max_lr=schedule["max_lr"])
     for name, usual in (("div_factor", 25.0), ("final_div_factor", 1e4)):
-        factor = number_of(schedule[name])
-        if not factor or math.isnan(factor):
-            raise ArgumentError(
-                f"{name} must be a number other than 0, but got {name}={shown(schedule[name])}; leave it out for "
-                f"{usual:g}"
-            )
+        factor = number_of(schedule[name]) or math.nan
+        must_be(
+            "a number other than 0", not math.isnan(factor), f"leave it out for {usual:g}", **{name: schedule[name]}
+        )
         tops = [rate / factor for rate in tops]
         if not all(abs(rate) <= _HIGHEST for rate in tops):
             raise ArgumentError(

@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-import hdet
 from tests.models import two_layer
-from tests.ranks import run_ranks
+from torch import nn
+
+from lab.runs.noise import perturb_
 
 
 def noise_of(model: nn.Module, **arguments: Any) -> list[torch.Tensor]:
     before = [p.detach().clone() for p in model.parameters()]
-    hdet.perturb_(model, **arguments)
+    perturb_(model, **{"nu": 0.01, "seed": 0, "replica": 0, **arguments})
     return [p.detach() - b for p, b in zip(model.parameters(), before, strict=True)]
 
 
@@ -32,12 +30,6 @@ def test_one_level_for_the_model() -> None:
     assert abs(first.mean().item()) < 5 * level / 100
 
 
-def test_one_level_per_tensor() -> None:
-    first, second = noise_of(wide(), nu=0.1, scope="tensor")
-    assert first.std().item() == pytest.approx(0.1, rel=0.05)
-    assert second.std().item() == pytest.approx(0.1 / math.sqrt(1000), rel=0.1)
-
-
 def test_noise_is_a_function_of_seed_and_replica() -> None:
     first = noise_of(wide(), replica=1, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(first, noise_of(wide(), replica=1, seed=2), strict=True))
@@ -52,26 +44,15 @@ def test_frozen_parameters_and_zero_nu_leave_the_weights() -> None:
     assert all(noise.abs().max() == 0 for noise in noise_of(two_layer(), nu=0.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_every_type(dtype: torch.dtype) -> None:
     model = nn.ParameterList([nn.Parameter(torch.ones(2000, dtype=dtype))])
     (noise,) = noise_of(model, nu=0.1)
     assert noise.dtype is dtype
-    assert torch.view_as_real(noise).std().item() if dtype.is_complex else noise.double().std().item() > 0.05
+    assert noise.double().std().item() > 0.05
 
 
-@pytest.mark.parametrize("arguments", [{"nu": -1.0}, {"nu": math.nan}, {"nu": "much"}, {"scope": "layer"}])
-def test_bad_arguments(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must be .*but got"):
-        hdet.perturb_(two_layer(), **arguments)
-
-
-def test_replicas_take_their_rank() -> None:
-    weights = run_ranks(_perturbed, 2)
-    assert not torch.equal(*weights)
-
-
-def _perturbed(rank: int) -> torch.Tensor:
-    ddp = DistributedDataParallel(two_layer())
-    hdet.perturb_(ddp, nu=0.05)
-    return next(ddp.parameters()).detach()
+def test_the_global_rng_is_neither_read_nor_seeded() -> None:
+    before = torch.get_rng_state()
+    noise_of(wide())
+    assert torch.equal(torch.get_rng_state(), before)
