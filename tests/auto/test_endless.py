@@ -22,7 +22,7 @@ from tests.ranks import error_of, run_ranks
 from tests.setups.problems import batch_of, network
 
 HELD = 150
-"""Steps: the rate rises until step 100."""
+"""Steps, by which the rate has risen."""
 
 
 def falling(peak: float, steps: int, strategy: Any) -> tuple[list[float], list[float]]:
@@ -189,8 +189,8 @@ def test_a_finished_run_is_as_good_as_one_of_its_length() -> None:
     held = final_loss(model)
     scheduler.finish(100)
     train(model, optimizer, scheduler, range(200, 300))
-    assert final_loss(model) < 0.5 * held
-    assert final_loss(model) < 1.6 * min(fixed(rate) for rate in (3e-2, 1e-1))
+    assert final_loss(model) < 0.7 * held
+    assert final_loss(model) < 1.2 * min(fixed(rate) for rate in (3e-2, 1e-1))
 
 
 def test_a_finished_run_is_told_as_any_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -317,7 +317,7 @@ def test_ranks_that_disagree_are_told(second: int | None, words: str) -> None:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", [1, 37, 104, 131])
+@pytest.mark.parametrize("cut", [1, 37, 104, 131, 150])
 def test_training_goes_on_from_before_it_was_finished(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "held.pt"
     branched = Searching(steps=None).go(0, cut)
@@ -398,6 +398,24 @@ def test_a_run_that_falls_keeps_its_length(first: int, then: int | None, cut: in
     with pytest.raises(hdet.ArgumentError, match=match):
         hdet.load(path, **run.parts)
     assert repr((run.scheduler.state_dict(), run.numbers)) == before
+
+
+def test_checkpoints_of_earlier_versions_have_the_length_that_they_were_made_with() -> None:
+    state = Searching(steps=60).go(0, 10).scheduler.state_dict()
+    del state["hdet"]["planned"]
+    for steps in (60, 100):
+        run = Searching(seed=1, steps=steps)
+        run.scheduler.load_state_dict(state)
+        assert run.scheduler.total_steps == steps
+
+
+@pytest.mark.parametrize("planned", [0, -3, 2.5, "60", math.inf])
+def test_a_damaged_length_is_refused(planned: Any) -> None:
+    run = Searching(steps=60)
+    state = run.scheduler.state_dict()
+    state["hdet"]["planned"] = planned
+    with pytest.raises(hdet.ArgumentError, match="planned="):
+        run.scheduler.load_state_dict(state)
 
 
 def test_a_shorter_schedule_must_not_have_begun_to_fall(tmp_path: Path) -> None:

@@ -605,6 +605,15 @@ def test_the_rate_falls_before_a_stop(who: str, length: dict[str, Any]) -> None:
     assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)  # on other batches
 
 
+def test_a_trainer_without_an_end_holds_the_rate() -> None:
+    module, auto = Module(), AutoLR()
+    trainer_of(auto, Stops(130), max_epochs=-1).fit(module, loader_of(0, 50))
+    assert len(module.rates) == 130
+    assert module.rates[-1] == max(module.rates)
+    assert isinstance(auto.scheduler, hdet.OneCycleLR)
+    assert auto.scheduler.total_steps == float("inf")
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_early_stopping_lets_the_rate_fall(first: bool) -> None:
     auto, stopping = AutoLR(finish=20), EarlyStopping("val_loss", min_delta=1e9, patience=1)  # in the third epoch
