@@ -14,13 +14,15 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
 from hdet.auto.constants import DEFAULT
+from hdet.report.data import load_run
+from hdet.report.verdict import advice
 from tests.auto.runs import built, final_loss, fixed, loss_of, momentum, train
 from tests.checkpoint.searching import Searching
 from tests.ranks import error_of, run_ranks
 from tests.setups.problems import batch_of, network
 
 HELD = 150
-"""Steps: the rate rises until step 100."""
+"""Steps, by which the rate has risen."""
 
 
 def falling(peak: float, steps: int, strategy: Any) -> tuple[list[float], list[float]]:
@@ -187,8 +189,8 @@ def test_a_finished_run_is_as_good_as_one_of_its_length() -> None:
     held = final_loss(model)
     scheduler.finish(100)
     train(model, optimizer, scheduler, range(200, 300))
-    assert final_loss(model) < 0.5 * held
-    assert final_loss(model) < 1.6 * min(fixed(rate) for rate in (3e-2, 1e-1))
+    assert final_loss(model) < 0.7 * held
+    assert final_loss(model) < 1.2 * min(fixed(rate) for rate in (3e-2, 1e-1))
 
 
 def test_a_finished_run_is_told_as_any_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -202,8 +204,33 @@ def test_a_finished_run_is_told_as_any_other(tmp_path: Path, caplog: pytest.LogC
     journal = hdet.read_journal(path)
     assert journal.header["arguments"]["total_steps"] is None
     assert journal.rounds[-1]["step"] == HELD + 20
+    assert {record["step"]: record["total_steps"] for record in journal.rounds[-3:]} == {
+        journal.rounds[-3]["step"]: None,
+        HELD + 19: HELD + 20,
+        HELD + 20: HELD + 20,
+    }
     with path.open("ab"):  # nobody holds it any more
         hdet.OneCycleLR(optimizer, "auto", journal=path).step()
+
+
+def test_the_report_and_what_was_found_know_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    path = tmp_path / "journal.jsonl"
+    model, optimizer, scheduler = built(1e-6, None, journal=path)
+    train(model, optimizer, scheduler, range(HELD))
+    shown = hdet.show(path)
+    assert "so far" in str(advice(load_run(path)))
+    assert "max_lr=" in repr(shown)
+    assert "total_steps" in shown._repr_html_()
+    scheduler.finish(20)
+    train(model, optimizer, scheduler, range(HELD, HELD + 20))
+    run = load_run(path)
+    assert run.total_steps == HELD + 20
+    assert "so far" not in str(advice(run))
+    replayed = hdet.schedule_from(path, torch.optim.SGD(model.parameters(), 1.0))
+    held, last = (replayed.lr_lambdas[0](t) for t in (HELD - 1, HELD + 19))
+    assert held == pytest.approx(scheduler.found.rate, rel=0.1)  # a journal knows the ends of rounds
+    assert last == pytest.approx(scheduler.found.rate / 25e4)
 
 
 def run_with(max_lr: Any, total: int | None, made: int = 0) -> Any:
@@ -290,7 +317,7 @@ def test_ranks_that_disagree_are_told(second: int | None, words: str) -> None:
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cut", [1, 37, 104, 131])
+@pytest.mark.parametrize("cut", [1, 37, 104, 131, 150])
 def test_training_goes_on_from_before_it_was_finished(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "held.pt"
     branched = Searching(steps=None).go(0, cut)
@@ -371,6 +398,24 @@ def test_a_run_that_falls_keeps_its_length(first: int, then: int | None, cut: in
     with pytest.raises(hdet.ArgumentError, match=match):
         hdet.load(path, **run.parts)
     assert repr((run.scheduler.state_dict(), run.numbers)) == before
+
+
+def test_checkpoints_of_earlier_versions_have_the_length_that_they_were_made_with() -> None:
+    state = Searching(steps=60).go(0, 10).scheduler.state_dict()
+    del state["hdet"]["planned"]
+    for steps in (60, 100):
+        run = Searching(seed=1, steps=steps)
+        run.scheduler.load_state_dict(state)
+        assert run.scheduler.total_steps == steps
+
+
+@pytest.mark.parametrize("planned", [0, -3, 2.5, "60", math.inf])
+def test_a_damaged_length_is_refused(planned: Any) -> None:
+    run = Searching(steps=60)
+    state = run.scheduler.state_dict()
+    state["hdet"]["planned"] = planned
+    with pytest.raises(hdet.ArgumentError, match="planned="):
+        run.scheduler.load_state_dict(state)
 
 
 def test_a_shorter_schedule_must_not_have_begun_to_fall(tmp_path: Path) -> None:

@@ -88,6 +88,17 @@ def _auto(_: Path) -> dict[str, Any]:
     return {"optimizer": optimizer_of(), "max_lr": "auto", "total_steps": 50, "cycle_momentum": False}
 
 
+def _endless(_: Path) -> dict[str, Any]:
+    return {"optimizer": optimizer_of(), "max_lr": "auto", "cycle_momentum": False}
+
+
+def _finish(steps: Any) -> Any:
+    """Of a run without an end."""
+    scheduler = hdet.OneCycleLR(**_endless(Path()))
+    scheduler.finish(steps)
+    return scheduler
+
+
 def _several(_: Path) -> dict[str, Any]:
     return {"optimizers": optimizer_of(), "total_steps": 50}
 
@@ -196,6 +207,15 @@ CALLS = [
     Call("OneCycleLR", hdet.OneCycleLR, _onecycle, SCHEDULE, _train, _WORDS),
     Call("OneCycleLR, momentum", hdet.OneCycleLR, _cycling, SCHEDULE, _train, _WORDS),
     Call('OneCycleLR("auto")', hdet.OneCycleLR, _auto, SCHEDULE, _train, _WORDS),
+    Call(
+        'OneCycleLR("auto"), no end',
+        hdet.OneCycleLR,
+        _endless,
+        SCHEDULE,
+        _train,
+        {**_WORDS, "max_lr": ("total_steps",)},  # a number needs one
+    ),
+    Call("finish", _finish, lambda _: {"steps": 10}, frozenset(), _train),
     Call("auto", hdet.auto, _several, frozenset({"total_steps"}), _train, _WORDS),
     Call("auto, any schedule", hdet.auto, _scheduled, frozenset({"total_steps"}), _train, _WORDS),
     Call("Ensemble", hdet.Ensemble, _ensemble, frozenset(), _train),

@@ -372,9 +372,8 @@ def in_ddp(rank: int, folder: str, scenario: str) -> Any:
     place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    return {"callback": searched, "alone": searched_alone, "trained": trained, "cut": cut, "sharded": sharded}[
-        scenario
-    ](rank, Path(folder))
+    scenarios = {"callback": searched, "alone": searched_alone, "trained": trained, "cut": cut, "sharded": sharded}
+    return {**scenarios, "finished": finished}[scenario](rank, Path(folder))
 
 
 def ddp(*callbacks: Any, **options: Any) -> lightning.Trainer:
@@ -538,7 +537,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], 
         ["journal, pct_start", "give"],
     ),
     "DeepSpeed": (Module, AutoLR, {"strategy": Engine("cpu")}, ["has Engine", "ModelParallelStrategy"]),
-    "endless": (Module, AutoLR, {"max_epochs": -1}, ["estimated_stepping_batches is inf", "max_steps"]),
+    "endless": (
+        Module,
+        lambda: AutoLR(schedule=shape),
+        {"max_epochs": -1},
+        ["estimated_stepping_batches is inf", "max_steps"],
+    ),
 }
 
 
@@ -552,6 +556,20 @@ def test_mistakes_are_refused_with_a_cure(name: str) -> None:
     error = error_of(lambda: trainer.fit(module(), loader_of(0, 10)))
     assert isinstance(error, hdet.ArgumentError)
     assert all(word in str(error) for word in words), error
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """It has an end, and nobody knows where."""
+
+    def __iter__(self) -> Any:
+        return (batch_of(k) for k in range(10))
+
+
+def test_data_of_unknown_length_are_no_run_without_an_end() -> None:
+    trainer = trainer_of(AutoLR(), max_epochs=2)
+    error = error_of(lambda: trainer.fit(Module(), DataLoader(Stream(), batch_size=None)))
+    assert isinstance(error, hdet.ArgumentError)
+    assert "the schedule needs the run's length" in str(error)
 
 
 def test_wrong_arguments() -> None:
@@ -571,6 +589,20 @@ def test_a_run_that_falls_cannot_be_made_longer(tmp_path: Path) -> None:
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def finished(rank: int, folder: Path) -> Any:
+    module = Module()
+    ddp(AutoLR(finish=20), Stops(60), max_epochs=-1).fit(module, loader_of(0, 50))
+    return flat(module), module.rates
+
+
+def test_in_ddp_all_ranks_let_the_rate_fall(tmp_path: Path) -> None:
+    (weights, rates), (weights_too, rates_too) = run_ranks(in_ddp, 2, str(tmp_path), "finished")
+    assert torch.equal(weights, weights_too)
+    assert rates == rates_too
+    assert len(rates) == 80
+    assert rates[-1] < 1e-3 * max(rates)
 
 
 class Stops(lightning.Callback):
@@ -603,6 +635,15 @@ def test_the_rate_falls_before_a_stop(who: str, length: dict[str, Any]) -> None:
     assert module.rates[129] == max(module.rates)
     assert trainer.fit_loop.min_steps is None
     assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)  # on other batches
+
+
+def test_a_trainer_without_an_end_holds_the_rate() -> None:
+    module, auto = Module(), AutoLR()
+    trainer_of(auto, Stops(130), max_epochs=-1).fit(module, loader_of(0, 50))
+    assert len(module.rates) == 130
+    assert module.rates[-1] == max(module.rates)
+    assert isinstance(auto.scheduler, hdet.OneCycleLR)
+    assert auto.scheduler.total_steps == float("inf")
 
 
 @pytest.mark.parametrize("first", [True, False])

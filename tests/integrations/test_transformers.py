@@ -380,13 +380,14 @@ def _with_its_optimizer(rank: int, folder: Path) -> str:
 def test_another_length_than_the_checkpoints(tmp_path: Path) -> None:
     """Until the rate falls a run goes on by the new one; after that it is refused, before the first step."""
     AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=10)).train()
+    seen: list[int] = []
     for steps in (70, 40):
         again = AutoLR().attach(trainer_of(tmp_path, max_steps=steps))
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
         assert (again.lr_scheduler.last_epoch, again.lr_scheduler.total_steps) == (steps, steps)
         again = AutoLR().attach(trainer_of(tmp_path, max_steps=steps))
-        seen: list[int] = []
-        again.add_callback(_AtStep(lambda seen=seen: seen.append(1)))
+        seen.clear()
+        again.add_callback(_AtStep(lambda: seen.append(1)))
         with pytest.raises(hdet.ArgumentError, match="total_steps must be 50 as in the run that was saved"):
             again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
         assert not seen
@@ -425,7 +426,7 @@ def test_the_rate_falls_before_a_stop(event: str, first: bool, tmp_path: Path) -
     auto.attach(trainer).train()
     rates = logged(trainer, "hdet/rate")
     assert len(rates) == trainer.lr_scheduler.last_epoch == 64 + 24
-    assert rates[63] == max(rates)
+    assert rates.index(max(rates)) in (63, 64)
     assert rates[-1] < 1e-3 * max(rates)
     ordinary = AutoLR().attach(trainer_of(tmp_path, max_steps=88))
     ordinary.train()
@@ -450,7 +451,7 @@ def test_the_rate_falls_before_the_trainers_own_end(tmp_path: Path) -> None:
     trainer.train()
     rates = logged(trainer, "hdet/rate")
     assert len(rates) == STEPS
-    assert rates[39] == max(rates) > rates[41]
+    assert rates.index(max(rates)) in (39, 40)
     assert rates[-1] < 1e-3 * max(rates)
 
 

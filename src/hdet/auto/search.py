@@ -326,7 +326,7 @@ class Search:
             record = record_of(
                 self.memory.rounds, gathered, evidence, decision, before, schedules, self._lead, found, clock.seconds
             )
-            self.chronicle.write(record, self.knobs, ended)
+            self.chronicle.write({**record, "total_steps": self.total_steps}, self.knobs, ended)
         if end.after == self.total_steps:
             self.chronicle.close()
         self.memory.rounds += 1

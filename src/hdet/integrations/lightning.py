@@ -162,7 +162,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
     ) -> OneCycleLR | ScheduledSearch:
         arguments = {"total_steps": None, **self.onecycle, **schedule}
         if arguments["total_steps"] is None and ("schedule" in arguments or self.ending is None):
-            arguments["total_steps"] = _total_steps(trainer)
+            arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
         given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
         known = {"model": pl_module, **arguments, "journal": [*given, story]}
         optimizer = trainer.optimizers[0]
@@ -338,10 +338,10 @@ def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     return found
 
 
-def _total_steps(trainer: Any) -> int | None:
+def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
     """None: the trainer has no end."""
     steps = trainer.estimated_stepping_batches
-    if trainer.max_epochs == trainer.max_steps == -1:
+    if may_be_endless and trainer.max_epochs == trainer.max_steps == -1:
         return None
     if not (math.isfinite(steps) and steps >= 1):
         raise ArgumentError(

@@ -236,6 +236,8 @@ class AutoLR(_Attached):
         self.options = options
         self._made: OneCycleLR | ScheduledSearch | None = None
         self._events = _Events()
+        self._ended_at = -1
+        """The step after which the rate had fallen."""
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, before its ``train()``; also as a callback, if it is not one yet. Gives the trainer."""
@@ -251,6 +253,7 @@ class AutoLR(_Attached):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Also tell of a run that is shorter than its checkpoint's: the Trainer lets no warning of loading through."""
         super().on_train_begin(args, state, control, **kwargs)
+        self._ended_at = -1
         scheduler = self._scheduler
         if not isinstance(scheduler, OneCycleLR) or scheduler.last_epoch == 0:
             return
@@ -302,7 +305,8 @@ class AutoLR(_Attached):
 
         def ended(*args: Any, **kwargs: Any) -> None:
             trainer, state, scheduler = self._trainer, self._trainer.state, self._trainer.lr_scheduler
-            if ending.is_over(scheduler):
+            if ending.is_over(scheduler) and state.global_step > self._ended_at:  # the epoch ends here too
+                self._ended_at = state.global_step
                 trainer.control.should_evaluate |= trainer.args.eval_strategy == "steps"
                 trainer.control.should_save |= trainer.args.save_strategy == "steps"
             method(*args, **kwargs)

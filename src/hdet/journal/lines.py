@@ -77,7 +77,7 @@ _FIELDS: dict[str, dict[str, tuple[str, Check]]] = {
     "round": {
         "round": _INT,
         "step": _INT,
-        "went_back_to": _INT,
+        **dict.fromkeys(("went_back_to", "total_steps"), _INT),
         "replicas": ("a list of replicas, with numbers or lists of numbers", _list_of(_is_replica)),
         "excluded": ("a list of integers", _list_of(_is_int)),
         **dict.fromkeys(("weights", "delta", "velocity", "error", "learned", "base_before", "base", "shape"), _NUMBERS),

@@ -245,6 +245,9 @@ def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -
     try:
         header, knobs = data.header, _knobs(data)
         arguments = header.get("arguments") or summary.arguments
+        last = data.last_round() or {}
+        if "total_steps" in last:  # the run may have got another length
+            arguments = {**arguments, "total_steps": last["total_steps"]}
         starts = _starts(arguments, knobs)
         decays = arguments.get("decay") == "exponential"
         return RunData(

@@ -259,7 +259,8 @@ def advice(run: RunData) -> Advice | None:
     if base is None or not run.rounds or run.summary.crashed or alarms(run):
         return None
     again = f"hdet.schedule_from({_journal(run)}, optimizer)"
-    so_far = " so far" if run.rounds[-1].step < (run.total_steps or 0) else ""
+    known = run.total_steps is not None or not (run.searched and "total_steps" in run.arguments)  # else it has no end
+    so_far = "" if known and run.rounds[-1].step >= (run.total_steps or 0) else " so far"
     found = f"{'Found' if base.moved else 'Stayed at'} {say.rate(base.end)}{so_far}."
     if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # no peak can be given
         return Advice(found, (again,))

@@ -42,8 +42,8 @@ class Plan(NamedTuple):
 
     @property
     def falls_from(self) -> float:
-        """The last step at the peak."""
-        return float(max(phase["end_step"] for phase in self.phases if phase["end_lr"] == "max_lr"))
+        """The last step at the peak; before all steps where none is there, as in a damaged state."""
+        return float(max((one["end_step"] for one in self.phases if one["end_lr"] == "max_lr"), default=-math.inf))
 
     @property
     def is_finished(self) -> bool:

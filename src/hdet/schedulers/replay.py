@@ -68,7 +68,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
 def _points(data: JournalData, g: int) -> Found:
     first_steps = [r for r in data.rounds if str(r.get("event") or "").startswith(("first step", "restarted"))]
     start = max((int(r["step"]) for r in first_steps), default=0)  # before it nobody knew how long steps are
-    total = (data.header.get("arguments") or {}).get("total_steps")
+    total = {**(data.header.get("arguments") or {}), **data.rounds[-1]}.get("total_steps")  # it may have changed
     end = total if isinstance(total, int) and total else math.inf
     points: list[tuple[int, float]] = []
     known: list[tuple[int, float]] = []
