@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.errors import ArgumentError, ResumeWarning
-from hdet.integrations.lengths import check_length
 from hdet.integrations.lightning_story import Story, part_of_lightning
-from hdet.integrations.searches import NAME, holds_parts, read_search, search_of, write_search
+from hdet.integrations.searches import NAME, check_length, holds_parts, read_search, search_of, write_search
 from hdet.journal import Journals, open_journal
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR

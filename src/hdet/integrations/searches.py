@@ -1,4 +1,4 @@
-"""A search in a framework's checkpoint: what it holds in tensors, where frameworks save ``state_dict()`` alone.
+"""A search in a framework: its checkpoint, where frameworks save ``state_dict()`` alone, and its length.
 
 Where all ranks hold the same weights one of them writes for all. Where they hold parts each writes its own.
 """
@@ -15,7 +15,7 @@ import torch
 from hdet.checks import users_level
 from hdet.distributed.group import connect
 from hdet.distributed.shards import place
-from hdet.errors import ResumeWarning
+from hdet.errors import ArgumentError, ResumeWarning
 from hdet.files import replacing
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -75,3 +75,22 @@ def part_name(scheduler: Any) -> str:
 
 def _file(folder: str | os.PathLike[str], scheduler: Any) -> Path:
     return Path(folder) / f"{part_name(scheduler)}.pt"
+
+
+def check_length(planned: int, scheduler: OneCycleLR, arguments: str) -> None:
+    """Raise if a trainer is to make more steps than the schedule has: past its end torch has no rate.
+
+    A checkpoint brings the length of its own run. ``arguments``: those of the trainer that say how many steps it makes.
+    """
+    if planned <= scheduler.total_steps:
+        return
+    restored = scheduler.last_epoch > 0
+    cure = (
+        f"resume with the {arguments} that the run began with, or load only the weights and begin a new run"
+        if restored
+        else f"build it with total_steps={planned}"
+    )
+    raise ArgumentError(
+        f"the trainer is to make {planned} steps, but the {'restored ' if restored else ''}schedule ends at step "
+        f"{scheduler.total_steps}; {cure}"
+    )

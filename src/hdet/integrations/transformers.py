@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.deepspeed import optimizer_of
-from hdet.integrations.lengths import check_length
-from hdet.integrations.searches import read_search, write_search
+from hdet.integrations.searches import check_length, read_search, write_search
 from hdet.parameters import Rate
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
