@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hdet.errors import ArgumentError, JournalError
-from hdet.journal.lines import decoded
+from hdet.journal.file import decoded
 from hdet.report.data import Slope, load_run
 from hdet.report.verdict import verdict
 from tests.report.made_up import a_header, a_round, searched_folder, write_folder, write_journal

@@ -9,7 +9,7 @@ import pytest
 from hdet.report import series
 from hdet.report.data import RunData, load_run
 from hdet.report.series import LIMIT, Event, Line, line, thinned
-from hdet.report.verdict import Table, compare, table_of
+from hdet.report.verdict import compare, table_of
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
 FIXED = {"name": "fixed", "arguments": {"method": "none", "lr": 0.02}}
@@ -218,8 +218,3 @@ def test_the_table_of_runs(tmp_path: Path) -> None:
     assert table.rows[1] == ("fixed", "3.294", "0.02", "fixed", "0", "1 min 1 s")
     assert table.rows[0][2] == "1e-3"
     assert table_of([auto]).columns[1] == "final validation loss"
-
-
-def test_a_table_with_a_short_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="one cell per column, here 2, but got"):
-        Table(["a", "b"], [["1"]])

@@ -1,4 +1,4 @@
-"""A search in a framework's checkpoint: what it holds in tensors, where frameworks save ``state_dict()`` alone.
+"""A search in a framework's checkpoint, where frameworks save ``state_dict()`` alone.
 
 Where all ranks hold the same weights one of them writes for all. Where they hold parts each writes its own.
 """

@@ -8,8 +8,7 @@ Numbers that JSON does not know are written as the strings "NaN", "Infinity" and
 An experiment tracker (TensorBoard, W&B, MLflow) can take a round's main numbers, beside the file or in its place.
 """
 
-from hdet.journal.file import Journal
-from hdet.journal.lines import SCHEMA
+from hdet.journal.file import SCHEMA, Journal
 from hdet.journal.reading import JournalData, LastRun, RoundLine, last_run, read_journal
 from hdet.journal.sinks import Journals, Several, Sink, open_journal, scalars
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from hdet.checks import shown
 from hdet.errors import JournalError
 from hdet.files import path_of
-from hdet.journal.lines import SCHEMA, decoded
+from hdet.journal.file import SCHEMA, decoded
 
 _ROUND = re.compile(rb'\{(?:"run":"([^"\\]*)",)?"kind":"round","round":(\d{1,18}),"step":(\d{1,18})[,}]')
 """How a line of a round begins: enough to know where it belongs."""

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from hdet.journal.lines import mapped
+from hdet.journal.file import mapped
 
 NOTHING = "–"
 

@@ -6,12 +6,12 @@ import base64
 import functools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hdet.errors import ArgumentError
-from hdet.journal.lines import mapped
+from hdet.journal.file import mapped
 from hdet.report.data import RunData
 from hdet.report.figures import comparison_figures, run_figures
 from hdet.report.series import events, lengthening
@@ -68,7 +68,18 @@ def page_of(chapters: Sequence[Chapter], *, title: str, headline: str | None = N
     runs = [run for chapter in chapters for run in chapter.runs]
     figures = {key: figure for part in shown for key, figure in part["shared"].items()}
     figures |= {key: one for part in shown for section in part["sections"] for key, one in section["figures"].items()}
-    return _render(
+    check_packages()
+    import jinja2  # late, as plotly: reading a run needs neither
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("hdet.report"),
+        autoescape=True,  # everything, whatever the template's name ends with
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    plots = mapped({key: figure.plot for key, figure in figures.items()}, _rounded)
+    return environment.get_template("page.html.j2").render(
         title=title,
         framed=framed,
         headline=headline or shown[0]["headline"],
@@ -77,7 +88,8 @@ def page_of(chapters: Sequence[Chapter], *, title: str, headline: str | None = N
         chapters=shown,
         log_steps=all(lengthening(run) for run in runs if run.rounds) and any(run.rounds for run in runs),
         has_plots=bool(figures),
-        plots={key: figure.plot for key, figure in figures.items()},
+        plots=_packed(json.dumps(plots, allow_nan=False, separators=(",", ":"))),
+        plotly=_packed_plotly(),
     )
 
 
@@ -130,31 +142,11 @@ def _setup(run: RunData) -> list[tuple[str, str]]:
     return [(key, text) for key, text in rows if text not in ("", "0", "None")] + told
 
 
-def _render(*, plots: Mapping[str, Any], **content: Any) -> str:
-    """Fill the template. jinja2 and plotly are imported late: reading a run needs neither."""
-    check_packages()
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("hdet.report"),
-        autoescape=True,  # everything, whatever the template's name ends with
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("page.html.j2")
-    return template.render(plotly=_packed_plotly(), plots=_packed(_compact(plots)), **content)
-
-
 @functools.cache
 def _packed_plotly() -> str:
     from plotly.offline import get_plotlyjs
 
     return _packed(get_plotlyjs())
-
-
-def _compact(plots: Mapping[str, Any]) -> str:
-    return json.dumps(mapped(plots, _rounded), allow_nan=False, separators=(",", ":"))
 
 
 def _rounded(value: Any) -> Any:

@@ -7,11 +7,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import NamedTuple
 
-from hdet.errors import ArgumentError
 from hdet.report import numbers as say
 from hdet.report.data import WORDS, RunData, journal_in, kind_of
 from hdet.report.series import Line, alarms, base_rate, losses, mean, time_shares
@@ -293,9 +291,8 @@ class Comparison(NamedTuple):
     rates: tuple[Line, ...]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of texts for the page, which escapes them.
+class Table(NamedTuple):
+    """A table of texts for the page, which escapes them. A row has a cell for each column.
 
     >>> Table(["run", "final loss"], [["fixed", "3.294"]], caption="Ablation").rows
     [['fixed', '3.294']]
@@ -304,13 +301,6 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ArgumentError(
-                    f"a row must have one cell per column, here {len(self.columns)}, but got {row}; fill it with ''"
-                )
 
 
 def compare(runs: Sequence[RunData]) -> Comparison:

@@ -21,7 +21,7 @@ from hdet.ensemble.steering import FanOut, Steering
 from hdet.errors import ArgumentError
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
-from hdet.journal.lines import mapped
+from hdet.journal.file import mapped
 from hdet.parameters import shared_rates
 from hdet.schedulers import torch_onecycle as torch_private
 from hdet.schedulers.arguments import (

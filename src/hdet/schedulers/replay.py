@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
-from hdet.journal.lines import check_needed
+from hdet.journal.file import check_needed
 from hdet.parameters import check_optimizer, put_rate, unwrapped
 
 Found = tuple[list[int], list[float]]
