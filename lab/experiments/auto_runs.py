@@ -131,7 +131,7 @@ class Run:
     @property
     def found(self) -> float:
         """The peak rate that the run has found."""
-        return self.guess * self.state.found
+        return self.guess * self.state.peak_factor
 
     @property
     def rolled_back(self) -> int:

@@ -67,7 +67,7 @@ def trained(kind: str, depth: int, steps: int, rate: float, seed: int, *, auto: 
     x, y = batch(torch.Generator().manual_seed(10**6), 4096)
     with torch.no_grad():
         final = float(nn.functional.mse_loss(model(x), y))
-    found = scheduler._run.found.found if auto else 1.0  # type: ignore[union-attr]
+    found = scheduler._run.found.peak_factor if auto else 1.0  # type: ignore[union-attr]
     return final if math.isfinite(final) else math.inf, rate * found
 
 

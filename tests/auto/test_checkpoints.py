@@ -39,7 +39,7 @@ def test_resume_goes_on_as_if_nothing_had_happened(stop: int, with_search: bool,
 
     model, optimizer, scheduler = made()
     train(model, optimizer, scheduler, range(stop))
-    before = scheduler._run.found.found
+    before = scheduler._run.found.peak_factor
     parts = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), scheduler.search_state_dict()]
     torch.save(parts, tmp_path / "saved.pt")
     json.dumps(scheduler.state_dict()["hdet"], default=str)
@@ -52,7 +52,7 @@ def test_resume_goes_on_as_if_nothing_had_happened(stop: int, with_search: bool,
     if with_search:
         scheduler.check_search_state_dict(search, states[2])
         scheduler.load_search_state_dict(search)
-    assert scheduler._run.found.found == before
+    assert scheduler._run.found.peak_factor == before
     again = train(resumed, optimizer, scheduler, range(stop, 200))
     if with_search:  # losses of the round that was interrupted are lost, and matter to the judge alone
         assert again == rest
@@ -66,15 +66,15 @@ def test_an_earlier_checkpoint_is_searched_on_from() -> None:
     train(model, optimizer, scheduler, range(7))
     early = copy.deepcopy([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()])
     search = search_of(scheduler)
-    found = search.found.found
+    found = search.found.peak_factor
     train(model, optimizer, scheduler, range(7, 80))
     assert search._sampling is Sampling.NONE
     for part, state in zip((model, optimizer, scheduler), early, strict=True):
         part.load_state_dict(state)  # type: ignore[attr-defined]
     assert search._sampling is Sampling.SOME
-    assert search.found.found == found
+    assert search.found.peak_factor == found
     train(model, optimizer, scheduler, range(7, 11))
-    assert search.found.found != found
+    assert search.found.peak_factor != found
 
 
 def test_a_run_that_has_ended_is_searched_on_from_an_earlier_checkpoint() -> None:
@@ -188,7 +188,7 @@ def test_copies_of_a_scheduler_go_their_own_way() -> None:
     for other in (copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler.state_dict()))):
         state = other if isinstance(other, dict) else other.state_dict()
         search = dict(state["hdet"]["search"])
-        assert search["level"] == pytest.approx(math.log(scheduler._run.found.found))
+        assert search["level"] == pytest.approx(math.log(scheduler._run.found.peak_factor))
         assert repr(search) == repr(dict(scheduler.state_dict()["hdet"]["search"]))
 
 

@@ -253,9 +253,12 @@ def test_steps_are_a_positive_integer(steps: Any) -> None:
     assert repr(scheduler.state_dict()) == before
 
 
-def finished(made: int) -> Any:
-    scheduler = run_with("auto", None, made)
-    scheduler.finish(10)
+def finished(steps: int) -> Any:
+    scheduler = run_with("auto", None)
+    scheduler.finish(steps)
+    for _ in range(steps):
+        scheduler.optimizer.step()
+        scheduler.step(1.0)
     return scheduler
 
 
@@ -263,17 +266,39 @@ def finished(made: int) -> Any:
     ("make", "match"),
     [
         (lambda: run_with(0.1, 100), "number as max_lr"),
-        (lambda: run_with("auto", 100, 30), "falls from step 29 on, ends at step 100, and this is step 30"),
+        (lambda: run_with("auto", 100, 99), "ends at step 100, and this is step 99"),
         (lambda: run_with("auto", 100, 100), "this is step 100"),
-        (lambda: finished(3), "falls from step 2 on, ends at step 13"),
+        (lambda: finished(10), "ends at step 10, and this is step 10"),
     ],
 )
-def test_what_falls_cannot_be_finished(make: Any, match: str) -> None:
+def test_what_has_ended_cannot_be_finished(make: Any, match: str) -> None:
     scheduler = make()
     before = repr(scheduler.state_dict())
     with pytest.raises(hdet.ArgumentError, match=match):
         scheduler.finish(10)
     assert repr(scheduler.state_dict()) == before
+
+
+@pytest.mark.parametrize("three_phase", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 20, 30, 90])
+def test_what_falls_already_goes_on_from_where_it_is(steps: int, three_phase: bool) -> None:
+    plain, run = (built(1e-4, 100, momentum, three_phase=three_phase) for _ in range(2))
+    rates, momenta = watched(plain, range(100))
+    early = watched(run, range(70))
+    found = run[2].found.rate
+    run[2].finish(steps)
+    late = watched(run, range(70, 70 + steps))
+    assert early == (rates[:70], momenta[:70])
+    if steps > 1:
+        assert late[0][0] == pytest.approx(rates[70])
+        assert late[1][0] == pytest.approx(momenta[70])
+    if steps == 30:  # as it would have
+        assert late[0] == pytest.approx(rates[70:])
+    assert late[0] == sorted(late[0], reverse=True)
+    assert late[0][-1] == pytest.approx(rates[-1])
+    assert late[1][-1] == pytest.approx(momenta[-1])
+    assert run[2].found.rate == found
+    assert run[2].total_steps == 70 + steps
 
 
 def test_finished_at_the_last_step_of_the_peak() -> None:

@@ -159,7 +159,7 @@ def test_once_gradients_ask_for_nothing_the_rate_has_a_ceiling() -> None:
     state = after(SEARCHING).state
     assert math.exp(state.ceiling) == pytest.approx(1.5 * 121 / 300)
     assert state.factor(120) == pytest.approx(121 / 300)
-    assert state.factor(299) == state.found == pytest.approx(1.5 * 121 / 300)
+    assert state.factor(299) == state.peak_factor == pytest.approx(1.5 * 121 / 300)
     again = after(state, span=(140, 144)).state
     assert (again.ceiling, again.level) == (state.ceiling, state.level)  # it is set once
     more = after(again, reach=math.log(6.0)).state
@@ -464,7 +464,7 @@ def test_any_rounds_keep_the_rules(rows: list[Evidence], rule: Rule) -> None:
         assert all(copies[one.slot] == one.step for one in state.snapshots)
         assert len({one.slot for one in state.snapshots}) == len(state.snapshots) <= 2
         assert math.log(1e-15) <= state.level <= math.log(1e15)
-        assert 0 < state.found <= math.exp(state.level) * (1 + 1e-9)
+        assert 0 < state.peak_factor <= math.exp(state.level) * (1 + 1e-9)
         assert not math.isnan(state.ceiling)
 
 

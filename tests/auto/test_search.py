@@ -195,12 +195,12 @@ def test_weights_that_are_no_numbers_are_put_back_at_a_third_of_the_rate(gives_l
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         train(model, optimizer, scheduler, range(120), tells=tells)
-    rate = scheduler._run.found.found
+    rate = scheduler._run.found.peak_factor
     ruin(model, lambda p: p.mul_(math.nan))
     with pytest.warns(SearchWarning, match=r"ruined at step 124: the weights of step 87 are put back") as caught:
         train(model, optimizer, scheduler, range(120, 200), tells=tells)
     assert [w.filename for w in caught if w.category is SearchWarning] == [runs.__file__]
-    assert scheduler._run.found.found == pytest.approx(rate / 3)
+    assert scheduler._run.found.peak_factor == pytest.approx(rate / 3)
     assert math.isfinite(final_loss(model))
 
 
@@ -245,11 +245,11 @@ def test_without_snapshots_weights_that_are_no_numbers_are_an_error() -> None:
 def test_where_the_loss_leaps_whatever_the_weights_the_rate_is_as_before() -> None:
     model, optimizer, scheduler = built()
     train(model, optimizer, scheduler, range(126))
-    rate = scheduler._run.found.found
+    rate = scheduler._run.found.peak_factor
     with pytest.warns(SearchWarning, match="training was ruined") as caught:
         train(model, optimizer, scheduler, range(126, 299), tells=lambda loss, t: loss + 1000)
     assert len([w for w in caught if w.category is SearchWarning]) == 1
-    assert scheduler._run.found.found == pytest.approx(rate)
+    assert scheduler._run.found.peak_factor == pytest.approx(rate)
 
 
 def test_a_first_step_to_nowhere_is_undone() -> None:
@@ -293,7 +293,7 @@ def test_steps_that_move_nothing_keep_to_the_guess_and_say_so() -> None:
     with pytest.warns(SearchWarning, match=r"no step has moved the weights, at step 104: .*Call optimizer.step\(\)"):
         stand()
     assert search_of(scheduler).found.phase is Phase.KEPT
-    assert scheduler._run.found.found == 1.0
+    assert scheduler._run.found.peak_factor == 1.0
 
 
 def test_a_first_step_is_looked_at_however_late_it_comes(tmp_path: Path) -> None:

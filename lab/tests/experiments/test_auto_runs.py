@@ -64,7 +64,7 @@ def product(task: Any, optimizer: str, guess: float, *, losses: bool = True, **r
             own.step()
             done.losses.append(loss.item())
             scheduler.step(loss) if losses else scheduler.step()
-    return done._replace(found=guess * search.found.found)
+    return done._replace(found=guess * search.found.peak_factor)
 
 
 @dataclass(frozen=True)

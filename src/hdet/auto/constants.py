@@ -1,4 +1,4 @@
-"""Every number of the rule behind ``max_lr="auto"``: what it means, why it is what it is, and what tested it.
+"""The numbers of the rule behind ``max_lr="auto"``: what it means, why it is what it is, and what tested it.
 
 LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *nothing to hand over*, whose table says
 what the rule loses with each number changed, and *no gain*, *reach*, *lengths* of earlier rules. Those of the judge of
@@ -40,17 +40,17 @@ class Constants(NamedTuple):
     endless: float = 30.0
     """A run without an end is taken for one of so many times the steps so far (LOG, runs without an end)."""
     heed: float = 2.5
-    """The target is raised to q times this part of the reach (LOG, nothing to hand over)."""
+    """The target is raised to q times this, times the reach (LOG, nothing to hand over)."""
     turn: float = 1.5
     """While the way has turned by less than q times this, the target is raised whatever the reach: few steps cannot ask
     for much (LOG, a network that dies)."""
     ceiling: float = 15.0
-    """Once gradients ask for nothing more, the rate rises by at most q times this, and never has to fall (LOG, nothing
-    to hand over)."""
+    """Once gradients ask for nothing more, the rate rises by at most max(1, q times this) (LOG, nothing to hand
+    over)."""
 
     # the search
     fastest: float = 2.0
-    """The most by which a round raises the target (LOG, nothing to hand over)."""
+    """The most by which a round raises the target, but where a roll back is taken back (LOG, nothing to hand over)."""
     least_rise: float = 0.3
     """Until the schedule's peak the rate is below the target, by this factor at first: young weights suffer lasting
     damage at a rate that does older ones good (LOG, nothing to hand over)."""
@@ -61,17 +61,16 @@ class Constants(NamedTuple):
     slower: float = 3.0
     """What the rate is divided by where the weights are ruined (LOG, nothing to hand over)."""
 
-    # steps that do not follow the rate
+    # steps that do not follow the rate: with the mean rate since the first step raised by R >= raised, and n <= watched
+    # steps made, the weights have come less far for the sum of rates, by max(R^lags, wanders * n) or more (LOG, follow)
     watched: int = 64
-    """Along a way of so many steps it is asked whether they became longer as the rate was raised. Later, weights that
-    are where they belong come no further at any rate (LOG, follow) ..."""
+    """Later, weights that are where they belong come no further at any rate."""
     raised: float = 20.0
-    """... once it was raised by this. They did not where the weights have come less far, for their rates, than ..."""
+    """A smaller raise tells nothing."""
     lags: float = 0.75
-    """... by this power of the raise ..."""
+    """1 would be steps that do not depend on the rate at all."""
     wanders: float = 3.0
-    """... and by so many times the number of steps: steps that shrink as Adagrad's do come less far by that number on a
-    way to and fro (LOG, follow)."""
+    """Steps that shrink as Adagrad's do come less far by n on a way to and fro."""
 
 
 DEFAULT = Constants()

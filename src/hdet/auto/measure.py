@@ -121,10 +121,10 @@ class Measure:
         ``weights``: at which the gradients were taken, if not those of now.
         """
         rate = self.rate(optimizer)
-        kept = _weight_ratio(self._rate, rate)
+        decay = _weight_ratio(self._rate, rate)
         own = self.searched(optimizer)
-        self._add(optimizer, own if weights else stepping_now(optimizer, own), weights or own, kept)
-        self._ahead, self._weight = self._ahead * kept + self._rates, self._weight * kept + 1.0
+        self._add(optimizer, own if weights else stepping_now(optimizer, own), weights or own, decay)
+        self._ahead, self._weight = self._ahead * decay + self._rates, self._weight * decay + 1.0
         self._pass(rate)
         self._rate = rate
 
@@ -147,9 +147,9 @@ class Measure:
         self._sizes.append(self._by_place(torch.maximum, [_size(gradient) for gradient in gradients]))
 
     def _add(
-        self, optimizer: Optimizer, holding: Sequence[Tensor | None], weights: Sequence[Tensor], kept: Rate
+        self, optimizer: Optimizer, holding: Sequence[Tensor | None], weights: Sequence[Tensor], decay: Rate
     ) -> None:
-        """Earlier sums times ``kept``, and the gradients that parameters hold now."""
+        """Earlier sums times ``decay``, and the gradients that parameters hold now."""
         assert self._origin is not None  # the caller has set it
         if not self._sum:
             self._sum = self._origin.pieces.zeros()
@@ -158,14 +158,14 @@ class Measure:
         for total, way, gradient in zip(self._sum, self._origin.way(weights), gradients, strict=True):
             products.append(torch.dot(gradient, way))
             sizes.append(_size(gradient))
-            if isinstance(kept, Tensor):
-                total.mul_(kept.to(total.device)).add_(gradient)
+            if isinstance(decay, Tensor):
+                total.mul_(decay.to(total.device)).add_(gradient)
             else:
-                torch.add(gradient, total, alpha=kept, out=total)
+                torch.add(gradient, total, alpha=decay, out=total)
         self._sizes.append(self._by_place(torch.maximum, sizes))
         asked = self._by_place(torch.add, products)
         if self._asked:
-            asked = [old * kept + new for old, new in zip(self._asked, asked, strict=True)]
+            asked = [old * decay + new for old, new in zip(self._asked, asked, strict=True)]
         self._asked = asked
 
     def _gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:

@@ -40,7 +40,7 @@ class Phase(IntEnum):
 
 
 class Snapshot(NamedTuple):
-    """Everything that training changes, as it was after a step; it lies in ``slot``."""
+    """Weights, buffers and optimizer state as they were after a step; they lie in ``slot``."""
 
     step: int
     slot: int
@@ -68,8 +68,8 @@ class State(NamedTuple):
     """... and that rate."""
 
     @property
-    def found(self) -> float:
-        """The factor on the guess that has been found."""
+    def peak_factor(self) -> float:
+        """The factor on the guess that has been found: that of the schedule's peak."""
         return math.exp(min(self.level, self.ceiling))
 
     def factor(self, t: float, constants: Constants = DEFAULT) -> float:
@@ -168,7 +168,7 @@ class Action(IntEnum):
     ROLL_BACK = 3
     """Put back what lies in the decision's slot."""
     GO_ON = 4
-    """There is nothing to go back to, though there should be: the weights must at least be finite."""
+    """There is nothing to go back to, but the rate is lowered: the weights must at least be finite."""
 
 
 class Decision(NamedTuple):
@@ -227,7 +227,7 @@ class Rule:
         if state.phase is Phase.KEPT or evidence.steps == 0:
             return Decision(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
-            return self._measured(state, evidence)
+            return self._after_first_step(state, evidence)
         if self._lags(state, evidence):
             return self._alarmed(NOT_FOLLOWED)
         falling = evidence.shape < self.constants.falling
@@ -246,7 +246,7 @@ class Rule:
             state = self._steered(state, evidence)
         return self._keeping(Decision(state, event=event), evidence.span[1])
 
-    def _measured(self, state: State, evidence: Evidence) -> Decision:
+    def _after_first_step(self, state: State, evidence: Evidence) -> Decision:
         """The first step tells how far a step moves the weights: from then on the guess does not matter."""
         c, moved, event = self.constants, evidence.moved, "first step"
         if evidence.gradient == 0 or not (moved > 0 or math.isfinite(evidence.gradient)):

@@ -86,7 +86,7 @@ class ResumableSearch(Search):
     def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
         """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
 
-        ``share``: the schedule over its peak. Raises where ranks disagree, before anything is changed.
+        ``share``: the schedule over its peak, where it rises. Raises where ranks disagree, before anything is changed.
         """
         self.ranks.agree_to_finish(optimizer, t, steps)
         self.replan(t + steps, t - 1, share * self.found.rise(t, self.rule.constants))

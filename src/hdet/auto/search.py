@@ -74,12 +74,12 @@ class Memory:
     @property
     def rate(self) -> float:
         """The peak rate that was found, of the leading group; NaN as long as no round has ended."""
-        return self.highest * self.found.found if self.highest else math.nan
+        return self.highest * self.found.peak_factor if self.highest else math.nan
 
     def note(self, decision: Decision) -> None:
         """A round has ended so."""
         after = decision.state
-        is_raised = after.found > self.found.found or after.phase is not self.found.phase
+        is_raised = after.peak_factor > self.found.peak_factor or after.phase is not self.found.phase
         self.quiet = 0 if is_raised else self.quiet + 1
         self.rolled_back += decision.rolled_back_to is not None
         self.found = after

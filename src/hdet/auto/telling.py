@@ -132,7 +132,7 @@ def record_of(
         base=base,
         values=[base],
         multipliers=[[1.0] * knobs],
-        learned=[after.found] * knobs,
+        learned=[after.peak_factor] * knobs,
         new_base=_base(after, now, last),
         divergence=[0.0],
         seconds=seconds,
@@ -151,7 +151,7 @@ def _warning_of(decision: Decision, step: int) -> str | None:
     if decision.rolled_back_to is not None:
         return (
             f"training was ruined at step {step}: the weights of step {decision.rolled_back_to} are put back, and the "
-            "rate is lowered. If the loss says nothing about the weights (as in GANs), give go_back=False, or no loss"
+            "rate is lowered. If the loss says nothing about the weights (as in GANs), give none: scheduler.step()"
         )
     return None
 

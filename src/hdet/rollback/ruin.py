@@ -6,9 +6,12 @@ was gained so far, *and* by more than single batches differ:
 
 .. math:: \text{level} - \text{level before} > \max(0.3 \cdot \text{gain},\ 12\,\sigma).
 
-Where gradients say so too, three deviations are enough: harder data do not turn them against the way so far.
+Where gradients turn against the way so far, three deviations are enough, once 48 kinks of the noise are known: harder
+data do not turn them. While the schedule falls it takes the whole gain. Four steps in a row without a finite loss are
+ruin, too.
 
-Gain and noise are differences of losses. So a constant added to the loss, its unit and its sign make no difference.
+Gain and noise are differences of losses. So a constant added to the loss makes no difference, nor its unit, nor whether
+it is above 0. Lower is better: the caller turns losses that are maximised.
 
 Losses cannot tell ruined weights from harder data. After going back they can: data that are harder are so for the
 earlier weights, too. Then the verdict was wrong, and is taken back (:attr:`Verdict.ACQUITTED`).
@@ -24,7 +27,8 @@ from typing import NamedTuple
 BLOCKS = 8
 """Blocks of a round, at most."""
 FEWEST = BLOCKS // 2
-"""Blocks that a level is made of, at least; where a round has fewer, those of earlier ones are added."""
+"""Blocks that a level is made of, at least; where a round has fewer, those of earlier ones are added. It takes as many
+steps to see an explosion: so many without a finite loss are ruin, and snapshots are as far apart."""
 REMEMBERED = 6 * BLOCKS
 """Kinks that the noise is estimated from, at most."""
 

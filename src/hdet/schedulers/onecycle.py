@@ -181,9 +181,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def finish(self, steps: int) -> None:
         """Come to an end in so many steps: the rate falls from here on as it does at the end of a OneCycle.
 
-        With ``max_lr="auto"``, before the schedule falls: with ``total_steps=None`` at any step, otherwise for an early
-        end. A collective: all ranks call it at one step. What :func:`hdet.save` wrote before goes on as if it had not
-        been called.
+        With ``max_lr="auto"``, at any step, whether the run has an end or none. A rate that falls already goes on from
+        where it is, faster or slower. A collective: all ranks call it at one step. What :func:`hdet.save` wrote before
+        goes on as if it had not been called.
 
         Args:
             steps: that training still makes; ``total_steps`` is known from now on.
@@ -195,7 +195,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
                 f"{self.total_steps}; make it with the total_steps that training is to have"
             )
         plan.check_finish(now, steps)
-        share = sum(self._schedule(now)) / sum(float(group["max_lr"]) for group in self.optimizer.param_groups)
+        peaks = sum(float(group["max_lr"]) for group in self.optimizer.param_groups)
+        share = 1.0 if plan.has_fallen(now) else sum(self._schedule(now)) / peaks
         run.finish(self.optimizer, now, int(steps), share)
         plan.finished(now, int(steps)).put(self)
         torch_private.write_rates(self, torch_private.rates_now(self))

@@ -55,26 +55,35 @@ class Plan(NamedTuple):
         return Plan(math.inf, [self.phases[0], _held(math.inf)])
 
     def finished(self, now: int, steps: int) -> Plan:
-        """It falls over so many steps, of which ``now`` is the first."""
-        fall = {
-            "end_step": now + steps - 1,
-            "start_lr": "max_lr",
-            "end_lr": "min_lr",
-            "start_momentum": "base_momentum",
-            "end_momentum": "max_momentum",
-        }
-        return Plan(now + steps, [_held(now - 1), fall])
+        """It falls over so many steps, of which ``now`` is the first. What falls already does so faster, or slower."""
+        end = now + steps - 1
+        if not self.has_fallen(now) or steps == 1:
+            fall = {
+                "end_step": end,
+                "start_lr": "max_lr",
+                "end_lr": "min_lr",
+                "start_momentum": "base_momentum",
+                "end_momentum": "max_momentum",
+            }
+            return Plan(now + steps, [_held(now - 1), fall])
+        pace = (end - now) / (self.phases[-1]["end_step"] - now)
+        falls = [phase for phase in self.phases if phase["end_lr"] != "max_lr"]
+        moved = [{**phase, "end_step": now + pace * (phase["end_step"] - now)} for phase in falls]
+        return Plan(now + steps, [_held(now + pace * (self.falls_from - now)), *moved])
+
+    def has_fallen(self, now: float) -> bool:
+        """Whether it is below its peak at step ``now``, on its way down."""
+        return now > self.falls_from
 
     def check_finish(self, now: int, steps: Any) -> None:
         """Raise unless it can be finished so."""
         most = LONGEST - now
         fits = is_int(steps) and 1 <= steps <= most
         must_be(f"an integer from 1 to {most}", fits, "give the steps that training is still to make", steps=steps)
-        if now > self.falls_from:
+        if now >= self.phases[-1]["end_step"]:
             raise ArgumentError(
-                f"finish() must be called before the schedule falls, but it falls from step {self.falls_from:g} on, "
-                f"ends at step {self.length}, and this is step {now}; let it come to its end, or go on from a "
-                "checkpoint of an earlier step"
+                f"finish() must be called before the run ends, but it ends at step {self.length}, and this is step "
+                f"{now}; go on from a checkpoint of an earlier step"
             )
 
     def check_goes_on(self, saved: Plan, length: int | None, now: float, rate: float) -> None:
@@ -82,14 +91,14 @@ class Plan(NamedTuple):
 
         ``saved``: its own; ``length``: that it was made with; ``rate``: that it has found.
         """
-        if now > saved.falls_from:
+        if saved.has_fallen(now):
             raise ArgumentError(
                 f"total_steps must be {length} as in the run that was saved, since its rate falls from step "
                 f"{saved.falls_from:g} on and this is step {now:g}, but got total_steps={self.length}; make the "
                 f"scheduler with total_steps={length}, or begin a new run from the weights with "
                 f"max_lr={rate:.2g}, the rate that was found"
             )
-        if now > self.falls_from:
+        if self.has_fallen(now):
             raise ArgumentError(
                 f"total_steps must be such that the schedule falls after step {now:g}, at which the run was saved, but "
                 f"got total_steps={self.length}, with which it falls from step {self.falls_from:g} on; give more, or "
