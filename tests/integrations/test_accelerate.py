@@ -185,7 +185,7 @@ def test_a_run_without_an_end_is_finished(size: int) -> None:
     found = run_ranks(_finished, size, size) if size > 1 else [_finished(0, 1)]
     for loss, rates, total in found:
         assert total == 100
-        assert rates.index(max(rates)) in (79, 80)  # it may still rise
+        assert rates[79] > 0.95 * max(rates)
         assert rates[-1] < 1e-3 * max(rates)
         assert loss < 2 * in_a_plain_loop(size)
     assert len({tuple(rates) for _, rates, _ in found}) == 1
