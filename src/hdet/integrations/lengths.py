@@ -68,13 +68,11 @@ class Ending:
             asked: whether somebody asks for a stop.
             left: steps that the trainer will make in any case.
         """
-        plan = Plan.of(scheduler)
-        if left < 1:
+        ahead = scheduler.total_steps - scheduler.last_epoch
+        if left < 1 or ahead < 1:
             return True
-        if plan.is_finished:
-            return self.is_over(scheduler)
-        if scheduler.last_epoch > plan.falls_from:  # by itself
-            return asked
+        if self.is_under_way(scheduler) or ahead == 1:
+            return False
         if asked or (left <= self.steps and scheduler.total_steps == math.inf):
-            scheduler.finish(int(min(self.steps, left)))
+            scheduler.finish(int(min(self.steps, left, ahead)))
         return False
