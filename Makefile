@@ -19,7 +19,7 @@ NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = \["torch>=\(.*\)"\]$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lab test-frameworks test-doors test-oldest test-newest quick lint bench bench-data docs mutants faults clean
+.PHONY: help demo test test-lab test-frameworks test-doors test-oldest test-newest test-wheel quick lint bench bench-data docs mutants faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 23
@@ -55,7 +55,10 @@ test-newest: PYTHON := python$(NEWEST_PYTHON)
 test-newest: ## the same with the newest Python that it names and the newest torch; PYTHON= takes another
 	$(call test_wheel,build/newest,torch)
 
-test-oldest test-newest: export PYTHONPATH :=
+test-wheel: ## the library's tests on the built wheel in an environment of its own, with the torch of constraints.txt
+	$(call test_wheel,build/wheel,$(shell grep '^torch==' constraints.txt))
+
+test-oldest test-newest test-wheel: export PYTHONPATH :=
 
 # $(1): the folder of the environment, $(2): which torch. The sources are not on the path: hdet is the wheel's.
 define test_wheel
