@@ -242,7 +242,7 @@ def test_it_leaves_no_trace(tmp_path: Path) -> None:
     found, after_too = fit(AutoLR())
     assert plain.seen == found.seen
     assert after == after_too
-    assert names >= {"hdet/lr", "hdet/event", "hdet/found", "hdet/base/lr.0", "hdet/loss", "loss"}
+    assert names >= {"hdet/lr", "hdet/found", "hdet/base/lr.0", "hdet/loss", "loss"}
 
 
 def test_buffers_go_back_with_the_weights() -> None:

@@ -35,8 +35,6 @@ class Story:
         if loggers is not None:
             loggers.write(self._header)
             loggers.write(record)
-        for logger in self._trainer.loggers:
-            logger.log_metrics({"hdet/event": float(bool(record["event"]))}, step=step)
         if record["event"]:
             self._say(f"step {step}: {record['event']}; the rate is {record['base'][0]:.3g}")
         if str(record["event"]).startswith(_KEPT):
