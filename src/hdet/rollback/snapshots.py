@@ -277,10 +277,10 @@ def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tens
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """All tensors in lists and dicts; what this rank holds of them."""
+    """All tensors in lists and dicts."""
     if isinstance(value, Tensor):
-        return [local(value)]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for item in items for tensor in leaves(item)]
 
 
@@ -303,9 +303,9 @@ def _memory_for(source: Tensor, on_device: bool) -> Tensor:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
-    """By device; the host does not count."""
+    """What this rank holds, by device; the host does not count."""
     found: dict[torch.device, int] = {}
-    for tensor in tensors:
+    for tensor in map(local, tensors):
         if not tensor.is_cpu:
             found[tensor.device] = found.get(tensor.device, 0) + tensor.nbytes
     return found
