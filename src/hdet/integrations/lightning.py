@@ -65,8 +65,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
     logs its rate, and validates and saves the mean of the replicas where they train apart. ``journal`` and the rest are
     that scheduler's own then.
 
-    The loggers get each round's numbers. What happened, and the rate that was found, are told as Lightning tells things.
-    ``hdet/lr`` is also in the progress bar.
+    The loggers get each round's numbers. What happened, and the rate that was found, are told as Lightning tells
+    things. ``hdet/lr`` is also in the progress bar.
 
     A trainer without an end (``max_epochs=-1``) has a run without one: the rate is held. With ``finish`` it is held in
     any trainer, and falls before training stops: where ``EarlyStopping``, or whoever sets ``trainer.should_stop``, asks
