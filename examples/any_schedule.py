@@ -3,11 +3,11 @@
     python examples/any_schedule.py --lr 1e-6        # a guess, and far too low
     torchrun --standalone --nproc-per-node 4 examples/any_schedule.py --lr 1e-6
 
-The schedule is torch's and is built as ever; the optimizer's rate is a guess. The search steps the schedule. It climbs
-in place of the warm-up, and from there on the rate is the schedule times the factor that was found. Under torchrun
+The schedule is torch's and is built as usual; the optimizer's rate is a guess. The search steps the schedule. It climbs
+in place of the warm-up. After the warm-up the rate is the schedule times the factor that was found. Under torchrun
 ordinary DDP shares the gradients, and all processes find the same factor.
 
-Needs scikit-learn, which brings the digits.
+Needs scikit-learn, which has the digits.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        scheduler.step(loss)  # the schedule's step() is inside
+        scheduler.step(loss)  # this steps the schedule too
 
         if rank == 0 and ((step + 1) % (args.steps // 10 or 1) == 0 or step + 1 == args.steps):
             with torch.no_grad():

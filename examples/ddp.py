@@ -3,12 +3,12 @@
     torchrun --standalone --nproc-per-node 4 examples/ddp.py --journal runs/ddp.jsonl
     python examples/ddp.py        # one process: torch's OneCycleLR, number for number
 
-To stop and go on, on any number of processes; a run that was killed goes on by its own command:
+To stop and resume, on any number of processes; to resume a run that was killed, repeat its command:
 
     torchrun --standalone --nproc-per-node 4 examples/ddp.py --save runs/ddp.pt --resume runs/ddp.pt --stop-at 250
     torchrun --standalone --nproc-per-node 2 examples/ddp.py --resume runs/ddp.pt
 
-Needs scikit-learn, which brings the digits. Uses GPUs and nccl where there are any, otherwise CPUs and gloo.
+Needs scikit-learn, which has the digits. Uses GPUs and nccl if there are GPUs, otherwise CPUs and gloo.
 """
 
 import argparse
