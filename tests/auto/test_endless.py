@@ -307,6 +307,18 @@ def test_finished_at_the_last_step_of_the_peak() -> None:
     assert scheduler.total_steps == 39
 
 
+@pytest.mark.parametrize(("total", "now"), [(None, HELD), (100, 70), (100, 10)])
+def test_a_group_that_was_added_before_falls_too(total: int | None, now: int) -> None:
+    model, optimizer, scheduler = built(1e-3, total, momentum)
+    train(model, optimizer, scheduler, range(now))
+    optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)], "lr": 2e-3})
+    scheduler.finish(10)
+    first = [group["lr"] for group in optimizer.param_groups]
+    rates = train(model, optimizer, scheduler, range(now, now + 10))
+    assert first[1] == pytest.approx(2 * first[0])
+    assert rates[-1] == pytest.approx([rate * rates[-1][0] / first[0] for rate in first])
+
+
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 

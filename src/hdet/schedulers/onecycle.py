@@ -195,6 +195,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
                 f"{self.total_steps}; make it with the total_steps that training is to have"
             )
         plan.check_finish(now, steps)
+        self._take_in_new_groups()
         peaks = sum(float(group["max_lr"]) for group in self.optimizer.param_groups)
         share = 1.0 if plan.has_fallen(now) else sum(self._schedule(now)) / peaks
         run.finish(self.optimizer, now, int(steps), share)
