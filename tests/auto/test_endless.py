@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, SequentialLR
 
 import hdet
 from hdet.auto.constants import DEFAULT
@@ -305,6 +305,39 @@ def test_finished_at_the_last_step_of_the_peak() -> None:
     scheduler = run_with("auto", 100, 29)
     scheduler.finish(10)
     assert scheduler.total_steps == 39
+
+
+@pytest.mark.parametrize(("total", "now"), [(None, HELD), (100, 70), (100, 10)])
+def test_a_group_that_was_added_before_falls_too(total: int | None, now: int) -> None:
+    model, optimizer, scheduler = built(1e-3, total, momentum)
+    train(model, optimizer, scheduler, range(now))
+    optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)], "lr": 2e-3})
+    scheduler.finish(10)
+    first = [group["lr"] for group in optimizer.param_groups]
+    rates = train(model, optimizer, scheduler, range(now, now + 10))
+    assert first[1] == pytest.approx(2 * first[0])
+    assert rates[-1] == pytest.approx([rate * rates[-1][0] / first[0] for rate in first])
+
+
+def test_finished_before_its_turn_or_after_it() -> None:
+    """In SequentialLR the rates in the optimizer are another scheduler's."""
+    optimizer = momentum([torch.ones(2, requires_grad=True)], 0.1)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", auto_lr=False)
+    others = [ConstantLR(optimizer, 0.5, 100) for _ in range(2)]
+    whole = SequentialLR(optimizer, [others[0], scheduler, others[1]], [10, 30])
+    rates = []
+    for t in range(35):
+        if t in (5, 33):
+            before = {**optimizer.param_groups[0]}
+            scheduler.finish(21)
+            assert optimizer.param_groups[0] == before
+        if t == 5:
+            assert scheduler.total_steps == 21
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        whole.step()
+    assert rates[10:30] == sorted(rates[10:30], reverse=True)
+    assert rates[29] < rates[10] / 100
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------

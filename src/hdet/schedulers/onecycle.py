@@ -188,18 +188,21 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         Args:
             steps: that training still makes; ``total_steps`` is known from now on.
         """
-        run, now, plan = self._run, self.last_epoch, Plan.of(self)
+        run, plan = self._run, Plan.of(self)
+        now = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
         if not isinstance(run, ResumableSearch):
             raise ArgumentError(
                 'finish() is for max_lr="auto", but this scheduler was made with a number as max_lr, and ends at step '
                 f"{self.total_steps}; make it with the total_steps that training is to have"
             )
         plan.check_finish(now, steps)
+        self._take_in_new_groups()
         peaks = sum(float(group["max_lr"]) for group in self.optimizer.param_groups)
         share = 1.0 if plan.has_fallen(now) else sum(self._schedule(now)) / peaks
         run.finish(self.optimizer, now, int(steps), share)
         plan.finished(now, int(steps)).put(self)
-        torch_private.write_rates(self, torch_private.rates_now(self))
+        if torch_private.own_rates(self):  # inside SequentialLR they may be another scheduler's
+            torch_private.write_rates(self, torch_private.rates_now(self))
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
