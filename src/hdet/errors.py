@@ -34,12 +34,12 @@ class DisagreementError(HdetError, RuntimeError):
 
 
 class DivergedError(HdetError, RuntimeError):
-    """No replica is left with a finite loss and finite weights, or a :class:`hdet.Guard` has gone back as often as it
+    """No replica is left with a finite loss and finite weights, or a :class:`hdet.Guard` would roll back more than it
     may. The weights are left as they were."""
 
 
 class LostReplicaError(HdetError, RuntimeError):
-    """A collective failed or ran into the group's time-out: says who did not come, and when each was last seen."""
+    """A collective failed or ran into the group's time-out: names the missing ranks, and when each was last seen."""
 
 
 class JournalError(HdetError, ValueError):
@@ -55,8 +55,8 @@ class CheckpointWarning(UserWarning):
 
 
 class ResumeWarning(UserWarning):
-    """A run was resumed inside a round, whose loss sums start empty; a search without what it held in tensors; or a run
-    without a search whose length is another than the scheduler was built for."""
+    """Replicas were resumed inside a round, whose loss sums start at zero; or a search without its tensors; or a run
+    without a search, whose length differs from the scheduler's."""
 
 
 class ProbeWarning(UserWarning):

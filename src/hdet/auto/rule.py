@@ -365,8 +365,8 @@ class Sums(NamedTuple):
     .. math:: \hat\eta = \frac{\sum_k w_k \langle g_k, x_0 - x_k \rangle}{\langle s, \bar u \rangle},
         \quad s = \sum_k w_k g_k, \quad \bar u = \frac{x_0 - x_n}{\sum_k \eta_k}.
 
-    The numerator is the descent that gradients still ask for along the way already gone; the denominator is what the
-    mean update of length one gains against the mean gradient. While gradients agree, the estimate stays ahead of the
+    The numerator is the descent that gradients still ask for along the path so far; the denominator is what the mean
+    update gains per unit of the rate. While gradients agree, the estimate stays ahead of the
     rate and grows with it; once training goes to and fro they cancel, and it stops.
 
     In a long round only some gradients are sampled: the sums over :math:`k` are over these, the sums of rates over all

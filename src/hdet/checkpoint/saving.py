@@ -47,18 +47,18 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         values = hdet.load("run.pt", model=model, optimizer=optimizer, scheduler=scheduler)
         epoch = values["epoch"]
 
-    Where replicas train apart, what is saved is their consensus. A kill at any moment, and a full disk, leave the
-    checkpoint before. ``torch.load(path, weights_only=True)`` reads the file too: its keys are "states" and "values".
+    If replicas train apart, their consensus is saved. After a kill at any moment, or a full disk, the previous
+    checkpoint is intact. ``torch.load(path, weights_only=True)`` reads the file too: keys are "states" and "values".
 
-    One process writes to a path: another one is refused until the first has ended, where the file system has locks.
+    One process writes to a path. If the file system has locks, another process is refused until the first has ended.
 
     Args:
-        path: the file. Folders on the way are made. One that is there keeps its mode.
+        path: the file. Missing folders are made. An existing file keeps its mode.
         keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.hdet-1``, ... At
             most 1000. No other files are touched.
-        search: whether to save, beside a scheduler's state, what a search for the rate holds in tensors, up to twice
-            the weights, gradients and optimizer state. Without it a search that is resumed begins anew. Schedulers
-            inside torch's ``SequentialLR`` and ``ChainedScheduler`` count too.
+        search: whether to save, beside a scheduler's state, the tensors of a search for the rate: up to twice the
+            weights, gradients and optimizer state. Without them a resumed search makes them again. Schedulers inside
+            torch's ``SequentialLR`` and ``ChainedScheduler`` count too.
         parts: objects with ``state_dict()`` and ``load_state_dict()``: model, optimizer, scheduler, GradScaler; or
             plain values: tensors, numbers, texts, None, and lists and dicts of them.
     """
@@ -77,20 +77,20 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
 
 
 def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
-    """Go on from a checkpoint of :func:`save`. All ranks call it, and may be more or fewer than those that saved.
+    """Resume from a checkpoint of :func:`save`. All ranks call it; their number may differ from when it was saved.
 
-    Before anything is changed the file's checksum is verified, and models, optimizers, schedulers, searches and
-    GradScalers are asked whether their states fit. What an optimizer remembers is compared with what another one of its
-    class remembers after a step on small parameters of its own. Not known before is what becomes of models and
-    optimizers with hooks on their loading, of optimizers that cannot be built from their ``defaults`` or stepped
-    without a closure, and of other classes: should one of these fail, the error says what has changed by then.
+    Before anything is changed the file's checksum is verified, and the states of models, optimizers, schedulers,
+    searches and GradScalers are checked. The state of an optimizer is compared with that of a new one of its class
+    after a step on small parameters. Some parts cannot be checked in advance: models and optimizers with hooks on
+    ``load_state_dict``, optimizers that cannot be built from their ``defaults`` or stepped without a closure, and other
+    classes. If one of these fails, the error says what has changed by then.
 
-    A file that is damaged is left out with a :class:`hdet.CheckpointWarning`, and the one before it is loaded.
+    A damaged file is skipped with a :class:`hdet.CheckpointWarning`, and the one before it is loaded.
 
     Args:
         path: as it was given to :func:`save`; every rank must see the file.
         parts: objects as they were given to :func:`save`, under the same names, all of them or some; and plain values,
-            which stand for those that the file does not have.
+            which are the defaults for values that the file does not have.
 
     Returns:
         The plain values.
@@ -109,7 +109,7 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
 
 
 def exists(path: str | os.PathLike[str], /) -> bool:
-    """Whether :func:`load` finds something there: at ``path``, or a copy beside it. All ranks call it.
+    """Whether :func:`load` finds a checkpoint: at ``path``, or a copy beside it. All ranks call it.
 
     .. code-block:: python
 

@@ -55,8 +55,8 @@ def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | Sequence[str | in
 
     Args:
         n: how many arms of equal size, of consecutive ranks; or the size of each arm; or a DeviceMesh.
-        dim: with a mesh, the dimension along which replicas differ, or several: ranks with the same coordinates there
-            are one arm. A sharded model needs the dimensions along which it is not sharded.
+        dim: with a mesh, the dimension or dimensions along which replicas differ: ranks with the same coordinates in
+            them are one arm. For a sharded model give the dimensions along which it is not sharded.
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if dim is not None and not hasattr(n, "mesh"):

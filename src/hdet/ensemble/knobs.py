@@ -94,9 +94,9 @@ def optimizer(
     Args:
         optimizer: whose groups.
         field: key in the param group.
-        spread, scale, bounds: how far replicas stand apart, in which coordinate, and what no replica may leave.
-        groups: which groups, by index or by their "name"; None: all. They must hold one value: call once per group
-            where they do not.
+        spread, scale, bounds: how far replicas are apart, on which scale, and the range that no replica may leave.
+        groups: which groups, by index or by their "name"; None: all. They must have one value: otherwise call it
+            once per group.
         index: which entry, where the field is a tuple such as ``betas``.
     """
     optimizer = unwrapped(optimizer)
@@ -147,7 +147,7 @@ def module(
         which: a module type, a pattern for names in ``model.named_modules()`` ("blocks.*.drop"), or the modules.
         attribute: name of the attribute.
         spread, scale, bounds: as for :func:`optimizer`.
-        regularises: whether it makes the training loss worse on purpose. None: yes for dropout and its kin.
+        regularises: whether it makes the training loss worse on purpose. None: yes for dropout and similar modules.
     """
     check_model(model, needed=True)
     must_be("a name", isinstance(attribute, str), 'for instance "p"', attribute=attribute)

@@ -62,12 +62,12 @@ class ProbeBatch:
     Args:
         model: the model that trains.
         loss_fn: ``loss_fn(model, batch) -> scalar``.
-        loader: an iterable of batches, begun again at its end; or a function ``batch_fn(round) -> batch``. An iterator
-            cannot be begun again: after its end its last batch is used on, with a :class:`hdet.ProbeWarning`.
+        loader: an iterable of batches, restarted at its end; or a function ``batch_fn(round) -> batch``. An iterator
+            cannot be restarted: its last batch is then used again, with a :class:`hdet.ProbeWarning`.
         mode: "probe": dropout off, BatchNorm that trains on batch statistics, buffers put back afterwards (in eval
             mode weights would be judged by running statistics that lag behind them); "eval": plain eval.
-        autocast: "inherit": as it is where the scheduler is stepped, mostly off; a type such as ``torch.bfloat16``: the
-            loss is evaluated in it, as training does that wraps its forward pass; None: off.
+        autocast: "inherit": as in the scheduler's ``step`` call, mostly off; a type such as ``torch.bfloat16``: the
+            loss is evaluated in it, as in training whose forward pass is inside autocast; None: off.
     """
 
     def __init__(

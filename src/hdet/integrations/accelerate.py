@@ -1,8 +1,8 @@
 """hdet's schedulers in a loop of Hugging Face Accelerate.
 
 ``accelerator.prepare`` takes an :class:`hdet.OneCycleLR` as it is. Its wrapper makes as many scheduler steps per
-optimizer step as there are processes, unless ``split_batches`` is set: ``total_steps`` counts those, as with torch's
-own. :func:`prepare` is for those who would rather count optimizer steps.
+optimizer step as there are processes, unless ``split_batches`` is set: ``total_steps`` counts scheduler steps, as in
+torch. With :func:`prepare` it counts optimizer steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Accelerator(Protocol):
 
 
 def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedScheduler) -> PreparedScheduler:
-    """An hdet scheduler for a loop of Accelerate, in place of handing it to ``accelerator.prepare``.
+    """An hdet scheduler for a loop of Accelerate. Use it in place of ``accelerator.prepare(scheduler)``.
 
     .. code-block:: python
 
@@ -51,13 +51,13 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
 
     Accelerate's own wrapper makes as many scheduler steps per optimizer step as there are processes. This one makes
     one: ``total_steps`` is the number of optimizer steps, whatever ``num_processes``, ``split_batches`` and
-    accumulation are. With accumulation it is given the losses of all batches, not of the last alone. ``save_state`` and
-    ``load_state`` hold its state, and what a search holds in tensors.
+    accumulation are. With accumulation it gets the losses of all batches, not only of the last. ``save_state`` and
+    ``load_state`` include its state and the tensors of a search.
 
     Args:
         accelerator: the ``accelerate.Accelerator`` of the loop.
-        scheduler: an ``hdet.OneCycleLR``, what ``hdet.auto`` makes or an ``hdet.Ensemble``, made with the optimizer as
-            it was before or after ``accelerator.prepare``.
+        scheduler: an ``hdet.OneCycleLR``, a result of ``hdet.auto`` or an ``hdet.Ensemble``, made with the optimizer
+            before or after ``accelerator.prepare``.
     """
     if not (hasattr(accelerator, "sync_gradients") and callable(getattr(accelerator, "prepare_scheduler", None))):
         raise ArgumentError(
@@ -88,18 +88,18 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
 
 
 def keep_search(accelerator: Accelerator, prepared: Any) -> None:
-    """Have ``save_state`` and ``load_state`` hold what a search holds in tensors, beside the scheduler's state.
+    """Make ``save_state`` and ``load_state`` include the tensors of a search, beside the scheduler's state.
 
     .. code-block:: python
 
         model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
         keep_search(accelerator, scheduler)
 
-    With it a run that is resumed is bit-equal to one that was not cut. :func:`prepare` calls it by itself.
+    With it a resumed run is bit-equal to one without a stop. :func:`prepare` calls it by itself.
 
     Args:
         accelerator: the ``accelerate.Accelerator`` of the loop.
-        prepared: what its ``prepare`` has made of an hdet scheduler.
+        prepared: the result of its ``prepare`` for an hdet scheduler.
     """
     scheduler = getattr(prepared, "scheduler", None)
     if not isinstance(scheduler, _SCHEDULERS):
@@ -152,7 +152,7 @@ class PreparedScheduler:
         self.scheduler.observe(loss)
 
     def consensus(self) -> AbstractContextManager[None]:
-        """Averaged weights inside ``with``, for evaluating and saving in the trained fan-out. A collective."""
+        """Averaged weights inside ``with``, to evaluate and save replicas that train apart. A collective."""
         return self.scheduler.consensus()
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """DeepSpeed: ``auto`` finds the learning rate of an engine, on its ZeRO stages 0 to 3.
 
-What its optimizer trains are fp32 masters, whole or in partitions. Written for DeepSpeed 0.19: its wrappers are told
-apart by the attribute in which they keep the masters.
+Its optimizer trains fp32 master weights, whole or in partitions. Written for DeepSpeed 0.19: the kind of a wrapper is
+known by the attribute in which it keeps the masters.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _ELSEWHERE = {"swap_optimizer": "NVMe", "zenflow": "ZenFlow"}
 
 
 def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | ScheduledSearch:
-    """Have the learning rate of a DeepSpeed engine found while it trains.
+    """Find the learning rate of a DeepSpeed engine while it trains.
 
     .. code-block:: python
 
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         scheduler = auto(engine, total_steps=10_000)
 
-    The loop stays as it is but for one line, ``scheduler.observe(loss)`` after the forward pass. ``engine.step()``
-    steps the scheduler where it has stepped the optimizer. ``engine.save_checkpoint`` holds its state, and what the
-    search holds in tensors: in a file for each rank where ranks have partitions. The optimizer's rate is a guess that
-    may be far off. The model is known: its buffers go back with the weights.
+    Add one line to the loop: ``scheduler.observe(loss)`` after the forward pass. ``engine.step()`` steps the scheduler
+    when it has stepped the optimizer. ``engine.save_checkpoint`` includes its state and the tensors of the search, with
+    a file for each rank if ranks have partitions. The optimizer's rate is a guess that may be far off. The model need
+    not be given: its buffers are rolled back with the weights.
 
-    With ZeRO each rank measures its own partitions, and the sums are added up over the ranks.
+    With ZeRO each rank measures its own partitions, and the results are summed over the ranks.
 
     Args:
         engine: made by ``deepspeed.initialize`` without ``lr_scheduler`` and without a scheduler in its config.

@@ -27,12 +27,12 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         learn = Learner(dls, model, opt_func=partial(OptimWrapper, opt=torch.optim.AdamW))
         learn.fit_one_cycle(5, cbs=AutoLR())
 
-    ``lr_max`` is a guess that may be far off. The schedule of ``fit_one_cycle``, ``fit_flat_cos`` and their like gives
-    way to hdet's. fastai's own optimizers are none of torch's: ``OptimWrapper`` brings one.
+    ``lr_max`` is a guess that may be far off. hdet's schedule replaces that of ``fit_one_cycle``, ``fit_flat_cos`` and
+    similar methods. fastai's own optimizers are not torch optimizers: use ``OptimWrapper``.
 
     Args:
-        options: further arguments of :func:`hdet.auto`: ``journal``, ``go_back``, ``schedule``, and without it those of
-            :class:`hdet.OneCycleLR`.
+        options: further arguments of :func:`hdet.auto`: ``journal``, ``go_back``, ``schedule``; without ``schedule``
+            also those of :class:`hdet.OneCycleLR`.
     """
 
     order = -10

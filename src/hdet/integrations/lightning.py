@@ -1,4 +1,4 @@
-"""Lightning: ``AutoLR``, a callback that finds the learning rate, or looks after hdet's scheduler."""
+"""Lightning: ``AutoLR``, a callback that finds the learning rate, or serves a scheduler of hdet."""
 
 from __future__ import annotations
 
@@ -53,31 +53,31 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 
         trainer = Trainer(max_epochs=10, callbacks=[AutoLR()])
 
-    ``configure_optimizers`` returns just an optimizer, whose rate is a guess that may be far off. AutoLR
+    ``configure_optimizers`` returns only an optimizer, whose rate is a guess that may be far off. AutoLR
     adds :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is
-    restored: ``fit(ckpt_path=...)`` goes on with the search. It is given the loss that ``training_step`` returns, and
+    restored: ``fit(ckpt_path=...)`` resumes the search. The scheduler gets the loss that ``training_step`` returns, and
     the module.
 
     If ``configure_optimizers`` returns a scheduler of torch too, stepped by steps or by epochs, the rate is found on
     that schedule (:func:`hdet.auto`).
 
-    If ``configure_optimizers`` returns a scheduler of hdet, AutoLR looks after that one. It gives it the training loss,
-    logs its rate, and validates and saves the mean of the replicas where they train apart. ``journal`` and the rest are
-    that scheduler's own then.
+    If ``configure_optimizers`` returns a scheduler of hdet, AutoLR serves that one. It gives it the training loss, logs
+    its rate, and validates and saves the mean of replicas that train apart. Then give ``journal`` and other arguments
+    to that scheduler, not to AutoLR.
 
-    The loggers get each round's numbers. What happened, and the rate that was found, are told as Lightning tells
-    things. ``hdet/lr`` is also in the progress bar.
+    The loggers get each round's numbers. Events and the rate that was found are messages of Lightning's log.
+    ``hdet/lr`` is also in the progress bar.
 
-    A trainer without an end (``max_epochs=-1``) has a run without one: the rate is held. With ``finish`` it is held in
-    any trainer, and falls before training stops: where ``EarlyStopping``, or whoever sets ``trainer.should_stop``, asks
-    for it, or before the trainer's own end.
+    A trainer without an end (``max_epochs=-1``) has a run without an end: the rate is held. With ``finish`` it is held
+    in any trainer, and falls before training stops: when ``EarlyStopping``, or any code that sets
+    ``trainer.should_stop``, asks for a stop, or before the trainer's own end.
 
     Args:
         journal: as in :class:`hdet.OneCycleLR`.
         finish: steps over which the rate falls at the end.
-        onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function that makes one of an
-            optimizer, and further arguments of :func:`hdet.auto`. ``total_steps`` is the trainer's
-            ``estimated_stepping_batches`` if it is left out.
+        onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function from an optimizer to its
+            scheduler, and further arguments of :func:`hdet.auto`. The default of ``total_steps`` is the trainer's
+            ``estimated_stepping_batches``.
     """
 
     def __init__(self, journal: Journals = None, *, finish: int | None = None, **onecycle: Any) -> None:

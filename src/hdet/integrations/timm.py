@@ -28,8 +28,8 @@ class TimmSchedule:
     timm's own training script does. timm itself acts on one of the two and ignores the other.
 
     Args:
-        scheduler: one of timm's, which count nothing themselves. Not a PlateauLRScheduler: it needs a metric, as
-            torch's own does.
+        scheduler: one of timm's, which do not count by themselves. Not a PlateauLRScheduler: it needs a metric, as
+            torch's ReduceLROnPlateau does.
         updates_per_epoch: optimizer steps per epoch; needed where the scheduler counts in epochs (``t_in_epochs``).
     """
 

@@ -28,24 +28,24 @@ _Config: Any = _Container.Config if _INSTALLED else object
 class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional package
     """Finds one factor on the rates of all optimizers of a torchtitan run.
 
-    In a trainer's config it stands where torchtitan's own does:
+    In a trainer's config it replaces torchtitan's own container:
 
     .. code-block:: python
 
         config.lr_scheduler = AutoLR.Config()
 
-    The rates in the optimizers' config are guesses that may be far off. A checkpoint holds the whole search, where
-    torchtitan's own container saves the number of steps alone. Where weights are sharded each rank saves its part,
-    under a name with its number and that of all: only as many ranks can load it.
+    The rates in the optimizers' config are guesses that may be far off. A checkpoint has the whole search;
+    torchtitan's own container saves only the number of steps. If weights are sharded, each rank saves its part under a
+    name with its rank and the number of ranks: only the same number of ranks can load it.
 
-    torchtitan's trainer steps it without a loss. In a trainer of your own, ``lr_schedulers.observe(loss)`` after the
-    forward pass gives it.
+    torchtitan's trainer steps it without a loss. In a trainer of your own, call ``lr_schedulers.observe(loss)`` after
+    the forward pass.
 
     Args:
         optimizers: torchtitan's ``OptimizersContainer``.
         total_steps: steps of the run.
-        keep_search: whether a checkpoint has what the search holds in tensors. Without it a run that is resumed makes
-            it anew, on any number of ranks.
+        keep_search: whether a checkpoint has the tensors of the search. Without them a resumed run makes them again,
+            on any number of ranks.
         onecycle: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``go_back``, those of
             :class:`hdet.OneCycleLR`.
     """

@@ -1,7 +1,7 @@
 """hdet in the stock ``Trainer`` of Hugging Face transformers, and in those made from it (TRL's ``SFTTrainer``).
 
-A Trainer takes hdet's schedulers by ``optimizers=`` as they are. It steps them without a loss, and evaluates and saves
-each replica's own weights: what is here adds the loss, the model and the replicas' mean.
+A Trainer takes hdet's schedulers by ``optimizers=``. It steps them without a loss, and evaluates and saves each
+replica's own weights. This module adds the loss, the model and the replicas' mean.
 
 The Trainer never hands itself to its callbacks, and a checkpoint of the scheduler is loaded before the first of them is
 called. So a callback alone cannot bring a scheduler, and there is one line more: ``attach(trainer)``. It puts functions
@@ -165,9 +165,9 @@ class Replicas(_Attached):
         Replicas().attach(trainer)
         trainer.train()
 
-    The loss of every optimizer step is observed, undivided by accumulation. Evaluation, prediction and saving see the
-    replicas' mean. In the logs ``learning_rate`` and ``hdet/rate`` are the base rate, and ``hdet/rate/0``, ... those of
-    the replicas.
+    The loss of every optimizer step is observed, not divided by the accumulation steps. Evaluation, prediction and
+    saving use the replicas' mean. In the logs ``learning_rate`` and ``hdet/rate`` are the base rate, and
+    ``hdet/rate/0``, ... the rates of the replicas.
     """
 
     def __init__(self) -> None:
@@ -207,22 +207,22 @@ class AutoLR(_Attached):
         trainer.train()
 
     ``args.learning_rate`` is a guess, and ``lr_scheduler_type`` and warm-up are not used. ``trainer.lr_scheduler`` is
-    made by :func:`hdet.auto`, and saved and loaded with the trainer's checkpoints. It is given the loss of every
-    optimizer step, undivided by accumulation, and the trainer's model. The logs get ``hdet/rate`` and, where something
+    made by :func:`hdet.auto`, and saved and loaded with the trainer's checkpoints. It gets the trainer's model and the
+    loss of every optimizer step, not divided by the accumulation steps. The logs get ``hdet/rate`` and, if something
     happened, ``hdet/event``.
 
-    A scheduler of torch or transformers in ``optimizers=`` is the schedule on which the rate is found, as is
-    ``schedule=``. If the trainer was given a search there, an ``hdet.OneCycleLR`` or what ``hdet.auto`` makes, AutoLR
-    gives that one the loss; then it takes no arguments but ``finish``.
+    The rate is found on ``schedule=``, or on a scheduler of torch or transformers in ``optimizers=``. If
+    ``optimizers=`` has a search, an ``hdet.OneCycleLR`` or a result of ``hdet.auto``, AutoLR gives that one the loss;
+    then AutoLR takes no arguments but ``finish``.
 
-    With ``finish`` the rate is held, and falls before training stops: where ``EarlyStoppingCallback``, or whoever sets
-    ``control.should_training_stop``, asks for it, or before ``max_steps``.
+    With ``finish`` the rate is held, and falls before training stops: when ``EarlyStoppingCallback``, or any code that
+    sets ``control.should_training_stop``, asks for a stop, or before ``max_steps``.
 
     Args:
         finish: steps over which the rate falls at the end.
-        options: further arguments of ``hdet.auto``: ``journal``, ``go_back``, ``schedule``, a function that makes one
-            of an optimizer, and without it those of ``hdet.OneCycleLR``. Momentum is not cycled unless
-            ``cycle_momentum=True``.
+        options: further arguments of ``hdet.auto``: ``journal``, ``go_back``, ``schedule``, a function from an
+            optimizer to its scheduler; without ``schedule`` also those of ``hdet.OneCycleLR``. Momentum is not cycled
+            unless ``cycle_momentum=True``.
     """
 
     def __init__(self, *, finish: int | None = None, **options: Any) -> None:

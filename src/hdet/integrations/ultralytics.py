@@ -24,8 +24,8 @@ class AutoLR:
         AutoLR().attach(model)
         model.train(data="data.yaml", epochs=100)
 
-    ``lr0`` is a guess that may be far off; with ``optimizer="auto"`` it is the one that ultralytics makes.
-    Its linear or cosine decay, by ``lrf`` and ``cos_lr``, stays; the warm-up goes, since the search climbs by itself.
+    ``lr0`` is a guess that may be far off; with ``optimizer="auto"`` the guess is the rate that ultralytics chooses.
+    Its linear or cosine decay, by ``lrf`` and ``cos_lr``, stays. Its warm-up is removed: the search climbs by itself.
 
     Args:
         options: further arguments of :func:`hdet.auto`: ``journal``, ``go_back``, ``schedule``.

@@ -33,10 +33,10 @@ _RUN = re.compile(rb'^\{"run":"([^"]*)"', re.MULTILINE)
 
 
 class Journal:
-    """A journal file. Opened at the first write, appended to; never pickled open.
+    """A journal file. It is opened at the first write and appended to. A pickled copy is closed.
 
-    While it is open no other process can write to it: the lock goes with :meth:`close`, with the journal, or with the
-    process. Within the process the journal that was claimed last has the file.
+    While it is open no other process can write to it. :meth:`close`, the end of this object, or the end of the process
+    releases the lock. Within a process the journal that claimed the file last writes to it.
     """
 
     _file: FileIO | None = None

@@ -47,8 +47,8 @@ class Inline:
 def show(journal: str | os.PathLike[str]) -> Inline:
     """The report of a run in a notebook: as the last line of a cell, the page of ``hdet report`` with its figures.
 
-    It is the run up to now: call it again for more. Needs the extra ``hdet[report]``. It is not called ``hdet.report``,
-    which is a package.
+    It shows the run up to now: call it again to update it. Needs the extra ``hdet[report]``. ``hdet.report`` is a
+    package.
 
     Args:
         journal: the path of a journal, or of a run's folder.

@@ -76,7 +76,7 @@ class _Held(NamedTuple):
 
 
 class Guard:
-    """Watches the losses of a training, and puts earlier weights back where it was ruined.
+    """Watches the losses of a run, and rolls back to earlier weights if training is ruined.
 
     .. code-block:: python
 
@@ -87,24 +87,24 @@ class Guard:
             scheduler.step()  # any one, or none
             guard.step(loss)
 
-    Losses are judged every so many steps, as with ``max_lr="auto"``; so are weights, buffers and moments that are not
-    finite. Where training is ruined, weights, buffers and optimizer state go back to one of the last two snapshots, and
-    the rate is multiplied by a factor. It is on the optimizer's rates during its steps only: neither a schedule nor its
-    log sees it. The data go on, so that the batches of a spike are not seen again. Each roll back is a
-    :class:`hdet.RollbackWarning`; after ``most`` of them :class:`hdet.DivergedError` is raised.
+    Losses are judged at the end of every round, as with ``max_lr="auto"``. Weights, buffers and moments that are not
+    finite are ruin too. Then weights, buffers and optimizer state are rolled back to one of the last two snapshots, and
+    the rate is multiplied by a factor. The factor applies only during ``optimizer.step()``: neither a schedule nor its
+    log sees it. The data are not rewound, so the batches of a spike are not used again. Each roll back is a
+    :class:`hdet.RollbackWarning`; one more than ``most`` raises :class:`hdet.DivergedError`.
 
     Memory: two snapshots, of weights, buffers and optimizer state each: one on the device if it takes at most half of
     the free memory, one in pinned host memory. Host and device are synchronised once a round. Every rank has a guard,
-    and all decide alike.
+    and all make the same decision.
 
     Args:
         optimizer: its steps are guarded. Steps inside a CUDA graph are refused.
-        model: its buffers go back with the weights; FSDP2's modules are told.
+        model: its buffers are rolled back with the weights, and FSDP2 gathers its weights again.
         every: steps of a round, at least 8. A hundredth of the run is a good choice.
         factor: what the rate is multiplied by at each roll back.
-        recover: rounds after which the rate is what it was, unless training is ruined again within twice that time:
-            then it stays low. None: it stays low at once.
-        most: roll backs of the run, at most.
+        recover: rounds in which the rate grows back. If training is ruined again within twice that time, it stays low.
+            None: it always stays low.
+        most: the most roll backs of the run.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Guard:
 
     @property
     def times(self) -> int:
-        """How often training went back; not counted where that did not help, because the data were harder."""
+        """Number of roll backs, without those that did not help because the data were harder."""
         return self._held.state.slowed.times
 
     # -- the optimizer's step -----------------------------------------------------------------------------------------
@@ -206,12 +206,12 @@ class Guard:
     # -- a step of training -------------------------------------------------------------------------------------------
 
     def step(self, loss: float | Tensor | None = None) -> None:
-        """A step was made: call it once after every ``optimizer.step()``, on all ranks.
+        """Count a step: call it once after every ``optimizer.step()``, on all ranks.
 
-        Where a round ends, that is a collective. Other calls wait for nothing.
+        The call at the end of a round is a collective. Other calls do not wait.
 
         Args:
-            loss: of that step. None where there is none: on some ranks of a pipeline, say.
+            loss: of that step. None on ranks without a loss, such as some ranks of a pipeline.
         """
         if loss is not None:
             self._held.losses.add(loss, self._held.t - self._held.begun)

@@ -64,7 +64,7 @@ class Ensemble(OnSchedule[Replicas]):
             factor. None holds the optimizer's values.
         knobs: what is explored: results of ``hdet.knobs.*``, in one list. None: the learning rate of every group.
         sync_every: T, steps per round; None: 200.
-        total_steps: the run's length, if known: then there is a converge at its end.
+        total_steps: the run's length, if it is known: then weights are averaged at its end.
         signal: what replicas are compared by: ``TrainLoss()`` (default), ``ProbeLoss(fn)``, or
             ``ProbeLoss(fn, at="round_mean")``.
         controller: moves the base values. None: the published rule with the train loss, ``Normalised()`` with a probe.
@@ -74,9 +74,9 @@ class Ensemble(OnSchedule[Replicas]):
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
-        optimizer_state: "average", "keep" or "reset" at converge. None: "average" in arms, where moments differ, "keep"
-            under shared gradients, where they do not.
-        allow_uninformative: explore loss knobs under shared gradients all the same.
+        optimizer_state: "average", "keep" or "reset" at the end of a round. None: "average" in arms, where moments
+            differ, "keep" under shared gradients, where they do not.
+        allow_uninformative: explore knobs of the loss under shared gradients, though that shows nothing.
     """
 
     _name = "hdet.Ensemble"
@@ -156,7 +156,7 @@ class Ensemble(OnSchedule[Replicas]):
 
         Args:
             loss: this replica's training loss.
-            metrics: for ReduceLROnPlateau, which is only stepped where they are given; equal on all replicas.
+            metrics: for ReduceLROnPlateau, which is stepped only if they are given; equal on all replicas.
         """
         t = self._step + 1
         self._take_in_new_groups()

@@ -36,9 +36,9 @@ _torch = lr_scheduler.OneCycleLR
 class OneCycleLR(lr_scheduler.OneCycleLR):
     r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
 
-    With ``max_lr="auto"`` the rate is found, on one device and on several alike. The optimizer's own rate is a guess.
+    With ``max_lr="auto"`` the rate is found, on one device or on several. The optimizer's own rate is a guess.
     Training begins far below it, and the rate is raised as long as the gradients of all steps so far, together, ask for
-    more. Should training explode, it goes back to earlier weights: the loss shows it.
+    more. If the loss shows that training has exploded, it is rolled back to earlier weights.
 
     .. code-block:: python
 
@@ -51,10 +51,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     With a number as ``max_lr`` it is the published ensemble: replica r trains at :math:`\rho_r` times the schedule. At
     the end of every round the weights are averaged over the replicas, and from S_warm on their losses move the base
     rate. With one replica and the default ``decay`` it is torch's scheduler, number for number. Inside a round the
-    replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or where a round has just
-    ended.
+    replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or right after the end of
+    a round.
 
-    A parameter group that is added in mid-run brings its ``max_lr``; with "auto" its rate is its guess otherwise.
+    A parameter group that is added during the run has its own ``max_lr``. With "auto" and without it, its rate is its
+    guess.
 
     Args:
         optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
@@ -65,8 +66,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
         sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
-        auto_lr: True for the published controller, False for none, or a controller object. With "auto": False keeps to
-            the guess.
+        auto_lr: True for the published controller, False for none, or a controller object. With "auto": False uses the
+            guess.
         auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
         decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
@@ -75,11 +76,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
             single replica where torch.distributed is not initialised. Looked up when it is first needed.
         model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters. With "auto", the
-            buffers also go back when training does.
+            buffers are also rolled back with the weights.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
-        go_back: with "auto", whether snapshots of weights and optimizer state are kept to go back to, one on the device
-            and one on the host. False saves their memory; weights that are not finite then raise a
+        go_back: with "auto", whether snapshots of weights and optimizer state are kept for roll backs, one on the
+            device and one on the host. False saves their memory; weights that are not finite then raise a
             :class:`hdet.DivergedError`.
     """
 
@@ -179,14 +180,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         self._run.observe(loss)
 
     def finish(self, steps: int) -> None:
-        """Come to an end in so many steps: the rate falls from here on as it does at the end of a OneCycle.
+        """End the run after ``steps`` more steps: the rate falls from here on as at the end of a OneCycle.
 
-        With ``max_lr="auto"``, at any step, whether the run has an end or none. A rate that falls already goes on from
-        where it is, faster or slower. A collective: all ranks call it at one step. What :func:`hdet.save` wrote before
-        goes on as if it had not been called.
+        For ``max_lr="auto"``, at any step, whether the run has an end or none. A rate that falls already falls on from
+        there, faster or slower. A collective: all ranks call it at the same step. A checkpoint that was saved before
+        the call resumes as if there had been no call.
 
         Args:
-            steps: that training still makes; ``total_steps`` is known from now on.
+            steps: steps that training still makes; ``total_steps`` is known from now on.
         """
         run, plan = self._run, Plan.of(self)
         now = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
@@ -210,7 +211,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Averaged weights inside, each replica's own back afterwards, also after an exception. A collective.
+        """Averaged weights inside, each replica's own weights afterwards, also after an exception. A collective.
 
         For evaluating and saving inside a round. Holds one copy of the weights meanwhile. In a search all ranks hold
         the same weights, and only buffers are averaged.
@@ -236,9 +237,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     @property
     def found(self) -> Found | None:
-        """What a search has found so far: rate, whether it has settled, how often it was rolled back; None: none runs.
+        """What a search has found so far: rate, whether it has settled, number of roll backs; None without a search.
 
-        Of the last round that has ended. The same on every rank, and no collective.
+        As of the last round that has ended. The same on every rank, and no collective.
         """
         return self._run.memory.told if isinstance(self._run, ResumableSearch) else None
 
@@ -304,9 +305,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
 
-        But for the length of a search, which is this scheduler's: it must not have begun to fall. Writes this replica's
-        rates at once, and again if the optimizer is loaded afterwards. A checkpoint of torch's own OneCycleLR is taken
-        as well: then the constructor's hdet arguments stand, and the next step fans out.
+        One exception: the length of a search is this scheduler's. Another length needs a rate that does not fall yet.
+        Writes this replica's rates at once, and again if the optimizer is loaded afterwards. Also takes a checkpoint of
+        torch's own OneCycleLR: then the constructor's hdet arguments count, and replicas differ from the next step on.
         """
         self.check_state_dict(state_dict)
         known = {*super().state_dict(), "_anneal_func_type"} - _NOT_SAVED
@@ -346,10 +347,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         torch_private.write_rates(self, self.get_last_lr())
 
     def search_state_dict(self) -> dict[str, Any]:
-        """What a search for the rate holds in tensors: with it a resumed run is bit-equal, without it it begins anew.
+        """The tensors of a search. With them a resumed run is bit-equal; without them the search makes them again.
 
-        The tensors themselves, not copies: save it at once. Up to twice the weights, gradients and optimizer state. Of
-        the losses of a round that has not ended it has this rank's; :func:`hdet.save` has those of all ranks.
+        The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
+        Has this rank's losses of a round that has not ended; :func:`hdet.save` has those of all ranks.
         """
         return self._run.tensors(self.optimizer, self.last_epoch) if isinstance(self._run, ResumableSearch) else {}
 
@@ -359,7 +360,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._searching().check_tensors(search, self.optimizer, state_dict["last_epoch"])
 
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on with a search, after :meth:`load_state_dict` and after the optimizer was loaded."""
+        """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
         if state_dict:
             self._searching().load_tensors(state_dict, self.optimizer, self.last_epoch)
 

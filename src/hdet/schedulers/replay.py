@@ -42,8 +42,8 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     """The found schedule as a LambdaLR, to train again without the ensemble.
 
     Each parameter group takes the rate of its knob; with one rate in the journal, all groups take it. Between the steps
-    that the journal knows its square root is interpolated linearly, as the foot of a cosine goes. Of a search,
-    the first step, whose length nobody knew, and what was gone back from are not repeated.
+    of the journal the square root of the rate is interpolated linearly, which follows the end of a cosine. The first
+    step of a search, and the steps that were rolled back, are left out.
 
     Args:
         journal: a file written by ``journal=``, or its data.

@@ -90,8 +90,8 @@ def _rehearsal(optimizer: Optimizer, schedule: Any) -> tuple[Optimizer, Callable
 class ScheduledSearch(OnSchedule[ResumableSearch]):
     """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
 
-    The schedule's rising phase is held at its peak: the search climbs by itself. From there on the rate is the schedule
-    times the factor.
+    The schedule's rising phase is held at its peak, and the search climbs in its place. From the peak on the rate is
+    the schedule times the factor.
     """
 
     _name = "hdet.auto"
@@ -140,7 +140,7 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
     # -- values -------------------------------------------------------------------------------------------------------
 
     def get_last_lr(self) -> list[float]:
-        """The rates of the parameter groups, as torch's schedulers tell them."""
+        """The rates of the parameter groups, as in torch's schedulers."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     @property

@@ -42,25 +42,25 @@ def auto(
         adamw.step()
         scheduler.step(loss)
 
-    All gradients are looked at when the first of them is stepped: with a GradScaler, call ``scaler.unscale_`` on every
-    optimizer before the first ``scaler.step``.
+    The gradients of all optimizers are sampled when the first one is stepped. With a GradScaler, call
+    ``scaler.unscale_`` on every optimizer before the first ``scaler.step``.
 
-    With a schedule of your own, its rising phase is held at its peak, and the search climbs in its place; from the peak
-    on the rate is the schedule times the factor that was found:
+    The rising phase of a schedule of your own is held at its peak, and the search climbs in its place. From the peak on
+    the rate is the schedule times the factor that was found:
 
     .. code-block:: python
 
         scheduler = hdet.auto(adamw, schedule=CosineAnnealingLR(adamw, 10_000), total_steps=10_000)
 
     Args:
-        optimizers: one, or several with different parameters; the first is the one to be stepped first.
-        total_steps: calls of ``step`` in the run. None: without a schedule of yours the rate is held until
+        optimizers: one, or several with different parameters; the first must be stepped first.
+        total_steps: calls of ``step`` in the run. None, without ``schedule``: the rate is held until
             ``scheduler.finish(steps)`` is called.
-        schedule: a scheduler of torch or transformers on that optimizer, or a function that makes one of an optimizer,
-            which several optimizers need. None: OneCycle.
-        schedule_every: it makes one step in so many.
+        schedule: a scheduler of torch or transformers on that optimizer; or a function from an optimizer to its
+            scheduler, which several optimizers need. None: OneCycle.
+        schedule_every: n: the schedule is stepped once in n steps.
         more: ``model``, ``group``, ``journal``, ``go_back`` as in :class:`hdet.OneCycleLR`; without a schedule all of
-            its arguments. Momenta are not cycled: optimizers keep theirs in different places.
+            its arguments. Momenta are not cycled, unless one optimizer gets ``cycle_momentum=True``.
     """
     found = _optimizers(optimizers)
     one = found[0] if len(found) == 1 else Together(found)
@@ -122,7 +122,7 @@ def _scheduled(
         check_schedule_of(part, own)
         if isinstance(own, ReduceLROnPlateau):
             raise ArgumentError(
-                "ReduceLROnPlateau goes by what it is told, not by the step: a search cannot know where it falls; give "
+                "ReduceLROnPlateau depends on a metric, not on the step: a search cannot know where it falls; give "
                 "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
             )
     whole = made[0] if len(made) == 1 else AllSchedules(made)
