@@ -1,4 +1,4 @@
-"""Where copies live. What needs a GPU is in test_gpu_copies.py."""
+"""Where copies live. What needs a GPU is in test_gpu_snapshots.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hdet.parameters import copy_all_, put_back
-from hdet.rollback import storage
+from hdet.rollback import snapshots
 from hdet.rollback.snapshots import Storage, copied, leaves
 
 
@@ -42,7 +42,7 @@ def test_copies_stay_on_a_device_while_half_of_what_is_free_is_enough(
     free: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred bytes on each of two devices; the second has room enough."""
-    monkeypatch.setattr(storage, "_free", lambda device: free if device.index == 0 else 10**9)
+    monkeypatch.setattr(snapshots, "_free", lambda device: free if device.index == 0 else 10**9)
     needed = [OnDevice(0, 60), OnDevice(0, 40), OnDevice(1, 100)]
     assert Storage.has_room(needed) is fits  # type: ignore[arg-type]
 
