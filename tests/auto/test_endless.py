@@ -183,6 +183,21 @@ def test_a_guess_that_is_kept_is_finished_from_where_it_is() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
+@pytest.mark.filterwarnings("ignore:training was ruined")
+def test_what_is_acquitted_after_finish_has_its_rate_back_and_no_more() -> None:
+    """Data become harder while the rate rises; finish() comes before the round that shows it."""
+    model, optimizer, scheduler = built(1e-3, 2000)
+
+    def go_on(steps: range) -> list[float]:
+        return [row[0] for row in train(model, optimizer, scheduler, steps, tells=lambda x, t: x + 99.0 * (t >= 104))]
+
+    before = go_on(range(125))
+    assert scheduler.found.rolled_back == 1
+    scheduler.finish(2000)
+    go_on(range(125, 149))
+    assert before[123] == pytest.approx(optimizer.param_groups[0]["lr"], rel=0.05)
+
+
 def test_a_finished_run_is_as_good_as_one_of_its_length() -> None:
     model, optimizer, scheduler = built(1e-3, None)
     train(model, optimizer, scheduler, range(200))

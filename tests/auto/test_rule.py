@@ -413,7 +413,7 @@ def test_runs_that_are_too_short_or_not_searched_keep_to_the_guess() -> None:
     assert Rule(40).begin() == Rule(None).begin() == State()
     for rule in (Rule(39), Rule(1000, searches=False)):
         assert rule.begin() == State(Phase.KEPT, level=0.0)
-        assert (rule.begin().factor(0), rule.begin().found) == (1.0, 1.0)
+        assert (rule.begin().factor(0), rule.begin().peak_factor) == (1.0, 1.0)
     assert [Rule(steps).long_enough for steps in (39, 40, None)] == [False, True, True]
 
 

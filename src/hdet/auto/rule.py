@@ -94,8 +94,8 @@ class State(NamedTuple):
         >>> State(Phase.SEARCHING, level=0.0, peak=99.0).peaking(49, share=0.5).factor(50)
         0.5
         """
-        level = self.level + (math.log(share) if share > 0 else -math.inf)
-        return self._replace(peak=peak, level=max(level, LOWEST))
+        left = math.log(share) if share > 0 else -math.inf
+        return self._replace(peak=peak, level=max(self.level + left, LOWEST), slowed_from=self.slowed_from + left)
 
     def at(self, level: float) -> State:
         """The state at another level, within bounds; a ceiling goes down with it."""
