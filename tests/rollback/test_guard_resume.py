@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ def test_a_run_that_is_cut_anywhere_is_bit_equal(tmp_path: Path, make: Any) -> N
                 assert second.equals(whole), cut
                 assert second.applied == whole.applied[cut:], cut
                 assert repr(second.watching.state_dict()["slowed"]) == repr(whole.watching.state_dict()["slowed"])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda parts: pickle.loads(pickle.dumps(parts))])
+@pytest.mark.parametrize("cut", [0, 35, 45])
+def test_a_copy_guards_its_own_optimizer(cut: int, copied: Any) -> None:
+    """Copies of optimizers have no hooks. The last cut is where the rate recovers."""
+    with quiet():
+        first, second = Guarded().go(0, cut, SPOILT), Guarded(guarded=False)
+        parts = copied((first.model, first.optimizer, first.schedule, first.guard))
+        second.model, second.optimizer, second.schedule, second.guard = parts
+        assert second.go(cut, STEPS, SPOILT).equals(first.go(cut, STEPS, SPOILT))
+        assert second.watching.times == first.watching.times >= 2
 
 
 def test_without_its_state_it_begins_anew(tmp_path: Path) -> None:

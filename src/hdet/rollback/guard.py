@@ -342,6 +342,14 @@ class Guard:
         self._heard = 0
         self._meeting.resume()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: a copy sets hooks of its own, since that of an optimizer has none."""
+        return {"made": (self._optimizer, self._model), "policy": asdict(self._policy), "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["made"], **state["policy"])  # type: ignore[misc]
+        self.load_state_dict(state["state"])
+
     def _read(self, state: Mapping[str, Any]) -> _Held:
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise ArgumentError(
