@@ -36,7 +36,8 @@ def plan(folder: Path, *variants: str, again: bool = False) -> Plan:
 
 
 def test_every_number_is_changed_up_and_down() -> None:
-    assert set(CHANGES) == set(NUMBERS)
+    """Those of runs without an end are changed in endless.py: here all runs have one."""
+    assert set(CHANGES) == set(NUMBERS) - {"endless", "endless_peak"}
     assert len(CHANGES) == 22
     for name, values in CHANGES.items():
         assert min(values) < NUMBERS[name] < max(values), name
