@@ -197,7 +197,7 @@ def test_published_without_spread_is_plain_training(monkeypatch: pytest.MonkeyPa
 
 def test_published_moves_its_rate() -> None:
     found = published(bench("adam", "feed", steps=24), Best(1e-2, None), [], [1.0], ["published"])["published"]
-    assert all(rate != pytest.approx(1e-2, rel=1e-9) and 0.005 < rate < 0.02 for rate in found.peak_factor[0])
+    assert all(rate != pytest.approx(1e-2, rel=1e-9) and 0.005 < rate < 0.02 for rate in found.found[0])
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adafactor"])
