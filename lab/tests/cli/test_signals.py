@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,14 @@ from lab.runs.run import Run
 from lab.tests.cli.command import DIGITS, lab_here
 
 TRAINED = ("train", *DIGITS, "--method", "replicas", "--lr", "0.01", "--sync-every", "5", "--steps", "30")
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_counts() -> Iterator[None]:
+    """Whoever starts the tests in the background of a shell starts them with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def signalled(patch: pytest.MonkeyPatch, step: int, signals: Sequence[signal.Signals]) -> None:
