@@ -87,6 +87,15 @@ def test_roll_backs_are_counted_and_kept_in_a_checkpoint() -> None:
     assert third.found.rolled_back == 0
 
 
+def test_a_guess_that_is_kept_is_not_searched_any_more() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with pytest.warns(hdet.SearchWarning, match="too short"):
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=20)
+    train(model, optimizer, scheduler, 0, 20)
+    assert str(scheduler.found) == "found 0.01, settled, never rolled back"
+
+
 def test_without_a_search_nothing_is_found() -> None:
     optimizer = torch.optim.Adam(network().parameters())
     assert hdet.OneCycleLR(optimizer, 0.1, total_steps=STEPS).found is None

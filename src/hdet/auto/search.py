@@ -69,7 +69,8 @@ class Memory:
     @property
     def told(self) -> Found:
         """What was found, for people."""
-        return Found(self.rate, self.is_settled, self.rolled_back)
+        is_kept = self.found.phase is Phase.KEPT  # the guess is: nothing is searched any more
+        return Found(self.rate, self.is_settled or is_kept, self.rolled_back)
 
     @property
     def rate(self) -> float:

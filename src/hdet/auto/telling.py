@@ -35,7 +35,8 @@ class Found:
     Args:
         rate: the peak rate, of the first parameter group that is searched: give it as ``max_lr`` to use it again. NaN
             as long as no round has ended.
-        settled: whether it is found: the schedule has begun to fall, or nothing was raised for three rounds.
+        settled: whether it is found: the schedule has begun to fall, or nothing was raised for three rounds; also where
+            the search has ended in an alarm, and the rate is the guess.
         rolled_back: how often training was rolled back to earlier weights.
 
     >>> print(Found(0.0671234, settled=True, rolled_back=1))
