@@ -99,7 +99,7 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(DOCS) ## build the documentation into site/
 	$(PY) -m mkdocs build --strict
 
-mutants: $(MUTANT) ## do the tests bite? 100 small faults in the rules, half an hour
+mutants: $(MUTANT) ## do the tests bite? 100 small faults in what makes rates and weights, half an hour
 	$(PY) tools/mutants.py
 
 faults: export OMP_NUM_THREADS := 1

@@ -1,8 +1,9 @@
-"""Do the tests bite? Change a rule in one place, run the tests that cover it, and list what they let pass.
+"""Do the tests bite? Change one place that makes rates or weights, run its tests, and list what they let pass.
 
     python tools/mutants.py --sample 100 --seed 0
 
-Sites and changes are cosmic-ray's: an operator, a comparison, a number, a condition. A seeded sample of sites, one
+Sites and changes are cosmic-ray's: an operator, a comparison, a number, a condition. Annotations, decorators, and
+whatever only makes words (``raise``, f-strings, warnings, the log) are left out. A seeded sample of sites, one
 change each, is tried on copies of the repository; the working tree is never touched. Survivors are printed with their
 change, and written as JSON. One that changes nothing, or nothing that matters, is explained in
 ``mutants_explained.toml``, by its line and what became of it. The command fails if more than ``--allowed`` survive, or
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import os
 import random
 import shutil
@@ -33,17 +35,49 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLISHED = ("bases", "design", "published")
-"""Files of the published method: its histories and parity catch a fault of theirs, too."""
-SOURCES = (
-    *(f"src/hdet/ensemble/{name}.py" for name in (*PUBLISHED, "knob", "normalised")),
-    *(f"src/hdet/auto/{name}.py" for name in ("constants", "rule", "saving")),
-    "src/hdet/rollback/losses.py",
-    "src/hdet/rollback/ruin.py",
-    "tests/auto/twin.py",
-    "tests/ensemble/twin.py",
-)
-"""What is pure: the rules of the ensemble, of a search, and of going back, and their twins."""
+COVERED = {
+    # ensemble: the published method
+    "ensemble/bases": "ensemble: scales rounds golden controllers ensemble parity",
+    "ensemble/converge": "ensemble: golden ensemble replicas",
+    "ensemble/design": "ensemble: scales spread rounds golden controllers parity replicas",
+    "ensemble/knob": "ensemble: scales spread knobs rounds normalised",
+    "ensemble/knobs": "ensemble: knobs ensemble; setups: added_groups",
+    "ensemble/normalised": "ensemble: scales normalised controllers",
+    "ensemble/probe": "ensemble: probes",
+    "ensemble/published": "ensemble: golden controllers parity",
+    "ensemble/replicas": "ensemble: rounds golden journal_of_a_run parity ensemble replicas",
+    "ensemble/signals": "ensemble: golden probes",
+    "ensemble/steering": "ensemble: scales rounds golden controllers journal_of_a_run parity ensemble replicas",
+    # auto: the search for the rate
+    "auto/constants": "auto: rule golden twin parity",
+    "auto/measure": "auto: measure reach pieces golden saving twin found parity",
+    "auto/pieces": "auto: measure pieces golden saving; setups: late_groups; auto: parity",
+    "auto/ranks": "auto: golden rounds found ranks parity",
+    "auto/rule": "auto: measure rounds reach rule golden twin parity",
+    "auto/sampling": "auto: hooks rounds golden found search parity",
+    "auto/saving": "auto: saving checkpoints",
+    "auto/search": "auto: hooks rounds saving golden found ranks search parity",
+    # rollback: snapshots, the judge, the guard
+    "rollback/guard": "rollback: guard guard_resume guard_ranks",
+    "rollback/loans": "rollback: guard",
+    "rollback/losses": "rollback: losses; auto: golden parity",
+    "rollback/readings": "rollback: guard guard_resume",
+    "rollback/retreat": "rollback: retreat guard",
+    "rollback/ruin": "rollback: retreat ruin; auto: golden parity",
+    "rollback/sizes": "rollback: guard guard_ranks",
+    "rollback/snapshots": "rollback: storage snapshots; setups: going_back; rollback: guard guard_resume",
+    # schedulers: what users construct
+    "schedulers/ensemble": "ensemble: rates_without_knobs journal_of_a_run knobs ensemble; setups: rates_table",
+    "schedulers/onecycle": "ensemble: rounds golden against_torch; auto: golden hooks endless; setups: rates_table",
+    "schedulers/peak": "setups: peaks",
+    "schedulers/plain_rates": "ensemble: rates_without_knobs journal_of_a_run; setups: rates_table added_groups",
+    "schedulers/plan": "auto: found endless",
+    "schedulers/replay": "journal: replay; cli: schedule; ensemble: journal_of_a_run",
+    "schedulers/scheduled": "setups: rates_table added_groups late_groups late_group_of_several lengths several",
+    "schedulers/several": "setups: late_group_of_several order_of_several late_groups several",
+    "schedulers/torch_onecycle": "ensemble: golden against_torch; auto: found endless",
+}
+"""What makes rates and weights, and the tests that cover it, fast ones first; "auto: rule": tests/auto/test_rule.py."""
 FAMILIES = (
     "NumberReplacer",
     "ReplaceBinaryOperator",
@@ -55,14 +89,12 @@ FAMILIES = (
     "ReplaceFalseWithTrue",
     "AddNot",
 )
-AUTO = {
-    "constants": ("rule", "golden", "twin", "parity"),
-    "rule": ("rule", "reach", "rounds", "twin", "golden", "measure", "parity"),
-    "saving": ("saving", "checkpoints"),
-    "twin": ("twin", "rounds", "parity"),
-}
-"""Tests in tests/auto of the files in auto/, fast ones first."""
-SECONDS = 600
+WORDS = ("warn", "_warn", "debug", "info", "warning", "error")
+"""Functions that are given nothing but words."""
+IN_WORDS = ("__repr__", "__str__", "_repr_html_", "_tell")
+"""Functions that make nothing else."""
+UNTRIED = "not tried"
+SECONDS = 300
 """For the tests of one mutant; what takes longer hangs, and counts as caught."""
 
 
@@ -110,11 +142,14 @@ def main() -> int:
     print(f"{len(mutants)} mutants, seed {options.seed}, {options.jobs} at a time", flush=True)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = _copies(Path(folder), options.jobs)  # edit the working tree as you like from here on
-        _check_unchanged(copies, mutants)
+        _check_unchanged(copies, mutants, options.jobs)
         with ThreadPoolExecutor(options.jobs) as pool:
-            outcomes = list(pool.map(lambda mutant: tried(mutant, copies), mutants))
+            until = began + 60 * options.minutes
+            outcomes = list(pool.map(lambda mutant: tried(mutant, copies, until), mutants))
     explained = tomllib.loads(Path(__file__).with_name("mutants_explained.toml").read_text())["mutant"]
-    survivors = [m for m, outcome in zip(mutants, outcomes, strict=True) if outcome == "survived"]
+    pairs = [pair for pair in zip(mutants, outcomes, strict=True) if pair[1] != UNTRIED]
+    mutants, outcomes = [mutant for mutant, _ in pairs], [outcome for _, outcome in pairs]
+    survivors = [mutant for mutant, outcome in pairs if outcome == "survived"]
     reasons = {mutant: explanation(mutant, explained) for mutant in survivors}
     for mutant, why in reasons.items():
         before, after = mutant.change
@@ -129,10 +164,9 @@ def main() -> int:
 def sample(size: int, seed: int, only: str) -> list[Mutant]:
     """Sites first, and then one change of each: otherwise a plus, with its eleven changes, would count eleven times."""
     sites: dict[tuple[str, tuple[int, int]], list[Mutant]] = {}
-    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
-        file = path.relative_to(ROOT).as_posix()
+    for file in map(_file, COVERED):
         if only in file:
-            for place, mutant in _changes(file, path.read_text()):
+            for place, mutant in _changes(file, (ROOT / file).read_text()):
                 sites.setdefault((file, place), []).append(mutant)
     rng = random.Random(seed)
     order = sorted(sites)
@@ -145,7 +179,7 @@ def sample(size: int, seed: int, only: str) -> list[Mutant]:
 
 
 def _changes(file: str, source: str) -> Iterator[tuple[tuple[int, int], Mutant]]:
-    tree, still = get_ast(source), _annotations(source)
+    tree, still = get_ast(source), list(_without_effect(source))
     for name in operator_names():
         if name.removeprefix("core/").split("_")[0] not in FAMILIES:
             continue
@@ -156,15 +190,23 @@ def _changes(file: str, source: str) -> Iterator[tuple[tuple[int, int], Mutant]]
                 yield place, Mutant(file, place[0], name, occurrence, source)
 
 
-def _annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where a change means nothing to a running program."""
-    found = []
+def _without_effect(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where a change means nothing to rates and weights: annotations, decorators, and whatever only makes words."""
     for node in ast.walk(ast.parse(source)):
-        for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            if isinstance(part, ast.expr):
-                end = (part.end_lineno or 0, part.end_col_offset or 0)
-                found.append(((part.lineno, part.col_offset), end))
-    return found
+        parts: list[ast.AST | None] = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        parts += getattr(node, "decorator_list", [])
+        if isinstance(node, (ast.Raise, ast.JoinedStr)) or _makes_words(node):
+            parts.append(node)
+        for part in parts:
+            if isinstance(part, (ast.expr, ast.stmt)):
+                yield (part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0)
+
+
+def _makes_words(node: ast.AST) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        return node.name in IN_WORDS
+    called = node.func if isinstance(node, ast.Call) else None
+    return getattr(called, "attr", getattr(called, "id", "")) in WORDS
 
 
 def _what_runs(source: str) -> str:
@@ -175,28 +217,26 @@ def _what_runs(source: str) -> str:
     return ast.dump(tree)
 
 
-def tests_of(file: str, folder: Path) -> list[str]:
-    """Fast ones first: the file's own examples, then those of its room, then histories and parity."""
-    path = Path(file)
-    room, name = path.parent.name, path.stem
-    if room == "auto":
-        return [file, *(f"tests/auto/test_{test}.py" for test in AUTO[name])]
-    if room == "rollback":
-        return [file, f"tests/rollback/test_{name}.py", "tests/auto/test_golden.py", "tests/auto/test_parity.py"]
-    if name == "twin":  # a twin that trains: only parity can catch a fault of its
-        return [file, "tests/ensemble/test_parity.py"]
-    rules = [f"tests/ensemble/test_{kind}.py" for kind in ("controllers", "normalised", "rounds", "scales", "spread")]
-    histories = [f"tests/ensemble/test_{kind}.py" for kind in ("golden", "parity")] if name in PUBLISHED else []
-    return [file, *rules, *histories]
+def _file(name: str) -> str:
+    return f"src/hdet/{name}.py"
 
 
-def tried(mutant: Mutant, copies: Queue[Path]) -> str:
-    """``survived`` or how it was caught."""
+def tests_of(file: str) -> list[str]:
+    """The file's own examples, then the tests that cover it."""
+    row = next(row for name, row in COVERED.items() if _file(name) == file)
+    rooms = (part.strip().partition(":") for part in row.split(";"))
+    return [file, *(f"tests/{room}/test_{name}.py" for room, _, names in rooms for name in names.split())]
+
+
+def tried(mutant: Mutant, copies: Queue[Path], until: float) -> str:
+    """``survived`` or how it was caught; none is begun after ``until``."""
+    if time.monotonic() > until:
+        return UNTRIED
     folder = copies.get()
     path = folder / mutant.file
     try:
         path.write_text(mutant.code)
-        outcome = _tested(folder, tests_of(mutant.file, folder))
+        outcome = _tested(folder, tests_of(mutant.file))
     finally:
         path.write_text(mutant.source)
         copies.put(folder)
@@ -204,17 +244,29 @@ def tried(mutant: Mutant, copies: Queue[Path]) -> str:
     return outcome
 
 
-def _tested(folder: Path, tests: list[str]) -> str:
+def _tested(folder: Path, tests: list[str], seconds: float = SECONDS) -> str:
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}",
+        "PYTHONPATH": os.pathsep.join([f"{folder / 'src'}", f"{folder}", os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",  # a file that changes twice a second would be taken for its old self
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout=100"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=100",
+        "-m",
+        "not gpu",
+    ]
     try:
         done = subprocess.run(
-            [*command, *tests], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
+            [*command, *tests], cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         return "hung"
@@ -226,14 +278,21 @@ def _tested(folder: Path, tests: list[str]) -> str:
     return failed[0][:200] if failed else "failed"
 
 
-def _check_unchanged(copies: Queue[Path], mutants: list[Mutant]) -> None:
+def _check_unchanged(copies: Queue[Path], mutants: list[Mutant], jobs: int) -> None:
     """Without a change all tests pass, or nothing would mean anything."""
-    folder = copies.get()
-    tests = {test for mutant in mutants for test in tests_of(mutant.file, folder)[1:]}
-    outcome = _tested(folder, sorted(tests))
-    if outcome != "survived":
-        sys.exit(f"the tests fail without any mutant: {outcome}")
-    copies.put(folder)
+    tests = sorted({test for mutant in mutants for test in tests_of(mutant.file)[1:]})
+
+    def passed(share: list[str]) -> str:
+        folder = copies.get()
+        try:
+            return _tested(folder, share, seconds=3600)
+        finally:
+            copies.put(folder)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        outcomes = set(pool.map(passed, filter(None, (tests[job::jobs] for job in range(jobs)))))
+    if outcomes != {"survived"}:
+        sys.exit(f"the tests fail without any mutant: {outcomes - {'survived'}}")
 
 
 def _copies(folder: Path, number: int) -> Queue[Path]:
@@ -280,6 +339,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=int, default=100, help="how many mutants")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin none after so many")
     parser.add_argument("--allowed", type=int, default=10, help="how many may survive")
     parser.add_argument("--only", default="", help="only files whose path has this in it")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mutants.json")

@@ -163,7 +163,7 @@ class Bench:
             if t > 8 and search.memory.rounds > ended:
                 ends[search.found.snapshots[-1].slot].append(took)
         alone = self._alone()
-        measure, snapshots = Measure({0}), Snapshots()
+        measure, snapshots = Measure([0]), Snapshots()
         measure.set_origin(optimizer)
         timed = {
             "look": lambda: measure.sample(optimizer),

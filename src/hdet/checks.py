@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -67,8 +69,15 @@ def takes(function: Any, *arguments: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """For a message: not longer than a few lines, whatever it is."""
-    text = repr(value)
+    """For a message: not longer than a few lines, whatever it is.
+
+    >>> shown([1, 2]), len(shown("x" * 10**7)), shown(10**5000)
+    ('[1, 2]', 203, 'an object of the class int, which cannot be shown')
+    """
+    try:
+        text = repr(value)
+    except Exception:  # of an integer with very many digits, or of a class of somebody else's
+        text = f"an object of the class {type(value).__name__}, which cannot be shown"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -90,6 +99,32 @@ def users_level() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "hdet":
         level, frame = level + 1, frame.f_back
     return level
+
+
+def not_by_steps(config: Any) -> str | None:
+    """What is wrong with the way Lightning steps a scheduler, by its config; None: nothing."""
+    if (config.interval, config.frequency) == ("step", 1):
+        return None
+    return (
+        f"hdet counts optimizer steps, but Lightning steps the scheduler by interval={config.interval!r}, "
+        f'frequency={config.frequency}; return {{"optimizer": optimizer, "lr_scheduler": {{"scheduler": scheduler, '
+        '"interval": "step"}} from configure_optimizers, or return only the optimizer and give the trainer '
+        "callbacks=[hdet.integrations.lightning.AutoLR()]"
+    )
+
+
+def warn_unless_by_steps() -> None:
+    """Warn if it is Lightning that steps a scheduler, and not at every step: by epochs, unless it is told otherwise.
+
+    Without a callback of ours nobody else would say so: the schedule would hardly move.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_update_learning_rates":
+        frame = frame.f_back
+    config = frame.f_locals.get("config") if frame is not None else None
+    words = not_by_steps(config) if hasattr(config, "interval") else None
+    if words is not None:
+        warnings.warn(words, UserWarning, stacklevel=users_level())
 
 
 class Rule(NamedTuple):
@@ -187,7 +222,7 @@ def check_alike(saved: Any, example: Mapping[str, Any], what: str) -> dict[str, 
     """Pairs as a dict, if they have the names and numbers of an example."""
     found: dict[str, Any] = dict(saved)
     if found.keys() != example.keys():
-        raise ArgumentError(f"{what} has the entries {sorted(found)}, but must have {sorted(example)}; {_CURE}")
+        raise ArgumentError(f"{what} has the entries {shown(sorted(found))}, but must have {sorted(example)}; {_CURE}")
     check_state(found, {name: alike(value) for name, value in example.items()}, what)
     return found
 
@@ -207,7 +242,7 @@ def check_run(state: Mapping[str, Any], kind: str, knobs: Sequence[str]) -> None
     version = state.get("version")
     if not isinstance(version, int) or version != STATE_VERSION:
         raise ArgumentError(
-            f"{STATE_WORDS} has version {version!r}, this hdet reads {STATE_VERSION}; "
+            f"{STATE_WORDS} has version {shown(version)}, this hdet reads {STATE_VERSION}; "
             "load it with the hdet that wrote it"
         )
     check_state(state, {"way": one_of("replicas", "search"), "knobs": texts}, STATE_WORDS)
@@ -218,7 +253,7 @@ def check_run(state: Mapping[str, Any], kind: str, knobs: Sequence[str]) -> None
         )
     if list(state["knobs"]) != list(knobs):
         raise ArgumentError(
-            f"the checkpoint has the knobs {list(state['knobs'])}, but here they are {list(knobs)}; "
+            f"the checkpoint has the knobs {shown(list(state['knobs']))}, but here they are {shown(list(knobs))}; "
             "build the optimizer and the knobs as they were when it was saved"
         )
     check_state(state, {"spreads": numbers(len(knobs))}, STATE_WORDS)

@@ -14,6 +14,10 @@ def harmless(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+INSTALL = "run `pip install -e '.[cli,report]'` in the folder of hdet's repository"
+"""What to do if packages of the command line or of a report are missing. No registry has hdet under this name."""
+
+
 class HdetError(Exception):
     """Base of every error that hdet raises by itself."""
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import must_be
+from hdet.checks import must_be, shown
 from hdet.distributed.shards import local
 from hdet.errors import ArgumentError
 
 Rate = float | Tensor
+_Value = TypeVar("_Value")
 
 
 def check_model(model: object, *, needed: bool = False) -> None:
@@ -49,6 +50,37 @@ def refuse_without_hooks(optimizer: Optimizer) -> None:
         ) from None
 
 
+def once_gradients_are_there(
+    args: tuple[Any, ...], kwargs: dict[str, Any], tell: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """For a hook before an optimizer's step: call ``tell`` now or, if the step has a closure, once it has been called.
+
+    Args:
+        args, kwargs: of the step.
+        tell: what is to be called, once.
+
+    Returns:
+        what the hook must return: arguments with another closure, or None.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        tell()
+        return None
+    was_called = False
+
+    def telling() -> Any:
+        nonlocal was_called
+        loss = closure()
+        if not was_called:
+            tell()
+        was_called = True
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": telling}
+    return (args[0], telling, *args[2:]), kwargs
+
+
 def is_capturing(optimizer: Optimizer) -> bool:
     """Whether its step is being captured into a CUDA graph."""
     on_cuda = any(p.is_cuda for group in optimizer.param_groups for p in group["params"][:1])
@@ -58,6 +90,44 @@ def is_capturing(optimizer: Optimizer) -> bool:
 def parts_of(optimizer: Optimizer) -> list[Any]:
     """The optimizers that are seen as one by ``hdet.auto``; else the optimizer itself."""
     return list(getattr(optimizer, "parts", [optimizer]))
+
+
+def leading_part(optimizer: Optimizer) -> Optimizer:
+    """The one of several optimizers that is stepped first in the step to come; else the optimizer itself."""
+    leading: Optimizer | None = getattr(optimizer, "leading", None)
+    return leading or optimizer
+
+
+def end_step(optimizer: Optimizer) -> None:
+    """The scheduler was stepped: the next of several optimizers that is stepped is the first one of another step."""
+    over = getattr(optimizer, "step_is_over", None)
+    if over is not None:
+        over()
+
+
+def group_counts(optimizer: Optimizer) -> list[int]:
+    """The number of parameter groups of each of the optimizers that are seen as one."""
+    return [len(part.param_groups) for part in parts_of(optimizer)]
+
+
+def added_groups(optimizer: Optimizer, counts: Sequence[int]) -> list[int]:
+    """The numbers, among all groups, of those that were added since there were ``counts`` of them.
+
+    A group is known by its optimizer and by its place in it: one that is added to the first of two optimizers stands
+    before all groups of the second.
+    """
+    rows = [g >= known for now, known in zip(group_counts(optimizer), counts, strict=True) for g in range(now)]
+    return [g for g, is_new in enumerate(rows) if is_new]
+
+
+def with_added(values: Sequence[_Value], added: Mapping[int, _Value]) -> list[_Value]:
+    """One value per group, together with those of groups that were added, by their numbers.
+
+    >>> with_added(["a", "b"], {1: "new"})
+    ['a', 'new', 'b']
+    """
+    known = iter(values)
+    return [added[g] if g in added else next(known) for g in range(len(values) + len(added))]
 
 
 def grouped_parameters(optimizer: Optimizer) -> list[tuple[Tensor, int]]:
@@ -101,7 +171,7 @@ def refuse_other_shapes(parameters: Sequence[Tensor], saved: Sequence[Tensor]) -
     """Raise ValueError unless saved tensors have the shapes of what this rank holds of their parameters."""
     shapes = [[tuple(local(t).shape) for t in tensors] for tensors in (parameters, saved)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"it holds tensors of shapes {shapes[1]} for parameters of shapes {shapes[0]}")
+        raise ValueError(f"it holds tensors of shapes {shown(shapes[1])} for parameters of shapes {shown(shapes[0])}")
 
 
 def _all(optimizer: Optimizer) -> list[Tensor]:
@@ -183,7 +253,8 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 def copy_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy the second of each pair into the first: a few launches for those of one device and kind.
 
-    Between host and device nothing waits for the copies where host memory is pinned: read them on the device only.
+    If memory of the host is pinned, nothing waits for copies between it and a device: wait for the device before you
+    read them on the host. Other copies are there at once, on every kind of device.
     """
     alike: dict[tuple[torch.device, torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in ((local(one), local(other)) for one, other in pairs):
@@ -195,7 +266,7 @@ def copy_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             torch._foreach_copy_(targets, sources)
             continue
         for target, source in zip(targets, sources, strict=True):
-            target.copy_(source, non_blocking=True)
+            target.copy_(source, non_blocking=target.is_pinned() or source.is_pinned())
 
 
 def wide(p: Tensor) -> Tensor:

@@ -194,8 +194,10 @@ def test_copies_of_a_scheduler_go_their_own_way() -> None:
 
 def test_nothing_is_left_on_the_optimizer() -> None:
     _, optimizer, scheduler = built(steps=100)
-    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    count = len(optimizer._optimizer_step_pre_hooks)
+    assert count > 0
     scheduler.load_state_dict(scheduler.state_dict())
+    assert len(optimizer._optimizer_step_pre_hooks) <= count
     del scheduler
     gc.collect()
     assert not optimizer._optimizer_step_pre_hooks

@@ -63,7 +63,7 @@ def test_a_rate_is_found_and_held() -> None:
     assert found.settled
     assert rates[200:] == [rates[-1]] * 50
     assert rates[-1] == pytest.approx(found.rate)
-    assert set(momenta[1:]) == {0.85}  # as at the peak of a OneCycle
+    assert set(momenta) == {0.9}  # a search leaves it alone
     assert "no end" in run[2]._repr_html_()
     # a OneCycle that is held finds about the rate of one that is as long
     ordinary = built(1e-6, 250, momentum)
@@ -153,7 +153,7 @@ def test_it_falls_as_a_onecycle_falls(total: int | None, steps: int, strategy: s
     rates, momenta = watched(run, range(HELD, HELD + steps))
     expected = falling(held, steps, strategy)
     assert rates == pytest.approx(expected[0])
-    assert momenta == pytest.approx(expected[1])
+    assert set(momenta) == {0.9}
     assert rates[-1] == pytest.approx(held / 25e4)
     assert run[2].total_steps == HELD + steps
     with pytest.raises(ValueError, match=f"total steps is {HELD + steps}"):

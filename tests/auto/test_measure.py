@@ -280,3 +280,14 @@ def test_what_was_saved_of_other_shapes_is_refused() -> None:
         measure = Measure([0])
         measure.set_origin(optimizer)
         saved = measure.saved(optimizer)
+
+
+def test_rates_of_zero_that_are_tensors_forget_nothing() -> None:
+    """A schedule may begin with several steps at 0."""
+    found = []
+    for make in (float, lambda rate: torch.tensor(rate, dtype=torch.float64)):
+        rates = [make(rate) for rate in (0.0, 0.0, 0.1, 0.1)]
+        found.append(descend(Measure([0]), doubles(1.0, 1.0), [1.0] * 4, rates))
+    assert found[1].reach == pytest.approx(found[0].reach)
+    assert found[0].reach > 0
+    assert not found[1].lost

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import hdet
+from hdet.auto.ranks import _none_is_nan
 from hdet.errors import DisagreementError
-from tests.auto.runs import built, final_loss, train, two_groups
+from hdet.rollback.losses import Losses
+from tests.auto.runs import built, final_loss, search_of, train, two_groups
 from tests.ranks import error_of, run_ranks
 from tests.setups.problems import network
 
@@ -91,3 +93,36 @@ def test_ranks_decide_alike_whoever_has_a_loss(kind: str) -> None:
     first, *others = run_ranks(ddp, 3, kind)
     assert all(other == first for other in others)
     assert first[1] < 0.5 * final_loss(network())
+
+
+ARGUMENTS: dict[str, tuple[Any, Any]] = {"go_back": (True, False), "auto_lr": (True, False)}
+
+
+def different(rank: int, name: str) -> str:
+    model, optimizer, scheduler = built(1e-3, 60, **{name: ARGUMENTS[name][rank]})
+    return str(error_of(lambda: train(model, optimizer, scheduler, range(60))))
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_that_differs_is_named(name: str) -> None:
+    for words in run_ranks(different, 2, name):
+        assert f"replicas disagree on {name} (0: off, 1: on), which must be equal on all of them" in words
+        assert f"rank 0: {name} (0: off, 1: on) = 1" in words
+        assert f"rank 1: {name} (0: off, 1: on) = 0" in words
+
+
+@pytest.mark.parametrize(("last", "sound"), [(1.0, True), (math.inf, True), (math.nan, False)])
+def test_buffers_are_sound_unless_one_of_them_is_no_number(last: float, sound: bool) -> None:
+    buffers = [torch.ones(3), torch.tensor(7), torch.tensor([0.0, last])]
+    assert _none_is_nan(buffers, torch.device("cpu")).item() is sound
+    assert _none_is_nan([], torch.device("cpu")).item() is True
+
+
+@pytest.mark.parametrize("name", ["weights", "buffers", "neither"])
+def test_weights_and_buffers_must_both_be_sound(name: str) -> None:
+    model = nn.BatchNorm1d(2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    search = search_of(hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, model=model))
+    with torch.no_grad():
+        {"weights": model.weight, "buffers": model.running_mean, "neither": torch.ones(1)}[name].fill_(math.nan)  # type: ignore[union-attr]
+    assert search.ranks.gather(optimizer, (3, 4), None, Losses(), 4).is_sound is (name == "neither")

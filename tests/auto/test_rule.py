@@ -189,6 +189,12 @@ def test_the_rise_by_hand() -> None:
     assert [state.factor(t) for t in (0, 1, 3)] == [0.3] * 3
 
 
+@pytest.mark.parametrize(("made", "expected"), [(0, 1.0), (1, 1.0), (2, 0.25), (3, 0.5), (9, 2.0)])
+def test_steps_of_the_optimizer_for_each_of_the_schedule(made: int, expected: float) -> None:
+    assert Evidence(span=(4, 5), steps=1, made=made).steps_per_call == expected
+    assert Evidence(span=(0, 1), steps=1, made=made).steps_per_call == 1.0
+
+
 def test_steps_that_were_not_made_say_nothing() -> None:
     """Gradients are still being accumulated, or GradScaler skipped the step."""
     for state in (RULE.begin(), SEARCHING, RULE.kept()):

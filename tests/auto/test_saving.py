@@ -7,13 +7,16 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.optim import Adam
 
 from hdet.auto.rule import Phase, Snapshot, State
 from hdet.auto.saving import check_saved, loaded, saved
 from hdet.errors import ArgumentError
 from hdet.rollback.ruin import Block, Course
+from tests.auto.runs import built, search_of
 
 numbers = st.floats()
 courses = st.builds(
@@ -112,3 +115,22 @@ def test_a_damaged_course_is_refused_by_name(name: str, value: Any) -> None:
 def test_a_state_with_something_missing_is_refused(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"has no '{name}'"):
         check_saved([pair for pair in saved(State()) if pair[0] != name])
+
+
+def test_a_search_that_has_not_begun_comes_back() -> None:
+    _, _, scheduler = built()
+    _, _, other = built(guess=1e-2)
+    other.load_state_dict(scheduler.state_dict())
+    assert (search_of(other).found.phase, search_of(other).memory.rounds) == (Phase.FIRST, 0)
+    assert other.get_last_lr() == scheduler.get_last_lr()
+
+
+@pytest.mark.parametrize(("steps", "phase"), [(0, Phase.FIRST), (1, Phase.KEPT), (2, Phase.KEPT)])
+def test_a_checkpoint_of_torch_is_gone_on_with_at_its_rate_once_a_step_was_made(steps: int, phase: Phase) -> None:
+    _, _, scheduler = built()
+    torchs = torch.optim.lr_scheduler.OneCycleLR(Adam([torch.ones(1)]), 0.1, 300)
+    for _ in range(steps):
+        torchs.optimizer.step()
+        torchs.step()
+    scheduler.load_state_dict(torchs.state_dict())
+    assert search_of(scheduler).found.phase is phase

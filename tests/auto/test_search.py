@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import hdet
+from hdet.auto.constants import DEFAULT
 from hdet.auto.rule import Phase, next_end
 from hdet.errors import ArgumentError, DivergedError, SearchWarning
 from tests.auto import runs
@@ -361,3 +364,25 @@ def test_guesses_from_which_nothing_can_be_found_are_refused(rate: float) -> Non
     optimizer = torch.optim.Adam(network().parameters(), lr=rate)
     with pytest.raises(ArgumentError, match="a search begins from the optimizer's own lr"):
         hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=100)
+
+
+def test_a_journal_has_the_rates_that_were_used_also_with_other_constants() -> None:
+    records: list[dict[str, Any]] = []
+    sink = SimpleNamespace(write=records.append)
+    model, optimizer, scheduler = built(steps=100, journal=sink)
+    search = search_of(scheduler)
+    search.rule = dataclasses.replace(search.rule, constants=DEFAULT._replace(least_rise=0.05))
+    rates = train(model, optimizer, scheduler, range(100))
+    rounds = [record for record in records if record["kind"] == "round"]
+    assert [round_["base_before"] for round_ in rounds] == [rates[round_["step"] - 1] for round_ in rounds]
+    assert [round_["base"] for round_ in rounds[:-1]] == [rates[round_["step"]] for round_ in rounds[:-1]]
+
+
+def test_losses_are_asked_for_after_the_second_round() -> None:
+    model, optimizer, scheduler = built(steps=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, optimizer, scheduler, range(2), tells=lambda loss, t: None)
+    assert search_of(scheduler).memory.rounds == 1
+    with pytest.warns(SearchWarning, match="no loss was given until step 3"):
+        train(model, optimizer, scheduler, range(2, 3), tells=lambda loss, t: None)

@@ -126,6 +126,5 @@ def test_without_typer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     said = hdet_here(capsys, "--help")
     assert said.code == 2
     assert said.complaint == (
-        "hdet: the command line needs typer; run `pip install '.[cli,report]'` in a checkout of hdet, "
-        "or `pip install 'hdet[cli,report]'`"
+        "hdet: the command line needs typer; run `pip install -e '.[cli,report]'` in the folder of hdet's repository"
     )

@@ -17,6 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, lr_scheduler
 
 import hdet
+from hdet.distributed.group import Solo
+from hdet.distributed.rollcall import RollCall
+from hdet.distributed.weights import NO_WEIGHTS
+from hdet.ensemble.converge import converge
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
 
@@ -562,3 +566,14 @@ def _thawed(rank: int, freezes: bool) -> tuple[list[float], list[float]]:
         ensemble.step(1.0)
         rows.append((layer.item(), other.item()))
     return [row[0] for row in rows[1::2]], [row[1] for row in rows[1::2]]
+
+
+def test_equal_replicas_are_nowhere_apart() -> None:
+    roll = RollCall.alone()._replace(moving_equal=True)
+    assert converge(Solo(), Solo(), NO_WEIGHTS, roll, measure=True) == [0.0]
+
+
+def test_replicas_whose_mean_is_zero_are_nowhere_apart() -> None:
+    weights = NO_WEIGHTS._replace(parameters=[torch.zeros(3)])
+    roll = RollCall.alone()._replace(moving_equal=False)
+    assert converge(Solo(), Solo(), weights, roll, measure=True) == [0.0]

@@ -13,6 +13,7 @@ import torch
 import hdet
 from hdet.ensemble.design import assign, multipliers
 from hdet.ensemble.published import Update
+from hdet.ensemble.steering import controller_from
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import error_of, run_ranks
 
@@ -184,3 +185,18 @@ def test_base_is_the_value_of_the_step_after_the_round(kind: str, tmp_path: Path
             assert replay.get_last_lr() == [pytest.approx(used[t])], t
         replay.optimizer.step()
         replay.step()
+
+
+def test_one_replica_alone_opens_its_journal_at_its_first_step(tmp_path: Path) -> None:
+    """Of two runs with one journal the second is to end there, not after a round."""
+    path = tmp_path / "run.jsonl"
+    run(0, str(path), steps=1)
+    assert path.exists()
+
+
+def test_a_checkpoint_is_not_continued_by_another_controller_of_the_users_own() -> None:
+    state = {"controller": "AlwaysUp", "controller_arguments": [], "controller_state": [["rounds", [5.0]]]}
+    assert controller_from(state, AlwaysUp(), 1)[1] == UpState([5.0])
+    for other in (None, Broken()):
+        with pytest.raises(ValueError, match="AlwaysUp"):
+            controller_from(state, other, 1)

@@ -14,6 +14,7 @@ from hdet import knobs
 from hdet.ensemble.design import Balanced, Permuted
 from hdet.ensemble.knob import SCALES, KnobSpec, scale_named
 from hdet.ensemble.published import comparable
+from hdet.schedulers.arguments import PUBLISHED_SPREAD
 
 scales = st.sampled_from(SCALES)
 
@@ -168,3 +169,7 @@ def test_scalars_and_custom_knobs() -> None:
 def test_signals_that_are_not_finite_are_worse_than_the_worst() -> None:
     assert comparable([1.0, math.inf, 2.0]) == [1.0, 3.0, 2.0]
     assert comparable([math.nan, math.nan, 2.0]) is None
+
+
+def test_rates_are_spread_as_published_unless_told_otherwise() -> None:
+    assert {knob.spec.spread for knob in knobs.lr(adam(net()))} == {PUBLISHED_SPREAD}

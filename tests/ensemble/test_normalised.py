@@ -128,3 +128,10 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
 def test_the_edges_of_its_arguments_are_allowed() -> None:
     rule = Normalised(step=1.0, shortest=1.0, longest=1.0, caution=0.0, ridge=1e-9)
     assert rule.init(1).step == [1.0]
+
+
+def test_one_degree_of_freedom_is_enough_to_move_and_less_is_not() -> None:
+    threshold = 2.0 * (1 + 2.2)
+    controller = Normalised()
+    assert controller._direction(slope=3.0, error=0.03, freedom=1) == pytest.approx(-(1 - (threshold / 100) ** 2))
+    assert controller._direction(slope=3.0, error=0.03, freedom=0.9) == 0.0

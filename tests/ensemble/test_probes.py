@@ -714,6 +714,26 @@ def test_a_probe_is_cast_as_it_is_told(autocast: Any, inside: bool, expected: to
     assert seen == [expected]
 
 
+class Calls(nn.Module):
+    """Counts its calls in a buffer, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.weight * x
+
+
+@pytest.mark.parametrize(("mode", "calls"), [("probe", 0), ("eval", 1)])
+def test_plain_eval_leaves_buffers_to_the_model(mode: Any, calls: int) -> None:
+    model = Calls()
+    hdet.ProbeBatch(model, mean_of, [ones(1.0)], mode=mode)()
+    assert model.calls == calls
+
+
 def test_a_cast_that_is_none_is_refused() -> None:
     with pytest.raises(hdet.ArgumentError, match="autocast must be"):
         hdet.ProbeBatch(nn.Linear(1, 1), lambda m, b: m(b), [torch.ones(1, 1)], autocast="bf16")  # type: ignore[arg-type]

@@ -773,3 +773,18 @@ def _load_distributed(rank: int, folder: str) -> tuple[Any, Any]:
     dcp.load(state, checkpoint_id=f"{folder}/dcp")
     scheduler.load_state_dict(state["scheduler"])
     return scheduler.state_dict(), torch.load(f"{folder}/rank{rank}.pt", weights_only=True)
+
+
+def test_moments_that_are_not_finite_are_forgotten_with_the_replica_that_was_left_out() -> None:
+    assert run_ranks(_moments, 2) == [(3, True), (0, True)]
+
+
+def _moments(rank: int) -> tuple[int, bool]:
+    p = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([p], lr=0.1)
+    scheduler = hdet.OneCycleLR(optimizer, 0.1, 40, sync_every=2)
+    for _ in range(2):
+        p.grad = torch.full_like(p, math.inf if rank == 1 else 1.0)
+        optimizer.step()
+        scheduler.step(1.0)
+    return len(optimizer.state[p]), bool(p.isfinite().all())

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import warnings
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.ensemble.bases import Decaying, decay_rate
+import hdet
+from hdet.ensemble.bases import Bases, Decaying, decay_rate
 from hdet.ensemble.design import Rounds, default_length
 from hdet.ensemble.knob import KnobSpec, scale_named
 
@@ -83,3 +86,63 @@ def test_nothing_decays_to_a_floor_above_it() -> None:
     assert [decay_rate(1.0, floor, 3) for floor in (1.0, 2.0)] == [0.0, 0.0]
     assert decay_rate(-1.0, -2.0, 3) == 0.0
     assert decay_rate(1.0, -5.0, 3) == decay_rate(1.0, 0.0, 3) == 1.0
+
+
+def test_rates_that_are_added_begin_unlearned() -> None:
+    grown = Bases([0.5], Decaying([2.0], [1.0]), "old").grown(2, "new")
+    assert grown == Bases([0.5, 1.0, 1.0], Decaying([2.0, 0.0, 0.0], [1.0, 0.0, 0.0]), "new")
+
+
+def test_one_replica_alone_is_told_nothing_when_it_is_resumed_inside_a_round() -> None:
+    """It knows all that there is to know: nobody was averaged."""
+
+    def build() -> tuple[torch.optim.Optimizer, hdet.OneCycleLR]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+        return optimizer, hdet.OneCycleLR(optimizer, 0.1, 40, sync_every=10)
+
+    optimizer, scheduler = build()
+    for _ in range(13):
+        optimizer.step()
+        scheduler.step(1.0)
+    resumed, again = build()
+    again.load_state_dict(scheduler.state_dict())
+    resumed.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hdet.ResumeWarning)
+        again.step(1.0)
+    assert again.last_epoch == 14
+
+
+@pytest.mark.parametrize("auto_lr", [True, False])
+def test_a_group_that_is_added_is_controlled_as_the_others_are(auto_lr: bool) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+    scheduler = hdet.OneCycleLR(optimizer, 0.1, 40, sync_every=10, auto_lr=auto_lr)
+    steering = scheduler._run.steering
+    bounds = {"max_lr": 0.2, "initial_lr": 0.01, "min_lr": 1e-6, "max_momentum": 0.95, "base_momentum": 0.85}
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], **bounds})
+    optimizer.step()
+    scheduler.step(1.0)
+    assert len(steering.specs) == len(steering.bases.learned) == 2
+    assert steering.bases.controller == (steering.controller.init(2) if auto_lr else None)
+
+
+def test_a_probe_is_drawn_for_the_round_that_it_ends() -> None:
+    model, asked = torch.nn.Linear(1, 1), list[int]()
+    probe = hdet.ProbeBatch(model, lambda m, x: m(x).mean(), lambda k: asked.append(k) or torch.ones(1, 1))  # type: ignore[func-returns-value]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ensemble = hdet.Ensemble(optimizer, sync_every=4, total_steps=40, signal=hdet.ProbeLoss(probe))
+    for _ in range(12):
+        optimizer.step()
+        ensemble.step(1.0)
+    assert asked == [0, 1, 2]
+
+
+def test_replicas_are_equal_by_their_state_and_their_journal() -> None:
+    def build(spread: float, path: str | None) -> object:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+        return hdet.OneCycleLR(optimizer, 0.1, 40, sync_every=10, spread=spread, journal=path)._run
+
+    assert build(0.1, "a.jsonl") == build(0.1, "a.jsonl")
+    assert build(0.1, None) == build(0.1, None)
+    assert build(0.1, "a.jsonl") != build(0.1, "b.jsonl")
+    assert build(0.1, "a.jsonl") != build(0.2, "a.jsonl")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.examples.notebook import NOTEBOOK, cells_of, is_png, run_all
 
-pytest.importorskip("plotly", reason="plotly is not installed: pip install 'hdet[report]'")
+pytest.importorskip("plotly", reason="plotly is not installed: pip install -e '.[report]'")
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 

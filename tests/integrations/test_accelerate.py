@@ -422,3 +422,17 @@ def test_engines_that_step_the_scheduler_are_refused() -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
     with pytest.raises(hdet.ArgumentError, match="DEEPSPEED"):
         prepare(Engine(), hdet.OneCycleLR(optimizer, 0.1, total_steps=10))
+
+
+@pytest.mark.parametrize("how", ["theirs", "ours"])
+def test_another_length_is_refused_in_words_of_accelerate(how: str, tmp_path: Path) -> None:
+    loops = [Loop(accelerator_of(), steps, how) for steps in (STEPS, 2 * STEPS)]
+    if how == "theirs":
+        for loop in loops:
+            keep_search(loop.accelerator, loop.scheduler)
+    first, other = loops
+    first.go(0, 60)
+    first.accelerator.save_state(str(tmp_path))
+    words = rf"the steps given by total_steps of the scheduler must be {STEPS} .* accelerator\.load_state again"
+    with pytest.raises(hdet.ArgumentError, match=words):
+        other.accelerator.load_state(str(tmp_path))

@@ -102,6 +102,69 @@ def test_one_line_finds_the_rate() -> None:
     assert "from a guess of 1e-05" in str(auto.story.verdict)
 
 
+class ByEpochs(Module):
+    """Returns a scheduler as one does for torch's: Lightning steps it once an epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        assert self.scheduler is not None
+        return [optimizer], [self.scheduler(optimizer)]
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step()
+
+
+def replicas(optimizer: Any, steps: int) -> Any:
+    return hdet.OneCycleLR(optimizer, 1e-3, total_steps=steps)
+
+
+@pytest.mark.parametrize("make", ["own", "cosine", "replicas"])
+def test_a_scheduler_that_is_stepped_by_epochs_is_told_of(make: str) -> None:
+    module = ByEpochs(scheduler=lambda optimizer: globals()[make](optimizer, 100))
+    words = "hdet counts optimizer steps, but Lightning steps the scheduler by interval='epoch'"
+    with pytest.warns(UserWarning, match=words) as told:
+        trainer_of(max_epochs=5).fit(module, loader_of(0, 20))
+    assert len([one for one in told if words in str(one.message)]) == 1
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        stepped = Own(scheduler=lambda optimizer: globals()[make](optimizer, 100))
+        trainer_of(max_epochs=5).fit(stepped, loader_of(0, 20))
+    assert not [one for one in others if "hdet counts" in str(one.message)]
+
+
+def test_a_checkpoint_that_is_resumed_without_the_callback_asks_for_it(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=20, save_top_k=-1)
+    trainer_of(AutoLR(), saving, max_epochs=2, enable_checkpointing=True).fit(Module(), loader_of(0, 20))
+    with pytest.warns(
+        UserWarning, match=r"add the following callbacks: .*hdet\.integrations\.lightning\.AutoLR \(without"
+    ):
+        trainer_of(max_epochs=2).fit(Module(), loader_of(0, 20), ckpt_path=tmp_path / "step=20.ckpt")
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        trainer_of(AutoLR(), max_epochs=2).fit(Module(), loader_of(0, 20), ckpt_path=tmp_path / "step=20.ckpt")
+    assert not [one for one in others if "AutoLR" in str(one.message)]
+
+
+class Groups(Module):
+    """The first layer is not trained, the others have rates of their own."""
+
+    def configure_optimizers(self) -> Any:
+        first, *rest = [layer.parameters() for layer in self.net.children() if list(layer.parameters())]
+        rates = (0.0, self.lr, 0.1 * self.lr)
+        return torch.optim.Adam([{"params": own, "lr": lr} for own, lr in zip((first, *rest), rates, strict=False)])
+
+
+def test_what_is_said_of_several_groups_is_true_for_each(tmp_path: Path) -> None:
+    module, auto = Groups(), AutoLR()
+    trainer = trainer_of(auto, max_epochs=1, logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    trainer.fit(module, loader_of(0, 50))
+    found = auto.scheduler.found
+    words = f"[{', '.join(f'{rate:.2g}' for rate in found.rates)}]"
+    assert auto.story.verdict == f"found the rate {words}, from a guess of [0, 1e-05]"
+    assert found.rates[0] == 0 < found.rates[1]
+    assert 0 < trainer.logged_metrics["hdet/lr"] < found.rate
+
+
 def own(optimizer: Any, steps: int) -> Any:
     return auto_on(optimizer, steps)
 
@@ -581,7 +644,16 @@ def test_a_run_that_falls_cannot_be_made_longer(tmp_path: Path) -> None:
     trainer_of(AutoLR(), saving, max_epochs=1, enable_checkpointing=True).fit(Module(), loader_of(0, 50))
     trainer = trainer_of(AutoLR(), max_epochs=2)
     error = error_of(lambda: trainer.fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=50.ckpt"))
-    assert "total_steps must be 50 as in the run that was saved" in str(error)
+    assert isinstance(error, hdet.ArgumentError)
+    words = str(error)
+    assert words.startswith("the steps given by max_steps and max_epochs of the trainer must be 50 as in the run that")
+    assert "but are 100; resume with Trainer(max_steps=50), or the max_epochs that make as many, or load only" in words
+    assert words.endswith("A run that is to be extended, or shortened, at any step needs AutoLR(finish=...)")
+    for made in (AutoLR(total_steps=120), AutoLR(schedule=shape)):
+        trainer = trainer_of(made, max_epochs=2)
+        error = error_of(lambda own=trainer: own.fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=50.ckpt"))
+        assert isinstance(error, hdet.ArgumentError)
+        assert ("AutoLR(total_steps=50)" in str(error)) == ("schedule" not in made.onecycle)
     auto = AutoLR()
     trainer_of(auto, max_epochs=2).fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=10.ckpt")
     assert auto.scheduler is not None

@@ -123,8 +123,22 @@ def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
     assert trainer.lr_scheduler.last_epoch == 100
     assert trainer.lr_scheduler._run.model is trainer.model
     assert loss_after(trainer) / by_hand(trainer_of(tmp_path, max_steps=100)) == pytest.approx(1, abs=0.1)
-    assert logged(trainer, "hdet/rate") == logged(trainer, "learning_rate")
+    assert logged(trainer, "hdet/found")[-1] == trainer.lr_scheduler.found.rate
+    assert logged(trainer, "hdet/found")[-1] > 100 * logged(trainer, "learning_rate")[-1]
+    assert not logged(trainer, "hdet/rate")  # which would be the learning_rate
     assert logged(trainer, "hdet/event")[0].startswith("first step")
+
+
+def test_the_rates_of_all_groups_are_logged(tmp_path: Path) -> None:
+    model = language_model()
+    first, *rest = model.parameters()
+    optimizer = torch.optim.AdamW([{"params": [first], "lr": 0.0}, {"params": rest, "lr": 1e-6}])
+    trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, None))
+    AutoLR().attach(trainer)
+    trainer.train()
+    found = trainer.lr_scheduler.found
+    assert [logged(trainer, f"hdet/found/{g}")[-1] for g in range(2)] == list(found.rates)
+    assert logged(trainer, "hdet/found")[-1] == found.rate == found.rates[1] > 0
 
 
 def shape(optimizer: Any) -> Any:
@@ -174,7 +188,7 @@ def test_a_scheduler_of_the_users_own_ends_where_the_plain_loop_ends(
     with quiet():
         trainer.train()
     assert loss_after(trainer) / by_hand(trainer_of(tmp_path), make) == pytest.approx(1, abs=0.1)
-    assert bool(logged(trainer, "hdet/rate")) == looked_after
+    assert bool(logged(trainer, "hdet/found")) == looked_after
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -184,7 +198,7 @@ def test_it_may_be_in_the_list_of_callbacks_too(given: bool, tmp_path: Path) -> 
     assert auto.attach(trainer) is trainer
     assert trainer.callback_handler.callbacks.count(auto) == 1
     trainer.train()
-    assert logged(trainer, "hdet/rate")
+    assert logged(trainer, "hdet/found")
 
 
 def test_accumulation_clipping_and_its_own_optimizer(tmp_path: Path) -> None:
@@ -381,6 +395,10 @@ def test_another_length_than_the_checkpoints(tmp_path: Path) -> None:
     """Until the rate falls a run goes on by the new one; after that it is refused, before the first step."""
     AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=10)).train()
     seen: list[int] = []
+    words = (
+        "the steps given by max_steps and num_train_epochs of the TrainingArguments must be 50 as in the run .* but "
+        r"are {steps}; resume with max_steps=50, .* new run; .* AutoLR\(finish=\.\.\.\)"
+    )
     for steps in (70, 40):
         again = AutoLR().attach(trainer_of(tmp_path, max_steps=steps))
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
@@ -388,9 +406,13 @@ def test_another_length_than_the_checkpoints(tmp_path: Path) -> None:
         again = AutoLR().attach(trainer_of(tmp_path, max_steps=steps))
         seen.clear()
         again.add_callback(_AtStep(lambda: seen.append(1)))
-        with pytest.raises(hdet.ArgumentError, match="total_steps must be 50 as in the run that was saved"):
+        with pytest.raises(hdet.ArgumentError, match=words.format(steps=steps)):
             again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
         assert not seen
+    again = AutoLR().attach(trainer_of(tmp_path, max_steps=30))
+    shorter = r"must be such that .* after step 10, .* but are 30, .*AutoLR\(finish="
+    with quiet(), pytest.raises(hdet.ArgumentError, match=shorter):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
 
 
 def test_a_longer_schedule_than_the_trainers_is_told(tmp_path: Path) -> None:
@@ -424,7 +446,7 @@ def test_the_rate_falls_before_a_stop(event: str, first: bool, tmp_path: Path) -
     auto, asks = AutoLR(finish=24), _Asks(event, 64)
     trainer = trainer_of(tmp_path, callbacks=[auto, asks] if first else [asks, auto], max_steps=1000, logging_steps=1)
     auto.attach(trainer).train()
-    rates = logged(trainer, "hdet/rate")
+    rates = logged(trainer, "learning_rate")
     assert len(rates) == trainer.lr_scheduler.last_epoch == 64 + 24
     assert rates[63] > 0.95 * max(rates)
     assert rates[-1] < 1e-3 * max(rates)
@@ -439,7 +461,7 @@ def test_early_stopping_lets_the_rate_fall(tmp_path: Path) -> None:
     stopping = transformers.EarlyStoppingCallback(1, 1e9)  # at the second evaluation
     trainer = trainer_of(tmp_path, callbacks=[stopping], max_steps=1000, logging_steps=1, **best)
     AutoLR(finish=12).attach(trainer).train()
-    rates = logged(trainer, "hdet/rate")
+    rates = logged(trainer, "learning_rate")
     assert len(rates) == 30 + 12
     assert rates[-1] < 1e-3 * max(rates)
     assert [row["step"] for row in trainer.state.log_history if "eval_loss" in row] == [15, 30, 42]
@@ -449,7 +471,7 @@ def test_early_stopping_lets_the_rate_fall(tmp_path: Path) -> None:
 def test_the_rate_falls_before_the_trainers_own_end(tmp_path: Path) -> None:
     trainer = AutoLR(finish=20).attach(trainer_of(tmp_path, logging_steps=1))
     trainer.train()
-    rates = logged(trainer, "hdet/rate")
+    rates = logged(trainer, "learning_rate")
     assert len(rates) == STEPS
     assert rates[39] > 0.95 * max(rates)
     assert rates[50] < 0.6 * max(rates)
@@ -464,7 +486,7 @@ def test_a_run_that_is_cut_while_the_rate_falls(tmp_path: Path) -> None:
     whole.train()
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-40"))
     assert resumed.state.global_step == 50
-    assert logged(resumed, "hdet/rate") == logged(whole, "hdet/rate")  # the log goes on too
+    assert logged(resumed, "hdet/found") == logged(whole, "hdet/found")  # the log goes on too
 
 
 def test_a_schedule_of_the_users_own_that_is_too_short_is_refused_before_the_first_step(tmp_path: Path) -> None:

@@ -16,14 +16,17 @@ def test_what_was_found_and_how_to_use_it_again(tmp_path: Path) -> None:
     record = a_round(0, learned=[0.67], base=[0.067])
     folder = write_folder(tmp_path / "run", a_header(max_lr=0.1), record)
     again = f'hdet.schedule_from("{folder / "journal.jsonl"}", optimizer)'
-    assert str(advice(load_run(folder))) == f"Found 0.067. Use again: `max_lr=0.067`, or `{again}`"
+    assert str(advice(load_run(folder))) == (
+        f"Found 0.067. Use again: `max_lr=0.067` begins a new OneCycle with that peak; `{again}` replays the rates "
+        "of the run step by step."
+    )
     assert advice(load_run(folder / "journal.jsonl")) == advice(load_run(folder))
 
 
 @pytest.mark.parametrize(
     ("arguments", "learned", "found", "code"),
     [
-        ({"max_lr": [0.1, 0.1]}, [2.0, 4.0], "Found 0.28.", "max_lr=[0.2, 0.4]"),
+        ({"max_lr": [0.1, 0.1]}, [2.0, 4.0], "Found [0.2, 0.4].", "max_lr=[0.2, 0.4]"),
         ({"max_lr": 0.1}, [1.0, 1.0], "Stayed at 0.1.", "max_lr=0.1"),
         ({"max_lr": "auto", "guess": [0.1, 0.1]}, [3.0, 3.0], "Found 0.3.", "max_lr=0.3"),
         ({"max_lr": 0.1, "total_steps": 90}, [2.0, 2.0], "Found 0.2 so far.", "max_lr=0.2"),
@@ -33,7 +36,7 @@ def test_other_findings(tmp_path: Path, arguments: dict[str, Any], learned: list
     record = a_round(0, knobs=2, learned=learned, base=[0.1 * m for m in learned])
     said = advice(load_run(write_journal(tmp_path / "x", a_header(("lr[0]", "lr[1]"), **arguments), record)))
     assert said is not None
-    assert (said.found, said.codes[0]) == (found, code)
+    assert (said.found, said.uses[0][0]) == (found, code)
 
 
 def test_without_max_lr_only_the_schedule_can_be_used(tmp_path: Path) -> None:
@@ -41,7 +44,7 @@ def test_without_max_lr_only_the_schedule_can_be_used(tmp_path: Path) -> None:
     for i, arguments in enumerate(({}, {"decay": "exponential", "max_lr": 0.1}, own)):
         said = advice(load_run(write_journal(tmp_path / str(i), a_header(**arguments), a_round(0))))
         assert said is not None
-        assert len(said.codes) == 1
+        assert len(said.uses) == 1
 
 
 def test_nothing_is_said_where_nothing_was_learned(tmp_path: Path) -> None:

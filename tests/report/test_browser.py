@@ -26,7 +26,7 @@ from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.ranks import run_ranks
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
-pytest.importorskip("selenium", reason="selenium is not installed: pip install 'hdet[test]'")
+pytest.importorskip("selenium", reason="selenium is not installed: pip install -e '.[test]'")
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service

@@ -242,7 +242,7 @@ def test_no_runs_and_missing_packages_say_what_to_do(tmp_path: Path, monkeypatch
     for missing in ("jinja2", "plotly.offline"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, missing, None)
-            with pytest.raises(ArgumentError, match=rf"{missing}.*pip install '\.\[cli,report\]'"):
+            with pytest.raises(ArgumentError, match=rf"{missing}.*pip install -e '\.\[cli,report\]'"):
                 write_report([run], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
 
@@ -252,7 +252,7 @@ def test_show_says_in_a_terminal_what_the_page_says(tmp_path: Path) -> None:
     run, shown = load_run(folder), hdet.show(folder)
     found = advice(run)
     assert found is not None
-    assert repr(shown) == f"{verdict(run)} Use again: {', or '.join(found.codes)}"
+    assert repr(shown) == f"{verdict(run)} {found}"
     assert html.escape(verdict(run)) in shown._repr_html_().split("<iframe")[0]
 
 
@@ -263,7 +263,7 @@ def test_show_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ArgumentError, match="does not exist"):
         hdet.show(tmp_path / "nothing")
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ArgumentError, match=r"plotly.*pip install 'hdet\[cli,report\]'"):
+    with pytest.raises(ArgumentError, match=r"plotly.*pip install -e '\.\[cli,report\]'"):
         hdet.show(journal)
 
 

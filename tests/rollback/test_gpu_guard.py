@@ -1,4 +1,4 @@
-"""On a GPU: a guard waits for nothing inside a round, and refuses steps in CUDA graphs. Skips without one."""
+"""On a GPU: a guard waits for nothing, undoes faults soon, and refuses steps in CUDA graphs. Skips without one."""
 
 from __future__ import annotations
 
@@ -30,24 +30,49 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor)
     return loss.detach()
 
 
-@pytest.mark.parametrize("rate", [3e-3, torch.tensor(3e-3, device="cuda") if torch.cuda.is_available() else 0.0])
-@pytest.mark.filterwarnings("ignore::hdet.RollbackWarning")
-def test_only_the_end_of_a_round_synchronises(rate: Any) -> None:
-    """Also while the factor is on the rates."""
+RATES = [3e-3, torch.tensor(3e-3, device="cuda") if torch.cuda.is_available() else 0.0]
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_nothing_synchronises_until_there_is_a_fault(rate: Any) -> None:
+    """Numbers are read some steps later, when they are there already: waiting for an event is no synchronisation."""
     tensor = isinstance(rate, torch.Tensor)
     model, optimizer, guard = built(lr=rate.clone() if tensor else rate, capturable=tensor)
     batches = [torch.randn(128, 64, device="cuda") for _ in range(EVERY)]
     for t in range(10 * EVERY):
-        if (t + 1) % EVERY == 0 or t == 0:
-            loss = trained(model, optimizer, batches[t % EVERY])
-            if t // EVERY == 4:
-                model[0].weight.data[0, 0] = torch.nan  # type: ignore[index,union-attr]
-            guard.step(loss)
+        if t < 3 * EVERY:  # memory is taken
+            guard.step(trained(model, optimizer, batches[t % EVERY]))
         else:
             with no_synchronising():
                 guard.step(trained(model, optimizer, batches[t % EVERY]))
-    assert guard.times == 1
+    assert guard.times == 0
+
+
+@pytest.mark.parametrize("at", [84, 87])
+@pytest.mark.parametrize("fault", ["weight", "gradient", "loss"])
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.filterwarnings("ignore::hdet.RollbackWarning")
+def test_a_fault_is_undone_within_four_steps(rate: Any, fault: str, at: int) -> None:
+    """The rate pays nothing."""
+    tensor = isinstance(rate, torch.Tensor)
+    model, optimizer, guard = built(lr=rate.clone() if tensor else rate, capturable=tensor)
+    generator = torch.Generator("cuda").manual_seed(0)
+    undone = None
+    for t in range(10 * EVERY):
+        x = torch.randn(128, 64, device="cuda", generator=generator)
+        if fault == "gradient" and t == at:
+            x = x * torch.inf
+        loss = trained(model, optimizer, x)
+        if fault == "weight" and t == at:
+            model[0].weight.data[0, 0] = torch.nan  # type: ignore[index,union-attr]
+        guard.step(loss * torch.nan if fault == "loss" and t == at else loss)
+        if guard.times and undone is None:
+            undone = t
+    assert (guard.times, guard.factor) == (1, 1.0)
+    assert undone is not None
+    assert undone - at <= 4
     assert all(p.isfinite().all() for p in model.parameters())
+    assert loss < 30
 
 
 def test_a_step_that_is_captured_is_refused() -> None:

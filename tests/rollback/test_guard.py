@@ -47,11 +47,107 @@ def test_ruined_weights_are_put_back_wherever_it_happens(plain: Guarded, fault: 
     assert ran.rates == plain.rates, "the schedule has seen something"
 
 
-def test_a_late_fault_costs_three_rounds_at_most(plain: Guarded) -> None:
+def test_a_fault_costs_two_looks_at_most() -> None:
     (text,) = run({123: flip})[1]
-    assert text.startswith(f"training was ruined at step {120 + EVERY}: the weights of step 120 are put back")
+    assert text.startswith("training was ruined at step 125: the weights of step 120 are put back, and the rate stays")
     (text,) = run({119: not_a_number})[1]
-    assert text.startswith("training was ruined at step 120: the weights of step 110 are put back")
+    assert text.startswith("training was ruined at step 120: the weights of step 112 are put back, and the rate stays")
+
+
+def spoil_gradients(ran: Guarded, factor: Callable[[], float]) -> None:
+    """Before the guard sees them, as the backward pass would."""
+
+    def spoil(optimizer: Optimizer, *_: Any) -> None:
+        times = factor()
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad.mul_(times)
+
+    handle = ran.optimizer.register_step_pre_hook(spoil)
+    ran.optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("times", [math.nan, math.inf, 1e4])
+@pytest.mark.parametrize("at", [60, 83, 119, 120])
+def test_a_bad_gradient_is_not_used_at_all(at: int, times: float) -> None:
+    """Weights and optimizer state are those of a run that leaves this step out, bit by bit; the rate pays nothing."""
+    ran, count = Guarded(), iter(range(STEPS))
+    spoil_gradients(ran, lambda: times if next(count) == at else 1.0)
+    with recorded() as caught:
+        ran.go(0, 200)
+    plain = Guarded(guarded=False)
+    plain.go(0, at)
+    plain.optimizer.zero_grad()
+    loss_of(plain.model, batch_of(at)).backward()  # batch norms have seen the batch
+    plain.schedule.step()
+    plain.go(at + 1, 200)
+    assert [str(one.message).split(":")[0] for one in caught] == [
+        "gradients out of all proportion were not used, and training goes on"
+    ]
+    assert (ran.watching.times, ran.watching.factor) == (0, 1.0)
+    assert ran.equals(plain)
+
+
+def test_gradients_that_are_larger_from_some_step_on_are_usual_soon() -> None:
+    """As with another weight of the loss: two steps are not used, and two more tell that it is no fault."""
+    ran, plain = Guarded(), Guarded(guarded=False)
+    with recorded() as caught:
+        for one in (ran, plain):
+            one.go(0, 100)
+            spoil_gradients(one, lambda: 100.0)
+            one.go(100, STEPS)
+    assert len(caught) <= 2
+    assert (ran.watching.times, ran.watching.factor) == (0, 1.0)
+    assert ran.final < 1.05 * plain.final
+
+
+def test_gradients_that_are_never_finite_end_the_run() -> None:
+    ran = Guarded().go(0, 50)
+    spoil_gradients(ran, lambda: math.nan)
+    with recorded(), pytest.raises(hdet.DivergedError, match="the gradients of the last 64 steps"):
+        ran.go(50, 200)
+
+
+def noisy_run(seed: int, fault: str, guarded: bool) -> float:
+    """The held-out loss of a small network whose losses are noisy, at a rate that is as high as it may be."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def batch(size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(size, 8, generator=draw)
+        return x, x[:, :1].exp().clamp(max=5) + (2 * x[:, 1:2]).sin() * x[:, 2:3]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
+    guard = hdet.Guard(optimizer, model, every=10) if guarded else None
+    for t in range(300):
+        times = 30 if fault == "rate" and 150 <= t < 160 else 1
+        x, y = batch()
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        (-loss if fault == "sign" and 150 <= t < 160 else loss).backward()
+        optimizer.param_groups[0]["lr"] *= times
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] /= times
+        schedule.step()
+        if guard is not None:
+            guard.step(loss)
+    x, y = batch(4000)
+    with torch.no_grad():
+        return (model(x) - y).square().mean().item()
+
+
+@pytest.mark.parametrize(("fault", "seeds"), [("rate", (0, 1, 2)), ("sign", (0, 4, 5))])
+def test_what_was_reached_and_is_lost_is_put_back(fault: str, seeds: tuple[int, ...]) -> None:
+    """A rate 30 times too high for ten steps, and a loss of the wrong sign for as many: a guard loses little more than
+    these steps."""
+    with recorded():
+        undisturbed = [noisy_run(seed, "none", guarded=False) for seed in seeds]
+        guarded = [noisy_run(seed, fault, guarded=True) for seed in seeds]
+        spoilt = [noisy_run(seed, fault, guarded=False) for seed in seeds]
+    assert max(ours / theirs for ours, theirs in zip(guarded, undisturbed, strict=True)) < 1.15
+    assert max(ours / theirs for ours, theirs in zip(spoilt, undisturbed, strict=True)) > 1.2
 
 
 def test_an_infinite_moment_is_ruin_though_no_loss_shows_it(plain: Guarded) -> None:
@@ -104,27 +200,28 @@ MAKES: dict[str, Callable[[Any], Optimizer]] = {
 
 @pytest.mark.parametrize("kind", MAKES)
 def test_the_factor_is_on_the_rate_during_the_step_alone_and_recovers(kind: str) -> None:
+    """The first roll back leaves the rate alone; the second one, soon after, does not."""
     plain, _ = run(guarded=False, make=MAKES[kind])
-    ran, _ = run({123: not_a_number}, make=MAKES[kind], recover=4, factor=0.25)
+    ran, words = run({103: not_a_number, 123: not_a_number}, make=MAKES[kind], recover=4, factor=0.25)
+    assert ["the rate stays as it is" in text for text in words] == [True, False]
     assert ran.rates == plain.rates
     ratios = [ours / theirs for ours, theirs in zip(ran.applied, plain.applied, strict=True)]
-    back = 120 + EVERY
-    assert ratios[:back] == [1.0] * back
-    expected = [min(0.25 * 4 ** (k / (4 * EVERY)), 1.0) for k in range(STEPS - back)]
-    assert ratios[back:] == pytest.approx(expected, rel=1e-6)
+    assert ratios[:124] == [1.0] * 124
+    expected = [min(0.25 * 4 ** (k / (4 * EVERY)), 1.0) for k in range(STEPS - 124)]
+    assert ratios[124:] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_factor_stays_if_asked() -> None:
     plain, _ = run(guarded=False)
-    ran, _ = run({123: not_a_number}, recover=None)
+    ran, _ = run({103: not_a_number, 123: not_a_number}, recover=None)
     assert ran.applied[-1] == pytest.approx(plain.applied[-1] / 3)
     assert ran.watching.factor == pytest.approx(1 / 3)
 
 
 def test_the_factor_stays_where_it_happens_again_soon() -> None:
-    ran, words = run({103: not_a_number, 118: not_a_number}, recover=2, steps=400)
-    assert len(words) == 2
-    assert ran.watching.factor == pytest.approx(3**0.5 / 9)  # it had half recovered
+    ran, words = run({103: not_a_number, 123: not_a_number, 133: not_a_number}, recover=2, steps=400)
+    assert len(words) == 3
+    assert ran.watching.factor == pytest.approx(3**0.55 / 9)  # it had recovered for 11 of 20 steps
     once, _ = run({103: not_a_number, 303: not_a_number}, recover=2, steps=400)
     assert once.watching.factor == 1
 
@@ -146,6 +243,14 @@ def test_a_rate_that_is_far_too_high_is_lowered_for_good() -> None:
     assert ran.watching.times > 1
     assert ran.watching.factor < 0.1
     assert ran.final < 1.2 * fine.final
+
+
+def test_every_step_is_slowed_down_however_often_the_guard_is_told() -> None:
+    ran, _ = run({103: not_a_number, 113: not_a_number}, recover=None, steps=120)
+    before = len(ran.applied)
+    for _ in range(3):
+        ran.optimizer.step()
+    assert ran.applied[before:] == pytest.approx([ran.optimizer.param_groups[0]["lr"] / 3] * 3)
 
 
 def test_a_step_that_raises_leaves_no_factor_behind() -> None:
@@ -201,7 +306,8 @@ def test_a_loss_that_is_maximised() -> None:
             if t == 150:
                 blow_up(model)
             guard.step(gain)
-    assert [one.category for one in caught] == [hdet.RollbackWarning]
+    assert {one.category for one in caught} == {hdet.RollbackWarning}
+    assert guard.times == 1
 
 
 # -- limits and words -------------------------------------------------------------------------------------------------
@@ -216,12 +322,44 @@ def test_at_most_so_often_then_it_raises() -> None:
         run(faults, most=0)
 
 
-def test_layers_that_thaw_have_nothing_to_go_back_to_until_the_round_ends() -> None:
+@pytest.mark.parametrize("change", ["thawed", "frozen", "added"])
+def test_what_a_snapshot_has_is_put_back_after_layers_have_changed(change: str) -> None:
+    """In the round in which a layer is thawed, frozen or added; what the snapshot does not have stays as it is."""
+    ran = Guarded()
+    ran.model[0].requires_grad_(change != "thawed")
+    ran.go(0, 25)
+    before = {name: p.detach().clone() for name, p in ran.model.named_parameters()}
+    ran.model[0].requires_grad_(change != "frozen")
+    if change == "added":
+        ran.model.append(nn.Linear(1, 1))
+        ran.optimizer.add_param_group({"params": list(ran.model[-1].parameters())})
+    with recorded() as caught:
+        ran.go(25, 32, {25: lambda model: model[3].weight.data.fill_(math.nan)})
+    assert len(caught) == ran.watching.times == 1
+    for name in ("3.weight", "3.bias"):
+        assert torch.allclose(ran.model.get_parameter(name), before[name], atol=0.1), name
+        assert ran.model.get_parameter(name).isfinite().all()
+    assert math.isfinite(ran.go(32, 60).final)
+
+
+def test_a_frozen_weight_that_is_not_finite_is_named_at_once() -> None:
+    ran = Guarded()
+    ran.model[0].requires_grad_(False)
+    with pytest.raises(
+        hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not put back, since this optimizer"
+    ):
+        with recorded() as caught:
+            ran.go(0, 60, {30: not_a_number})
+    assert ran.watching.times <= 1
+    assert len(caught) <= 1
+
+
+def test_layers_that_thaw_have_nothing_to_go_back_to_until_the_next_snapshot() -> None:
     ran = Guarded()
     ran.model[0].requires_grad_(False)
     ran.go(0, 25)
     ran.model[0].requires_grad_(True)
-    with pytest.raises(hdet.DivergedError, match="none are kept to go back to"):
+    with recorded(), pytest.raises(hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not put back"):
         ran.go(25, 40, {26: not_a_number})
 
 
@@ -273,12 +411,55 @@ def test_steps_that_nobody_hears_of_are_refused() -> None:
             guard.step(1.0)
 
 
+@pytest.mark.parametrize("at", [120, 121, 122, 123])
+def test_a_loss_that_is_not_finite_is_answered_at_its_own_step(at: int) -> None:
+    ran = Guarded().go(0, at)
+    ran.optimizer.step()
+    with pytest.warns(hdet.RollbackWarning):
+        ran.watching.step(math.nan)
+    assert ran.watching.times == 1
+
+
+class Far(nn.Parameter):
+    """As on a device, where nobody waits for numbers."""
+
+    is_cpu = False
+
+
+def test_on_a_device_a_bad_loss_is_read_two_steps_late_and_the_next_at_once() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    model.weight = Far(torch.ones(1, 1))
+    optimizer = SGD(model.parameters(), lr=1e-3)
+    guard = hdet.Guard(optimizer, model)
+    times = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for t in range(28):
+            model.weight.grad = torch.ones(1, 1)
+            optimizer.step()
+            guard.step(math.nan if t in (21, 25) else 1.0)
+            times.append(guard.times)
+    assert times[21:] == [0, 0, 1, 1, 2, 2, 2]
+
+
+def test_weights_of_zero_may_grow() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    guard = hdet.Guard(optimizer, model)
+    for t in range(24):
+        model.weight.grad = torch.full((1, 1), -float(t >= 16))
+        optimizer.step()
+        guard.step(1.0)
+    assert (guard.times, model.weight.item()) == (0, pytest.approx(0.8))
+
+
 def test_a_guard_that_is_gone_leaves_no_hooks() -> None:
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
     before = len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)
     guard = hdet.Guard(optimizer, model)
-    assert len(optimizer._optimizer_step_pre_hooks) == before[0] + 1
+    assert len(optimizer._optimizer_step_pre_hooks) > before[0]
     del guard
     assert (len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)) == before
 

@@ -71,7 +71,9 @@ def _resumed(rank: int, folder: Path, cut: int) -> tuple[Tensor, str]:
             if t == 83:
                 _spoil(model)
             guard.step(float(loss_of(model, batch_of(5000 + 2 * t + rank)).detach()))
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), repr(guard.state_dict()["course"])
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), repr(
+        [guard.state_dict()[name] for name in ("near", "far", "usual", "losses")]
+    )
 
 
 def _built() -> tuple[Any, hdet.Guard, torch.optim.Optimizer]:
@@ -114,7 +116,7 @@ class _Before:
 
     @torch.no_grad()
     def step(self, loss: Tensor) -> None:
-        if self.t == 43:
+        if self.t == 47:  # noticed by the look that follows, on one rank as on two
             for p in (p for p in self.model.parameters() if p.requires_grad):
                 getattr(p, "_local_tensor", p).mul_(math.nan)
         sharded.loss_of(self.model, sharded.batch_of(50_000))  # FSDP2 now holds weights that nobody told it of

@@ -67,18 +67,22 @@ def test_without_its_state_it_begins_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("version", 2),
+        ("version", 1),
         ("step", -1),
         ("begun", "a"),
-        ("course", []),
+        ("near", []),
+        ("far", 3),
         ("slowed", 3),
-        ("slowed", [["times", -1], ["since", 0], ["low", 1.0], ["ceiling", 1.0]]),
-        ("slowed", [["times", 1], ["since", 0], ["low", 1.0], ["ceiling", 1.0], ["more", 1.0]]),
-        ("before", [["times", 1]]),
+        ("slowed", [-1, 0, 1.0, 1.0]),
+        ("slowed", [1, 0, 1.0, 1.0, 1.0]),
+        ("before", [1]),
+        ("usual", [[1.0]]),
         ("kept", [[1]]),
         ("kept", None),
-        ("losses", [[1.0]]),
-        ("losses", [[[0, "a"]]]),
+        ("replaced", [1]),
+        ("losses", ["a"]),
+        ("readings", [[1.0]]),
+        ("readings", [[[0, "loss", "a"]]]),
         ("snapshots", [[0, {}]]),
         ("snapshots", 3),
     ],
@@ -97,5 +101,5 @@ def test_the_state_of_another_model_is_refused_before_anything_is_changed(tmp_pa
     guard = hdet.Guard(torch.optim.Adam(model.parameters()), model)
     with pytest.raises(hdet.ArgumentError, match="does not fit this optimizer"):
         hdet.load(tmp_path / "run.pt", guard=guard)
-    with pytest.raises(hdet.ArgumentError, match="must be a dict of version 1, but got 3"):
+    with pytest.raises(hdet.ArgumentError, match="must be a dict of version 2, but got 3"):
         guard.load_state_dict(3)  # type: ignore[arg-type]

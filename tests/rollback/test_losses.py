@@ -74,6 +74,13 @@ def test_losses_near_the_largest_float_have_a_mean(huge: list[float]) -> None:
     assert block.mean == pytest.approx(huge[0] / (1 if len(huge) == 2 else 3))
 
 
+def test_an_infinite_loss_beside_some_near_the_largest_float_has_an_infinite_mean() -> None:
+    losses = Losses()
+    for step, loss in enumerate([1.7e308, 1.7e308, math.inf]):
+        losses.add(loss, step)
+    assert losses.mean() == math.inf
+
+
 def test_a_round_is_remembered_until_it_is_reset() -> None:
     losses = Losses()
     assert (losses.count, losses.ever, losses.values()) == (0, False, [])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdet.rollback.ruin import BLOCKS, Block, Limits, Verdict, judge
+from hdet.rollback.ruin import BLOCKS, FEWEST, Block, Limits, Verdict, judge
 from hdet.rollback.ruin import Course as Memory
 from tests.rollback.courses import EXPLOSIONS, KINDS, Course, course, exploding, harder, recorded
 
@@ -221,3 +221,16 @@ def test_weights_that_explode_once_more_are_not_acquitted() -> None:
 def test_the_noise_by_hand(kinks: tuple[float, ...], noise: float) -> None:
     """Few kinks may be small by chance: of 16 the noise is taken for 1 + 5/4 times as much."""
     assert Memory(kinks=kinks).noise == pytest.approx(noise * 2.25)
+
+
+def test_a_run_begins_with_no_dark_step_behind_it() -> None:
+    verdicts = [judge(Memory(), [Block(math.nan, steps)], falling=False)[1] for steps in (FEWEST - 1, FEWEST)]
+    assert verdicts == [Verdict.FINE, Verdict.RUINED]
+
+
+def test_every_block_makes_one_kink() -> None:
+    """With the two before it, which may be of the round before."""
+    memory = Memory()
+    for _ in range(3):
+        memory, _ = judge(memory, [Block(1.0, 1), Block(2.0, 1)], falling=False)
+    assert memory.latest == (2.0, 2.0)

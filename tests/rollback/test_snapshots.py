@@ -109,18 +109,57 @@ def test_without_a_model_buffers_stay() -> None:
     assert not torch.equal(model[1].running_mean, mean)  # type: ignore[index, union-attr, arg-type]
 
 
-def test_what_schedules_write_is_not_put_back() -> None:
-    """Rates and momenta are the schedule's. Other numbers of a group are the optimizer's memory."""
-    model, optimizer = made(MAKES["momentum"])
-    group = optimizer.param_groups[0]
-    group["k"] = 3
+class Counting(torch.optim.SGD):
+    """Keeps numbers in its groups, as Schedule-Free and Prodigy do: one from the beginning, one from a step on."""
+
+    def __init__(self, ps: list[Tensor]) -> None:
+        super().__init__(ps, lr=0.1, momentum=0.9)
+        for group in self.param_groups:
+            group["k"] = 0
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weight_sum"] = group.get("weight_sum", 0.0) + 0.5
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_only_what_the_optimizers_own_step_changes_in_a_group_is_put_back(saved: bool) -> None:
+    """Rates, momenta and whatever else others write stay, also what they have put there since."""
+    model, optimizer = made(Counting)
     snapshots = Snapshots()
+    snapshots.watch(optimizer)
+    group = optimizer.param_groups[0]
     snapshots.keep(0, optimizer, model)
-    group.update(lr=0.7, momentum=0.5, weight_decay=0.1, k=9, weight_sum=2.0)
+    for _ in range(3):
+        step(model, optimizer)
+    snapshots.keep(1, optimizer, model)
+    step(model, optimizer)
+    others = {"lr": 0.7, "momentum": 0.5, "weight_decay": 0.1, "dampening": 0.2, "swa_lr": 0.01, "rho": 0.05}
+    group.update(others)
+    if saved:
+        snapshots = Snapshots.loaded(snapshots.saved(optimizer), optimizer)
+    snapshots.restore_(1, optimizer, model)
+    assert (group["k"], group["weight_sum"]) == (3, 1.5)
     snapshots.restore_(0, optimizer, model)
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.7, 0.5, 0.1)
-    assert group["k"] == 3
+    assert group["k"] == 0
     assert "weight_sum" not in group
+    assert {name: group[name] for name in others} == others
+
+
+def test_numbers_of_a_group_are_put_back_into_that_group() -> None:
+    """Of several optimizers a group may be added to the first."""
+    model, optimizer = made(Counting)
+    snapshots = Snapshots()
+    snapshots.watch(optimizer)
+    step(model, optimizer)
+    snapshots.keep(0, optimizer, model)
+    step(model, optimizer)
+    optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)], "k": 7})
+    optimizer.param_groups.reverse()
+    snapshots.restore_(0, optimizer, model)
+    assert [group["k"] for group in optimizer.param_groups] == [7, 1]
 
 
 def test_slots_are_freed_and_their_memory_is_used_again() -> None:
@@ -137,15 +176,42 @@ def test_slots_are_freed_and_their_memory_is_used_again() -> None:
     assert [w.data_ptr() for w in snapshots._copies[0].weights] == memory
 
 
-def test_of_other_parameters_there_is_no_snapshot() -> None:
-    """A layer was frozen since."""
-    model, optimizer = made(MAKES["sgd"])
+def test_what_both_have_is_put_back_after_layers_were_frozen_added_or_replaced() -> None:
+    model, optimizer = made(MAKES["adam"])
+    step(model, optimizer)
     snapshots = Snapshots()
     snapshots.keep(0, optimizer, model)
-    next(model.parameters()).requires_grad_(False)
-    assert snapshots.present(optimizer) == frozenset()
-    snapshots.keep(0, optimizer, model)
+    first, last = model[0].weight, model[2].weight
+    kept = [p.detach().clone() for p in (first, last)]
+    moments = optimizer.state[last]["exp_avg"].clone()
+    first.requires_grad_(False)
+    new = torch.ones(2, requires_grad=True)
+    optimizer.add_param_group({"params": [new]})
+    step(model, optimizer)
+    with torch.no_grad():
+        for p in (first, last, new):
+            p.fill_(3.0)
+    snapshots.restore_(0, optimizer, model)
+    assert [torch.equal(p, was) for p, was in zip((first, last), kept, strict=True)] == [True, True]
+    assert torch.equal(optimizer.state[last]["exp_avg"], moments)
+    assert new.tolist() == [3.0, 3.0]
+    other = torch.optim.Adam([torch.ones(2, requires_grad=True)])
     assert snapshots.present(optimizer) == {0}
+    assert snapshots.present(other) == frozenset()
+
+
+def test_a_snapshot_that_is_retired_is_not_overwritten() -> None:
+    model, optimizer = made(MAKES["adam"])
+    snapshots, after = Snapshots(host=2), {}
+    for t in range(1, 4):
+        step(model, optimizer, t)
+        after[t] = everything(model, optimizer)
+        snapshots.keep(t % 2, optimizer, model)
+        if t == 2:
+            snapshots.retire(1, 2)  # that of the first step
+    for slot, t in ((2, 1), (0, 2), (1, 3)):
+        snapshots.restore_(slot, optimizer, model)
+        assert equal(everything(model, optimizer), after[t]), slot
 
 
 def test_buffers_that_came_since_or_became_longer_stay() -> None:

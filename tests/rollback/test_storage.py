@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hdet.parameters import copy_all_, put_back
 from hdet.rollback import snapshots
-from hdet.rollback.snapshots import Storage, copied, leaves
+from hdet.rollback.snapshots import Snapshots, Storage, copied, leaves
 
 
 def test_a_copy_has_the_structure_and_uses_old_memory_where_it_fits() -> None:
@@ -60,6 +64,28 @@ def test_tensors_of_many_kinds_are_copied_in_few_calls() -> None:
     assert sum(event.count for event in seen.key_averages() if event.key == "aten::_foreach_copy_") == 2
 
 
+class Copies(TorchDispatchMode):
+    """Notes which copies nothing waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asynchronous: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {**dict(zip(("self", "src", "non_blocking"), args, strict=False)), **(kwargs or {})}
+        if func is torch.ops.aten.copy_.default:
+            self.asynchronous.append(bool(given.get("non_blocking", False)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_copy_between_host_and_device_is_there_at_once_unless_memory_is_pinned() -> None:
+    """Nobody waits for devices other than CUDA's, and an MPS device copies beside the host without pinned memory."""
+    host, device = torch.ones(3), torch.ones(3, device="meta")
+    with Copies() as seen:
+        copy_all_([(device, host)])
+    assert seen.asynchronous == [False]
+
+
 def test_what_is_put_back_is_put_back_after_an_error_too() -> None:
     tensors = [torch.ones(2), torch.ones(3, dtype=torch.float64), torch.tensor([True])]
     with pytest.raises(KeyboardInterrupt), put_back(tensors) as own:
@@ -68,3 +94,67 @@ def test_what_is_put_back_is_put_back_after_an_error_too() -> None:
             tensor.zero_()
         raise KeyboardInterrupt
     assert all(bool(tensor.all()) for tensor in tensors)
+
+
+def test_of_two_slots_that_were_saved_the_second_comes_back_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "_free", lambda device: 10**9)
+    near, far = (SGD([nn.Parameter(torch.ones(3, device=device))], lr=0.1) for device in ("cpu", "meta"))
+    kept = Snapshots()
+    for slot in (0, 1):
+        kept.keep(slot, near, None)
+    loaded = Snapshots.loaded(kept.saved(near), far)
+    assert {slot: row["weights"][0].device.type for slot, row in loaded.saved(far)} == {0: "meta", 1: "cpu"}
+
+
+def test_of_two_slots_the_second_lies_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    stays: dict[int, set[bool]] = {0: set(), 1: set()}
+    kept, optimizer = Snapshots(), SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    for slot, seen in stays.items():
+        monkeypatch.setattr(
+            snapshots,
+            "copied",
+            lambda value, old, near, pairs, seen=seen: seen.add(near) or copied(value, old, near, pairs),
+        )
+        kept.keep(slot, optimizer, None)
+    assert stays == {0: {True}, 1: {False}}
+
+
+def test_a_snapshot_that_is_retired_goes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing in a tensor of this device that could be copied."""
+    monkeypatch.setattr(snapshots, "_free", lambda device: 10**9)
+    monkeypatch.setattr(Storage, "fill_", lambda self, pairs, *, beside=False: None)
+    kept, optimizer = Snapshots(host=2), SGD([nn.Parameter(torch.ones(3, device="meta"))], lr=0.1)
+    kept.keep(0, optimizer, None)
+    kept.retire(0, 2)
+    assert {slot: row["weights"][0].device.type for slot, row in kept.saved(optimizer)} == {0: "meta", 2: "cpu"}
+
+
+def test_room_is_needed_for_what_the_optimizer_remembers_or_else_for_two_moments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def has_room(self: Storage, tensors: list[Tensor]) -> bool:
+        asked.append(len(tensors))
+        return True
+
+    monkeypatch.setattr(Storage, "has_room", has_room)
+    p = nn.Parameter(torch.ones(3))
+    optimizer = SGD([p], lr=0.1, momentum=0.9)
+    Snapshots().keep(0, optimizer, None)
+    p.grad = torch.ones(3)
+    optimizer.step()
+    Snapshots().keep(0, optimizer, None)
+    assert asked == [3, 2]
+
+
+def test_snapshots_are_near_once_two_of_them_have_found_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, optimizer = Snapshots(host=2), SGD([nn.Parameter(torch.ones(3))], lr=0.1)
+    near = []
+    for slot in (0, 1):
+        monkeypatch.setattr(Storage, "has_room", lambda self, tensors: False)
+        near.append(kept.is_near(optimizer))
+        monkeypatch.setattr(Storage, "has_room", lambda self, tensors: True)
+        kept.keep(slot, optimizer, None)
+    monkeypatch.setattr(Storage, "has_room", lambda self, tensors: False)
+    assert [*near, kept.is_near(optimizer)] == [False, False, True]

@@ -225,3 +225,33 @@ def test_schedule_free(kind: str, off: float) -> None:
     assert optimizer.param_groups[0]["train_mode"]
     optimizer.eval()
     assert final_loss(model) < 3 * fixed_loss(*GOOD["AdamW" if kind.startswith("Adam") else "SGD"], STEPS)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.Adadelta])
+def test_one_without_momentum_has_none_cycled(make: Any) -> None:
+    """With "auto" and no other argument; with a number torch refuses it, and so does hdet."""
+    model = network()
+    optimizer = make(model.parameters(), lr=1e-4)
+    scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
+    assert not scheduler.cycle_momentum
+    train(model, optimizer, scheduler, range(100))
+    assert final_loss(model) < final_loss(network())
+    with pytest.raises(ValueError, match="must support momentum or beta1"):
+        hdet.OneCycleLR(make(model.parameters(), lr=1e-4), 0.1, total_steps=100)
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adam])
+def test_a_search_leaves_momentum_alone_however_it_is_made(make: Any) -> None:
+    """With OneCycleLR as with hdet.auto; a number as max_lr cycles it as torch does."""
+    for build in (
+        lambda opt: hdet.OneCycleLR(opt, "auto", total_steps=100),
+        lambda opt: hdet.auto(opt, total_steps=100),
+    ):
+        optimizer = make(network().parameters())
+        before = {name: optimizer.param_groups[0].get(name) for name in ("momentum", "betas")}
+        scheduler = build(optimizer)
+        for _ in range(5):
+            optimizer.step()
+            scheduler.step()
+        assert {name: optimizer.param_groups[0].get(name) for name in ("momentum", "betas")} == before
+    assert hdet.OneCycleLR(make(network().parameters()), 0.1, total_steps=100).cycle_momentum

@@ -74,7 +74,7 @@ def test_without_plotly_the_demo_says_so_before_it_trains(
     for command in ("demo", "ablate"):
         said = lab_here(capsys, command, "--out", tmp_path / "x")
         assert said.code == 2
-        assert "plotly is not installed; run `pip install '.[cli,report]'` in a checkout" in said.complaint
+        assert "plotly is not installed; run `pip install -e '.[cli,report]'` in the folder" in said.complaint
     assert not (tmp_path / "x").exists()
 
 

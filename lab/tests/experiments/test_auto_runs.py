@@ -54,7 +54,7 @@ def product(task: Any, optimizer: str, guess: float, *, losses: bool = True, **r
         scheduler = hdet.OneCycleLR(own, "auto", STEPS, cycle_momentum=False)
         search = scheduler._run
         search.rule = Noted(STEPS, decisions=[], **rule)
-        search._sampler = Sampler({0}, search.rule.constants)
+        search._sampler = Sampler([0], search.rule.constants)
         done = Product([], [], search.rule.decisions, 0.0)
         for t in range(STEPS):
             done.rates.append(float(own.param_groups[0]["lr"]))

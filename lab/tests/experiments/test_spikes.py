@@ -25,7 +25,7 @@ def test_an_undisturbed_run_is_a_plain_loop() -> None:
         optimizer.step()
         schedule.step()
     for way in ("nothing", "guard"):
-        assert spikes.trained("text", "none", way, 2, 10) == (task.evaluate(model)["loss"], 0, 0)
+        assert spikes.trained("text", "none", way, 2, 10) == (task.evaluate(model)["loss"], 0, 0, 0)
 
 
 def test_a_step_is_skipped_whose_gradient_is_far_longer_than_usual() -> None:
@@ -58,10 +58,25 @@ def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert rows["none", "guard"]["ratios"] == [1.0]
     assert rows["overflow", "nothing"]["ratios"] == [math.inf]
     assert rows["overflow", "guard"]["ratios"][0] < 2
-    assert rows["overflow", "guard"]["lost"] == [8]
-    assert (content["steps"], content["undisturbed_runs"], content["false_alarms"]) == (40, 1, 0)
+    assert rows["overflow", "guard"]["lost"] == [0], "the gradient was not used"
+    assert (content["steps"], content["undisturbed_runs"], content["false_alarms"]) == (40, 1, [])
     spikes.main(["--table"])
     assert "| digits | overflow | lost |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", spikes.FAMILIES)
+def test_every_family_trains_alike_with_a_guard_that_has_nothing_to_do(family: str) -> None:
+    name, ratio, left, times = spikes.alarm((family, "none", "guard", 3, 30))
+    assert (name, ratio, left, times) == (family, 1.0, 0, 0)
+
+
+def test_alarms_are_those_that_were_not_taken_back_or_cost_something() -> None:
+    runs = [("a", 1.0, 0, 1), ("a", 1.05, 0, 1), ("b", 1.3, 1, 2), ("c", 1.5, 0, 0)]
+    assert spikes.false_alarms(runs) == [
+        ("b", 1.3),
+        ("a (mean of 2)", pytest.approx(1.025, abs=1e-3)),
+        ("b (mean of 1)", pytest.approx(1.3)),
+    ]
 
 
 def test_the_page_has_the_table_of_the_file() -> None:

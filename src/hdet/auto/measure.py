@@ -6,7 +6,7 @@ Everything stays on the device until a round ends. Memory: the origin and the su
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,11 +65,12 @@ class Measure:
     """The way since the origin, and the sums over it. The formula is :mod:`hdet.auto.rule`'s.
 
     Args:
-        groups: numbers of the parameter groups whose rate is searched: the steps of others are not the rate's.
+        groups: numbers of the parameter groups whose rate is searched, the leading one first: the steps of others are
+            not the rate's.
     """
 
-    def __init__(self, groups: Collection[int]) -> None:
-        self.groups = set(groups)
+    def __init__(self, groups: Sequence[int]) -> None:
+        self.groups = list(groups)
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -180,8 +181,8 @@ class Measure:
         return [_folded(fold, own) for own in self._origin.pieces.by_place(values)]
 
     def rate(self, optimizer: Optimizer) -> Rate:
-        """That of the first group that is searched; a tensor stays on its device."""
-        return copy_rate(optimizer.param_groups[min(self.groups)]["lr"])
+        """That of the leading group; a tensor stays on its device."""
+        return copy_rate(optimizer.param_groups[self.groups[0]]["lr"])
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ class Measure:
         }
 
     @classmethod
-    def loaded(cls, saved: Mapping[str, Any] | None, groups: Collection[int], optimizer: Optimizer) -> Measure:
+    def loaded(cls, saved: Mapping[str, Any] | None, groups: Sequence[int], optimizer: Optimizer) -> Measure:
         """A new one from :meth:`saved`. What does not fit raises."""
         found = cls(groups)
         if saved is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.distributed.shards import local, local_gradient, place
-from hdet.parameters import parts_of, wide
+from hdet.parameters import leading_part, wide
 
 __all__ = ["Pieces", "Reading", "Vectors"]
 
@@ -38,7 +38,7 @@ class Reading(NamedTuple):
         """How the optimizer will read them in the step to come."""
         ascending = (group["params"] for group in optimizer.param_groups if group.get("maximize", False))
         turned = frozenset(id(p) for parameters in ascending for p in parameters)
-        scaled = parts_of(optimizer)[0]
+        scaled = leading_part(optimizer)
         return cls(turned, getattr(scaled, "grad_scale", None), getattr(scaled, "found_inf", None))
 
     def held(self, parameters: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -48,9 +48,9 @@ class Reading(NamedTuple):
     def read(self, gradient: Tensor) -> Tensor:
         """Without the scale, and zero where there will be no step. Does not synchronise."""
         if self.scale is not None:
-            gradient = gradient / self.scale.to(gradient.device, non_blocking=True)
+            gradient = gradient / self.scale.to(gradient.device)
         if self.left_out is not None:
-            gradient = torch.where(self.left_out.to(gradient.device, non_blocking=True) > 0, 0.0, gradient)
+            gradient = torch.where(self.left_out.to(gradient.device) > 0, 0.0, gradient)
         return gradient
 
     def _gradient(self, p: Tensor) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 from weakref import finalize, ref
@@ -15,7 +15,7 @@ from hdet.auto.constants import Constants
 from hdet.auto.measure import Measure
 from hdet.auto.rule import is_sampled, next_end
 from hdet.distributed.shards import is_continued
-from hdet.parameters import copies_of, is_capturing
+from hdet.parameters import copies_of, is_capturing, once_gradients_are_there
 
 Owner = TypeVar("Owner")
 Arguments: TypeAlias = tuple[Any, ...]
@@ -60,23 +60,7 @@ class StepHook:
             if mine is None or mine._inside:
                 return None
             mine._inside = True
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            if closure is None:
-                told(opt)
-                return None
-            called = False
-
-            def telling() -> Any:  # gradients are there once the closure has been called
-                nonlocal called
-                loss = closure()
-                if not called:
-                    told(opt)
-                called = True
-                return loss
-
-            if "closure" in kwargs:
-                return args, {**kwargs, "closure": telling}
-            return (args[0], telling, *args[2:]), kwargs
+            return once_gradients_are_there(args, kwargs, lambda: told(opt))
 
         def made(*_: Any) -> None:
             mine = own()
@@ -106,7 +90,7 @@ class Sampler:
         constants: of the rule; they say which steps are sampled.
     """
 
-    def __init__(self, groups: Collection[int], constants: Constants) -> None:
+    def __init__(self, groups: Sequence[int], constants: Constants) -> None:
         self._constants = constants
         self.measure = Measure(groups)
         self.made = 0

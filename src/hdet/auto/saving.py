@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from hdet.auto import rule
 from hdet.auto.measure import Measure
 from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
 from hdet.auto.search import KIND, Memory, Search
+from hdet.auto.telling import Found
 from hdet.checks import (
     STATE_VERSION,
     STATE_WORDS,
@@ -25,6 +26,8 @@ from hdet.checks import (
     number,
     pairs,
     run_state,
+    shown,
+    some_rates,
 )
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
@@ -60,9 +63,9 @@ class ResumableSearch(Search):
         check_state(state, {"searches": flag, "made": count(0), "begun": count(0)}, STATE_WORDS)
 
     @staticmethod
-    def rate_in(state: Mapping[str, Any]) -> float:
-        """The rate that was found, of a state that :meth:`check` has seen."""
-        return _loaded_memory(state).rate
+    def found_in(state: Mapping[str, Any]) -> Found:
+        """What was found, of a state that :meth:`check` has seen."""
+        return _loaded_memory(state).told
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from what :meth:`check` has seen.
@@ -113,12 +116,12 @@ class ResumableSearch(Search):
 
     def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
-        if search:
+        if has_tensors(search):
             Held.read(search, optimizer, t, self._groups, self.seat)
 
     def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
-        if search:
+        if has_tensors(search):
             held = Held.read(search, optimizer, t, self._groups, self.seat)
             self.losses, kept, self._sampler.measure, self._snapshots = held
             self.memory.found = self.found._replace(snapshots=kept)
@@ -141,21 +144,27 @@ def _saved_memory(memory: Memory) -> dict[str, Any]:
         "has_losses": memory.has_losses,
         "quiet": memory.quiet,
         "rolled_back": memory.rolled_back,
+        "peaks": list(memory.peaks),
     }
 
 
 def _check_memory(state: Mapping[str, Any]) -> None:
     """Raise unless :func:`_loaded_memory` can read it."""
     rules = {"search": pairs, "ended": count(0), "highest": number, "falling": flag, "has_losses": flag}
-    counted = {name: count(0) for name in ("quiet", "rolled_back") if name in state}  # earlier versions have none
-    check_state(state, {**rules, **counted}, STATE_WORDS)
+    later = {"quiet": count(0), "rolled_back": count(0), "peaks": _peaks_of(len(state["knobs"]))}
+    known = {name: rule for name, rule in later.items() if name in state}  # earlier versions have none
+    check_state(state, {**rules, **known}, STATE_WORDS)
     check_saved(state["search"])
 
 
 def _loaded_memory(state: Mapping[str, Any]) -> Memory:
-    counted = state.get("quiet", 0), state.get("rolled_back", 0)
+    later = state.get("quiet", 0), state.get("rolled_back", 0), list(state.get("peaks", ()))
     found = loaded(state["search"])
-    return Memory(found, state["ended"], state["highest"], state["falling"], state["has_losses"], *counted)
+    return Memory(found, state["ended"], state["highest"], state["falling"], state["has_losses"], *later)
+
+
+def _peaks_of(groups: int) -> Rule:
+    return Rule(f"a list of at most {groups} rates", lambda value: some_rates.fits(value) and len(value) <= groups)
 
 
 def saved(state: State) -> list[list[Any]]:
@@ -179,6 +188,16 @@ def loaded(search: Sequence[Sequence[Any]]) -> State:
     return State(**{**found, "phase": Phase(found["phase"]), "course": loaded_course(found["course"])})
 
 
+def has_tensors(search: Any) -> bool:
+    """Whether there is something to load in what a search held in tensors. Raises for what is no dict."""
+    if not isinstance(search, Mapping):
+        raise ArgumentError(
+            f"the state of a search does not fit this scheduler: it must be a dict, but got {shown(search)}; give what "
+            "search_state_dict() returned"
+        )
+    return len(search) > 0
+
+
 class Held(NamedTuple):
     """What a search holds in tensors, and the losses of the round so far."""
 
@@ -199,7 +218,7 @@ class Held(NamedTuple):
         }
 
     @classmethod
-    def read(cls, saved: Mapping[str, Any], optimizer: Optimizer, t: int, groups: Collection[int], seat: Seat) -> Held:
+    def read(cls, saved: Mapping[str, Any], optimizer: Optimizer, t: int, groups: Sequence[int], seat: Seat) -> Held:
         """From :meth:`saved`; raises unless it is of step ``t`` and fits the optimizer."""
         with _fitting(saved, t):
             return cls(

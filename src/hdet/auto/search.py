@@ -12,27 +12,30 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.auto.measure import Measure
 from hdet.auto.ranks import Gathered, Ranks
 from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling, StepHook
 from hdet.auto.telling import Found, Teller, lost_words, record_of
+from hdet.checks import warn_unless_by_steps
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, terms_of
 from hdet.distributed.shards import refuse_partitions
 from hdet.errors import DivergedError, ResumeWarning
 from hdet.journal.chronicle import Chronicle, Clock
-from hdet.parameters import Rate, direction, stands_still
+from hdet.parameters import Rate, direction, end_step, stands_still, with_added
 from hdet.rollback.losses import Losses
 from hdet.rollback.ruin import Block, Course
 from hdet.rollback.snapshots import START, Snapshots
 
+_Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
 _QUIET = 3
 """Rounds without a raise after which a rate counts as settled."""
@@ -60,6 +63,8 @@ class Memory:
     """Rounds in a row that have not raised the rate."""
     rolled_back: int = 0
     """How often training was rolled back."""
+    peaks: list[float] = field(default_factory=list)
+    """The schedule's highest value so far, of each parameter group."""
 
     @property
     def is_settled(self) -> bool:
@@ -70,12 +75,17 @@ class Memory:
     def told(self) -> Found:
         """What was found, for people."""
         is_kept = self.found.phase is Phase.KEPT  # the guess is: nothing is searched any more
-        return Found(self.rate, self.is_settled or is_kept, self.rolled_back)
+        return Found(self.rate, self.is_settled or is_kept, self.rolled_back, self.rates)
 
     @property
     def rate(self) -> float:
         """The peak rate that was found, of the leading group; NaN as long as no round has ended."""
         return self.highest * self.found.peak_factor if self.highest else math.nan
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The peak rate of each parameter group; none as long as no round has ended."""
+        return tuple(peak * self.found.peak_factor for peak in self.peaks)
 
     def note(self, decision: Decision) -> None:
         """A round has ended so."""
@@ -98,10 +108,20 @@ class Memory:
         sizes = gradients if self.found.phase is Phase.SEARCHING else ()
         return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
 
-    def shape(self, before: float, now: float, *, climbs: bool) -> float:
-        """The schedule over its highest value so far; 1 while it climbs, also where it falls from its first step on."""
-        self.highest = max(self.highest, before, now)
-        return 1.0 if climbs or not self.highest else now / self.highest
+    def shape(self, before: Sequence[float], now: Sequence[float], lead: int, *, climbs: bool) -> float:
+        """The schedule over its highest value so far; 1 while it climbs, also where it falls from its first step on.
+
+        Args:
+            before, now: the schedule of each parameter group. One that is new, whose peak is 0 yet, has fallen as the
+                leading one has.
+            lead: the leading group.
+            climbs: whether the schedule does.
+        """
+        fallen = (now[lead] / self.highest if self.highest else 1.0) or 1.0
+        rows = zip(self.peaks or [0.0] * len(now), before, now, strict=True)
+        self.peaks = [max(peak or value / fallen, then, value) for peak, then, value in rows]
+        self.highest = max(self.highest, before[lead], now[lead])
+        return 1.0 if climbs or not self.highest else now[lead] / self.highest
 
 
 class _Ending(NamedTuple):
@@ -133,7 +153,7 @@ class Search:
     Args:
         rule: what is decided.
         knobs: a name for each parameter group.
-        groups: numbers of the parameter groups whose rate is searched; others are left alone.
+        groups: numbers of the parameter groups whose rate is searched, the leading one first; others are left alone.
         model: its buffers are averaged, and go back with the weights; FSDP2's modules are told of written shards.
         meeting: the ranks.
         chronicle: the journal.
@@ -144,7 +164,7 @@ class Search:
         self,
         rule: Rule,
         knobs: Sequence[str],
-        groups: Collection[int],
+        groups: Sequence[int],
         model: nn.Module | None,
         meeting: Meeting,
         chronicle: Chronicle,
@@ -161,7 +181,7 @@ class Search:
         self.is_just_loaded = False
         """Between loading a checkpoint and the next step."""
         self._go_back = go_back
-        self._groups = set(groups)
+        self._groups = list(groups)
         self.ranks = Ranks(meeting, chronicle, model, self._terms())
         self._hook = StepHook()
         self._sampler = Sampler(groups, rule.constants)
@@ -170,6 +190,8 @@ class Search:
         self._teller = Teller(meeting)
         self._begins_anew = False
         """Whether the search goes on from a checkpoint without what it held in tensors."""
+        self._optimizer: Optimizer | None = None
+        """The one that trains, once it is known."""
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -189,20 +211,33 @@ class Search:
         return self.meeting.seat
 
     @property
+    def lead(self) -> int:
+        """The group whose rate stands for all: the first one that is searched."""
+        return self._groups[0]
+
+    @property
     def holds_rise(self) -> bool:
         """Whether the schedule's rising phase is held at its peak, since the search climbs by itself."""
         return self.found.phase is not Phase.KEPT
 
-    def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+    def rates(self, schedule: Sequence[_Rate], t: int) -> list[_Rate]:
         """m r(t) times the schedule; each keeps its type."""
         factor = self.found.factor(t, self.rule.constants)
         return [value * factor for value in schedule]
 
-    def grow(self, more: Sequence[str]) -> None:
-        """Parameter groups were added to the optimizer: they have the common factor."""
-        self._groups |= set(range(len(self.knobs), len(self.knobs) + len(more)))
-        self._sampler.measure.groups = set(self._groups)
-        self.knobs += more
+    def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
+        """Parameter groups were added to the optimizer: they have the common factor.
+
+        Args:
+            new: their numbers among all groups, which may move those of others.
+            knobs: a name for each group, as they are now.
+        """
+        known = [g for g in range(len(knobs)) if g not in new]
+        self._groups = [*(known[g] for g in self._groups), *new]
+        self._sampler.measure.groups = list(self._groups)
+        if self.memory.peaks:
+            self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
+        self.knobs = list(knobs)
         self.ranks.terms = self._terms()
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -210,7 +245,9 @@ class Search:
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known: no step has been made yet."""
         refuse_partitions(optimizer, _NOT_SEARCHED)
+        self._optimizer = optimizer
         self._hook.begin(optimizer, self, Search._before_step)
+        self._snapshots.watch(optimizer)
         self.ranks.begin(optimizer)
 
     def take_over(self) -> None:
@@ -262,6 +299,8 @@ class Search:
             peak: the step at which its rising phase ends.
         """
         self.meeting.step(optimizer, before)
+        if before == 0 and self.seat.replica == 0:
+            warn_unless_by_steps()
         if loss is not None:  # of a step that was counted already, unless it was replayed from a graph
             self.losses.add(loss, max(self._sampler.progress - self._sampler.is_heard, 0))
         if self.is_just_loaded:
@@ -269,8 +308,9 @@ class Search:
         self.ranks.meet(optimizer, before)
         if self.seat.size == 1:
             self.chronicle.claim(Solo(), writes=True)
-        self._hook.begin(optimizer, self, Search._before_step)  # a copy has no hook yet
         self._hook.step_is_over()
+        self._snapshots.watch(optimizer)
+        end_step(optimizer)
         self._is_finished = after >= (self.total_steps or math.inf)
         if after <= 0:  # SequentialLR sets the first rates
             self.take_over()
@@ -306,7 +346,8 @@ class Search:
         Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
         those.
         """
-        ended, clock, before, then = time.perf_counter(), Clock(), self.found, end.schedule(end.before)
+        ended, clock, then = time.perf_counter(), Clock(), end.schedule(end.before)
+        base = self.rates(then, end.before)
         with arriving(f"the end of a round, at step {end.after}"):
             self.ranks.average_buffers(end.before, Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
             measure = None if self._sampling is Sampling.NONE else self._sampler.measure
@@ -323,9 +364,18 @@ class Search:
         self.losses.reset()
         self.meeting.begin_round()
         if gathered.writer == self.meeting.group.rank:
-            schedules, found = (then, end.schedule(end.after)), self.memory.rate
+            now = end.schedule(end.after)
+            bases, schedules = (base, self.rates(now, end.after)), (then, now)
             record = record_of(
-                self.memory.rounds, gathered, evidence, decision, before, schedules, self._lead, found, clock.seconds
+                self.memory.rounds,
+                gathered,
+                evidence,
+                decision,
+                bases,
+                schedules,
+                self.lead,
+                self.memory.told,
+                clock.seconds,
             )
             self.chronicle.write({**record, "total_steps": self.total_steps}, self.knobs, ended)
         if end.after == self.total_steps:
@@ -333,21 +383,18 @@ class Search:
         self.memory.rounds += 1
         self._teller.warn_of(decision, end.after, lacks_losses=self._lacks_losses)
         ends = end.after == self.total_steps and self.holds_rise
-        self._teller.log(self.memory.told, end.after, ends=ends, settles=self.memory.is_settled and not was_settled)
+        settles = self.memory.is_settled and not was_settled
+        has_peak = "schedule" not in self.chronicle.arguments  # one of the user's own has none to be given
+        self._teller.log(self.memory.told, end.after, ends=ends, settles=settles, has_peak=has_peak)
         self.chronicle.begin_round()
 
     @property
     def _lacks_losses(self) -> bool:
         return self.found.phase is Phase.SEARCHING and not self.memory.has_losses and self.memory.rounds > 1
 
-    @property
-    def _lead(self) -> int:
-        """The group whose rate stands for all."""
-        return min(self._groups)
-
     def _take_evidence(self, end: _Ending, gathered: Gathered) -> Evidence:
         measured, steps = gathered.measured, self._sampler.progress
-        then, now = (end.schedule(t)[self._lead] for t in (end.before, end.after))
+        then, now = (end.schedule(t) for t in (end.before, end.after))
         sign = direction(end.optimizer.param_groups[g] for g in self._groups)
         if steps == 0 and measured.moved > 0:  # a graph was captured before anybody watched
             self._hook.captured = True
@@ -357,9 +404,9 @@ class Search:
             steps=steps,
             blocks=self.memory.judged(gathered.blocks, measured.gradients, sign),
             peak=end.peak,
-            shape=self.memory.shape(then, now, climbs=end.after <= end.peak),
+            shape=self.memory.shape(then, now, self.lead, climbs=end.after <= end.peak),
             moved=measured.moved if gathered.is_sound else math.inf,
-            reach=_level(measured.reach, then),
+            reach=_level(measured.reach, then[self.lead]),
             straightness=measured.straightness,
             gradients=() if measured.lost else measured.gradients,
             rates=measured.rates,
@@ -400,7 +447,8 @@ class Search:
     # -- the other ranks ----------------------------------------------------------------------------------------------
 
     def _terms(self) -> dict[str, float]:
-        return terms_of(KIND, self.knobs, [self.rule.searches, self._go_back], total_steps=self.total_steps)
+        searches, back = self.rule.searches, self._go_back
+        return terms_of(KIND, self.knobs, [], total_steps=self.total_steps, searches=searches, go_back=back)
 
     def converge(self, optimizer: Optimizer, t: int) -> None:
         """Average the buffers now, and nothing else. Collective."""
@@ -412,8 +460,27 @@ class Search:
         return self.ranks.consensus(optimizer, t)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: a copy has other tensors, so what is kept of them is left out."""
-        return {**vars(self), "_hook": StepHook(), "_snapshots": Snapshots()}
+        """For pickle and deepcopy: a copy has other tensors, so what is kept of them goes by their parameters' places.
+
+        The copy of the optimizer has no hooks.
+        """
+        state, optimizer = {**vars(self), "_hook": StepHook()}, self._optimizer
+        if optimizer is None:
+            return state
+        return {
+            **state,
+            "_snapshots": self._snapshots.saved(optimizer),
+            "measure": self._sampler.measure.saved(optimizer),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        optimizer, measure = state["_optimizer"], state.pop("measure", None)
+        vars(self).update(state)
+        if optimizer is not None:
+            self._snapshots = Snapshots.loaded(state["_snapshots"], optimizer)
+            self._sampler.measure = Measure.loaded(measure, self._groups, optimizer)
+            self._hook.begin(optimizer, self, Search._before_step)
+            self._snapshots.watch(optimizer)
 
 
 def _level(rate: float, guess: float) -> float:

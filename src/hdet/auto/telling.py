@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hdet.auto.ranks import Gathered
-from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evidence, State
+from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evidence
 from hdet.checks import users_level
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import RollCall
 from hdet.errors import SearchWarning
 from hdet.journal.chronicle import round_record
+from hdet.parameters import Rate
 
+BEGINS_ANEW = "begins a new OneCycle with that peak"
+"""What ``max_lr=`` does with a rate that was found ..."""
+REPLAYS = "replays the rates of the run step by step"
+"""... and what ``hdet.schedule_from`` does."""
 _logger = logging.getLogger("hdet")
 _NO_LOSSES = (
     "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are no "
@@ -33,26 +39,36 @@ class Found:
     """What ``max_lr="auto"`` has found so far.
 
     Args:
-        rate: the peak rate, of the first parameter group that is searched: give it as ``max_lr`` to use it again. NaN
-            as long as no round has ended.
+        rate: the peak rate, of the first parameter group that is searched. NaN as long as no round has ended.
         settled: whether it is found: the schedule has begun to fall, or nothing was raised for three rounds; also where
             the search has ended in an alarm, and the rate is the guess.
         rolled_back: how often training was rolled back to earlier weights.
+        rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added
+            in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty as long as no round
+            has ended.
 
     >>> print(Found(0.0671234, settled=True, rolled_back=1))
     found 0.067, settled, rolled back once
+    >>> print(Found(0.067, rates=(0.0, 0.067)))
+    found [0, 0.067], still searching, never rolled back
     """
 
     rate: float
     settled: bool = False
     rolled_back: int = 0
+    rates: tuple[float, ...] = ()
+
+    @property
+    def max_lr(self) -> str:
+        """The rates as ``max_lr`` takes them, for people."""
+        return listed(self.rates or (self.rate,))
 
     def __str__(self) -> str:
         if math.isnan(self.rate):
             return "found nothing yet"
         words = {0: "never rolled back", 1: "rolled back once"}
         often = words.get(self.rolled_back, f"rolled back {self.rolled_back} times")
-        return f"found {self.rate:.2g}, {'settled' if self.settled else 'still searching'}, {often}"
+        return f"found {self.max_lr}, {'settled' if self.settled else 'still searching'}, {often}"
 
 
 class Teller:
@@ -76,24 +92,38 @@ class Teller:
         if self._meeting.seat.replica == 0:
             warnings.warn(text, kind, stacklevel=users_level())
 
-    def log(self, found: Found, t: int, *, ends: bool, settles: bool) -> None:
-        """A line where the run ends, and one where the rate has settled."""
+    def log(self, found: Found, t: int, *, ends: bool, settles: bool, has_peak: bool) -> None:
+        """A line where the run ends, and one where the rate has settled.
+
+        ``has_peak``: whether the schedule is OneCycle, which is given its peaks.
+        """
         if self._meeting.seat.replica != 0:
             return
         if ends:
-            _logger.info("%s; use again: max_lr=%.2g", found, found.rate)
+            peak = f"max_lr={found.max_lr} {BEGINS_ANEW}, and " if has_peak else ""
+            _logger.info("%s; use again: %shdet.schedule_from(journal, optimizer) %s", found, peak, REPLAYS)
         elif settles:
-            _logger.info("the rate has settled at step %d: %.2g", t, found.rate)
+            _logger.info("the rate has settled at step %d: %s", t, found.max_lr)
 
 
-def found_html(found: Found, step: int, total_steps: int | None, rate: float) -> str:
+def listed(rates: Iterable[Rate]) -> str:
+    """The rates of all parameter groups in words: one number, or a list if they differ.
+
+    >>> listed([0.05, 0.05]), listed([0.0, 0.0671])
+    ('0.05', '[0, 0.067]')
+    """
+    words = [f"{float(rate):.2g}" for rate in rates]
+    return words[0] if len(set(words)) == 1 else f"[{', '.join(words)}]"
+
+
+def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable[Rate]) -> str:
     """What a notebook shows of a scheduler: plain words and a bar, in the page's own colours.
 
-    >>> print(found_html(Found(0.067, settled=True), 200, 300, 0.04))
+    >>> print(found_html(Found(0.067, settled=True), 200, 300, [0.04]))
     <div>step 200 of 300: found 0.067, settled, never rolled back; the rate is 0.04<br>
     <progress value="200" max="300"></progress></div>
     """
-    told = f"{found}; the rate is {rate:.2g}"
+    told = f"{found}; the rate is {listed(rates)}"
     if total_steps is None:
         return f"<div>step {step}, no end: {told}</div>"
     bar = f'<progress value="{step}" max="{total_steps}"></progress>'
@@ -105,10 +135,10 @@ def record_of(
     gathered: Gathered,
     evidence: Evidence,
     decision: Decision,
-    before: State,
+    bases: tuple[Sequence[float], Sequence[float]],
     schedules: tuple[list[float], list[float]],
     lead: int,
-    found: float,
+    found: Found,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The round as one record: the one model stands where replicas would, with the ranks' mean loss.
@@ -116,32 +146,32 @@ def record_of(
     Args:
         k: the number of the round.
         gathered, evidence, decision: what the ranks have shown, and what came of it.
-        before: what was known before it.
+        bases: the rates of the round's last step, and of the step after it.
         schedules: the schedule before the round's last step, and after it: where the guess is kept to, another one.
         lead: the group whose rate stands for all.
-        found: the peak rate that was found so far.
+        found: what was found so far.
         seconds: by what was done at the round's end.
     """
-    (then, now), (first, last), after = schedules, evidence.span, decision.state
-    base, knobs = _base(before, then, first), len(then)
+    (base, new_base), (then, now), knobs = map(list, bases), schedules, len(bases[0])
     finite = [loss for loss in gathered.losses if math.isfinite(loss)]
     loss = math.fsum(finite) / len(finite) if finite else math.nan
     record = round_record(
         k=k,
-        step=last,
+        step=evidence.span[1],
         roll=RollCall.alone()._replace(losses=[loss], signals=[loss], has_losses=gathered.has_losses),
         base=base,
         values=[base],
         multipliers=[[1.0] * knobs],
-        learned=[after.peak_factor] * knobs,
-        new_base=_base(after, now, last),
+        learned=[decision.state.peak_factor] * knobs,
+        new_base=new_base,
         divergence=[0.0],
         seconds=seconds,
     )
     silent = [rank for rank, own in enumerate(gathered.losses) if gathered.has_losses and not math.isfinite(own)]
     story = {"not_finite": silent, "event": decision.event, "went_back_to": decision.rolled_back_to}
     reach = math.exp(evidence.reach) * then[lead]
-    return {**record, "shape": now, "reach": reach, "found": found, **story, "alarm": decision.alarm}
+    rates = {"found": found.rate, "found_rates": list(found.rates)}
+    return {**record, "shape": now, "reach": reach, **rates, **story, "alarm": decision.alarm}
 
 
 def _warning_of(decision: Decision, step: int) -> str | None:
@@ -165,7 +195,3 @@ def lost_words(step: int, *, is_falling: bool) -> str:
         "anew; hdet.save keeps them, in a framework what hdet.integrations has for it (AutoLR, auto, keep_search), and "
         "elsewhere search_state_dict() beside state_dict()"
     )
-
-
-def _base(state: State, schedule: list[float], t: int) -> list[float]:
-    return [value * state.factor(t) for value in schedule]

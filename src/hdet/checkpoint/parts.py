@@ -91,8 +91,8 @@ def _check_optimizer(name: str, optimizer: Optimizer, state: Any) -> None:
     theirs = [len(group["params"]) for group in groups]
     if mine != theirs:
         raise ArgumentError(
-            f"the checkpoint's state of {name!r} has groups of {theirs} parameters, but here they are {mine}; build "
-            "the optimizer as it was when it was saved"
+            f"the checkpoint's state of {name!r} has groups of {shown(theirs)} parameters, but here they are "
+            f"{shown(mine)}; build the optimizer as it was when it was saved"
         )
     check_memory(name, optimizer, state)
 
@@ -170,7 +170,7 @@ def _fault(expected: Memory, found: Any, kind: Kind, p: Tensor) -> str | None:
         return f"it remembers {type(found).__name__} and no dict"
     lost = sorted(str(key) for key, value in expected.items() if value is not None and key not in found)
     if lost:
-        return f"it remembers no {lost}, only {sorted(map(str, found))}"
+        return f"it remembers no {lost}, only {shown(sorted(map(str, found)))}"
     wrong = [str(key) for key, value in expected.items() if key in found and not _alike(value, found[key], kind, p)]
     return f"it remembers other {wrong} than belong to the shape {tuple(p.shape)}" if wrong else None
 

@@ -18,8 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.auto.search import Search
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.checkpoint.parts import check_fits
-from hdet.checks import check_state, fields, must_be
-from hdet.distributed.group import ReplicaGroup, arriving, connect
+from hdet.checks import check_state, fields, must_be, shown
+from hdet.distributed.group import ReplicaGroup, arriving, connect, find_seat
+from hdet.distributed.presence import presence
 from hdet.distributed.shards import is_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
@@ -62,8 +63,9 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         parts: objects with ``state_dict()`` and ``load_state_dict()``: model, optimizer, scheduler, GradScaler; or
             plain values: tensors, numbers, texts, None, and lists and dicts of them.
     """
-    group = connect(None)
-    file = _together(group, f"hdet.save({str(path)!r})", lambda: _checked(path, keep, search, parts))
+    what = f"hdet.save({shown(str(path))})"
+    group = _meet(what)
+    file = _together(group, what, lambda: _checked(path, keep, search, parts))
     with ExitStack() as inside:
         for scheduler in _schedulers(parts).values():
             if not scheduler._run.meeting.in_consensus:
@@ -95,8 +97,8 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
     Returns:
         The plain values.
     """
-    group = connect(None)
-    what = f"hdet.load({str(path)!r})"
+    what = f"hdet.load({shown(str(path))})"
+    group = _meet(what)
     found = _from_first(group, what, lambda: newest_whole(_resolved(path)))
     if found.faults and group.rank == 0:
         text = f"{'; '.join(found.faults)}: went back to {found.file}, which was saved before"
@@ -118,7 +120,16 @@ def exists(path: str | os.PathLike[str], /) -> bool:
 
     The answer is rank 0's. It is True for a damaged file too: :func:`load` goes back to a copy, or says what is wrong.
     """
-    return _from_first(connect(None), f"hdet.exists({str(path)!r})", lambda: any(kept(_resolved(path))))
+    what = f"hdet.exists({shown(str(path))})"
+    return _from_first(_meet(what), what, lambda: any(kept(_resolved(path))))
+
+
+def _meet(what: str) -> ReplicaGroup:
+    """All ranks, which come to ``what``. It may be the first that they do together. Collective."""
+    if find_seat(None).size > 1:
+        presence().arrive(what)
+    with arriving(what):
+        return connect(None)
 
 
 def _from_first(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
@@ -164,8 +175,7 @@ def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: 
     must_be("True or False", isinstance(search, bool), "leave it out for True", search=search)
     if not parts:
         raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")
-    for name, part in _stateful(parts).items():
-        _refuse_shards(name, _tensors_in(part))
+    _refuse_sharded_parts(_stateful(parts), _searches(parts) if search else {})
     return _resolved(path)
 
 
@@ -206,20 +216,35 @@ def _content(parts: Mapping[str, Any], losses: Mapping[str, Any] | None) -> dict
     return content
 
 
+def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, Searching]) -> None:
+    """Raise if a part, or one of the searches, holds what one rank has of sharded weights.
+
+    The snapshots of a guard and the sums of a search are plain tensors. The weights that they belong to tell.
+    """
+    for name, part in parts.items():
+        _refuse_shards(name, _tensors_in(part))
+    for name, scheduler in searches.items():
+        _refuse_shards(name, _tensors_in(scheduler.optimizer))
+
+
 def _refuse_shards(name: str, tensors: Iterable[Tensor]) -> None:
     if any(map(is_sharded, tensors)):
         raise ShardedParametersError(
-            f"the part {name!r} is sharded over the ranks, and hdet.save writes what one rank holds; save it with "
-            "torch.distributed.checkpoint, to which a scheduler's state_dict() can be given too"
+            f"the part {name!r} is sharded over the ranks, and a file of hdet.save has what one rank holds; save the "
+            "model, the optimizer and the scheduler with torch.distributed.checkpoint, and what a search or a guard "
+            "holds in a file of each rank, by torch.save(scheduler.search_state_dict(), f'search-{rank}.pt') and "
+            "torch.save(guard.state_dict(), f'guard-{rank}.pt')"
         )
 
 
 def _tensors_in(part: Any) -> Iterator[Tensor]:
-    """What a part trains, as far as torch's classes tell."""
+    """What a part trains, as far as torch's classes tell, and a guard."""
     if isinstance(part, nn.Module):
         yield from part.parameters()
     elif isinstance(part, Optimizer):
         yield from (p for group in part.param_groups for p in group["params"])
+    elif isinstance(part, Guard):
+        yield from (*_tensors_in(part._optimizer), *part._model.buffers())
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -235,9 +260,10 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
     check_state(content, dict.fromkeys(("states", "values", "searches"), fields), f"the checkpoint {file}")
     states, searches = content["states"], content["searches"]
+    _refuse_sharded_parts(parts, {name: one for name, one in _searches(parts).items() if name in searches})
     for name, part in parts.items():
         if name not in states:
-            has = f"the states {sorted(states)} and the values {sorted(content['values'])}"
+            has = f"the states {shown(sorted(states))} and the values {shown(sorted(content['values']))}"
             raise ArgumentError(
                 f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
             )
@@ -295,7 +321,7 @@ def _is_stateful(name: str, part: Any) -> bool:
     if isinstance(part, type) or any(both) != all(both):
         raise ArgumentError(
             f"the part {name!r} must be an object with state_dict() and load_state_dict(), or a plain value, but got "
-            f"{part!r}; save its state_dict() under the name of a value"
+            f"{shown(part)}; save its state_dict() under the name of a value"
         )
     return all(both)
 

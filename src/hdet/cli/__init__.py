@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from hdet.errors import harmless
+from hdet.errors import INSTALL, harmless
 
 _MOVED = ("ablate", "demo", "train")
 
@@ -35,8 +35,7 @@ def check_packages(as_json: bool) -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError as missing:
-        cure = "run `pip install '.[cli,report]'` in a checkout of hdet, or `pip install 'hdet[cli,report]'`"
-        sys.exit(complain(f"the command line needs {missing.name}; {cure}", as_json, code=2))
+        sys.exit(complain(f"the command line needs {missing.name}; {INSTALL}", as_json, code=2))
 
 
 def speaks() -> bool:

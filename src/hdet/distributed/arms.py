@@ -99,7 +99,7 @@ def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, w
     axes = [known[one] for one in wanted if one in known]
     if not axes or len(set(axes)) < len(wanted):
         raise ArgumentError(
-            f"arms(mesh, dim) needs a dimension of the mesh, or several, but got dim={dim!r}; "
+            f"arms(mesh, dim) needs a dimension of the mesh, or several, but got dim={shown(dim)}; "
             f"the mesh has {tuple(names) or ranks.ndim}"
         )
     rest = [axis for axis in range(ranks.ndim) if axis not in axes]

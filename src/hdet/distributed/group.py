@@ -212,8 +212,9 @@ def arriving(what: str) -> Iterator[None]:
         raise LostReplicaError(
             f"a collective failed in {what}: {failure}\n{presence().report()}\n"
             "A rank was lost, or did not come within the process group's time-out. Look for the first error of the "
-            "ranks above, or on any of them; every rank must call step(), converge() and consensus() equally often (an "
-            "uneven loader? a skipped step?). Then start again from the last checkpoint."
+            "ranks above, or on any of them; every rank must call step(), converge(), consensus(), hdet.save(), "
+            "hdet.load() and hdet.exists() equally often (an uneven loader? a skipped step? a call on rank 0 alone?). "
+            "Then start again from the last checkpoint."
         ) from failure.__cause__
     except HdetError:  # has its own words, and all ranks have it
         raise

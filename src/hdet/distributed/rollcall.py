@@ -43,6 +43,8 @@ def terms_of(
     start: int | None = None,
     decays: bool = False,
     controller: object = None,
+    searches: bool = False,
+    go_back: bool | None = None,
 ) -> dict[str, float]:
     """Numbers that must be equal on all replicas; always the same names, since rows must have one length.
 
@@ -50,7 +52,8 @@ def terms_of(
         kind: of the run.
         knobs: compared by their words.
         parts: further settings, compared by their words.
-        total_steps, spread, sync_every, seed, start, decays, controller: as the user knows them; NaN for None.
+        total_steps, spread, sync_every, seed, start, decays, controller, go_back: as the user knows them; NaN for None.
+        searches: whether the rate is searched, which is ``auto_lr`` of a search.
     """
     return {
         "number of knobs": float(len(knobs)),
@@ -62,7 +65,8 @@ def terms_of(
         "seed": float(seed),
         "decay (0: schedule, 1: exponential)": float(decays),
         "auto_lr_start": _or_nan(start),
-        "auto_lr (0: off, 1: on)": float(controller is not None),
+        "auto_lr (0: off, 1: on)": float(searches or controller is not None),
+        "go_back (0: off, 1: on)": _or_nan(go_back),
         **{name: float(getattr(controller, name, math.nan)) for name in ("sigma", "meta_momentum", "meta_lr")},
     }
 

@@ -149,10 +149,10 @@ def check_sharded(tensors: Iterable[Tensor], *, model_is_missing: bool) -> None:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a rank holds a part of it: a DTensor, or one that :func:`refuse_flat` refuses."""
+    """Whether a rank holds a part of it: a DTensor, one that is marked, or one that :func:`refuse_flat` refuses."""
     kinds = {kind.__name__ for kind in type(tensor).__mro__}
     is_flat = bool(kinds & {"FlatParameter", "ShardedTensor"}) or getattr(tensor, "_fsdp_flattened", False)
-    return is_distributed(tensor) or is_flat
+    return is_distributed(tensor) or bool(place(tensor)) or is_flat
 
 
 class Partitioned(Optimizer):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.checks import is_finite, is_one_of, must_be
+from hdet.checks import is_finite, is_one_of, must_be, shown
 from hdet.errors import ArgumentError
 
 FACTOR_LIMITS = (1e-15, 1e15)
@@ -46,7 +46,7 @@ class Scale(NamedTuple):
     def check_base(self, base: float, knob: str) -> None:
         """Raise for a base value that this coordinate cannot hold."""
         if not math.isfinite(base):
-            raise ArgumentError(f"the base value of knob {knob!r} must be finite, but got {base!r}; set it first")
+            raise ArgumentError(f"the base value of knob {knob!r} must be finite, but got {shown(base)}; set it first")
         if (self.name == "relative" and base == 0) or (self.name == "log" and base <= 0):
             raise ArgumentError(
                 f"the base value of knob {knob!r} is {base!r}, which scale={self.name!r} cannot move away from; start "
@@ -134,13 +134,14 @@ class KnobSpec:
     def __post_init__(self) -> None:
         if not (is_finite(self.spread) and self.spread >= 0):
             raise ArgumentError(
-                f"spread of knob {self.name!r} must be a finite number, at least 0, but got spread={self.spread!r}; "
-                "it is the distance of the outermost replicas from the base, in the knob's scale"
+                f"spread of knob {self.name!r} must be a finite number, at least 0, but got "
+                f"spread={shown(self.spread)}; it is the distance of the outermost replicas from the base, in the "
+                "knob's scale"
             )
         if self.scale.name == "relative" and self.spread > 1:
             raise ArgumentError(
                 f"spread of knob {self.name!r} must be at most 1 on the relative scale, but got "
-                f'spread={self.spread!r}; use scale="log" for wider spreads'
+                f'spread={shown(self.spread)}; use scale="log" for wider spreads'
             )
         low, high = self.bounds
         if not low < high or not self.scale.fits(self.spread, self.bounds):

@@ -111,7 +111,7 @@ def optimizer(
         entries = value if isinstance(value, (list, tuple)) else [value]
         if isinstance(value, (list, tuple)) != (index is not None) or not (index is None or 0 <= index < len(entries)):
             raise ArgumentError(
-                f"{field} is {value!r}; give index= (from 0 to {len(entries) - 1}) where it has several entries, "
+                f"{field} is {shown(value)}; give index= (from 0 to {len(entries) - 1}) where it has several entries, "
                 "and only there"
             )
         if not _is_number(entries[index or 0]):
@@ -122,7 +122,7 @@ def optimizer(
     values = {_group_field(optimizer, [i], field, index)[0]() for i in indices}
     if len(values) > 1:
         raise ArgumentError(
-            f"one knob has one base value, but {field} is {sorted(values)} in groups {indices}; "
+            f"one knob has one base value, but {field} is {shown(sorted(values))} in groups {indices}; "
             "call hdet.knobs.optimizer once for each of them, with groups=[...]"
         )
     where = "" if groups is None else ",".join(_group_name(optimizer, i) for i in indices)
@@ -161,7 +161,7 @@ def module(
     values = {float(getattr(m, attribute)) for m in modules}
     if len(values) > 1:
         raise ArgumentError(
-            f"one knob has one base value, but {attribute} is {sorted(values)} in the chosen modules; "
+            f"one knob has one base value, but {attribute} is {shown(sorted(values))} in the chosen modules; "
             "choose those that share a value, and call hdet.knobs.module once for each value"
         )
     label = which if isinstance(which, str) else type(modules[0]).__name__

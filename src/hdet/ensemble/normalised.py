@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hdet.checks import is_finite, must_be
+from hdet.checks import is_finite, must_be, shown
 from hdet.ensemble.published import Update
 from hdet.errors import ArgumentError
 
@@ -134,8 +134,8 @@ class Normalised:
         values = (self.shortest, self.step, self.longest)
         if not (all(is_finite(v) for v in values) and 0 < self.shortest <= self.step <= self.longest):
             raise ArgumentError(
-                f"steps must satisfy 0 < shortest <= step <= longest, but got shortest={self.shortest!r}, "
-                f"step={self.step!r}, longest={self.longest!r}; they are lengths in units of the spread"
+                f"steps must satisfy 0 < shortest <= step <= longest, but got shortest={shown(self.shortest)}, "
+                f"step={shown(self.step)}, longest={shown(self.longest)}; they are lengths in units of the spread"
             )
         fits = is_finite(self.caution) and self.caution >= 0
         cure = "it is the |t| below which nothing moves, 2 by default"

@@ -48,7 +48,7 @@ def _one_number(loss: Any, name: str, function: object) -> Tensor:
     if isinstance(loss, Real):
         return torch.tensor(float(loss), dtype=torch.float64)
     cure = "end it with `return loss`" if loss is None else "reduce it first, for instance by mean()"
-    raise ArgumentError(f"{name} must return one real number, but {function!r} returned {shown(loss)}; {cure}")
+    raise ArgumentError(f"{name} must return one real number, but {shown(function)} returned {shown(loss)}; {cure}")
 
 
 class ProbeBatch:

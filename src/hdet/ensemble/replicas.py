@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.checks import check_run, run_state, users_level
+from hdet.checks import check_run, run_state, users_level, warn_unless_by_steps
 from hdet.distributed.group import ReplicaGroup, Seat, Solo, arriving, connect_alike
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, RollCall, Shown
@@ -126,6 +126,8 @@ class Replicas:
             floors: the schedule's lowest value of each knob.
         """
         self.meeting.step(optimizer, before)
+        if before == 0 and self.seat.replica == 0:
+            warn_unless_by_steps()
         if loss is not None:
             self.losses.add(loss)
         if self.is_just_loaded:

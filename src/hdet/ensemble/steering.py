@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from hdet.checks import STATE_WORDS, Rule, check_alike, check_state, in_pairs, maybe, numbers, pairs
+from hdet.checks import STATE_WORDS, Rule, check_alike, check_state, in_pairs, maybe, numbers, pairs, shown
 from hdet.distributed.group import Seat
 from hdet.distributed.rollcall import RollCall, terms_of
 from hdet.ensemble.bases import SETTINGS, Bases, Decaying, Settings
@@ -115,7 +115,7 @@ def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: in
         return controller, begin._replace(**check_alike(saved["controller_state"], begin._asdict(), what))
     if controller is None or type(controller).__name__ != name:
         raise ArgumentError(
-            f"the checkpoint was written with a controller {name}, but here it is {here!r}; "
+            f"the checkpoint was written with a controller {name}, but here it is {shown(here)}; "
             f"build it with auto_lr={name}(...) or controller={name}(...) before loading"
         )
     try:
@@ -254,7 +254,7 @@ class Steering:
         update = controller.update(self.bases.controller, signals, offsets)
         if len(update.moves) != len(self.specs) or not all(map(math.isfinite, update.moves)):
             raise ArgumentError(
-                f"a controller must return one finite move per knob, here {len(self.specs)}, but {controller!r} "
+                f"a controller must return one finite move per knob, here {len(self.specs)}, but {shown(controller)} "
                 f"returned {update.moves} for the signals {signals}; correct its update()"
             )
         return update

@@ -14,13 +14,17 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
+from hdet.checks import shown
 from hdet.errors import ArgumentError
-from hdet.integrations.searches import read_search, write_search
+from hdet.integrations.lengths import lengths_in
+from hdet.integrations.searches import read_guard, read_search, write_guard, write_search
+from hdet.parameters import unwrapped
+from hdet.rollback import guard as rollback
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 
-__all__ = ["Accelerator", "PreparedScheduler", "keep_search", "prepare"]
+__all__ = ["Accelerator", "Guard", "PreparedScheduler", "keep_search", "prepare"]
 
 HdetScheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
 _SCHEDULERS = (OneCycleLR, ScheduledSearch, Ensemble)
@@ -61,7 +65,7 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
     """
     if not (hasattr(accelerator, "sync_gradients") and callable(getattr(accelerator, "prepare_scheduler", None))):
         raise ArgumentError(
-            f"accelerator must be an accelerate.Accelerator, but got {accelerator!r}; call "
+            f"accelerator must be an accelerate.Accelerator, but got {shown(accelerator)}; call "
             "prepare(accelerator, scheduler)"
         )
     engine = getattr(getattr(accelerator, "distributed_type", None), "value", None)
@@ -77,8 +81,8 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
         )
     if not isinstance(scheduler, (*_SCHEDULERS, PreparedScheduler)):
         raise ArgumentError(
-            f"scheduler must be an hdet.OneCycleLR, what hdet.auto makes or an hdet.Ensemble, but got {scheduler!r}; "
-            "give other schedulers to accelerator.prepare(...)"
+            f"scheduler must be an hdet.OneCycleLR, what hdet.auto makes or an hdet.Ensemble, but got "
+            f"{shown(scheduler)}; give other schedulers to accelerator.prepare(...)"
         )
     prepared = scheduler if isinstance(scheduler, PreparedScheduler) else PreparedScheduler(accelerator, scheduler)
     accelerator.prepare_scheduler(prepared)  # for save_state and load_state
@@ -104,20 +108,77 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     scheduler = getattr(prepared, "scheduler", None)
     if not isinstance(scheduler, _SCHEDULERS):
         raise ArgumentError(
-            f"keep_search() takes what accelerator.prepare(...) has made of an hdet scheduler, but got {prepared!r}; "
-            "give it that scheduler after accelerator.prepare(...)"
+            f"keep_search() takes what accelerator.prepare(...) has made of an hdet scheduler, but got "
+            f"{shown(prepared)}; give it that scheduler after accelerator.prepare(...)"
         )
     folders: list[str] = []
     load = prepared.load_state_dict
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:
-        load(state_dict)
+        give = (
+            "make the scheduler with total_steps={steps} before it is prepared, and call accelerator.load_state again"
+        )
+        hold = "a scheduler without total_steps, and scheduler.finish(steps) before it ends"
+        with lengths_in("total_steps of the scheduler", give, hold):
+            load(state_dict)
         while folders:  # Accelerate has loaded the optimizer by now
             read_search(folders.pop(), scheduler)
 
     prepared.load_state_dict = load_state_dict
     accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_search(folder, scheduler))
     accelerator.register_load_state_pre_hook(lambda models, folder: folders.append(folder))
+
+
+class Guard:
+    """:class:`hdet.Guard` in a loop of Accelerate: it rolls training back if it is ruined.
+
+    .. code-block:: python
+
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        guard = Guard(accelerator, optimizer, model)
+        ...
+            optimizer.step()
+            guard.step(loss)
+
+    It counts optimizer steps: with accumulation it judges the mean loss of the batches of a step. ``save_state`` and
+    ``load_state`` include it, each rank's own part if weights are sharded: make it before ``load_state``.
+
+    Args:
+        accelerator: the ``accelerate.Accelerator`` of the loop.
+        optimizer, model: those that ``accelerator.prepare`` returned.
+        options: further arguments of :class:`hdet.Guard`.
+    """
+
+    def __init__(self, accelerator: Accelerator, optimizer: Any, model: Any, **options: Any) -> None:
+        if not hasattr(accelerator, "sync_gradients"):
+            raise ArgumentError(
+                f"accelerator must be an accelerate.Accelerator, but got {accelerator!r}; call "
+                "Guard(accelerator, optimizer, model)"
+            )
+        guard, inner = rollback.Guard(optimizer, model, **options), unwrapped(optimizer)
+        self.guard = guard
+        self._accelerator = accelerator
+        self._losses: list[float | Tensor] = []
+        accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_guard(folder, guard, inner))
+        accelerator.register_load_state_pre_hook(lambda models, folder: read_guard(folder, guard, inner))
+
+    def step(self, loss: float | Tensor | None = None) -> None:
+        """Call it after every ``optimizer.step()``, on all ranks. A step counts where gradients were synchronised."""
+        if loss is not None:
+            self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+        if self._accelerator.sync_gradients:
+            losses, self._losses = self._losses, []
+            self.guard.step(sum(losses) / len(losses) if losses else None)
+
+    @property
+    def times(self) -> int:
+        """As in :class:`hdet.Guard`."""
+        return self.guard.times
+
+    @property
+    def factor(self) -> float:
+        """As in :class:`hdet.Guard`."""
+        return self.guard.factor
 
 
 class PreparedScheduler:

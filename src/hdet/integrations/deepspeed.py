@@ -55,7 +55,7 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
         engine: made by ``deepspeed.initialize`` without ``lr_scheduler`` and without a scheduler in its config.
         total_steps: optimizer steps of the run.
         more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``go_back``, those of
-            :class:`hdet.OneCycleLR`. Momenta are not cycled unless ``cycle_momentum=True``.
+            :class:`hdet.OneCycleLR`. Momenta are not cycled.
     """
     scheduler = auto_of(optimizer_of(engine), total_steps=total_steps, **{"model": engine.module, **more})
     engine.lr_scheduler = scheduler

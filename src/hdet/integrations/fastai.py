@@ -28,7 +28,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         learn.fit_one_cycle(5, cbs=AutoLR())
 
     ``lr_max`` is a guess that may be far off. hdet's schedule replaces that of ``fit_one_cycle``, ``fit_flat_cos`` and
-    similar methods. fastai's own optimizers are not torch optimizers: use ``OptimWrapper``.
+    similar methods. fastai's own optimizers are not torch optimizers: use ``OptimWrapper``. With
+    ``GradientAccumulation`` the run has as many steps as the optimizer makes.
 
     Args:
         options: further arguments of :func:`hdet.auto`: ``journal``, ``go_back``, ``schedule``; without ``schedule``
@@ -62,12 +63,12 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
             raise ArgumentError(
                 "AutoLR begins a search at the first epoch, but this fit was given a start_epoch; leave start_epoch out"
             )
+        steps = self.options.get("total_steps") or _optimizer_steps(self.learn)
         schedules = importlib.import_module("fastai.callback.schedule").ParamScheduler
         for callback in self.learn.cbs:
             if isinstance(callback, schedules):
                 callback.scheds = {}
-        steps = self.learn.n_epoch * len(self.learn.dls.train)
-        self.scheduler = auto(optimizer, **{"model": self.learn.model, "total_steps": steps, **self.options})
+        self.scheduler = auto(optimizer, **{"model": self.learn.model, **self.options, "total_steps": steps})
 
     def after_step(self) -> None:
         """The optimizer has stepped."""
@@ -83,3 +84,25 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """Whether this is ``lr_find`` or ``get_preds``, which make no run."""
         self.scheduler = None
         return hasattr(self.learn, "lr_finder") or hasattr(self.learn, "gather_preds")
+
+
+def _optimizer_steps(learn: Any) -> int:
+    """Of the fit that begins: ``GradientAccumulation`` lets the optimizer step once enough samples were seen."""
+    loader = learn.dls.train
+    kind = importlib.import_module("fastai.callback.training").GradientAccumulation
+    enough = max((callback.n_acc for callback in learn.cbs if isinstance(callback, kind)), default=None)
+    if enough is None:
+        return int(learn.n_epoch * len(loader))
+    size = getattr(loader, "bs", getattr(loader, "batch_size", None))
+    if size is None:
+        raise ArgumentError(
+            f"AutoLR counts optimizer steps, which GradientAccumulation({enough}) makes by samples, but the batch size "
+            f"of a {type(loader).__name__} is not known; give AutoLR(total_steps=...), the number of optimizer steps"
+        )
+    samples = len(loader.dataset)
+    steps = seen = 0
+    for batch in list(range(len(loader))) * learn.n_epoch:
+        seen += min(size, samples - batch * size)
+        if seen >= enough:
+            steps, seen = steps + 1, 0
+    return steps

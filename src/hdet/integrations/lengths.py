@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hdet.checks import is_int, must_be
 from hdet.errors import ArgumentError
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.plan import Plan
+from hdet.schedulers.plan import LengthError, Plan
 
 
 def check_length(planned: float, scheduler: OneCycleLR, arguments: str) -> None:
@@ -29,6 +31,26 @@ def check_length(planned: float, scheduler: OneCycleLR, arguments: str) -> None:
         f"the trainer is to make {planned} steps, but the {'restored ' if restored else ''}schedule ends at step "
         f"{scheduler.total_steps}; {cure}"
     )
+
+
+@contextmanager
+def lengths_in(arguments: str, resume: str, hold: str) -> Iterator[None]:
+    """Inside a checkpoint is loaded. If its run cannot have the length that is given, the error says it so.
+
+    Args:
+        arguments: those that give the length here.
+        resume: what to do if the run must have ``{steps}`` steps.
+        hold: what holds the rate until shortly before a run ends, so that it can be extended until then.
+    """
+    try:
+        yield
+    except LengthError as error:
+        anew = f"load only the weights, and begin a new run; the peak rate that was found is {error.max_lr}"
+        cure = "give more" if error.needed is None else f"{resume.format(steps=error.needed)}, or {anew}"
+        raise ArgumentError(
+            f"the steps given by {arguments} must be {error.must}, but are {error.got}; {cure}. A run that is to be "
+            f"extended, or shortened, at any step needs {hold}"
+        ) from None
 
 
 class Ending:

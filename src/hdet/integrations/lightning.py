@@ -16,17 +16,28 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hdet.auto.saving import ResumableSearch
+from hdet.checks import not_by_steps
 from hdet.errors import ArgumentError, ResumeWarning
-from hdet.integrations.lengths import Ending, check_length
+from hdet.integrations.lengths import Ending, check_length, lengths_in
 from hdet.integrations.lightning_story import Story, part_of_lightning
-from hdet.integrations.searches import NAME, holds_parts, read_search, search_of, write_search
+from hdet.integrations.searches import (
+    NAME,
+    guard_state,
+    holds_parts,
+    read_search,
+    search_of,
+    warn_of_no_guard,
+    write_search,
+)
 from hdet.journal import Journals, open_journal
+from hdet.rollback import guard as rollback
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 from hdet.schedulers.several import auto
 
-__all__ = ["AutoLR"]
+__all__ = ["AutoLR", "Guard"]
 
 Scheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
 
@@ -98,12 +109,23 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """While the module holds the mean of the replicas: what puts each one's own weights back."""
         self._restored: Mapping[str, Any] = {}
         """The search of a checkpoint, until all else of it is loaded."""
+        self._state: dict[str, Any] | None = None
+        """The state of its scheduler, until Lightning loads it."""
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
+    @property
+    def state_key(self) -> str:
+        """What Lightning asks for in a warning if a checkpoint of ours is resumed without this callback."""
+        return "hdet.integrations.lightning.AutoLR (without it the learning rate stays as it was saved)"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of it stands in a checkpoint: not empty, or Lightning would not miss it."""
+        return {"scheduler": type(self.scheduler).__name__}
+
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Also save what the search holds in tensors. Collective, but after an exception."""
-        if self.scheduler is not None and not holds_parts(self.scheduler):
+        if self.scheduler is not None and not holds_parts(self.scheduler.optimizer):
             search = search_of(self.scheduler, alone="save_checkpoint" not in vars(trainer))
             checkpoint.update({NAME: search} if search else {})
 
@@ -117,6 +139,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
                 "only; load its weights into the module before fit(), or leave AutoLR out"
             )
         self._restored = checkpoint.get(NAME, {})
+        self._state = checkpoint["lr_schedulers"][0]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Add a scheduler, or find the user's: optimizers are there, and nothing is restored yet."""
@@ -141,13 +164,25 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.ending is not None:
             self.ending.check(self.scheduler)
             self._min_steps = trainer.fit_loop.epoch_loop.min_steps
+        state, self._state = self._state, None
+        if state is not None and self.story is not None:
+            with lengths_in(*self._length_words, "AutoLR(finish=...)"):
+                self.scheduler.check_state_dict(state)
         self._save_together(trainer)
+
+    @property
+    def _length_words(self) -> tuple[str, str]:
+        """What gives the run's length, and how to give that of a checkpoint."""
+        if self.onecycle.get("total_steps") is not None:
+            return "total_steps of AutoLR", "resume with AutoLR(total_steps={steps})"
+        give = "resume with Trainer(max_steps={steps}), or the max_epochs that make as many"
+        return "max_steps and max_epochs of the trainer", give
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on with a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
         restored, self._restored = self._restored, {}
         if isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)) and trainer.ckpt_path:
-            if holds_parts(self.scheduler):
+            if holds_parts(self.scheduler.optimizer):
                 _read_parts(trainer.ckpt_path, self.scheduler)
             else:
                 self.scheduler.load_search_state_dict(restored)
@@ -204,17 +239,9 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
             trainer.should_stop = False
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        """Give the scheduler the loss that ``training_step`` returned.
-
-        Lightning has divided it by the batches that are accumulated, and a GradScaler has multiplied it. Later hooks
-        come after the scheduler's step.
-        """
-        value = loss.detach() * trainer.accumulate_grad_batches
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is not None:
-            value = value / scaler.scale(torch.ones_like(value))
+        """Give the scheduler the loss that ``training_step`` returned: later hooks come after the scheduler's step."""
         if self.scheduler is not None:
-            self.scheduler.observe(value)
+            self.scheduler.observe(_returned(trainer, loss))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Replicas that train apart are validated as one model."""
@@ -231,8 +258,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.scheduler is not None:
             self.scheduler.converge()
         if self.story is not None:
-            group = trainer.optimizers[0].param_groups[0]
-            self.story.conclude(float(group["max_lr" if isinstance(self.scheduler, OneCycleLR) else "initial_lr"]))
+            name = "max_lr" if isinstance(self.scheduler, OneCycleLR) else "initial_lr"
+            self.story.conclude([float(group.get(name, group["lr"])) for group in trainer.optimizers[0].param_groups])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Other ranks may have seen no exception: from here on nothing waits for them."""
@@ -254,7 +281,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
                 if scheduler is not None and self._together is None:
                     stack.enter_context(scheduler.consensus())
                 save(trainer, filepath, weights_only, *args, **kwargs)
-            if scheduler is not None and not weights_only and holds_parts(scheduler):
+            if scheduler is not None and not weights_only and holds_parts(scheduler.optimizer):
                 folder = trainer.strategy.broadcast(str(filepath) if Path(filepath).is_dir() else None)
                 if folder is not None:
                     write_search(folder, scheduler)
@@ -263,7 +290,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 
     def _leave(self, trainer: Any) -> None:
         self._apart()
-        self._restored = {}
+        self._restored, self._state = {}, None
         vars(trainer).pop("save_checkpoint", None)
         if self.ending is not None:
             trainer.fit_loop.epoch_loop.min_steps = self._min_steps
@@ -272,6 +299,98 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         together, self._together = self._together, None
         if together is not None:
             together.close()
+
+
+class Guard(_Callback):  # type: ignore[misc]  # the type of an optional package
+    """:class:`hdet.Guard` in a trainer of Lightning: it rolls training back if it is ruined, at any schedule.
+
+    .. code-block:: python
+
+        trainer = Trainer(max_epochs=10, callbacks=[Guard(every=50)])
+
+    It judges the mean loss of the batches of every optimizer step. Lightning's checkpoints have it, and
+    ``fit(ckpt_path=...)`` goes on with it; not if weights are sharded, where it begins anew.
+
+    Args:
+        options: ``every``, ``factor``, ``recover`` and ``most`` of :class:`hdet.Guard`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        if not _CALLBACKS:
+            raise ModuleNotFoundError("Guard needs Lightning, which is not installed: pip install lightning")
+        super().__init__()
+        self.options = options
+        self.guard: rollback.Guard | None = None
+        """There once ``fit`` has begun."""
+        self._optimizer: Any = None
+        self._restored: Mapping[str, Any] | None = None
+        self._losses: list[Tensor] = []
+        """Of the batches since the last step of the optimizer ..."""
+        self._made = 0
+        """... and how many steps it had made then."""
+        self._is_alone = False
+        """Whether other ranks may not be there any more, since this one has seen an exception."""
+
+    @property
+    def state_key(self) -> str:
+        """What Lightning asks for in a warning if a checkpoint of ours is resumed without this callback."""
+        return "hdet.integrations.lightning.Guard"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers and snapshots. Collective, but after an exception."""
+        if self.guard is None or holds_parts(self._optimizer):
+            return {"guard": None}
+        return {"guard": self.guard.state_dict() if self._is_alone else guard_state(self.guard)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Optimizers are not restored yet: it is loaded when training starts."""
+        self._restored = state_dict
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Make the guard: optimizers are there."""
+        if len(trainer.optimizers) != 1:
+            raise ArgumentError(
+                f"Guard watches the steps of one optimizer, but configure_optimizers returned {trainer.optimizers}; "
+                "return one, or call hdet.Guard(optimizer, module) of one of them and its step(loss) in training_step"
+            )
+        self._optimizer = trainer.optimizers[0]
+        self.guard = rollback.Guard(self._optimizer, pl_module, **self.options)
+        self._losses, self._is_alone = [], False
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Go on with a guard that was restored."""
+        restored, self._restored, self._made = self._restored, None, trainer.global_step
+        state = (restored or {}).get("guard")
+        if self.guard is not None and state is not None:
+            self.guard.load_state_dict(state)
+        elif trainer.ckpt_path:
+            warn_of_no_guard(trainer.ckpt_path)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Keep the loss that ``training_step`` returned."""
+        self._losses.append(_returned(trainer, loss))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count a step, if the optimizer has made one. Where a round ends, a collective."""
+        if trainer.global_step > self._made and self.guard is not None:
+            losses, self._losses, self._made = self._losses, [], trainer.global_step
+            self.guard.step(sum(losses) / len(losses) if losses else None)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Other ranks may have seen no exception: from here on nothing waits for them."""
+        self._is_alone = True
+
+
+def _returned(trainer: Any, loss: Tensor) -> Tensor:
+    """The loss that ``training_step`` returned.
+
+    Lightning has divided it by the batches that are accumulated, and a GradScaler has multiplied it.
+    """
+    value: Tensor = loss.detach() * trainer.accumulate_grad_batches
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is not None:
+        value = value / scaler.scale(torch.ones_like(value))
+    return value
 
 
 def _read_parts(path: str, scheduler: Scheduler) -> None:
@@ -327,14 +446,10 @@ def _hdet_scheduler(configs: list[Any]) -> Scheduler:
             f"AutoLR needs one schedule whose rates are known in advance, but configure_optimizers returned "
             f"{', '.join(names)}; return only the optimizer, or with it one scheduler of torch or of hdet"
         )
-    config = configs[0]
-    if config.interval != "step" or config.frequency != 1:
-        raise ArgumentError(
-            f"hdet counts optimizer steps, but Lightning steps the scheduler by interval={config.interval!r}, "
-            f'frequency={config.frequency}; return {{"optimizer": optimizer, "lr_scheduler": {{"scheduler": '
-            'scheduler, "interval": "step"}}'
-        )
-    found: Scheduler = config.scheduler
+    words = not_by_steps(configs[0])
+    if words is not None:
+        raise ArgumentError(words)
+    found: Scheduler = configs[0].scheduler
     return found
 
 
@@ -352,8 +467,8 @@ def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
 
 
 def _rate(scheduler: Scheduler | None) -> float | Tensor:
-    """The base rate of the first parameter group."""
+    """The base rate of the first parameter group, of a search that of the first one that is searched."""
     if isinstance(scheduler, (OneCycleLR, ScheduledSearch)):
-        return scheduler.base_lrs_now[0]
+        return scheduler.base_lrs_now[scheduler._run.lead if isinstance(scheduler._run, ResumableSearch) else 0]
     rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"] if scheduler is not None else math.nan
     return rate

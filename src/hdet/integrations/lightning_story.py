@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hdet.auto.telling import listed
 from hdet.journal import open_journal
 
 _KEPT = "kept to the guess"
@@ -36,17 +37,19 @@ class Story:
             loggers.write(self._header)
             loggers.write(record)
         if record["event"]:
-            self._say(f"step {step}: {record['event']}; the rate is {record['base'][0]:.3g}")
+            self._say(f"step {step}: {record['event']}; the rate is {listed(record['base'])}")
         if str(record["event"]).startswith(_KEPT):
             self._kept = record["event"]
 
-    def conclude(self, guess: float) -> None:
-        """Say what rate was found. The guess is that of the first run: one that goes on may have been given another."""
+    def conclude(self, guesses: Sequence[float]) -> None:
+        """Say what rates were found.
+
+        ``guesses``: of the parameter groups, in the first run: one that goes on may have been given others.
+        """
         if self._last is None:
             return
-        factor = float(self._last["learned"][0])
-        found = f"found the rate {guess * factor:.3g}, from a guess of {guess:.3g}"
-        self.verdict = f"{self._kept} ({guess:.3g})" if self._kept else found
+        found = f"found the rate {listed(self._last['found_rates'])}, from a guess of {listed(guesses)}"
+        self.verdict = f"{self._kept} ({listed(guesses)})" if self._kept else found
         self._say(self.verdict)
 
     def _say(self, words: str) -> None:

@@ -1,4 +1,4 @@
-"""A search in a framework's checkpoint, where frameworks save ``state_dict()`` alone.
+"""A search, or a guard, in a framework's checkpoint, where frameworks save ``state_dict()`` alone.
 
 Where all ranks hold the same weights one of them writes for all. Where they hold parts each writes its own.
 """
@@ -17,11 +17,14 @@ from hdet.distributed.group import connect
 from hdet.distributed.shards import place
 from hdet.errors import ResumeWarning
 from hdet.files import replacing
+from hdet.rollback.guard import Guard
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 
 NAME = "hdet_search"
 """What a search is called in a checkpoint of all ranks."""
+GUARD = "hdet_guard"
+"""The same of a guard."""
 
 
 def search_of(scheduler: Any, *, alone: bool = False) -> dict[str, Any]:
@@ -35,17 +38,16 @@ def search_of(scheduler: Any, *, alone: bool = False) -> dict[str, Any]:
     return found
 
 
-def holds_parts(scheduler: Any) -> bool:
+def holds_parts(optimizer: Any) -> bool:
     """Whether a rank holds parts of the weights: FSDP2, ZeRO."""
-    return any(place(p) for group in scheduler.optimizer.param_groups for p in group["params"])
+    return any(place(p) for group in optimizer.param_groups for p in group["params"])
 
 
 def write_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
     """Write a search into the folder of a checkpoint; no file is left by half. Collective."""
-    search, group = search_of(scheduler), connect(None)
-    if search and (group.rank == 0 or holds_parts(scheduler)):
-        with replacing(_file(folder, scheduler)) as draft:
-            torch.save(search, draft)
+    search = search_of(scheduler)
+    if search:
+        _write(_file(folder, scheduler.optimizer), search, scheduler.optimizer)
 
 
 def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
@@ -55,23 +57,69 @@ def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
     """
     if not (isinstance(scheduler, (OneCycleLR, ScheduledSearch)) and scheduler._run.is_just_loaded):
         return
-    file, group = _file(folder, scheduler), connect(None)
-    if all(group.gather_objects(file.exists())):
-        scheduler.load_search_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    elif group.rank == 0 and (others := sorted(path.name for path in file.parent.glob(f"{NAME}*.pt"))):
-        warnings.warn(
+    file = _file(folder, scheduler.optimizer)
+    search = _read(file)
+    if search is not None:
+        scheduler.load_search_state_dict(search)
+    elif others := sorted(path.name for path in file.parent.glob(f"{NAME}*.pt")):
+        _warn(
             f"the search in {file.parent} was saved as {others[0]}, by other ranks than those here, which look for "
-            f"{file.name}: parts of weights fit the ranks that they were saved by; resume on as many",
-            ResumeWarning,
-            stacklevel=users_level(),
+            f"{file.name}: parts of weights fit the ranks that they were saved by; resume on as many"
         )
 
 
-def part_name(scheduler: Any) -> str:
+def guard_state(guard: Guard) -> dict[str, Any]:
+    """What a guard holds, with the losses of all ranks. Collective."""
+    with guard.gathered(connect(None)):
+        return guard.state_dict()
+
+
+def write_guard(folder: str | os.PathLike[str], guard: Guard, optimizer: Any) -> None:
+    """Write a guard into the folder of a checkpoint; no file is left by half. Collective."""
+    _write(_file(folder, optimizer, GUARD), guard_state(guard), optimizer)
+
+
+def read_guard(folder: str | os.PathLike[str], guard: Guard, optimizer: Any) -> None:
+    """Go on with a guard. Collective."""
+    file = _file(folder, optimizer, GUARD)
+    state = _read(file)
+    if state is not None:
+        guard.load_state_dict(state)
+    else:
+        warn_of_no_guard(file)
+
+
+def warn_of_no_guard(path: str | os.PathLike[str]) -> None:
+    """A run goes on from a checkpoint that has no guard for these ranks."""
+    _warn(
+        f"no hdet.Guard of as many ranks was saved at {path}: the guard begins anew, with new snapshots. To keep it, "
+        "save the checkpoint with the same callback"
+    )
+
+
+def _write(file: Path, state: dict[str, Any], optimizer: Any) -> None:
+    if connect(None).rank == 0 or holds_parts(optimizer):
+        with replacing(file) as draft:
+            torch.save(state, draft)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """None unless every rank has its file. Collective."""
+    there = all(connect(None).gather_objects(file.exists()))
+    return torch.load(file, map_location="cpu", weights_only=True) if there else None
+
+
+def _warn(words: str) -> None:
+    """On one rank."""
+    if connect(None).rank == 0:
+        warnings.warn(words, ResumeWarning, stacklevel=users_level())
+
+
+def part_name(optimizer: Any, name: str = NAME) -> str:
     """What a search is called in a checkpoint: one name for all, or one for each rank that holds parts."""
     group = connect(None)
-    return f"{NAME}_{group.rank}_of_{group.seat.size}" if holds_parts(scheduler) else NAME
+    return f"{name}_{group.rank}_of_{group.seat.size}" if holds_parts(optimizer) else name
 
 
-def _file(folder: str | os.PathLike[str], scheduler: Any) -> Path:
-    return Path(folder) / f"{part_name(scheduler)}.pt"
+def _file(folder: str | os.PathLike[str], optimizer: Any, name: str = NAME) -> Path:
+    return Path(folder) / f"{part_name(optimizer, name)}.pt"

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import is_int, must_be
+from hdet.checks import is_int, must_be, shown
 from hdet.errors import ArgumentError
 from hdet.parameters import copy_rate
 
@@ -36,8 +36,8 @@ class TimmSchedule:
     def __init__(self, scheduler: Any, updates_per_epoch: int | None = None) -> None:
         if not callable(getattr(scheduler, "step_update", None)):
             raise ArgumentError(
-                f"scheduler must be one of timm's, with step_update(), but got {scheduler!r}; give a torch scheduler "
-                "as schedule= as it is"
+                f"scheduler must be one of timm's, with step_update(), but got {shown(scheduler)}; give a torch "
+                "scheduler as schedule= as it is"
             )
         if isinstance(getattr(scheduler, "lr_scheduler", None), ReduceLROnPlateau):
             raise ArgumentError(

@@ -96,7 +96,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
             return state
         packed = io.BytesIO()
         torch.save(search_of(self.scheduler), packed)
-        return {**state, part_name(self.scheduler): packed.getvalue()}
+        return {**state, part_name(self.scheduler.optimizer): packed.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the search. Optimizers are to be loaded before, as torchtitan does."""
@@ -106,7 +106,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
                 'there; set exclude_from_loading=["lr_scheduler"] in the checkpoint config to search from here on'
             )
         state = dict(state_dict)
-        packed = state.pop(part_name(self.scheduler), None)
+        packed = state.pop(part_name(self.scheduler.optimizer), None)
         self.scheduler.load_state_dict(state)
         if packed is not None:
             search = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)

@@ -18,11 +18,14 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hdet.auto.telling import Found
+from hdet.checks import shown
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.deepspeed import optimizer_of
-from hdet.integrations.lengths import Ending, check_length
-from hdet.integrations.searches import read_search, write_search
-from hdet.parameters import Rate
+from hdet.integrations.lengths import Ending, check_length, lengths_in
+from hdet.integrations.searches import read_guard, read_search, write_guard, write_search
+from hdet.parameters import Rate, unwrapped
+from hdet.rollback import guard as rollback
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 from hdet.schedulers.several import auto
@@ -32,7 +35,7 @@ try:
 except ImportError:  # then there is no trainer to attach to, but this file can still be read by tools
     TrainerCallback = object
 
-__all__ = ["AutoLR", "Replicas"]
+__all__ = ["AutoLR", "Guard", "Replicas"]
 
 Trainer: TypeAlias = Any
 """A ``transformers.Trainer``."""
@@ -70,12 +73,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to count losses anew. A checkpoint is loaded by now, and no step is made yet."""
-        if self._trainer is None:
-            name = type(self).__name__
-            raise ArgumentError(
-                f"{name} is a callback of this Trainer, but was not attached to it, so it hears of no loss; write "
-                f"{name}(...).attach(trainer) before trainer.train()"
-            )
+        _check_attached(self)
         scheduler = self._scheduler
         if self.ending is not None:
             self.ending.check(scheduler)
@@ -140,7 +138,9 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         """Optimizer and scheduler are written to a folder, or read from it, and then the search."""
 
         def followed(folder: str | None) -> None:
-            method(folder)
+            give = "resume with max_steps={steps}, or the num_train_epochs that make as many"
+            with lengths_in("max_steps and num_train_epochs of the TrainingArguments", give, "AutoLR(finish=...)"):
+                method(folder)
             if folder is not None:
                 then(folder, self._scheduler)
 
@@ -185,7 +185,7 @@ class Replicas(_Attached):
         if not isinstance(trainer.lr_scheduler, OneCycleLR):
             raise ArgumentError(
                 f"Replicas() is for a Trainer with optimizers=(optimizer, hdet.OneCycleLR(...)), but its scheduler is "
-                f"{trainer.lr_scheduler!r}; give one, or use AutoLR() to have one made that finds the rate"
+                f"{shown(trainer.lr_scheduler)}; give one, or use AutoLR() to have one made that finds the rate"
             )
 
     def _seen(self) -> None:
@@ -208,8 +208,8 @@ class AutoLR(_Attached):
 
     ``args.learning_rate`` is a guess, and ``lr_scheduler_type`` and warm-up are not used. ``trainer.lr_scheduler`` is
     made by :func:`hdet.auto`, and saved and loaded with the trainer's checkpoints. It gets the trainer's model and the
-    loss of every optimizer step, not divided by the accumulation steps. The logs get ``hdet/rate`` and, if something
-    happened, ``hdet/event``.
+    loss of every optimizer step, not divided by the accumulation steps. The logs get ``hdet/found``, the
+    peak rate that was found so far (``learning_rate`` is that of the step), and, if something happened, ``hdet/event``.
 
     The rate is found on ``schedule=``, or on a scheduler of torch or transformers in ``optimizers=``. If
     ``optimizers=`` has a search, an ``hdet.OneCycleLR`` or a result of ``hdet.auto``, AutoLR gives that one the loss;
@@ -221,8 +221,7 @@ class AutoLR(_Attached):
     Args:
         finish: steps over which the rate falls at the end.
         options: further arguments of ``hdet.auto``: ``journal``, ``go_back``, ``schedule``, a function from an
-            optimizer to its scheduler; without ``schedule`` also those of ``hdet.OneCycleLR``. Momentum is not cycled
-            unless ``cycle_momentum=True``.
+            optimizer to its scheduler; without ``schedule`` also those of ``hdet.OneCycleLR``. Momentum is not cycled.
     """
 
     def __init__(self, *, finish: int | None = None, **options: Any) -> None:
@@ -272,8 +271,8 @@ class AutoLR(_Attached):
         ours = isinstance(given, (OneCycleLR, ScheduledSearch))
         if given is not None and not ours and (isinstance(given, ReduceLROnPlateau) or "schedule" in self.options):
             raise ArgumentError(
-                f"AutoLR takes one schedule whose rates are known in advance, but this Trainer has {given!r}; give "
-                "optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
+                f"AutoLR takes one schedule whose rates are known in advance, but this Trainer has {shown(given)}; "
+                "give optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
             )
         if ours and self.options:
             raise ArgumentError(
@@ -287,7 +286,7 @@ class AutoLR(_Attached):
         _check_sharding(trainer, optimizer)
         if trainer.lr_scheduler is not None and trainer.lr_scheduler is not self._made:
             raise ArgumentError(
-                f"AutoLR makes the scheduler, but this Trainer was given {trainer.lr_scheduler!r} after attach(); "
+                f"AutoLR makes the scheduler, but this Trainer was given {shown(trainer.lr_scheduler)} after attach(); "
                 "leave it out"
             )
         if trainer.is_deepspeed_enabled:
@@ -316,8 +315,88 @@ class AutoLR(_Attached):
         return ended
 
     def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
-        event = self._events.taken()
-        return {"hdet/rate": logs["learning_rate"], **({"hdet/event": event} if event else {})}
+        event, found = self._events.taken(), self._scheduler.found
+        told = _told(found) if found is not None else {}
+        return {**told, **({"hdet/event": event} if event else {})}
+
+
+class Guard(TrainerCallback):  # type: ignore[misc]  # an optional package
+    """:class:`hdet.Guard` in a Trainer: it rolls training back if it is ruined, at the Trainer's own schedule.
+
+    .. code-block:: python
+
+        trainer = Trainer(model, args, train_dataset=data)
+        Guard(every=50).attach(trainer)
+        trainer.train()
+
+    It judges the loss of every optimizer step, not divided by the accumulation steps. The trainer's checkpoints have it
+    as ``hdet_guard.pt``, each rank's own part if weights are sharded.
+
+    Args:
+        options: ``every``, ``factor``, ``recover`` and ``most`` of :class:`hdet.Guard`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.guard: rollback.Guard | None = None
+        """There once ``train()`` has begun."""
+        self._trainer: Trainer = None
+        self._loss: Tensor | float = 0.0
+        """Of the micro-batches since the last optimizer step; the Trainer has divided each."""
+        self._folder: str | None = None
+        """Of the checkpoint that training goes on from."""
+
+    def attach(self, trainer: Trainer) -> Trainer:
+        """Join ``trainer``, before its ``train()``; also as a callback, if it is not one yet. Gives the trainer."""
+        _check_trainer(self, trainer)
+        self._trainer = trainer
+        if not any(callback is self for callback in trainer.callback_handler.callbacks):
+            trainer.add_callback(self)
+        step, save, load = (
+            getattr(trainer, name)
+            for name in ("training_step", "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler")
+        )
+
+        def training_step(*args: Any, **kwargs: Any) -> Tensor:
+            loss: Tensor = step(*args, **kwargs)
+            self._loss = self._loss + loss.detach()
+            return loss
+
+        def saved(folder: str) -> None:
+            save(folder)
+            if self.guard is not None:
+                write_guard(folder, self.guard, unwrapped(trainer.optimizer))
+
+        def loaded(folder: str | None) -> None:
+            load(folder)
+            self._folder = folder
+
+        trainer.training_step = training_step
+        trainer._save_optimizer_and_scheduler, trainer._load_optimizer_and_scheduler = saved, loaded
+        return trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Make the guard, and go on with that of a checkpoint: the optimizer is there, and no step is made yet."""
+        _check_attached(self)
+        trainer, folder, self._folder = self._trainer, self._folder, None
+        self._loss, self.guard = 0.0, rollback.Guard(trainer.optimizer, trainer.model, **self.options)
+        if folder is not None:
+            read_guard(folder, self.guard, unwrapped(trainer.optimizer))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped, and the scheduler too. Where a round ends, a collective."""
+        loss, self._loss = self._loss, 0.0
+        if self.guard is not None:
+            self.guard.step(loss)
+
+
+def _check_attached(callback: _Attached | Guard) -> None:
+    if callback._trainer is None:
+        name = type(callback).__name__
+        raise ArgumentError(
+            f"{name} is a callback of this Trainer, but was not attached to it, so it hears of no loss; write "
+            f"{name}(...).attach(trainer) before trainer.train()"
+        )
 
 
 def _check_sharding(trainer: Trainer, optimizer: Any) -> None:
@@ -332,6 +411,14 @@ def _check_sharding(trainer: Trainer, optimizer: Any) -> None:
             'AutoLR looks at an optimizer of torch, but the DeepSpeed config of this Trainer has an "optimizer"; leave '
             'that and the "scheduler" out of the config: the Trainer makes the optimizer by itself'
         )
+
+
+def _told(found: Found) -> dict[str, float]:
+    """The peak rate that was found so far; if parameter groups have different ones, also those of all groups."""
+    if math.isnan(found.rate):
+        return {}
+    differ = len(set(found.rates)) > 1
+    return {"hdet/found": found.rate, **{f"hdet/found/{g}": rate for g, rate in enumerate(found.rates) if differ}}
 
 
 class _Events:
@@ -349,14 +436,15 @@ class _Events:
         return "; ".join(kept)
 
 
-def _check_trainer(callback: _Attached, trainer: Trainer) -> None:
-    name = type(callback).__name__
+def _check_trainer(callback: _Attached | Guard, trainer: Trainer) -> None:
+    """Raise for a trainer that cannot be joined: a guard can be there beside AutoLR, but nothing twice."""
+    name, kind = type(callback).__name__, Guard if isinstance(callback, Guard) else _Attached
     if not all(hasattr(trainer, part) for part in ("callback_handler", "training_step", "lr_scheduler")):
         raise ArgumentError(
-            f"attach() takes a transformers.Trainer, but got {trainer!r}; call {name}(...).attach(trainer)"
+            f"attach() takes a transformers.Trainer, but got {shown(trainer)}; call {name}(...).attach(trainer)"
         )
     if callback._trainer is not None or any(
-        other is not callback and isinstance(other, _Attached) and other._trainer is trainer
+        other is not callback and isinstance(other, kind) and other._trainer is trainer
         for other in trainer.callback_handler.callbacks
     ):
         raise ArgumentError(f"a Trainer and {name} can be attached once, but one of them is already; make a new {name}")

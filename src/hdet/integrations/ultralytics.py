@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
+from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.parameters import unwrapped
 from hdet.schedulers.onecycle import OneCycleLR
@@ -41,7 +42,9 @@ class AutoLR:
     def attach(self, model: Any) -> Any:
         """Join a ``YOLO``, or a trainer, before its ``train()``. Gives it."""
         if not callable(getattr(model, "add_callback", None)):
-            raise ArgumentError(f"attach() takes a model of ultralytics, but got {model!r}; call attach(YOLO(...))")
+            raise ArgumentError(
+                f"attach() takes a model of ultralytics, but got {shown(model)}; call attach(YOLO(...))"
+            )
         model.add_callback("on_pretrain_routine_start", self._check)
         model.add_callback("on_pretrain_routine_end", self._begin)
         model.add_callback("on_train_batch_end", self._batch_ends)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -108,6 +108,10 @@ class Chronicle:
         self._pens = [_Pen(one) for one in (sink.sinks if isinstance(sink, Several) else [sink]) if one is not None]
         self._resumed: tuple[int, bool] | None = None
         self._is_claimed = False
+        self._knobs: list[str] | None = None
+        """Those of the header, once there is a round; none where an earlier process may have written it."""
+        self._added: dict[str, int] = {}
+        """Knobs that were added since the last round, and at which step."""
         self._round_began = time.perf_counter()
 
     @property
@@ -157,9 +161,13 @@ class Chronicle:
 
     def resume(self, step: int, mid_round: bool) -> None:
         """The run goes on from a checkpoint."""
-        self._resumed = step, mid_round
+        self._resumed, self._knobs = (step, mid_round), None
         for pen in self._pens:
             pen.opened = False
+
+    def add(self, knobs: Sequence[str], step: int) -> None:
+        """Knobs are there from a step on that were not there before."""
+        self._added |= dict.fromkeys(knobs, step)
 
     def write(self, record: dict[str, Any], knobs: list[str], ended: float) -> None:
         """Write the record of a round, wherever that works: one rank alone must not stop training.
@@ -168,6 +176,12 @@ class Chronicle:
         """
         replicas = len(record["replicas"])
         record["seconds"] = {"train": ended - self._round_began, **record["seconds"]}
+        if self._knobs is None:
+            self._knobs = [] if self._resumed is not None else list(knobs)
+        if knobs != self._knobs:
+            record["knobs"] = list(knobs)
+        if self._added:
+            record["added"], self._added = self._added, {}
         for pen in self._pens:
             goes_on = self._resumed is not None and getattr(pen.sink, "begun", False)
             opening = [] if goes_on else [_header(self.arguments, replicas, knobs)]

@@ -236,10 +236,16 @@ _FIELDS: dict[str, dict[str, tuple[str, Check]]] = {
         "replicas": ("a list of replicas, with numbers or lists of numbers", _list_of(_is_replica)),
         "excluded": ("a list of integers", _list_of(_is_int)),
         **dict.fromkeys(("weights", "delta", "velocity", "error", "learned", "base_before", "base", "shape"), _NUMBERS),
+        "found_rates": _NUMBERS,
         **dict.fromkeys(("reach", "found"), _NUMBER),
         "seconds": ("an object of numbers", _are_seconds),
         "event": _TEXT,
         "alarm": _TEXT,
+        "knobs": ("a list of texts", _list_of(_is_text)),
+        "added": (
+            "an object of integers",
+            lambda value: isinstance(value, Mapping) and all(map(_is_int, value.values())),
+        ),
     },
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -25,6 +25,8 @@ _ROUND = re.compile(rb'\{(?:"run":"([^"\\]*)",)?"kind":"round","round":(\d{1,18}
 _TOLD = re.compile(rb'"(?:event|alarm)":(?!\s*null)|"(?:excluded|not_finite)":(?!\s*(?:\[\s*\]|null))')
 """What a line has of a round in which something happened."""
 _SECONDS = re.compile(rb'"seconds":\s*(\{[^{}]*\}|null)')
+
+_PER_KNOB = ("delta", "velocity", "error", "learned", "base_before", "base", "shape")
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,23 @@ def read_journal(path: str | os.PathLike[str]) -> JournalData:
     return JournalData(run.header, [line.record() for line in run.rounds()], run.resumes)
 
 
+def in_order(record: dict[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
+    """A round with the entries of these knobs in its lists, in this order; None for those that it does not have.
+
+    A round has knobs of its own where they are not the header's, since groups were added to an optimizer.
+    """
+    own = record.get("knobs")
+    if own is None or list(own) == list(knobs):
+        return record
+
+    def ordered(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+        found = {name: dict(zip(own, row[name], strict=False)) for name in names if row.get(name) is not None}
+        return {**row, **{name: [values.get(knob) for knob in knobs] for name, values in found.items()}}
+
+    replicas = [ordered(row, ("values", "multipliers")) for row in record.get("replicas") or ()]
+    return {**ordered(record, _PER_KNOB), "replicas": replicas, "knobs": list(knobs)}
+
+
 def last_run(path: str | os.PathLike[str]) -> LastRun:
     """Where in a journal file its last run is.
 
@@ -129,7 +148,8 @@ def last_run(path: str | os.PathLike[str]) -> LastRun:
         raise JournalError(f"{path} is no journal: it has no header line; give a file written by journal=")
     if header.get("schema") != SCHEMA:
         raise JournalError(
-            f"{path} has journal schema {header.get('schema')!r}, this hdet reads {SCHEMA}; use the hdet that wrote it"
+            f"{path} has journal schema {shown(header.get('schema'))}, this hdet reads {SCHEMA}; use the hdet that "
+            "wrote it"
         )
     return LastRun(file, header, resumes, places)
 

@@ -61,7 +61,7 @@ class Tracked:
             self._knobs = record.get("knobs", ())
         if record["kind"] != "round":
             return
-        values, step = scalars(record, self._knobs), int(record["step"])
+        values, step = scalars(record, record.get("knobs") or self._knobs), int(record["step"])
         if isinstance(self.tracker, ScalarWriter):
             for tag, value in values.items():
                 self.tracker.add_scalar(tag, value, step)

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import LastRun, RoundLine, last_run
+from hdet.journal.reading import in_order
 from hdet.report.numbers import finite
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -161,6 +162,8 @@ class Round(NamedTuple):
     """Of a search: ranks whose loss was NaN or infinite, or missing."""
     rolled_back_to: int | None = None
     """Of a search: the step whose weights were put back at the end of the round."""
+    found: Numbers = ()
+    """Of a search: the peak rates that were found so far; None in journals of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +259,7 @@ def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -
             knobs=knobs,
             starts=starts,
             replicas=int(header.get("replicas") or 0),
-            rounds=tuple(_rounds(data, starts, decays)),
+            rounds=tuple(_rounds(data, knobs, starts, decays)),
             number_of_rounds=len(data.places),
             resumes=tuple(int(record["step"]) for record in data.resumes),
             arguments=arguments,
@@ -271,10 +274,13 @@ def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -
 
 
 def _knobs(data: LastRun) -> tuple[str, ...]:
-    """The header's names; groups that were added later have none, and the last round has them all."""
-    names = [str(name) for name in data.header.get("knobs") or ()]
-    most = len((data.last_round() or {}).get("base") or ())
-    return (*names, *(f"lr[{g}]" for g in range(len(names), most)))
+    """The header's names, and those of groups that were added later: the last round has them all.
+
+    Journals of earlier versions have no names for the latter.
+    """
+    names, last = [str(name) for name in data.header.get("knobs") or ()], data.last_round() or {}
+    own = last.get("knobs") or [*names, *(f"lr[{g}]" for g in range(len(names), len(last.get("base") or ())))]
+    return tuple(dict.fromkeys([*names, *own]))
 
 
 def _starts(arguments: Mapping[str, Any], knobs: Sequence[str]) -> Numbers:
@@ -286,7 +292,7 @@ def _starts(arguments: Mapping[str, Any], knobs: Sequence[str]) -> Numbers:
     return tuple(own if own is not None else other for own, other in zip(first, default, strict=True))
 
 
-def _rounds(run: LastRun, starts: Numbers, decays: bool) -> Iterator[Round]:
+def _rounds(run: LastRun, knobs: Sequence[str], starts: Numbers, decays: bool) -> Iterator[Round]:
     """In order: what was learned before a round stands in the round before it, unless the run went back between."""
     step, learned, every = 0, starts, math.ceil(len(run.places) / _MOST)
     passed: dict[str, float] = {}
@@ -296,9 +302,9 @@ def _rounds(run: LastRun, starts: Numbers, decays: bool) -> Iterator[Round]:
             passed, before = _added(passed, seconds), line
             continue
         if before is not None:
-            record, before = before.record(), None
+            record, before = in_order(before.record(), knobs), None
             step, learned = _step_of(record), _numbers(record.get("learned"), len(starts))
-        record = line.record()
+        record = in_order(line.record(), knobs)
         found = _round(record, len(starts), starts, decays)
         climbs = record.get("shape") is not None  # the base has a course of its own between the rounds
         follows = found.step > step and found.event is None and not decays and not climbs
@@ -336,6 +342,7 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         alarm=str(record["alarm"]) if record.get("alarm") else None,
         not_finite=tuple(int(rank) for rank in record.get("not_finite") or ()),
         rolled_back_to=None if record.get("went_back_to") is None else int(record["went_back_to"]),
+        found=_numbers(record.get("found_rates"), knobs),
     )
 
 

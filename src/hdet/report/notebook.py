@@ -25,8 +25,7 @@ class Inline:
         from hdet.report.verdict import advice, verdict
 
         found = advice(self._run)
-        again = f" Use again: {', or '.join(found.codes)}" if found else ""
-        return f"{verdict(self._run)}{again}"
+        return f"{verdict(self._run)} {found or ''}".rstrip()
 
     def _repr_html_(self) -> str:
         """The verdict, for viewers that show no frames, and the page below it.
@@ -47,7 +46,7 @@ class Inline:
 def show(journal: str | os.PathLike[str]) -> Inline:
     """The report of a run in a notebook: as the last line of a cell, the page of ``hdet report`` with its figures.
 
-    It shows the run up to now: call it again to update it. Needs the extra ``hdet[report]``. ``hdet.report`` is a
+    It shows the run up to now: call it again to update it. Needs the extra ``report``. ``hdet.report`` is a
     package.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hdet.errors import ArgumentError
+from hdet.errors import INSTALL, ArgumentError
 from hdet.journal.file import mapped
 from hdet.report.data import RunData
 from hdet.report.figures import comparison_figures, run_figures
@@ -100,8 +100,7 @@ def check_packages() -> None:
         import plotly.offline  # type: ignore[import-untyped]  # noqa: F401
     except ModuleNotFoundError as missing:
         raise ArgumentError(
-            f"a report needs jinja2 and plotly, but {missing.name} is not installed; "
-            "run `pip install '.[cli,report]'` in a checkout of hdet, or `pip install 'hdet[cli,report]'`"
+            f"a report needs jinja2 and plotly, but {missing.name} is not installed; {INSTALL}"
         ) from missing
 
 

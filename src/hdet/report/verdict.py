@@ -8,8 +8,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import geometric_mean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from hdet.auto.telling import BEGINS_ANEW, REPLAYS
 from hdet.report import numbers as say
 from hdet.report.data import WORDS, RunData, journal_in, kind_of
 from hdet.report.series import Line, alarms, base_rate, losses, mean, time_shares
@@ -70,8 +71,11 @@ def _movement(run: RunData, g: int) -> Movement | None:
     first, plain = run.starts[g], [value for r in run.rounds if (value := r.plain[g]) is not None]
     if run.decays_by_itself or not (learned and first and plain):
         return Movement(run.knobs[g], max(bases) if run.decays_by_itself else bases[0], bases[-1])
+    found, factor = run.rounds[-1].found[g], learned[-1] / first
+    if found is not None and factor != 1.0:  # as the log says it
+        return Movement(run.knobs[g], found / factor, found)
     start = _given_rate(run, g) or max(plain, key=abs)
-    return Movement(run.knobs[g], start, start * learned[-1] / first)
+    return Movement(run.knobs[g], start, start * factor)
 
 
 def _given_rate(run: RunData, g: int) -> float | None:
@@ -92,8 +96,9 @@ def fixed_rate(run: RunData) -> float | None:
 
 
 def base_movement(run: RunData) -> Movement | None:
-    """The learning rate's, as one number: the geometric mean over parameter groups."""
+    """The learning rate's, as one number: of a search the leading group's, else the geometric mean over groups."""
     found = [m for m in movements(run) if kind_of(m.knob) == "lr" and m.start > 0 and m.end > 0]
+    found = found[:1] if run.searched else found
     if not found:
         fixed = None if run.rounds else fixed_rate(run)
         return None if fixed is None else Movement("base rate", fixed, fixed)
@@ -137,6 +142,8 @@ def _rate_words(run: RunData) -> list[str]:
     if not base.moved:
         return [f"peak rate stayed at {say.rate(base.start)} over {rounds}"]
     start, end = say.rates(base.start, base.end)
+    if run.searched:
+        start, end = _listed(run, "start", start), _listed(run, "end", end)
     if run.decays_by_itself:
         return [f"base rate moved from {start} to {end} in {rounds}, its decay included"]
     return [f"peak rate moved from {start} to {end} in {rounds}"]
@@ -233,11 +240,11 @@ class Advice(NamedTuple):
 
     found: str
     """A sentence."""
-    codes: tuple[str, ...]
-    """Lines to paste: one or the other."""
+    uses: tuple[tuple[str, str], ...]
+    """Lines to paste, one or the other, and what each does."""
 
     def __str__(self) -> str:
-        return f"{self.found} Use again: {', or '.join(f'`{code}`' for code in self.codes)}"
+        return f"{self.found} Use again: {'; '.join(f'`{code}` {does}' for code, does in self.uses)}."
 
 
 class Warned(NamedTuple):
@@ -256,19 +263,20 @@ def advice(run: RunData) -> Advice | None:
     base = base_movement(run)
     if base is None or not run.rounds or run.summary.crashed or alarms(run):
         return None
-    again = f"hdet.schedule_from({_journal(run)}, optimizer)"
+    again = f"hdet.schedule_from({_journal(run)}, optimizer)", REPLAYS
     known = run.total_steps is not None or not (run.searched and "total_steps" in run.arguments)  # else it has no end
     so_far = "" if known and run.rounds[-1].step >= (run.total_steps or 0) else " so far"
-    found = f"{'Found' if base.moved else 'Stayed at'} {say.rate(base.end)}{so_far}."
+    peaks = _listed(run, "end", say.rate(base.end))
+    found = f"{'Found' if base.moved else 'Stayed at'} {peaks}{so_far}."
     if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # no peak can be given
         return Advice(found, (again,))
-    return Advice(found, (f"max_lr={_peaks(run)}", again))
+    return Advice(found, ((f"max_lr={peaks}", BEGINS_ANEW), again))
 
 
-def _peaks(run: RunData) -> str:
-    """One number, or one per parameter group where they differ."""
-    found = [say.rate(one.end) for one in movements(run) if kind_of(one.knob) == "lr"]
-    return found[0] if len(set(found)) == 1 else f"[{', '.join(found)}]"
+def _listed(run: RunData, which: Literal["start", "end"], one: str) -> str:
+    """The rates of all parameter groups; ``one`` if they do not differ."""
+    found = [say.rate(getattr(move, which)) for move in movements(run) if kind_of(move.knob) == "lr"]
+    return one if len(set(found)) == 1 else f"[{', '.join(found)}]"
 
 
 def _journal(run: RunData) -> str:

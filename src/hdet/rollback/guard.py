@@ -1,12 +1,14 @@
-"""``hdet.Guard``: training that is ruined goes back and slows down, at any schedule and at a fixed rate."""
+"""``hdet.Guard``: training that is ruined is rolled back, at any schedule and at a fixed rate."""
 
 from __future__ import annotations
 
 import logging
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any, NamedTuple
 from weakref import finalize, ref
 
@@ -14,36 +16,49 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import Rule, check_state, count, in_pairs, is_finite, maybe, must_be, pairs, shown, users_level
+from hdet.checks import Rule, check_state, count, is_finite, maybe, must_be, shown, users_level
 from hdet.distributed.group import ReplicaGroup, Solo, arriving, gather_named
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, Shown, terms_of
 from hdet.distributed.shards import refuse_partitions
-from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, infinite_buffers, nan_buffers, read
+from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, infinite_buffers, nan_buffers
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
 from hdet.parameters import (
-    Rate,
     check_model,
     check_optimizer,
-    copy_rate,
     direction,
     is_capturing,
+    once_gradients_are_there,
     refuse_without_hooks,
-    shared_rates,
     stands_still,
     trained_parameters,
     unwrapped,
 )
-from hdet.rollback.losses import Losses, merged
-from hdet.rollback.retreat import Action, Decision, Policy, Retreat, Slowed
-from hdet.rollback.ruin import BLOCKS, Block
-from hdet.rollback.saving import check_course, loaded_course, losses_of, saved_course
+from hdet.rollback.loans import Loans
+from hdet.rollback.readings import Readings
+from hdet.rollback.retreat import (
+    GROWN,
+    OLD,
+    PATIENCE,
+    SPACING,
+    Action,
+    Cause,
+    Decision,
+    Kept,
+    Policy,
+    Retreat,
+    Slowed,
+    Step,
+)
+from hdet.rollback.ruin import BLOCKS
+from hdet.rollback.saving import any_number, check_retreat, loaded_retreat, rows_of, saved_retreat
+from hdet.rollback.sizes import gradient_norm, largest, memory_of, not_finite, screened
 from hdet.rollback.snapshots import Snapshots
 
 __all__ = ["Guard"]
 
 _log = logging.getLogger("hdet")
-_VERSION = 1
+_VERSION = 2
 _PATIENCE = 64
 """So many calls without a step of the optimizer: nobody will tell us of any. A GradScaler leaves out fewer in a row."""
 _CAPTURE = (
@@ -58,25 +73,49 @@ _ARGUMENTS = {
     "most": (count(0), "0 raises at once"),
 }
 _WORDS = "the checkpoint's state of a hdet.Guard"
-_LISTS = Rule("a list", lambda value: isinstance(value, (list, tuple)))
-_SLOWED = {"times": count(0), "since": count(0), "low": _FACTOR, "ceiling": _FACTOR}
-_STATE = {"step": count(0), "begun": count(0), "course": pairs, "slowed": pairs, "before": maybe(pairs)}
+_STATE = {
+    **dict.fromkeys(("step", "looked"), count(0)),
+    **dict.fromkeys(("readings", "snapshots"), Rule("a list", lambda x: isinstance(x, (list, tuple)))),
+    "size": any_number,
+}
+_NAMES = ("loss", "norm")
+LAG = 2
+"""Steps after which numbers are read off a device: it has work to do meanwhile."""
+_SHOWN = 4
+_NOT_FINITE = ": NaN or infinite"
+_CAUSES = {
+    Cause.LOSSES: "the losses have risen too far",
+    Cause.STEP: "a loss or a gradient was NaN, infinite or out of all proportion",
+    Cause.WEIGHTS: "weights, buffers or optimizer state are NaN, infinite or out of all proportion",
+}
+
+
+class _Seen(NamedTuple):
+    """What a look shows, of all ranks."""
+
+    steps: tuple[Step, ...]
+    is_finite: bool
+    """Whether weights, buffers and optimizer state are."""
+    size: float | None
+    """The largest weight; None: it was not measured."""
+    is_near: bool
+    """Whether snapshots lie where they are quickly made."""
 
 
 class _Held(NamedTuple):
     """What a guard holds, beside its arguments."""
 
-    t: int
+    t: int = 0
     """Calls of :meth:`Guard.step` so far ..."""
-    begun: int
-    """... and when this round began."""
-    state: Retreat
-    losses: Losses
-    snapshots: Snapshots
+    looked: int = 0
+    """... and how many of these steps were looked at."""
+    state: Retreat = Retreat()
+    size: float = math.inf
+    """The largest weight of the last snapshot."""
 
 
 class Guard:
-    """Watches the losses of a run, and rolls back to earlier weights if training is ruined.
+    """Watches a run, and rolls back to earlier weights if training is ruined.
 
     .. code-block:: python
 
@@ -87,21 +126,25 @@ class Guard:
             scheduler.step()  # any one, or none
             guard.step(loss)
 
-    Losses are judged at the end of every round, as with ``max_lr="auto"``. Weights, buffers and moments that are not
-    finite are ruin too. Then weights, buffers and optimizer state are rolled back to one of the last two snapshots, and
-    the rate is multiplied by a factor. The factor applies only during ``optimizer.step()``: neither a schedule nor its
-    log sees it. The data are not rewound, so the batches of a spike are not used again. Each roll back is a
+    Three things are ruin: a loss, gradient or weight that is NaN, infinite or out of all proportion; losses that leap
+    and stay there for some steps; and losses of a whole round that have lost too much of what was gained. Weights,
+    buffers and optimizer state are then rolled back to a snapshot of before. The data are not rewound, so the batches
+    of a spike are not used again. If the losses are as bad after the roll back, the data were harder: it is taken back.
+    In one process on a CPU a bad gradient is kept from the optimizer, so that nothing needs to be undone.
+
+    The first roll back leaves the rate as it is. One that follows soon multiplies it by ``factor``, which applies only
+    during ``optimizer.step()``: neither a schedule nor its log sees it. Each roll back is a
     :class:`hdet.RollbackWarning`; one more than ``most`` raises :class:`hdet.DivergedError`.
 
-    Memory: two snapshots, of weights, buffers and optimizer state each: one on the device if it takes at most half of
-    the free memory, one in pinned host memory. Host and device are synchronised once a round. Every rank has a guard,
-    and all make the same decision.
+    Memory: two snapshots of weights, buffers and optimizer state on the device, eight steps apart, and one in pinned
+    host memory. If the device has no room for them, two are kept in host memory, ``every`` steps apart. Host and device
+    are synchronised once in four steps. Every rank has a guard, and all make the same decision.
 
     Args:
         optimizer: its steps are guarded. Steps inside a CUDA graph are refused.
         model: its buffers are rolled back with the weights, and FSDP2 gathers its weights again.
         every: steps of a round, at least 8. A hundredth of the run is a good choice.
-        factor: what the rate is multiplied by at each roll back.
+        factor: what the rate is multiplied by at a roll back that soon follows another one.
         recover: rounds in which the rate grows back. If training is ruined again within twice that time, it stays low.
             None: it always stays low.
         most: the most roll backs of the run.
@@ -124,15 +167,22 @@ class Guard:
         refuse_without_hooks(optimizer)
         refuse_partitions(optimizer, "what is written into them does not reach the model. Use ZeRO stage 0")
         self._optimizer, self._model = optimizer, model
-        self._body = Body(model, with_state=True)
+        self._body = Body(model)
         self._body.remember(optimizer)
         self._body.set_aside(nan_buffers(model) | infinite_buffers(model))
-        self._held = _Held(0, 0, Retreat(), Losses(), Snapshots())
-        self._losses_of_all: list[Any] | None = None
-        self._heard = 0
-        """Steps of the optimizer since it was built or loaded."""
-        self._lent: list[tuple[dict[str, Any], Rate]] = []
-        """Parameter groups and their own rates, while the factor is on them."""
+        self._held, self._snapshots = _Held(), Snapshots(host=OLD)
+        self._snapshots.watch(optimizer)
+        self._readings = Readings()
+        """Of the steps since the last look."""
+        self._withheld: set[int] = set()
+        """Those of these steps whose gradients were kept from the optimizer."""
+        self._screened, self._spacing = screened(optimizer), SPACING
+        self._of_all: list[Any] | None = None
+        self._calls = 0
+        """Of :meth:`step`, since it was built or loaded, until a step of the optimizer was heard of."""
+        self._stepping = -1
+        """The step that is being made; -1: none is."""
+        self._loans = Loans()
         self._terms = terms_of("guard", [], [], total_steps=None, sync_every=self._policy.every)
         self._meeting = Meeting(None, {name: repr(value) for name, value in asdict(self._policy).items()})
         self._meeting.count_steps(optimizer)
@@ -145,7 +195,7 @@ class Guard:
 
     @property
     def times(self) -> int:
-        """Number of roll backs, without those that did not help because the data were harder."""
+        """Number of roll backs, without those that were taken back because the data were harder."""
         return self._held.state.slowed.times
 
     # -- the optimizer's step -----------------------------------------------------------------------------------------
@@ -154,73 +204,105 @@ class Guard:
         """They hold the guard weakly, and go when it does."""
         held = ref(self)
 
-        def before(*_: Any) -> None:
+        def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             guard = held()
-            if guard is not None:
-                guard._before_step()
+            if guard is None or not guard._before_step():
+                return None
+            return once_gradients_are_there(args, kwargs, guard._screen)
 
         def after(*_: Any) -> None:
             guard = held()
             if guard is not None:
-                guard._take_back()
+                guard._loans.give_back()
+                guard._stepping = -1
 
         set_before, set_after = self._optimizer.register_step_pre_hook, self._optimizer.register_step_post_hook
         for handle in (set_before(torch.compiler.disable(before)), set_after(torch.compiler.disable(after))):
             finalize(self, handle.remove)
 
-    def _before_step(self) -> None:
+    def _before_step(self) -> bool:
+        """Whether a step begins. One that calls its base class's calls the hooks once more."""
         if is_capturing(self._optimizer):
             raise ArgumentError(f"optimizer.step() was captured under a hdet.Guard, but {_CAPTURE}")
-        t, _, state, _, snapshots = self._held
-        snapshots.wait()
-        if stands_still(self._optimizer):
-            return
-        self._heard += 1
+        self._snapshots.wait()
+        self._calls = -1
+        t, _, state, _ = self._held
+        if stands_still(self._optimizer) or self._loans.are_open or self._stepping == t:
+            return False
+        self._stepping = t
         if not state.kept:
-            snapshots.keep(0, self._optimizer, self._model)
-            self._held = self._held._replace(state=state._replace(kept=((t, 0),)))
-        if self.factor != 1 and not self._lent:  # a step that calls its base class's calls hooks twice
-            self._lend(self.factor)
+            self._keep(0)
+            self._held = self._held._replace(state=state._replace(kept=(Kept(t, 0),)))
+        if self.factor != 1:
+            self._loans.lower_rates(self._optimizer, self.factor)
+        return True
 
-    @torch.no_grad()
-    def _lend(self, factor: float) -> None:
-        """Put the factor on the rates. Groups may share one tensor."""
-        groups, first = self._optimizer.param_groups, shared_rates(self._optimizer)
-        self._lent = [(group, copy_rate(group["lr"])) for g, group in enumerate(groups) if first[g] == g]
-        for group, _ in self._lent:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].mul_(factor)
-            else:
-                group["lr"] *= factor
+    def _screen(self) -> None:
+        """Note how large the gradients are. If they can be judged at once, and are bad, the optimizer gets none."""
+        norm = gradient_norm(self._screened)
+        if norm is None:
+            return
+        t, _, state, _ = self._held
+        if self._lag == 0 and self._meeting.seat.size == 1 and state.is_bad(Step(norm=float(norm))):
+            self._withheld.add(t)
+            self._loans.hide_gradients(self._optimizer)
+        self._readings.add(t, norm=norm)
 
-    @torch.no_grad()
-    def _take_back(self) -> None:
-        """The rates are as they were, bit by bit."""
-        for group, rate in self._lent:
-            if isinstance(rate, Tensor):
-                group["lr"].copy_(rate)
-            else:
-                group["lr"] = rate
-        self._lent = []
+    @property
+    def _lag(self) -> int:
+        """How many steps late numbers are read. On a device, to read the last one would leave it without work.
+
+        After a fault one process reads them at once all the same, to keep bad gradients from the optimizer.
+        """
+        is_near = all(p.is_cpu for group in self._optimizer.param_groups for p in group["params"][:1])
+        is_alert = self._held.state.since_well > 0 and self._meeting.seat.size == 1
+        return 0 if is_near or is_alert else LAG
+
+    def _keep(self, slot: int) -> None:
+        self._snapshots.keep(slot, self._optimizer, self._model)
 
     # -- a step of training -------------------------------------------------------------------------------------------
 
     def step(self, loss: float | Tensor | None = None) -> None:
         """Count a step: call it once after every ``optimizer.step()``, on all ranks.
 
-        The call at the end of a round is a collective. Other calls do not wait.
+        Every fourth call is a collective. On a GPU it reads the numbers of some steps ago: nobody waits for the last.
 
         Args:
             loss: of that step. None on ranks without a loss, such as some ranks of a pipeline.
         """
-        if loss is not None:
-            self._held.losses.add(loss, self._held.t - self._held.begun)
-        self._take_back()  # a step that has raised did not
-        self._meeting.step(self._optimizer, self._held.t)
+        t, looked, state, _ = self._held
+        self._readings.add(t, loss=loss)
+        self._loans.give_back()  # a step that has raised did not
+        self._snapshots.watch(self._optimizer)
+        self._meeting.step(self._optimizer, t)
         self._meet()
-        self._held = self._held._replace(t=self._held.t + 1)
-        if self._held.t - self._held.begun >= self._policy.every:
-            self._end_round()
+        self._held = self._held._replace(t=t + 1)
+        self._calls += self._calls >= 0
+        if self._calls >= _PATIENCE:
+            raise ArgumentError(
+                f"guard.step() was called {self._calls} times, but the optimizer that it was given has made no step: "
+                f"{_CAPTURE}; or give the optimizer that is stepped"
+            )
+        length, known = self._policy.until_next_look(state), t + 1 - self._lag
+        is_bad = looked < known and self._was_bad(known - 1)
+        may_keep = t + 1 - looked == length and state.lacks_snapshot(t + 1 + self._lag, self._spacing)
+        if may_keep or (is_bad and known > t):
+            self._measure(t)
+        if is_bad or known - looked >= length:
+            self._look(known)
+
+    def _was_bad(self, t: int) -> bool:
+        """Whether a step was bad, if one process can judge it by itself."""
+        if self._meeting.seat.size > 1:
+            return False
+        return t in self._withheld or self._held.state.is_bad(self._step_of([self._readings.at(t)], t))
+
+    def _measure(self, t: int) -> None:
+        """Note how large the weights are after step ``t``, and all that belongs to them."""
+        rest = largest([*self._body.buffers(), *memory_of(self._optimizer)])
+        self._readings.add(t, size=largest(trained_parameters(self._optimizer)), rest=rest)
+        self._screened = screened(self._optimizer)  # layers may have been added, frozen or thawed
 
     def _meet(self) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
@@ -237,98 +319,129 @@ class Guard:
     def _trained(self) -> Weights:
         return NO_WEIGHTS._replace(parameters=trained_parameters(self._optimizer))
 
-    def _end_round(self) -> None:
-        """Show and see, decide, act, tell. One synchronisation of host and device, two small gathers."""
-        if self._heard == 0 and self._held.t >= _PATIENCE:
-            raise ArgumentError(
-                f"guard.step() was called {self._held.t} times, but the optimizer that it was given has made no step: "
-                f"{_CAPTURE}; or give the optimizer that is stepped"
-            )
-        with arriving(f"the end of a guarded round, at step {self._held.t}"):
-            is_sound, blocks = self._gather()
-        t, _, state, losses, snapshots = self._held
-        state = state.remembering(snapshots.present(self._optimizer))
-        decision = self._policy.after_round(state, t, blocks, is_sound=is_sound)
-        self._act(decision, is_sound=is_sound)
-        losses.reset()
+    # -- a look -------------------------------------------------------------------------------------------------------
+
+    def _look(self, known: int) -> None:
+        """Show and see, decide, act, tell, about the first ``known`` steps. Two small gathers."""
+        t, looked, state, size = self._held
+        with arriving(f"a look of hdet.Guard, at step {t}"):
+            seen = self._gather(range(looked, known))
+        is_sound = None if seen.size is None else seen.is_finite and seen.size <= GROWN * max(size, 1.0)
+        state = state.remembering(self._snapshots.present(self._optimizer))
+        self._spacing = SPACING if seen.is_near else self._policy.every
+        decision = self._policy.after_look(state, t, seen.steps, is_sound, spacing=self._spacing, known=known)
+        self._act(decision, is_finite=seen.is_finite)
         self._meeting.begin_round()
-        snapshots.keep_only({slot for _, slot in decision.state.kept})
-        self._held = self._held._replace(begun=t, state=decision.state)
-        if decision.action in (Action.ROLL_BACK, Action.GO_ON):
-            self._tell(decision)
+        has_jumped = decision.action in (Action.ROLL_BACK, Action.TAKE_BACK)  # later readings are of other weights
+        size = seen.size if decision.action is Action.KEEP and seen.size is not None else size
+        self._held = _Held(t, t if has_jumped else known, decision.state, size)
+        self._readings.forget(self._held.looked)
+        self._snapshots.keep_only(decision.state.slots)
+        self._tell(decision, seen.steps, range(looked, known))
+        self._withheld -= set(range(known))
 
-    def _gather(self) -> tuple[bool, tuple[Block, ...]]:
-        """Whether everything is finite, and the losses, of all ranks; lower is better. Collective."""
-        losses, every = self._held.losses, self._policy.every
-        finite = self._body.weights(self._optimizer).all_finite()
-        own = read({"sound": [finite.float()], "losses": losses.on_device()})
-        losses.take(own["losses"])
-        trained, values = self._trained, [*own["sound"], 0.0, 0.0]
-        roll = self._meeting.roll_call(
-            Occasion.ROUND_END, self._held.t, self._terms, trained, Shown(), expect_equal=False, values=values
+    def _gather(self, steps: range) -> _Seen:
+        """What all ranks have seen in some steps. Collective."""
+        own = [self._readings.at(step) for step in steps]
+        sizes = [one[name] for one in own for name in ("size", "rest") if name in one]
+        finite = all(map(math.isfinite, sizes))
+        row = {
+            "finite": [float(finite)],
+            "size": [max((one["size"] for one in own if "size" in one), default=-1.0)],
+            "near": [float(self._snapshots.is_near(self._optimizer))],
+            "steps": [number for one in own for name in _NAMES for number in (name in one, one.get(name, math.nan))],
+        }
+        trained = self._trained
+        if self._meeting.seat.size > 1:
+            self._meeting.roll_call(
+                Occasion.ROUND_END,
+                self._held.t,
+                self._terms,
+                trained,
+                Shown(),
+                expect_equal=False,
+                values=[finite, 0, 0],
+            )
+        rows = gather_named(self._meeting.group, row, trained.device)
+        size = max(one["size"][0] for one in rows)
+        shown = [[_by_name(found["steps"][4 * k :]) for found in rows] for k in range(len(steps))]
+        return _Seen(
+            tuple(self._step_of(found, step) for found, step in zip(shown, steps, strict=True)),
+            is_finite=all(one["finite"][0] for one in rows),
+            size=None if size < 0 else size,
+            is_near=all(one["near"][0] for one in rows),
         )
-        rows = gather_named(self._meeting.group, {"table": losses.table(every)}, trained.device)
-        sign = direction(self._optimizer.param_groups)
-        blocks = merged([row["table"] for row in rows], every) if sign else ()
-        return all(roll.finite), tuple(Block(sign * mean, steps) for mean, steps in blocks)
 
-    def _act(self, decision: Decision, *, is_sound: bool) -> None:
-        t, _, _, _, snapshots = self._held
-        if decision.action is Action.KEEP:
-            snapshots.keep(decision.slot, self._optimizer, self._model)
-        elif decision.action is Action.ROLL_BACK:
-            snapshots.restore_(decision.slot, self._optimizer, self._model)
-        elif decision.action is Action.GIVE_UP:
+    def _step_of(self, shown: Sequence[Mapping[str, float]], step: int) -> Step:
+        """A step, from what all ranks have shown of it."""
+        losses, norms = ([one[name] for one in shown if name in one] for name in _NAMES)
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        sign, loss = direction(self._optimizer.param_groups), fmean(finite) if finite else math.nan
+        worst = max(norms, key=lambda norm: norm if math.isfinite(norm) else math.inf, default=None)
+        return Step(sign * loss if losses and sign else None, worst, step in self._withheld)
+
+    def _act(self, decision: Decision, *, is_finite: bool) -> None:
+        action = decision.action
+        if action is Action.KEEP:
+            self._keep(decision.slot)
+            if decision.retired is not None:
+                self._snapshots.retire(decision.retired, OLD)
+        elif action in (Action.ROLL_BACK, Action.TAKE_BACK):
+            if decision.aside is not None:
+                self._keep(decision.aside)
+            self._snapshots.restore_(decision.slot, self._optimizer, self._model)
+            if decision.cause is not Cause.LOSSES:
+                _refuse_what_is_left(self._model, self._meeting.group, self._held.t)
+        elif action is Action.GIVE_UP and decision.state.withheld >= PATIENCE:
             raise DivergedError(
-                f"training was ruined at step {t}, and has gone back {self.times} times already, the most that is "
-                f"allowed (most={self._policy.most}). Load an earlier checkpoint; lower the rate, or look at the data"
+                f"the gradients of the last {decision.state.withheld} steps were NaN or infinite, and were not used "
+                f"(step {self._held.t}). Look at the data and at the loss"
             )
-        elif decision.action is Action.GO_ON and not is_sound:
+        elif action is Action.GIVE_UP:
             raise DivergedError(
-                f"the weights are not finite at step {t}, and none are kept to go back to; load an earlier checkpoint"
+                f"training was ruined at step {self._held.t}, and has gone back {self.times} times already, the most "
+                f"that is allowed (most={self._policy.most}). Load an earlier checkpoint; lower the rate, or look at "
+                "the data"
+            )
+        elif action is Action.GO_ON and not is_finite:
+            names = _names(self._model, self._meeting.group) or f"the optimizer state{_NOT_FINITE}"
+            raise DivergedError(
+                f"{names} at step {self._held.t}, and no weights are kept to go back to; load an earlier checkpoint"
             )
 
-    def _tell(self, decision: Decision) -> None:
+    def _tell(self, decision: Decision, seen: Sequence[Step], steps: range) -> None:
         """People, at once, on one rank."""
-        slowed = decision.state.slowed
-        what = f"the weights of step {decision.back_to} are put back"
-        if decision.action is Action.GO_ON:
-            what = "no snapshot fits the parameters that train now, so they stay"
-        text = (
-            f"training was ruined at step {slowed.since}: {what}, and the rate is multiplied by {slowed.low:.3g} from "
-            f"here on; time {slowed.times} of at most {self._policy.most}"
-        )
-        if self._meeting.seat.replica == 0:
+        text = _words_of(decision, self._held.t, self._policy) or _withheld_words(seen, steps)
+        if text and self._meeting.seat.replica == 0:
             _log.info("%s", text)
-            warnings.warn(text, RollbackWarning, stacklevel=users_level())
+            if decision.action is not Action.TAKE_BACK:
+                warnings.warn(text, RollbackWarning, stacklevel=users_level())
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def gathered(self, group: ReplicaGroup) -> Iterator[None]:
-        """Inside, :meth:`state_dict` has the losses of all ranks. Collective; ``hdet.save`` does it."""
-        self._losses_of_all = group.gather_objects(self._held.losses.saved())
+        """Inside, :meth:`state_dict` has the readings of all ranks. Collective; ``hdet.save`` does it."""
+        self._of_all = group.gather_objects(self._readings.saved())
         try:
             yield
         finally:
-            self._losses_of_all = None
+            self._of_all = None
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, and the snapshots' tensors themselves: a run that is resumed with it is bit-equal.
 
-        ``hdet.save`` takes a guard as a part. Where weights are sharded, each rank saves its own.
+        ``hdet.save`` takes a guard as a part. If weights are sharded, each rank saves its own.
         """
-        t, begun, state, losses, snapshots = self._held
+        t, looked, state, size = self._held
         return {
             "version": _VERSION,
             "step": t,
-            "begun": begun,
-            "course": saved_course(state.course),
-            "slowed": _saved(state.slowed),
-            "before": None if state.before is None else _saved(state.before),
-            "kept": [list(one) for one in state.kept],
-            "losses": self._losses_of_all or [losses.saved()],
-            "snapshots": snapshots.saved(self._optimizer),
+            "looked": looked,
+            "size": size,
+            **saved_retreat(state),
+            "readings": self._of_all or [self._readings.saved()],
+            "snapshots": self._snapshots.saved(self._optimizer),
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -337,9 +450,10 @@ class Guard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`. The arguments stay this guard's own. Raises before anything is changed."""
-        self._held = self._read(state)
-        self._take_back()
-        self._heard = 0
+        self._held, self._readings, self._snapshots = self._read(state)
+        self._snapshots.watch(self._optimizer)
+        self._loans.give_back()
+        self._withheld, self._calls, self._stepping = set(), 0, -1
         self._meeting.resume()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -350,29 +464,23 @@ class Guard:
         self.__init__(*state["made"], **state["policy"])  # type: ignore[misc]
         self.load_state_dict(state["state"])
 
-    def _read(self, state: Mapping[str, Any]) -> _Held:
+    def _read(self, state: Mapping[str, Any]) -> tuple[_Held, Readings, Snapshots]:
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise ArgumentError(
                 f"{_WORDS} must be a dict of version {_VERSION}, but got {shown(state)}; give what state_dict() gave"
             )
-        check_state(state, {**_STATE, **dict.fromkeys(("kept", "losses", "snapshots"), _LISTS)}, _WORDS)
-        check_course(state["course"], _WORDS)
-        for row in (state["slowed"], state["before"] or state["slowed"]):
-            check_state(dict(row), _SLOWED, _WORDS)
+        check_state(state, _STATE, _WORDS)
+        check_retreat(state, _WORDS)
         try:
-            losses = losses_of(state["losses"], self._meeting.seat)
-            snapshots = Snapshots.loaded(state["snapshots"], self._optimizer)
-            kept = tuple((int(step), int(slot)) for step, slot in state["kept"])
-            slowed = Slowed(**dict(state["slowed"]))
-            before = None if state["before"] is None else Slowed(**dict(state["before"]))
+            readings = Readings.loaded(rows_of(state["readings"], self._meeting.seat))
+            snapshots = Snapshots.loaded(state["snapshots"], self._optimizer, host=OLD)
+            found = loaded_retreat(state).remembering(snapshots.present(self._optimizer))
         except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
             raise ArgumentError(
                 f"{_WORDS} does not fit this optimizer ({type(error).__name__}: {error}); build model and optimizer as "
                 "they were when it was saved"
             ) from error
-        found = Retreat(loaded_course(state["course"]), kept, slowed, before)
-        found = found.remembering(snapshots.present(self._optimizer))
-        return _Held(int(state["step"]), int(state["begun"]), found, losses, snapshots)
+        return _Held(int(state["step"]), int(state["looked"]), found, float(state["size"])), readings, snapshots
 
 
 def _checked(**given: Any) -> Policy:
@@ -382,5 +490,47 @@ def _checked(**given: Any) -> Policy:
     return Policy(int(given["every"]), float(given["factor"]), recover, int(given["most"]))
 
 
-def _saved(slowed: Slowed) -> list[list[Any]]:
-    return in_pairs(slowed._asdict())
+def _names(model: nn.Module, group: ReplicaGroup) -> str:
+    """Which tensors of a model are not finite on any rank, in words. Collective."""
+    found = group.gather_objects(not_finite(model))
+    names = list(dict.fromkeys(name for own in found for name in own))
+    return f"{', '.join(names[:_SHOWN])}{' and more' if len(names) > _SHOWN else ''}{_NOT_FINITE}" if names else ""
+
+
+def _refuse_what_is_left(model: nn.Module, group: ReplicaGroup, t: int) -> None:
+    """Raise if something is not finite that no snapshot has: to roll back again would be in vain. Collective."""
+    names = _names(model, group)
+    if names:
+        raise DivergedError(
+            f"training was ruined at step {t}: {names}, and was not put back, since this optimizer does not train it "
+            "and no snapshot has it. Load it from an earlier checkpoint, and find out what has written to it"
+        )
+
+
+def _by_name(numbers: Sequence[float]) -> dict[str, float]:
+    """Of pairs that say whether a number is known, and which it is."""
+    return {name: numbers[2 * i + 1] for i, name in enumerate(_NAMES) if numbers[2 * i]}
+
+
+def _withheld_words(seen: Sequence[Step], steps: range) -> str:
+    bad = [f"{t} (norm {one.norm:.3g})" for t, one in zip(steps, seen, strict=True) if one.withheld]
+    return f"gradients out of all proportion were not used, and training goes on: step {', '.join(bad)}" if bad else ""
+
+
+def _words_of(decision: Decision, t: int, policy: Policy) -> str:
+    """What has happened to the weights, for people; nothing if nothing has."""
+    slowed, before = decision.state.slowed, decision.state.before
+    if decision.action is Action.TAKE_BACK:
+        return (
+            f"the losses after the roll back are as high at step {t}: the data are harder, and the weights of step "
+            f"{decision.step} are put back"
+        )
+    if decision.action not in (Action.ROLL_BACK, Action.GO_ON):
+        return ""
+    what = f"the weights of step {decision.step} are put back"
+    if decision.action is Action.GO_ON:
+        what = "no snapshot fits the parameters that train now, so they stay"
+    is_lowered = slowed.low < policy.factor_at(before or Slowed(), t)
+    rate = f"the rate is multiplied by {slowed.low:.3g}" if is_lowered else "the rate stays as it is"
+    why = _CAUSES[decision.cause]
+    return f"training was ruined at step {t}: {what}, and {rate} ({why}; time {slowed.times} of at most {policy.most})"

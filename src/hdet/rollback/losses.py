@@ -9,6 +9,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.rollback.ruin import BLOCKS, Block
 
@@ -49,20 +50,13 @@ class Losses:
 
     def add(self, loss: float | Tensor, step: int = 0) -> None:
         """Add one loss, of a step of the round: a number or a tensor of one element."""
-        if not isinstance(loss, Tensor):
-            self._on_host.append(_number(loss))
-            self._host_steps.append(step)
-        elif loss.numel() != 1 or loss.is_complex():
-            raise ArgumentError(
-                f"a loss must be one real number, but got a tensor of shape {tuple(loss.shape)}, {loss.dtype}; "
-                "reduce it first, for instance loss.mean()"
-            )
-        elif loss.is_cpu or loss.is_meta:
-            self._on_host.append(loss.item())
-            self._host_steps.append(step)
-        else:
-            self._store(loss)
+        value = scalar_of(loss)
+        if isinstance(value, Tensor):
+            self._store(value)
             self._device_steps.append(step)
+        else:
+            self._on_host.append(value)
+            self._host_steps.append(step)
 
     def _store(self, loss: Tensor) -> None:
         """On its device, at least in fp32; no float64: not every device has it."""
@@ -161,10 +155,22 @@ def _mean(values: Sequence[float]) -> float:
         return sum(value / len(values) for value in values)
 
 
+def scalar_of(loss: object) -> float | Tensor:
+    """A loss as a number, or as it is if it is a tensor of one element on a device; anything else raises."""
+    if not isinstance(loss, Tensor):
+        return _number(loss)
+    if loss.numel() != 1 or loss.is_complex():
+        raise ArgumentError(
+            f"a loss must be one real number, but got a tensor of shape {tuple(loss.shape)}, {loss.dtype}; "
+            "reduce it first, for instance loss.mean()"
+        )
+    return loss.item() if loss.is_cpu or loss.is_meta else loss
+
+
 def _number(loss: object) -> float:
     if not isinstance(loss, Real) or isinstance(loss, bool):
         raise ArgumentError(
-            f"a loss must be a number or a tensor of one element, but got {loss!r}; "
+            f"a loss must be a number or a tensor of one element, but got {shown(loss)}; "
             "pass the loss itself, or call step() without an argument"
         )
     try:

@@ -10,6 +10,9 @@ Where gradients turn against the way so far, three deviations are enough, once 4
 data do not turn them. While the schedule falls it takes the whole gain. Four steps in a row without a finite loss are
 ruin, too.
 
+For rounds of a few steps (:data:`LOOKS`) the last changes of the level stand in place of the gain: a leap is ruin if it
+is twice the largest of them and above the noise, even if little of all that was gained is lost.
+
 Gain and noise are differences of losses. So a constant added to the loss makes no difference, nor its unit, nor whether
 it is above 0. Lower is better: the caller turns losses that are maximised.
 
@@ -31,6 +34,8 @@ FEWEST = BLOCKS // 2
 steps to see an explosion: so many without a finite loss are ruin, and snapshots are as far apart."""
 REMEMBERED = 6 * BLOCKS
 """Kinks that the noise is estimated from, at most."""
+CHANGES = 12
+"""Changes of the level that a leap is compared with: they must be known before one is called ruin."""
 
 
 class Limits(NamedTuple):
@@ -43,9 +48,18 @@ class Limits(NamedTuple):
     doubted: float = 3.0
     """... and so many where the gradients, too, say that the way so far was wrong, and the noise is well known (LOG, a
     network that dies)."""
+    leap: float = 0.0
+    """So many times the largest of the last changes of the level, in either direction. 0: these do not matter."""
+    as_bad: float = 0.5
+    """After a roll back the data were at fault if the first losses are above by this part of what was lost."""
 
 
 LIMITS = Limits()
+ROUNDS = LIMITS._replace(leap=2.0)
+"""For a run at a rate that nobody searches."""
+LOOKS = Limits(lost=0.0, noise=3.0, leap=2.0, as_bad=1 / 3)
+"""For levels of a few steps each: what was reached and is lost at once, whatever part of the gain that is (LOG, a guard
+that looks more often)."""
 
 
 class Block(NamedTuple):
@@ -86,6 +100,10 @@ class Course(NamedTuple):
     """Steps without a finite loss, in a row."""
     accused: float = math.nan
     """The level of a round that was called ruined, until the next one has shown whether it was."""
+    changes: tuple[float, ...] = ()
+    """By how much the level has changed from one round to the next, in either direction."""
+    tolerated: float = 0.0
+    """The largest leap that harder data have made."""
 
     @property
     def noise(self) -> float:
@@ -131,23 +149,28 @@ def judge(
         return course._replace(dark=dark), Verdict.FINE
     recent = (*course.recent, *known)[-max(len(known), FEWEST) :]
     level = _lower_median([block.mean for block in recent])
-    if math.isfinite(course.accused) and course.before and _is_as_bad_at_once(course, known):
-        return course._replace(before=(level,), recent=known, latest=(), dark=dark, accused=math.nan), Verdict.ACQUITTED
-    if len(recent) >= FEWEST and _is_ruined(course, level, falling, doubted, limits):
-        return course._replace(recent=(), latest=(), dark=0, accused=level), Verdict.RUINED
+    if math.isfinite(course.accused) and course.before and _is_as_bad_at_once(course, known, limits.as_bad):
+        leap = max(course.tolerated, course.accused - min(course.before))
+        freed = course._replace(before=(level,), recent=known, latest=(), dark=dark, accused=math.nan, tolerated=leap)
+        return freed, Verdict.ACQUITTED
+    highest = _highest((*course.recent, *known), level) if limits.leap else level
+    if len(recent) >= FEWEST and _is_ruined(course, highest, falling, doubted, limits):
+        return course._replace(recent=(), latest=(), dark=0, accused=highest), Verdict.RUINED
     latest = _kinks((*course.recent[-2:], *known))
     kinks = (*course.kinks, *course.latest)[-REMEMBERED:]
     lowest = level if math.isnan(course.lowest) else min(level, course.lowest)
     gain = course.gain + (course.lowest - lowest if not math.isnan(course.lowest) else 0.0)
+    changes = (*course.changes, *(abs(level - last) for last in course.before[-1:]))[-CHANGES:]
     before = (*course.before[-1:], level)
-    return Course(lowest, gain, before, recent[-FEWEST:], kinks, latest, dark), Verdict.FINE
+    found = Course(lowest, gain, before, recent[-FEWEST:], kinks, latest, dark, changes=changes)
+    return found._replace(tolerated=course.tolerated), Verdict.FINE
 
 
-def _is_as_bad_at_once(course: Course, blocks: Sequence[Block]) -> bool:
+def _is_as_bad_at_once(course: Course, blocks: Sequence[Block], part: float) -> bool:
     """Whether weights that were put back are as bad from the first steps on: so it was the data. Weights that explode
     once more are good at first."""
-    first = blocks[: max(len(blocks) // 2, 1)]
-    return min(block.mean for block in first) > (course.accused + min(course.before)) / 2
+    first, before = blocks[: max(len(blocks) // 2, 2)], min(course.before)
+    return min(block.mean for block in first) > before + part * (course.accused - before)
 
 
 def _dark(before: int, blocks: Sequence[Block]) -> int:
@@ -163,7 +186,23 @@ def _is_ruined(course: Course, level: float, falling: bool, doubted: bool, limit
     lost = course.gain if falling else limits.lost * course.gain
     is_known = len(course.kinks) == REMEMBERED  # early on, gradients turn and losses jump in runs that are well
     noise = limits.doubted if doubted and is_known and not falling else limits.noise
-    return level - min(course.before) > max(lost, noise * course.noise)
+    leap = limits.leap * _usual_leap(course, noise * course.noise) if limits.leap else 0.0
+    return level - min(course.before) > max(lost, noise * course.noise, leap)
+
+
+def _usual_leap(course: Course, noise: float) -> float:
+    """Infinite as long as too little is known, and while the level is above the lowest: losses that rise by themselves,
+    as those of adversaries do, say nothing."""
+    is_at_its_best = min(course.before) - course.lowest <= noise
+    is_known = len(course.changes) == CHANGES
+    return max(*course.changes, course.tolerated) if is_known and is_at_its_best else math.inf
+
+
+def _highest(blocks: Sequence[Block], level: float) -> float:
+    """The highest level of as many neighbours as make one: a leap need not begin where a round does."""
+    means = [block.mean for block in blocks]
+    levels = [_lower_median(means[i : i + FEWEST]) for i in range(len(means) - FEWEST + 1)]
+    return max([*levels, level])
 
 
 def _kinks(blocks: Sequence[Block]) -> tuple[float, ...]:

@@ -3,24 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any, NamedTuple
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.distributed.shards import local, refresh, reshard, reshard_all, rewrapped
-from hdet.parameters import copy_all_, parameters_at, places_of, refuse_other_shapes, trained_parameters, write_
+from hdet.parameters import (
+    copy_all_,
+    parameters_at,
+    parts_of,
+    places_of,
+    refuse_other_shapes,
+    trained_parameters,
+    write_,
+)
 
 START = -1
 """The slot for what was there before the first step."""
-_ON_HOST = 1
-"""The slot that lies in host memory: a device holds one snapshot, not two."""
-_SCHEDULED = frozenset(
-    ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum", "weight_decay")
-)
-"""Numbers of a parameter group that schedules and users write. Others are the optimizer's own memory: Schedule-Free's
-``weight_sum``, Prodigy's ``d``."""
+_HOST = torch.device("cpu")
+
+
+class OwnNumbers:
+    """Names of the numbers in param groups that an optimizer's own step changes, such as Prodigy's ``d``.
+
+    They are its memory, and are rolled back with the weights. All other numbers in a group belong to the user and to
+    schedules: they are left alone.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = set(names)
+        self._watched = False
+        self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Compare each group before and after every step, from now on. The hooks go when this object does.
+
+        To be called between steps: one that has raised an error did not say that it was over.
+        """
+        self._before = []
+        if self._watched:
+            return
+        self._watched, held = True, ref(self)
+
+        def before(stepped: Optimizer, *_: Any) -> None:
+            mine = held()
+            if mine is not None and not mine._before:  # a step that calls its base class's calls hooks twice
+                mine._before = [(group, dict(group)) for group in stepped.param_groups]
+
+        def after(*_: Any) -> None:
+            mine = held()
+            if mine is not None:
+                mine._compare()
+
+        for part in parts_of(optimizer):
+            hooks = part.register_step_pre_hook, torch.compiler.disable(before)
+            ends = part.register_step_post_hook, torch.compiler.disable(after)
+            for register, hook in (hooks, ends):
+                finalize(self, register(hook).remove)
+
+    def _compare(self) -> None:
+        for group, was in self._before:
+            if len(group) != len(was) or not all(map(is_, group.values(), was.values())):
+                self.names |= {name for name, v in group.items() if v is not was.get(name) and _is_number(name, v)}
+        self._before = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of an optimizer has no hooks."""
+        return {"names": set(self.names), "_watched": False, "_before": []}
 
 
 class _Copy(NamedTuple):
@@ -32,8 +85,8 @@ class _Copy(NamedTuple):
     buffers: dict[str, Tensor]
     states: list[dict[str, Any]]
     """What the optimizer remembers of each parameter; mostly nothing before the first step."""
-    numbers: list[dict[str, Any]]
-    """What it remembers in its parameter groups."""
+    numbers: dict[int, dict[str, Any]]
+    """The numbers of its parameter groups, by the id of the first parameter; some of them are its memory."""
     on_device: bool
     """Whether what is of a device lies there."""
 
@@ -41,23 +94,41 @@ class _Copy(NamedTuple):
 class Snapshots:
     """Numbered copies. Which to keep and which to put back is the caller's to say.
 
-    Of two slots that are used in turn, 0 lies on the device if it has room for it, 1 in host memory. A copy to the host
-    is made beside training.
+    Slots lie on the device if it has room for them, but one, which lies in host memory. A copy to the host is made
+    beside training.
+
+    Args:
+        host: the number of that slot.
+        own: what the optimizer remembers in its param groups.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: int = 1, own: OwnNumbers | None = None) -> None:
         self._storage = Storage()
+        self._retiring = Storage()
+        """For copies of copies: training need not wait for them, but whoever overwrites the latter must."""
         self._copies: dict[int, _Copy] = {}
+        self._filled: dict[int, tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]] = {}
+        """Copies and their sources, as they were last carried out for a slot."""
+        self._host = host
+        self._own = OwnNumbers() if own is None else own
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """From now on, notice what the optimizer's steps change in its param groups. To be called between steps."""
+        self._own.watch(optimizer)
 
     def keep(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Copy what is there now into a slot. Synchronises nothing."""
         self.wait()
+        self._retiring.wait()
         parameters = trained_parameters(optimizer)
         ids, buffers, states = [id(p) for p in parameters], _buffers(model), _states(optimizer, parameters)
         old = self._copies.pop(slot, None)
-        if old is None or old.parameters != ids:  # no memory that could be used again
-            on_device = slot != _ON_HOST and self._storage.has_room(leaves([parameters, buffers, states]))
-            old = _Copy(ids, [], {}, [], [], on_device)
+        if old is not None and self._filled_again(slot, old, ids, [*parameters, *buffers.values()], states):
+            self._copies[slot] = old._replace(numbers=_numbers(optimizer))
+            return
+        if old is None or old.parameters != ids or any(old is other for other in self._copies.values()):
+            on_device = slot != self._host and self._has_room(parameters, buffers, states)
+            old = _Copy(ids, [], {}, [], {}, on_device)  # no memory that could be used again
         at_once: list[tuple[Tensor, Tensor]] = []
         beside: list[tuple[Tensor, Tensor]] = []
         own = copied(parameters, old.weights, old.on_device, at_once)
@@ -65,28 +136,90 @@ class Snapshots:
         own_states = copied(states, old.states, old.on_device, beside)
         self._storage.fill_(at_once)
         self._storage.fill_(beside, beside=True)  # only the next step changes what the optimizer remembers
+        self._filled[slot] = (at_once, beside)
         self._copies[slot] = _Copy(ids, own, own_buffers, own_states, _numbers(optimizer), old.on_device)
+
+    def _filled_again(
+        self, slot: int, old: _Copy, ids: list[int], held: list[Tensor], states: Sequence[dict[str, Any]]
+    ) -> bool:
+        """Copy the same tensors into the same memory as the last time, if they are the same.
+
+        Those of the last time are held, so that no other tensor can lie where they do.
+        """
+        at_once, beside = self._filled.get(slot, ([], []))
+        values = [value for state in states for value in state.values()]
+        is_same = (
+            old.parameters == ids
+            and not any(old is other for other in self._copies.values())
+            and all(isinstance(value, Tensor) for value in values)
+            and _places(source for _, source in at_once) == _places(held)
+            and _places(source for _, source in beside) == _places(values)
+        )
+        if is_same:
+            self._storage.fill_(at_once)
+            self._storage.fill_(beside, beside=True)
+        return is_same
+
+    def _has_room(self, parameters: Sequence[Tensor], buffers: Any, states: Sequence[Any]) -> bool:
+        """Whether a copy fits on the device. Before the first step most optimizers will still remember two moments."""
+        expected = states if any(states) else [parameters, parameters]
+        return self._storage.has_room(leaves([parameters, buffers, expected]))
+
+    def is_near(self, optimizer: Optimizer) -> bool:
+        """Whether all slots but the host's lie on the device, or will."""
+        if not all(copy.on_device for slot, copy in self._copies.items() if slot != self._host):
+            return False
+        if sum(slot != self._host for slot in self._copies) > 1:
+            return True
+        parameters = trained_parameters(optimizer)
+        return self._has_room(parameters, {}, _states(optimizer, parameters))
+
+    def retire(self, slot: int, host: int) -> None:
+        """Copy a snapshot into the host's slot, beside training: it is to be overwritten after some more steps."""
+        copy, old = self._copies[slot], self._copies.pop(host, None)
+        if not any(tensor.device != _HOST for tensor in leaves([copy.weights, copy.states])):
+            self._copies[host] = copy  # it lies on the host already: the next one gets memory of its own
+            return
+        pairs: list[tuple[Tensor, Tensor]] = []
+        fits = old is not None and old.parameters == copy.parameters
+        weights, buffers, states = (
+            copied(getattr(copy, name), getattr(old, name) if fits else None, False, pairs)
+            for name in ("weights", "buffers", "states")
+        )
+        self._retiring.fill_(pairs, beside=True)
+        self._copies[host] = _Copy(copy.parameters, weights, buffers, states, copy.numbers, on_device=False)
 
     def keep_only(self, slots: Collection[int]) -> None:
         """Free all other slots."""
         self._copies = {slot: copy for slot, copy in self._copies.items() if slot in slots}
+        self._filled = {slot: pairs for slot, pairs in self._filled.items() if slot in slots}
 
     def present(self, optimizer: Optimizer) -> frozenset[int]:
-        """Slots that can be put back. Layers may have been frozen or thawed since a copy was made."""
-        trained = [id(p) for p in trained_parameters(optimizer)]
-        return frozenset(slot for slot, copy in self._copies.items() if copy.parameters == trained)
+        """Slots with something to put back. Layers may have been added, frozen or thawed since a copy was made."""
+        known = _by_id(optimizer)
+        return frozenset(slot for slot, copy in self._copies.items() if not known.keys().isdisjoint(copy.parameters))
 
     def wait(self) -> None:
         """Before the optimizer makes a step: copies under way come first. Does not synchronise."""
         self._storage.wait()
 
+    def _finish(self) -> None:
+        for storage in (self._storage, self._retiring):
+            storage.finish()
+
     def restore_(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """Put a copy back, in place, and tell whoever holds copies of the weights."""
-        self.wait()
-        copy, parameters = self._copies[slot], trained_parameters(optimizer)
+        """Put a copy back, in place, and tell whoever holds copies of the weights.
+
+        Parameters that came since stay as they are, and so does what the optimizer remembers of them.
+        """
+        self._finish()
+        copy, known = self._copies[slot], _by_id(optimizer)
+        rows = [row for row in zip(copy.parameters, copy.weights, copy.states, strict=True) if row[0] in known]
+        parameters = [known[one] for one, _, _ in rows]
         buffers, values = _fitting(_buffers(model), copy.buffers)
-        write_([*parameters, *buffers], [*copy.weights, *values])
-        _remember_(optimizer, parameters, copy)
+        write_([*parameters, *buffers], [*(weights for _, weights, _ in rows), *values])
+        _remember_(optimizer, parameters, [state for _, _, state in rows])
+        _put_numbers(optimizer, copy.numbers, self._own.names)
         refresh(optimizer)
         if model is None:
             reshard_all()
@@ -97,63 +230,78 @@ class Snapshots:
 
     def saved(self, optimizer: Optimizer) -> list[list[Any]]:
         """All copies as pairs of slot and content: the tensors themselves."""
-        self._storage.finish()
-        rows = [[slot, _saved(copy, optimizer)] for slot, copy in self._copies.items()]
+        self._finish()
+        names = self._own.names
+        rows = [[slot, _saved(copy, names, optimizer)] for slot, copy in self._copies.items()]
         return [row for row in rows if row[1] is not None]
 
     @classmethod
-    def loaded(cls, saved: Sequence[Sequence[Any]], optimizer: Optimizer) -> Snapshots:
+    def loaded(cls, saved: Sequence[Sequence[Any]], optimizer: Optimizer, host: int = 1) -> Snapshots:
         """New ones from :meth:`saved`. What does not fit raises."""
-        found = cls()
+        found = cls(host, OwnNumbers(name for _, row in saved for _, numbers in row["numbers"] for name in numbers))
         for slot, row in saved:
             parameters = parameters_at(row["places"], optimizer)
             refuse_other_shapes(parameters, row["weights"])
-            found._copies[int(slot)] = found._placed(int(slot), row, parameters, _states(optimizer, parameters))
+            found._copies[int(slot)] = found._placed(int(slot), row, parameters, optimizer)
         return found
 
-    def _placed(
-        self, slot: int, row: Mapping[str, Any], parameters: Sequence[Tensor], states: Sequence[dict[str, Any]]
-    ) -> _Copy:
+    def _placed(self, slot: int, row: Mapping[str, Any], parameters: Sequence[Tensor], optimizer: Optimizer) -> _Copy:
         """A saved copy where :meth:`keep` would have put it."""
-        stays = slot != _ON_HOST and self._storage.has_room(leaves([parameters, states]))
-        devices = [p.device if stays else torch.device("cpu") for p in parameters]
-        any_device = devices[0] if devices else torch.device("cpu")
+        stays = slot != self._host and self._has_room(parameters, {}, _states(optimizer, parameters))
+        devices = [p.device if stays else _HOST for p in parameters]
+        any_device = devices[0] if devices else _HOST
         return _Copy(
             [id(p) for p in parameters],
             [_cloned(value, device) for value, device in zip(row["weights"], devices, strict=True)],
             _cloned(row["buffers"], any_device),
             [_cloned(state, device) for state, device in zip(row["states"], devices, strict=True)],
-            [dict(numbers) for numbers in row["numbers"]],
+            {id(parameters_at([place], optimizer)[0]): dict(numbers) for place, numbers in row["numbers"]},
             stays,
         )
 
 
-def _saved(copy: _Copy, optimizer: Optimizer) -> dict[str, Any] | None:
-    """A copy, for a checkpoint; None if parameters of it are gone."""
+def _saved(copy: _Copy, names: Collection[str], optimizer: Optimizer) -> dict[str, Any] | None:
+    """A copy, for a checkpoint; None if parameters of it are gone. ``names``: of the optimizer's own numbers."""
     places = places_of(copy.parameters, optimizer)
     if places is None:
         return None
-    parts = ("weights", "buffers", "states", "numbers")
-    return {"places": places, **{name: getattr(copy, name) for name in parts}}
+    own = [{name: value for name, value in row.items() if name in names} for row in copy.numbers.values()]
+    numbers = [list(pair) for pair in zip(places_of(list(copy.numbers), optimizer) or (), own, strict=False)]
+    parts = {name: getattr(copy, name) for name in ("weights", "buffers", "states")}
+    return {"places": places, **parts, "numbers": numbers}
+
+
+def _places(tensors: Iterable[Tensor]) -> list[int]:
+    return [local(tensor).data_ptr() for tensor in tensors]
+
+
+def _by_id(optimizer: Optimizer) -> dict[int, Tensor]:
+    """All of its parameters, also those that are frozen now."""
+    return {id(p): p for group in optimizer.param_groups for p in group["params"]}
 
 
 def _states(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[dict[str, Any]]:
     return [dict(optimizer.state.get(p, {})) for p in parameters]
 
 
-def _numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [{name: v for name, v in group.items() if _is_own_number(name, v)} for group in optimizer.param_groups]
+def _numbers(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    return {
+        id(group["params"][0]): {name: v for name, v in group.items() if _is_number(name, v)}
+        for group in optimizer.param_groups
+        if group["params"]
+    }
 
 
-def _is_own_number(name: str, value: object) -> bool:
-    return name not in _SCHEDULED and isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_number(name: str, value: object) -> bool:
+    """The rate is a schedule's, whoever changes it in a step."""
+    return name != "lr" and isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @torch.no_grad()
-def _remember_(optimizer: Optimizer, parameters: Sequence[Tensor], copy: _Copy) -> None:
-    """What the optimizer remembers is as in the copy."""
+def _remember_(optimizer: Optimizer, parameters: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
+    """What the optimizer remembers of parameters is as in a copy."""
     pairs: list[tuple[Tensor, Tensor]] = []
-    for p, state in zip(parameters, copy.states, strict=True):
+    for p, state in zip(parameters, states, strict=True):
         if not state:
             optimizer.state.pop(p, None)
             continue
@@ -167,10 +315,17 @@ def _remember_(optimizer: Optimizer, parameters: Sequence[Tensor], copy: _Copy) 
         for name in set(now) - set(state):
             del now[name]
     copy_all_(pairs)
-    for group, numbers in zip(optimizer.param_groups, copy.numbers, strict=False):  # groups may have been added
-        for name in [name for name, value in group.items() if name not in numbers and _is_own_number(name, value)]:
-            del group[name]
-        group.update(numbers)
+
+
+def _put_numbers(optimizer: Optimizer, rows: Mapping[int, dict[str, Any]], names: Collection[str]) -> None:
+    """The optimizer's own numbers are as in a copy; those that its steps have made since are gone."""
+    for group in optimizer.param_groups:
+        numbers = rows.get(id(group["params"][0])) if group["params"] else None
+        for name in names if numbers is not None else ():  # none: the group was added since
+            if numbers is not None and name in numbers:
+                group[name] = numbers[name]
+            else:
+                group.pop(name, None)
 
 
 def _buffers(model: nn.Module | None) -> dict[str, Tensor]:
@@ -211,6 +366,8 @@ class Storage:
     def __init__(self) -> None:
         self._beside: dict[torch.device, torch.cuda.Stream] = {}
         self._under_way: dict[torch.device, torch.cuda.Event] = {}
+        self._left: set[torch.device] = set()
+        """Devices from which copies to the host may still be under way."""
 
     def fill_(self, pairs: Sequence[tuple[Tensor, Tensor]], *, beside: bool = False) -> None:
         """Carry copies out; ``beside``: those from a GPU to the host on a stream beside training."""
@@ -218,6 +375,8 @@ class Storage:
         aside: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for target, source in pairs:
             leaves_gpu = source.is_cuda and target.is_cpu
+            if target.is_cpu and not source.is_cpu:
+                self._left.add(source.device)
             place = aside.setdefault(source.device, []) if beside and leaves_gpu else at_once
             place.append((target, source))
         copy_all_(at_once)
@@ -240,10 +399,9 @@ class Storage:
 
     def finish(self) -> None:
         """Wait until copies to the host are there, to be read."""
-        if torch.cuda.is_initialized():
-            for device in {torch.device("cuda", torch.cuda.current_device()), *self._beside}:
-                torch.cuda.synchronize(device)
-        self._under_way = {}
+        for device in self._left:
+            torch.accelerator.synchronize(device)
+        self._left, self._under_way = set(), {}
 
     @staticmethod
     def has_room(needed: Iterable[Tensor]) -> bool:
@@ -289,7 +447,7 @@ def _fits(old: Any, source: Tensor, on_device: bool) -> bool:
     return (
         isinstance(old, Tensor)
         and (old.shape, old.dtype) == (source.shape, source.dtype)
-        and old.device == (source.device if on_device else torch.device("cpu"))
+        and old.device == (source.device if on_device else _HOST)
     )
 
 

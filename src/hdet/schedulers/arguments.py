@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hdet.auto.constants import DEFAULT
 from hdet.auto.rule import Rule
 from hdet.auto.saving import ResumableSearch
-from hdet.checks import is_int, is_real, must_be, users_level
+from hdet.checks import is_int, is_real, must_be, shown, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
 from hdet.distributed.meeting import Meeting
@@ -21,7 +21,7 @@ from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
-from hdet.parameters import check_model, parts_of, refuse_without_hooks, trained_parameters
+from hdet.parameters import check_model, group_counts, parts_of, refuse_without_hooks, trained_parameters
 
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
@@ -67,15 +67,21 @@ def checked_length(sync_every: Any, default: int) -> int:
     return int(sync_every)
 
 
-def rate_names(first: int, end: int) -> list[str]:
-    """Of the learning rates of parameter groups."""
-    return [f"lr[{g}]" for g in range(first, end)]
+def rate_names(optimizer: Optimizer) -> list[str]:
+    """Of the learning rates of all parameter groups. No name changes when a group is added.
+
+    ``lr[2]`` is that of the third group; ``lr[0.2]``, where several optimizers are seen as one, of the first one's.
+    """
+    counts = group_counts(optimizer)
+    if len(counts) == 1:
+        return [f"lr[{g}]" for g in range(counts[0])]
+    return [f"lr[{part}.{g}]" for part, count in enumerate(counts) for g in range(count)]
 
 
-def rate_knobs(first: int, end: int, spread: float) -> list[KnobSpec]:
-    """One knob per parameter group: its learning rate."""
+def rate_knobs(names: Sequence[str], spread: float) -> list[KnobSpec]:
+    """Learning rates as knobs."""
     scale = scale_named("relative")
-    return [KnobSpec(name, scale, float(spread), scheduled=True) for name in rate_names(first, end)]
+    return [KnobSpec(name, scale, float(spread), scheduled=True) for name in names]
 
 
 def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any) -> None:
@@ -125,7 +131,7 @@ def search_of(
     everybody = None if isinstance(ours.group, Arms) else ours.group  # ranks of one model decide together
     return ResumableSearch(
         rule,
-        rate_names(0, len(guesses)),
+        rate_names(optimizer),
         groups,
         ours.model,
         Meeting(everybody, alike),
@@ -141,8 +147,8 @@ def check_guesses(guesses: Sequence[Any]) -> None:
     if not (all(within) and any(guesses)):
         raise ArgumentError(
             f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 where "
-            f"a group is to be left alone, and one must be above 0, but got {list(guesses)}; any guess will do, for "
-            "instance 1e-3"
+            f"a group is to be left alone, and one must be above 0, but got {shown(list(guesses))}; any guess will "
+            "do, for instance 1e-3"
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import is_int, is_one_of, must_be
+from hdet.checks import is_int, is_one_of, must_be, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import Group
 from hdet.distributed.meeting import Meeting
@@ -191,20 +191,25 @@ class Ensemble(OnSchedule[Replicas]):
             return
         if self._explores_all_rates:
             spread = max(knob.spec.spread for knob in self._knobs)
-            more = knob_factories.lr(self.optimizer, spread=spread, groups=list(new))
+            more = knob_factories.lr(self.optimizer, spread=spread, groups=new)
             self._knobs += more
             self._run.steering.grow([knob.spec for knob in more])
+            self._run.chronicle.add([knob.spec.name for knob in more], self._step)
 
     def _check_metrics(self, metrics: float) -> None:
         if not isinstance(self.schedule, ReduceLROnPlateau):
             raise ArgumentError(
-                f"metrics are for ReduceLROnPlateau, but the schedule is {self.schedule!r}; leave them out"
+                f"metrics are for ReduceLROnPlateau, but the schedule is {shown(self.schedule)}; leave them out"
             )
         self._run.compare(self.optimizer, float(metrics), self._step)
 
     def _write_values(self) -> None:
-        """Put this replica's values where they act: rates at every step, others where a round begins."""
+        """Put this replica's values where they act: rates at every step, others where a round begins.
+
+        Groups whose rate is no knob have the schedule's plain rate.
+        """
         t = self._step
+        self._plain.write()
         values, learned = self._run.steering.values(t, self._run.seat), list(self._run.steering.bases.learned)
         fresh = self._written != (values, learned)
         self._written = (values, learned)

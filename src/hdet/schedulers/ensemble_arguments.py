@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.auto.saving import ResumableSearch
-from hdet.checks import must_be
+from hdet.checks import must_be, shown
 from hdet.distributed.arms import Arms
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
@@ -32,7 +32,7 @@ def flat_knobs(knobs: Any) -> list[Knob]:
     strangers = [item for item in flat if not isinstance(item, Knob)]
     if strangers:
         raise ArgumentError(
-            f"knobs must be made by hdet.knobs.*, but got {strangers!r}; for instance hdet.knobs.lr(optimizer)"
+            f"knobs must be made by hdet.knobs.*, but got {shown(strangers)}; for instance hdet.knobs.lr(optimizer)"
         )
     return flat
 
@@ -43,7 +43,8 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
         return
     if not callable(getattr(schedule, "step", None)):
         raise ArgumentError(
-            f"schedule must have step(), as torch's schedulers do, or be None, but got {schedule!r}; give the scheduler"
+            f"schedule must have step(), as torch's schedulers do, or be None, but got {shown(schedule)}; give the "
+            "scheduler"
         )
     if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
@@ -68,7 +69,7 @@ def check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if not knobs or doubled:
         raise ArgumentError(
-            f"knobs must be at least one, each with a name of its own, but got {names}; "
+            f"knobs must be at least one, each with a name of its own, but got {shown(names)}; "
             "give each its own name, or None for the learning rates"
         )
     cycled = [name for name in names if name.startswith(("momentum", "betas.0"))]
@@ -107,6 +108,6 @@ def controller_of(controller: object, signal: Signal) -> Controller | None:
     if isinstance(controller, Controller):
         return controller
     raise ArgumentError(
-        f"controller must have init() and update(), or be False or None, but got controller={controller!r}; "
+        f"controller must have init() and update(), or be False or None, but got controller={shown(controller)}; "
         "for instance hdet.Normalised()"
     )

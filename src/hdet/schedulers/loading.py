@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import alike, check_state, number, users_level
+from hdet.checks import alike, check_state, number, shown, users_level
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError, ResumeWarning
 
@@ -89,7 +89,7 @@ def what_it_is(state: Any) -> str:
         return found
     if all(isinstance(value, Tensor) for value in state.values()):
         return "a state of a model"
-    return f"a dict with the keys {sorted(keys)[:_SHOWN]}"
+    return f"a dict with the keys {shown(sorted(keys)[:_SHOWN])}"
 
 
 def refuse_foreign(state: Any, needed: set[str], own: str, expected: str) -> None:

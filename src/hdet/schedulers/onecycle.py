@@ -11,15 +11,15 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.auto.saving import ResumableSearch
+from hdet.auto.saving import ResumableSearch, has_tensors
 from hdet.auto.telling import Found, found_html
-from hdet.checks import check_state, count, fields, flag, maybe, must_be, users_level
+from hdet.checks import check_state, count, fields, flag, maybe, must_be, shown, users_level
 from hdet.distributed.group import Group, Seat
 from hdet.ensemble.published import Controller
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
-from hdet.parameters import as_type_of, copy_rate, unwrapped
+from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, unwrapped, with_added
 from hdet.schedulers import torch_onecycle as torch_private
 from hdet.schedulers.arguments import Ours, rate_knobs, rate_names
 from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
@@ -27,7 +27,7 @@ from hdet.schedulers.onecycle_arguments import Fanout, onecycle_run
 from hdet.schedulers.plan import Plan, planned_in
 from hdet.schedulers.torch_onecycle import take_in
 
-_NOT_SAVED = {"_run", "_is_auto", "_has_doubted", "_counted", "_plan"}
+_NOT_SAVED = {"_run", "_is_auto", "_has_doubted", "_counted", "_plan", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name at every step: ``super()`` is slow before Python 3.12."""
@@ -58,10 +58,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     guess.
 
     Args:
-        optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy, cycle_momentum,
+        optimizer, total_steps, epochs, steps_per_epoch, pct_start, anneal_strategy,
             base_momentum, max_momentum, div_factor, final_div_factor, three_phase, last_epoch: as in torch.
             With "auto" and without a length the rate is held until :meth:`finish` is called; ``total_steps`` is
-            infinite until then.
+            infinite until then. With "auto" an optimizer without momentum, such as Adagrad, has none cycled.
+        cycle_momentum: as in torch, unless a rate is searched: then momentum stays as it is, which makes no difference.
         max_lr: as in torch, or "auto": the optimizer's own rate is a guess that may be far off.
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
@@ -144,6 +145,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             Plan.of(self).without_end().put(self)
         self._plan = Plan.of(self)
         """As it was made; the schedule's own may have been finished since."""
+        self._counts = group_counts(optimizer)
+        """Groups that are known, of each optimizer."""
         self._run.begin(optimizer)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -153,16 +156,16 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     ) -> None:
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
 
-        Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch)``: a positional int is
-        an epoch (with one warning if losses were given before), a float or a tensor of one element is a loss. A round's
-        end is a collective.
+        Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch=3)``. A loss is a float
+        or a tensor of one element. A positional int is an epoch as in torch (with one warning if losses were given
+        before); with "auto" it is refused, since a loss may have been meant. A round's end is a collective.
         """
         if epoch is None and loss is None and (value is None or isinstance(value, Tensor)):  # as usual, without delay
             loss = value
         else:
             loss, epoch = _loss_and_epoch(value, epoch, loss)
             if epoch is not None and epoch is value:
-                self._doubt(epoch)
+                self._check_positional(epoch)
         self._step_count = min(self._step_count, self._counted)
         if not torch_private.in_constructor(self):
             self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
@@ -237,7 +240,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     @property
     def found(self) -> Found | None:
-        """What a search has found so far: rate, whether it has settled, number of roll backs; None without a search.
+        """What a search has found so far: rates, whether they have settled, roll backs; None without a search.
 
         As of the last round that has ended. The same on every rank, and no collective.
         """
@@ -245,8 +248,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows of a search. None: it shows what it shows of any object."""
-        rate = float(self.optimizer.param_groups[0]["lr"])
-        return None if self.found is None else found_html(self.found, self.last_epoch, self._run.total_steps, rate)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        return None if self.found is None else found_html(self.found, self.last_epoch, self._run.total_steps, rates)
 
     @property
     def multipliers(self) -> list[float]:
@@ -299,8 +302,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             if "planned" in ours:  # earlier versions have none
                 check_state(ours, {"planned": maybe(count(1))}, "the checkpoint's hdet state")
             if self._is_of_another_length(state_dict):
-                saved, t, rate = Plan.saved_in(state_dict), state_dict["last_epoch"], self._searching().rate_in(ours)
-                self._plan.check_goes_on(saved, planned_in(state_dict), t, rate)
+                saved, t, found = Plan.saved_in(state_dict), state_dict["last_epoch"], self._searching().found_in(ours)
+                self._plan.check_goes_on(saved, planned_in(state_dict), t, found.max_lr)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
@@ -310,8 +313,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         torch's own OneCycleLR: then the constructor's hdet arguments count, and replicas differ from the next step on.
         """
         self.check_state_dict(state_dict)
-        known = {*super().state_dict(), "_anneal_func_type"} - _NOT_SAVED
+        known = {*super().state_dict(), "_anneal_func_type", "use_beta1"} - _NOT_SAVED
         torch_state = {key: v for key, v in torch_private.up_to_date(state_dict).items() if key in known}
+        if not all("base_momentum" in group for group in self.optimizer.param_groups):
+            torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours = state_dict.get("hdet")
         takes_length = ours is None or isinstance(self._run, Replicas)
@@ -356,12 +361,12 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
         """Raise unless a search can be loaded once ``state_dict`` is. Changes nothing."""
-        if search:
+        if has_tensors(search):
             self._searching().check_tensors(search, self.optimizer, state_dict["last_epoch"])
 
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
-        if state_dict:
+        if has_tensors(state_dict):
             self._searching().load_tensors(state_dict, self.optimizer, self.last_epoch)
 
     def _searching(self) -> ResumableSearch:
@@ -372,8 +377,17 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             )
         return self._run
 
-    def _doubt(self, epoch: int) -> None:
-        """Say once that an integer was taken for an epoch, if losses were given before: it may have been one."""
+    def _check_positional(self, epoch: int) -> None:
+        """An integer was given as torch takes an epoch, but it may be a loss.
+
+        A search refuses it, except for the 0 by which SequentialLR of torch 2.6 begins the turn of a scheduler. Others
+        say once that it was taken for an epoch, if losses were given before.
+        """
+        if self._is_auto and not (epoch == 0 and self.last_epoch < 0):
+            raise ArgumentError(
+                f'a loss must be a float or a tensor with max_lr="auto", but step() got the integer {epoch}; give '
+                f"step(float(loss)), or step(epoch={epoch}) to set the epoch"
+            )
         if self._run.losses.ever and not self._has_doubted:
             self._has_doubted = True
             warnings.warn(
@@ -415,17 +429,18 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""
         run, groups = self._run, self.optimizer.param_groups
-        known = len(run.knobs)
-        if len(groups) == known:
+        if len(groups) == len(run.knobs):  # every step asks
             return
-        new, last = take_in(groups, by_lr=self._is_auto, momenta=self.cycle_momentum), iter(self._last_lr)
-        rows = [(copy_rate(group["lr"]), is_new) for group, is_new in zip(groups, new, strict=True)]
-        self._last_lr = [rate if is_new else next(last, rate) for rate, is_new in rows]
+        new, names = added_groups(self.optimizer, self._counts), rate_names(self.optimizer)
+        take_in(groups, new, by_lr=self._is_auto, momenta=self.cycle_momentum)
+        self._counts = group_counts(self.optimizer)
+        self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
+        run.chronicle.add([names[g] for g in new], max(self.last_epoch, 0))
         if isinstance(run, ResumableSearch):
-            run.grow(rate_names(known, len(groups)))
+            run.grow(new, names)
         else:
             spread = max((spec.spread for spec in run.steering.specs), default=0.0)
-            run.steering.grow(rate_knobs(known, len(groups), spread))
+            run.steering.grow(rate_knobs([names[g] for g in new], spread))
 
     def _schedule(self, t: int) -> list[float]:
         return [float(value) for value in self._values(t)]
@@ -457,10 +472,10 @@ def _loss_and_epoch(
     """Sort out what ``step`` was given. Never TypeError: DeepSpeed takes one for a request to step by batch size."""
     for given in (value, epoch, loss):
         if isinstance(given, bool):
-            raise ArgumentError(f"a loss must be a number, but step() got {given!r}; call step() or step(loss)")
+            raise ArgumentError(f"a loss must be a number, but step() got {shown(given)}; call step() or step(loss)")
     if value is not None:
         if loss is not None:
-            raise ArgumentError(f"step() got two losses, {value!r} and loss={loss!r}; give one of them")
+            raise ArgumentError(f"step() got two losses, {shown(value)} and loss={shown(loss)}; give one of them")
         if isinstance(value, Integral) and epoch is None:
             epoch = value
         else:

@@ -32,6 +32,7 @@ from hdet.schedulers.arguments import (
     check_guesses,
     checked_length,
     rate_knobs,
+    rate_names,
     search_of,
 )
 from hdet.schedulers.torch_onecycle import check_levels, check_steps, number_of
@@ -72,6 +73,9 @@ def onecycle_run(
     if is_auto:
         _refuse_fanout(fanout)
         schedule["max_lr"] = _guesses(optimizer)
+        searches = fanout.auto_lr is True and (torch_private.total_steps_of(schedule) or 0) >= DEFAULT.shortest
+        if searches or not {"momentum", "betas"} & set(getattr(optimizer, "defaults", ("momentum",))):
+            schedule["cycle_momentum"] = False  # no gain in a search; torch refuses Adagrad and Adafactor
         if schedule["max_lr"]:
             check_guesses(schedule["max_lr"])  # torch would speak of a max_lr that nobody gave
     else:
@@ -108,7 +112,7 @@ def _replicas(
     settings = Settings(rounds, int(fanout.seed), fanout.decay, start)
     isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
     body = Body(ours.model, with_state=isolated)  # moments differ between arms, and only there
-    specs = rate_knobs(0, len(optimizer.param_groups), spread)
+    specs = rate_knobs(rate_names(optimizer), spread)
     fan_out = FanOut(specs, Permuted(), settings.seed, shared_rates(optimizer))
     settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
     steering = Steering(settings, fan_out, controller, [spec.start(0.0) for spec in specs])
@@ -169,7 +173,7 @@ def _check_fanout(fanout: Fanout, go_back: object) -> None:
     spread = fanout.spread
     if spread is not None and not (is_real(spread) and 0 <= spread <= 1):
         raise ArgumentError(
-            f"spread must be at least 0 and at most 1, but got spread={spread!r}; it is the relative distance of "
+            f"spread must be at least 0 and at most 1, but got spread={shown(spread)}; it is the relative distance of "
             "the outermost replicas from the base rate, published as 1/9, and 0 means no fan-out"
         )
     _controller(fanout)
@@ -206,7 +210,7 @@ def _checked_start(start: Any, total_steps: int) -> int:
     if not (is_int(start) and 0 <= start <= total_steps):
         raise ArgumentError(
             f"auto_lr_start must be an integer from 0 to total_steps = {total_steps}, but got "
-            f"auto_lr_start={start!r}; leave it out for the end of the warm-up, or use auto_lr=False for never"
+            f"auto_lr_start={shown(start)}; leave it out for the end of the warm-up, or use auto_lr=False for never"
         )
     return int(start)
 

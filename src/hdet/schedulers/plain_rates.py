@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.auto.saving import ResumableSearch
-from hdet.checks import Rule, check_state, count, fields, maybe, some_rates
+from hdet.checks import Rule, check_state, count, fields, maybe, shown, some_rates
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
-from hdet.parameters import Rate, copy_rate, put_rate
+from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, with_added
 from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
 
 Run = TypeVar("Run", ResumableSearch, Replicas)
@@ -40,14 +40,19 @@ class PlainRates:
         self.optimizer = optimizer
         self.schedule = schedule
         self.values: list[Rate] = self._held()
+        self._counts = group_counts(optimizer)
         self._coming: list[Rate] | None = None
         """Of the next step, where the schedule has made it already."""
 
-    def new_groups(self) -> range:
-        """Groups that were added to the optimizer since: they follow the schedule from now on."""
-        groups = self.optimizer.param_groups
-        new = range(len(self.values), len(groups))
-        self.values += [copy_rate(groups[g]["lr"]) for g in new]
+    def new_groups(self) -> list[int]:
+        """The numbers of groups that were added to the optimizer since: they follow the schedule from now on."""
+        new = added_groups(self.optimizer, self._counts)
+        if new:
+            held = self._held()
+            self.values = with_added(self.values, {g: held[g] for g in new})
+            if self._coming is not None:
+                self._coming = with_added(self._coming, {g: held[g] for g in new})
+            self._counts = group_counts(self.optimizer)
         return new
 
     def step(self, metrics: float | None = None) -> None:
@@ -65,6 +70,11 @@ class PlainRates:
     def load(self, values: Sequence[Rate]) -> None:
         """Go on from these values."""
         self.values, self._coming = list(values), None
+
+    def write(self) -> None:
+        """Put the schedule's values into the optimizer. Without a schedule its rates are left to others."""
+        if self.schedule is not None:
+            self._put(self.values)
 
     def _stepped(self, metrics: float | None) -> list[Rate]:
         """Whoever looks ahead must not make the schedule's step twice: most can neither be asked nor be copied."""
@@ -109,6 +119,10 @@ class OnSchedule(Generic[Run]):
         """Put the values of this step where they act."""
         raise NotImplementedError
 
+    def _take_in_new_groups(self) -> None:
+        """Groups that were added to the optimizer follow the schedule from the next step on."""
+        raise NotImplementedError
+
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss of this rank towards the round; ``step(loss)`` is observe and step."""
         self._run.observe(loss)
@@ -131,6 +145,7 @@ class OnSchedule(Generic[Run]):
 
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
+        self._take_in_new_groups()
         return {
             "step": self._step,
             "total_steps": self._run.total_steps,
@@ -147,7 +162,7 @@ class OnSchedule(Generic[Run]):
         if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain.values):
             raise ArgumentError(
                 f"the checkpoint has {'a' if has_schedule else 'no'} schedule and {len(state_dict['plain_lrs'])} "
-                f"parameter groups, but here the schedule is {self.schedule!r} and there are "
+                f"parameter groups, but here the schedule is {shown(self.schedule)} and there are "
                 f"{len(self._plain.values)}; build optimizer and scheduler as they were when it was saved"
             )
         check_schedule(self.schedule, state_dict["schedule"])

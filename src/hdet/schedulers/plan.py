@@ -13,6 +13,22 @@ from hdet.errors import ArgumentError
 from hdet.schedulers.arguments import LONGEST
 
 
+class LengthError(ArgumentError):
+    """A run that was saved cannot go on with the length that was given.
+
+    Args:
+        must: what the length must be, and why.
+        got: the length, None for no end, and what follows from it.
+        cure: in the words of a loop that makes the scheduler itself.
+        needed: the length that the run goes on with; None: any that is greater.
+        max_lr: the peak rates that were found.
+    """
+
+    def __init__(self, must: str, got: str, cure: str, *, needed: int | None, max_lr: str) -> None:
+        super().__init__(f"total_steps must be {must}, but got total_steps={got}; {cure}")
+        self.must, self.got, self.needed, self.max_lr = must, got, needed, max_lr
+
+
 class Plan(NamedTuple):
     """What torch's OneCycleLR goes by."""
 
@@ -86,23 +102,28 @@ class Plan(NamedTuple):
                 f"{now}; go on from a checkpoint of an earlier step"
             )
 
-    def check_goes_on(self, saved: Plan, length: int | None, now: float, rate: float) -> None:
+    def check_goes_on(self, saved: Plan, length: int | None, now: float, found: str) -> None:
         """Raise unless a run that was saved at step ``now`` can go on by this plan.
 
-        ``saved``: its own; ``length``: that it was made with; ``rate``: that it has found.
+        ``saved``: its own; ``length``: that it was made with; ``found``: its ``max_lr``, in words.
         """
         if saved.has_fallen(now):
-            raise ArgumentError(
-                f"total_steps must be {length} as in the run that was saved, since its rate falls from step "
-                f"{saved.falls_from:g} on and this is step {now:g}, but got total_steps={self.length}; make the "
-                f"scheduler with total_steps={length}, or begin a new run from the weights with "
-                f"max_lr={rate:.2g}, the rate that was found"
+            raise LengthError(
+                f"{length} as in the run that was saved, since its rate falls from step {saved.falls_from:g} on and "
+                f"this is step {now:g}",
+                f"{self.length}",
+                f"make the scheduler with total_steps={length}, or begin a new run from the weights with "
+                f"max_lr={found}, which was found",
+                needed=length,
+                max_lr=found,
             )
         if self.has_fallen(now):
-            raise ArgumentError(
-                f"total_steps must be such that the schedule falls after step {now:g}, at which the run was saved, but "
-                f"got total_steps={self.length}, with which it falls from step {self.falls_from:g} on; give more, or "
-                f"make the scheduler with total_steps={length} and call scheduler.finish(steps)"
+            raise LengthError(
+                f"such that the schedule falls after step {now:g}, at which the run was saved",
+                f"{self.length}, with which it falls from step {self.falls_from:g} on",
+                f"give more, or make the scheduler with total_steps={length} and call scheduler.finish(steps)",
+                needed=None,
+                max_lr=found,
             )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -15,6 +16,7 @@ from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
 from hdet.journal.file import check_needed
 from hdet.parameters import check_optimizer, put_rate, unwrapped
+from hdet.schedulers.arguments import rate_names
 
 Found = tuple[list[int], list[float]]
 """Steps in ascending order, and the base value from each of them on."""
@@ -25,25 +27,26 @@ def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, 
     data = journal if isinstance(journal, JournalData) else read_journal(journal)
     if not data.rounds:
         raise ArgumentError("the journal has no round yet; give one of a run that has ended at least one")
-    names = [str(name) for name in data.header.get("knobs") or ()]
-    if not names:
+    if not data.header.get("knobs"):
         raise JournalError("the journal's header names no knobs; give a file written by journal=")
     for record in data.rounds:
         try:
-            check_needed(record, ("base_before", "base"), len(names))
+            check_needed(record, ("base_before", "base"), len(_knobs(data, record)))
         except ValueError as error:
             raise JournalError(
                 f"round {record.get('round')} of the journal is damaged: {error}; remove its line, or give another file"
             ) from error
-    return {name: _points(data, g) for g, name in enumerate(names)}
+    return {name: _points(data, name, begins) for name, begins in _beginnings(data).items()}
 
 
 def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Optimizer) -> LambdaLR:
     """The found schedule as a LambdaLR, to train again without the ensemble.
 
-    Each parameter group takes the rate of its knob; with one rate in the journal, all groups take it. Between the steps
-    of the journal the square root of the rate is interpolated linearly, which follows the end of a cosine. The first
-    step of a search, and the steps that were rolled back, are left out.
+    Each parameter group takes the rate of its knob, by name: ``lr[1]`` is the second group's, ``lr[head]`` that of the
+    group with the "name" head. A group that was added during the run has rate 0 until the step at which it was added.
+    If the first group's rate is the only one in the journal, all groups take it. Between the steps of the journal the
+    square root of the rate is interpolated linearly, which follows the end of a cosine. The first step of a search,
+    and the steps that were rolled back, are left out.
 
     Args:
         journal: a file written by ``journal=``, or its data.
@@ -51,21 +54,53 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     """
     optimizer = unwrapped(optimizer)
     check_optimizer(optimizer)
-    rates = [found for name, found in found_schedules(journal).items() if name.startswith("lr")]
-    groups = optimizer.param_groups
-    if len(rates) not in (1, len(groups)):
-        raise ArgumentError(
-            f"the journal has {len(rates)} learning rates, but the optimizer has {len(groups)} parameter groups; build "
-            "the optimizer with the groups of that run"
-        )
-    found = rates if len(rates) == len(groups) else rates * len(groups)
-    for group in groups:
+    data = journal if isinstance(journal, JournalData) else read_journal(journal)
+    found, begins = found_schedules(data), _beginnings(data)
+    names = _rates_of(optimizer, list(found))
+    for group in optimizer.param_groups:
         put_rate(group, 1.0)  # LambdaLR multiplies the rate that it finds
         group.pop("initial_lr", None)
-    return LambdaLR(optimizer, [partial(value_at, steps=steps, values=values) for steps, values in found])
+    return LambdaLR(optimizer, [partial(_rate_at, begins=begins[name], found=found[name]) for name in names])
 
 
-def _points(data: JournalData, g: int) -> Found:
+def _rates_of(optimizer: Optimizer, knobs: Sequence[str]) -> list[str]:
+    """The knob of a journal that is the rate of each parameter group, by its name."""
+    rates = [name for name in knobs if name.startswith("lr[") and name.endswith("]")]
+    named = [f"lr[{group['name']}]" if "name" in group else "" for group in optimizer.param_groups]
+    pairs = list(zip(named, rate_names(optimizer), strict=True))
+    own = [name if name in rates else number for name, number in pairs]
+    if len(rates) == 1 and (rates[0] == own[0] or rates[0] not in own):
+        return rates * len(own)
+    if len(rates) > len(own) or any(name not in rates for name in own):
+        raise ArgumentError(
+            f"the journal has {len(rates)} learning rates, {rates}, but those of the optimizer's {len(own)} parameter "
+            f"groups are called {[name or number for name, number in pairs]}; build the optimizer with the groups of "
+            'that run, in their order or with their names: {"params": ..., "name": "head"} has lr[head]'
+        )
+    return own
+
+
+def _knobs(data: JournalData, record: Mapping[str, Any]) -> list[str]:
+    """The names that the lists of a round go by. Earlier versions have none for groups that were added."""
+    names = [str(name) for name in data.header["knobs"]]
+    own = record.get("knobs")
+    more = range(len(names), len(record.get("base") or ()))
+    return [*names, *(f"lr[{g}]" for g in more)] if own is None else [str(name) for name in own]
+
+
+def _beginnings(data: JournalData) -> dict[str, int]:
+    """Every knob, and the step from which it is there: that at which its group was added, or 0."""
+    found: dict[str, int] = {}
+    before = 0
+    for record in data.rounds:
+        for name in _knobs(data, record):
+            found.setdefault(name, before)
+        found |= record.get("added") or {}
+        before = int(record["step"])
+    return found
+
+
+def _points(data: JournalData, name: str, begins: int) -> Found:
     first_steps = [r for r in data.rounds if str(r.get("event") or "").startswith(("first step", "restarted"))]
     start = max((int(r["step"]) for r in first_steps), default=0)  # before it nobody knew how long steps are
     total = {**(data.header.get("arguments") or {}), **data.rounds[-1]}.get("total_steps")  # it may have changed
@@ -74,6 +109,10 @@ def _points(data: JournalData, g: int) -> Found:
     known: list[tuple[int, float]] = []
     """Where the last round ended."""
     for record in data.rounds:
+        names = _knobs(data, record)
+        if name not in names:
+            continue
+        g = names.index(name)
         known.append((int(record["step"]) - 1, record["base_before"][g]))  # the value at the round's last step
         for step, value in known:
             if start <= step < end and (not points or step > points[-1][0]):
@@ -83,10 +122,14 @@ def _points(data: JournalData, g: int) -> Found:
         if undone is not None:  # step N began from the weights of step N
             points = [point for point in points if point[0] < undone]
     if not points:
-        points = [(0, known[0][1])]
-    elif start > 0:
-        points.insert(0, (0, points[0][1]))
+        points = [(begins, known[0][1])]
+    elif start > 0 or begins > 0:
+        points = [(begins, points[0][1]), *(point for point in points if point[0] > begins)]
     return [step for step, _ in points], [float(value) for _, value in points]
+
+
+def _rate_at(t: int, begins: int, found: Found) -> float:
+    return value_at(t, *found) if t >= begins else 0.0
 
 
 def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from hdet.auto.saving import ResumableSearch
 from hdet.auto.telling import Found, found_html
-from hdet.checks import Rule, count, number, some_rates
+from hdet.checks import Rule, count, number, shown, some_rates
 from hdet.errors import ArgumentError
-from hdet.parameters import Rate, copy_rate, parts_of, put_rate
+from hdet.parameters import Rate, parts_of, put_rate, with_added
 from hdet.schedulers.arguments import Ours, rate_names, search_of
+from hdet.schedulers.peak import Peak, peak_of
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
+from hdet.schedulers.plan import LengthError
 
 _RISE = 0.1
 """The search climbs for this part of the run at least, also on a schedule that falls from its first step on (LOG, any
 schedule)."""
+_PEAK_RATES = Rule(
+    "a list of finite rates, or None for groups that were added later",
+    lambda value: isinstance(value, (list, tuple)) and some_rates.fits([one for one in value if one is not None]),
+)
 
 
 def guesses_of(optimizer: Optimizer) -> list[float]:
@@ -47,46 +50,6 @@ class AllSchedules:
             schedule.load_state_dict(state_dict[str(i)])
 
 
-class Peak(NamedTuple):
-    """Where a schedule's rising phase ends."""
-
-    step: int
-    rates: list[float]
-    """Of each parameter group, there."""
-
-
-def peak_of(schedules: Sequence[tuple[Optimizer, Any]], steps: int, every: int, lead: int) -> Peak:
-    """The first step at which the leading group's rate is highest, from a rehearsal. Neither is touched.
-
-    Args:
-        schedules: each with the optimizer that it writes to, in the order of the groups.
-        steps: of the run.
-        every: the schedule makes a step in so many.
-        lead: the leading group.
-    """
-    rehearsed = [_rehearsal(own, schedule) for own, schedule in schedules]
-    highest = Peak(0, [])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no optimizer steps
-        for t in range(0, steps, every):
-            rates = [float(row["lr"]) for own, _ in rehearsed for row in own.param_groups]
-            if not highest.rates or rates[lead] > highest.rates[lead] * (1 + 1e-9):
-                highest = Peak(t, rates)
-            for _, step in rehearsed:
-                step()
-    return highest
-
-
-def _rehearsal(optimizer: Optimizer, schedule: Any) -> tuple[Optimizer, Callable[[], Any]]:
-    """An optimizer of nothing with the same groups, and the step of a copy of its schedule."""
-    groups = [{key: copy.copy(v) for key, v in row.items() if key != "params"} for row in optimizer.param_groups]
-    empty = SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)
-    for row, values in zip(empty.param_groups, groups, strict=True):
-        row.update({key: copy_rate(value) if key == "lr" else value for key, value in values.items()})
-    own = copy.deepcopy(schedule, {id(optimizer): empty})
-    return empty, own.step
-
-
 class ScheduledSearch(OnSchedule[ResumableSearch]):
     """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
 
@@ -110,7 +73,13 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
         lead = min(g for g, guess in enumerate(guesses) if guess > 0)
         schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
         kind = type(schedules[0]).__name__
-        alike = {"lr": repr(guesses), "schedule": kind, "schedule_every": repr(every)}
+        self._peak = peak_of(list(zip(parts_of(optimizer), schedules, strict=True)), total_steps, every, lead)
+        alike = {
+            "lr": repr(guesses),
+            "schedule": kind,
+            "schedule_every": repr(every),
+            "the schedule's peak": repr(tuple(self._peak)),
+        }
         told = {
             "max_lr": "auto",
             "guess": guesses,
@@ -120,7 +89,6 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
             "total_steps": total_steps,
         }
         run = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back)
-        self._peak = peak_of(list(zip(parts_of(optimizer), schedules, strict=True)), total_steps, every, lead)
         self._every = every
         super().__init__(optimizer, schedule, run)
         self._write_again()
@@ -136,6 +104,18 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
             self._plain.step()
         self._step = t
         self._write_again()
+
+    def finish(self, steps: int) -> None:
+        """Refused: a schedule of your own ends where it was made to end. Without ``schedule=`` a run can be finished.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            f"finish() is for runs without schedule=, whose fall is hdet's own, but got finish({shown(steps)}) on a "
+            f"{type(self.schedule).__name__} of {self._run.total_steps} steps; leave schedule= out of hdet.auto, or go "
+            "on from a checkpoint's weights with a schedule of the steps that are left"
+        )
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -154,8 +134,7 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
         values = self._plain.ahead() if moves else self._plain.values
         if not self._run.holds_rise or t >= self._peak.step:
             return list(values)
-        added = values[len(self._peak.rates) :]
-        return [*self._peak.rates, *added]
+        return [value if peak is None else peak for value, peak in zip(values, self._peak.rates, strict=True)]
 
     def _rates_at(self, t: int) -> list[float]:
         return [float(value) for value in self._values(t)]
@@ -167,7 +146,10 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
     def _take_in_new_groups(self) -> None:
         new = self._plain.new_groups()
         if new:
-            self._run.grow(rate_names(new.start, new.stop))
+            self._peak = self._peak._replace(rates=with_added(self._peak.rates, dict.fromkeys(new)))
+            names = rate_names(self.optimizer)
+            self._run.grow(new, names)
+            self._run.chronicle.add([names[g] for g in new], self._step)
 
     def _write_again(self) -> None:
         rates = self._run.rates(self._values(self._step), self._step)
@@ -178,7 +160,8 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
 
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
-        return {**super().state_dict(), "peak": self._peak.step, "peak_lrs": list(self._peak.rates)}
+        state = super().state_dict()
+        return {**state, "peak": self._peak.step, "peak_lrs": list(self._peak.rates)}
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
@@ -186,29 +169,32 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
         self._run.check(state_dict["hdet"])
         saved, mine = state_dict["total_steps"], self._run.total_steps
         if saved != mine:  # the schedule's own length stands in its own state, and nobody knows where
-            raise ArgumentError(
-                f"total_steps must be {saved} as in the run that was saved, since its schedule ends there, but got "
-                f"total_steps={mine}; make the schedule as it was, and the scheduler with total_steps={saved}, or "
-                f"begin a new run from the weights with lr={self._run.rate_in(state_dict['hdet']):.2g}, the rate that "
-                "was found"
+            max_lr = self._run.found_in(state_dict["hdet"]).max_lr
+            raise LengthError(
+                f"{saved} as in the run that was saved, since its schedule ends there",
+                f"{mine}",
+                f"make the schedule as it was, and the scheduler with total_steps={saved}, or begin a new run from the "
+                f"weights with lr={max_lr}, which was found",
+                needed=saved,
+                max_lr=max_lr,
             )
 
     def _rules(self) -> dict[str, Rule]:
-        peak = {"peak": number, "peak_lrs": some_rates}  # fewer, where groups were added since
-        return {**super()._rules(), "total_steps": count(1), **peak}
+        return {**super()._rules(), "total_steps": count(1), "peak": number, "peak_lrs": _PEAK_RATES}
 
     def _load_run(self, state_dict: Mapping[str, Any]) -> None:
         self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
-        self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
+        rates = list(state_dict["peak_lrs"])  # earlier versions leave out those of groups that were added
+        self._peak = Peak(int(state_dict["peak"]), rates + [None] * (len(state_dict["plain_lrs"]) - len(rates)))
 
     @property
     def found(self) -> Found:
-        """What was found so far: the peak rate, whether it has settled, how often it was rolled back."""
+        """What was found so far: the peak rates, whether they have settled, how often training was rolled back."""
         return self._run.memory.told
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return found_html(self.found, self._step, self._run.total_steps, self.get_last_lr()[0])
+        return found_html(self.found, self._step, self._run.total_steps, self.get_last_lr())
 
     def search_state_dict(self) -> dict[str, Any]:
         """As in :class:`hdet.OneCycleLR`."""

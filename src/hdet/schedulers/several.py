@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import Any
+from typing import Any, TypeAlias
+from weakref import finalize, ref
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -20,6 +23,8 @@ from hdet.schedulers.plain_rates import Schedule
 from hdet.schedulers.scheduled import AllSchedules, ScheduledSearch, guesses_of
 
 Hook = Callable[..., Any]
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
 
 
 def auto(
@@ -42,8 +47,8 @@ def auto(
         adamw.step()
         scheduler.step(loss)
 
-    The gradients of all optimizers are sampled when the first one is stepped. With a GradScaler, call
-    ``scaler.unscale_`` on every optimizer before the first ``scaler.step``.
+    They may be stepped in any order. The gradients of all optimizers are sampled before the first one of a step is
+    stepped. With a GradScaler, call ``scaler.unscale_`` on every optimizer before the first ``scaler.step``.
 
     The rising phase of a schedule of your own is held at its peak, and the search climbs in its place. From the peak on
     the rate is the schedule times the factor that was found:
@@ -53,14 +58,17 @@ def auto(
         scheduler = hdet.auto(adamw, schedule=CosineAnnealingLR(adamw, 10_000), total_steps=10_000)
 
     Args:
-        optimizers: one, or several with different parameters; the first must be stepped first.
+        optimizers: one, or several with different parameters.
         total_steps: calls of ``step`` in the run. None, without ``schedule``: the rate is held until
             ``scheduler.finish(steps)`` is called.
         schedule: a scheduler of torch or transformers on that optimizer; or a function from an optimizer to its
-            scheduler, which several optimizers need. None: OneCycle.
+            scheduler, which several optimizers need. None: OneCycle. Its peak is found in advance, in less than a
+            second: any peak within the first 10,000 steps of a schedule, and also later ones of torch's schedules, of
+            which a run of more steps has 4096 looked at. If the peak of a schedule of your own lies after its first
+            10,000 steps, it is held at the highest rate of these, and followed from there on.
         schedule_every: n: the schedule is stepped once in n steps.
         more: ``model``, ``group``, ``journal``, ``go_back`` as in :class:`hdet.OneCycleLR`; without a schedule all of
-            its arguments. Momenta are not cycled, unless one optimizer gets ``cycle_momentum=True``.
+            its arguments. Momenta are not cycled.
     """
     found = _optimizers(optimizers)
     one = found[0] if len(found) == 1 else Together(found)
@@ -71,10 +79,10 @@ def auto(
             f"schedule_every is for a schedule= of your own, but got schedule_every={shown(schedule_every)} without "
             "one; leave it out"
         )
-    if len(found) > 1 and more.get("cycle_momentum"):
+    if more.get("cycle_momentum"):
         raise ArgumentError(
-            "cycle_momentum must be False for several optimizers, which keep their momenta in different places, but "
-            "got cycle_momentum=True; leave it out"
+            f"cycle_momentum must be False, since a search leaves momenta as they are, but got "
+            f"cycle_momentum={shown(more['cycle_momentum'])}; leave it out"
         )
     return OneCycleLR(one, "auto", total_steps=total_steps, **{"cycle_momentum": False, **more})
 
@@ -134,7 +142,8 @@ def _scheduled(
 class Together(Optimizer):
     """Several optimizers seen as one: their groups and their memory. Nobody steps it; its parts are stepped.
 
-    A step is heard of before the first of them makes its own: no weight has moved yet, and all gradients are there.
+    A step is heard of before the first of them makes its own, whichever that is: no weight has moved yet, and all
+    gradients are there. It is over when the scheduler is stepped, or when a part is stepped again.
     """
 
     def __init__(self, parts: list[Optimizer]) -> None:
@@ -147,7 +156,15 @@ class Together(Optimizer):
         self.parts = parts
         self.defaults = {}
         self.state = _States(parts, dict(owners))  # type: ignore[assignment]  # a view of the parts' own
-        self.register_step_pre_hook(_stepped)
+        self.leading: Optimizer | None = None
+        """The part that was stepped first in this step; None between steps."""
+        self._stepped: set[int] = set()
+        """Ids of the parts that have made this step."""
+        self._before: OrderedDict[int, Hook] = OrderedDict()  # torch's handles cannot refer to a plain dict
+        self._after: OrderedDict[int, Hook] = OrderedDict()
+        for part in parts:
+            _listen(self, part)
+        self.register_step_pre_hook(_was_called)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # those of the parts, as they are now
@@ -156,19 +173,33 @@ class Together(Optimizer):
 
     def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Called before the step of the first part that moves at all, as if it were ours."""
-
-        def heard(part: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return None if stands_still(part) else hook(self, args, kwargs)
-
-        return self._first.register_step_pre_hook(heard)
+        return _registered(self._before, hook)
 
     def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Called after that step."""
-        return self._first.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
+        """Called after that part's step."""
+        return _registered(self._after, hook)
 
-    @property
-    def _first(self) -> Optimizer:
-        return next((part for part in self.parts if not stands_still(part)), self.parts[0])
+    def before_part(self, part: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+        """A part is about to make its step. One that stands still makes none."""
+        if stands_still(part):
+            return args, kwargs
+        if id(part) in self._stepped:
+            self.step_is_over()
+        self.leading = self.leading or part
+        for hook in list(self._before.values()) if part is self.leading else ():
+            args, kwargs = hook(self, args, kwargs) or (args, kwargs)
+        return args, kwargs
+
+    def after_part(self, part: Optimizer, args: Arguments, kwargs: Keywords) -> None:
+        """A part has made its step."""
+        self._stepped.add(id(part))
+        for hook in list(self._after.values()) if part is self.leading else ():
+            hook(self, args, kwargs)
+
+    def step_is_over(self) -> None:
+        """The part that is stepped next is the first one of another step."""
+        self.leading = None
+        self._stepped.clear()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not to be called: groups belong to a part."""
@@ -199,7 +230,31 @@ class Together(Optimizer):
             part.zero_grad(set_to_none)
 
 
-def _stepped(together: Together, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _listen(listener: Together, part: Optimizer) -> None:
+    """Have a part tell of its steps. The hooks hold the listener weakly, and go when it does."""
+    held = ref(listener)
+
+    def before(opt: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+        together = held()
+        return (args, kwargs) if together is None else together.before_part(opt, args, kwargs)
+
+    def after(opt: Optimizer, args: Arguments, kwargs: Keywords) -> None:
+        together = held()
+        if together is not None:
+            together.after_part(opt, args, kwargs)
+
+    disable: Callable[[Hook], Hook] = torch.compiler.disable  # a compiled step would make graphs of what we do
+    for handle in (part.register_step_pre_hook(disable(before)), part.register_step_post_hook(disable(after))):
+        finalize(listener, handle.remove)
+
+
+def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def _was_called(together: Together, args: Arguments, kwargs: Keywords) -> None:
     """Where torch's schedulers look whether the optimizer was stepped."""
     together._opt_called = True  # type: ignore[attr-defined]
 

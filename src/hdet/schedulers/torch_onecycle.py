@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -217,18 +217,16 @@ def check_levels(schedule: Mapping[str, Any], last_epoch: Any) -> None:
             )
 
 
-def take_in(groups: Sequence[dict[str, Any]], *, by_lr: bool, momenta: bool) -> list[bool]:
-    """Give groups that were added to the optimizer what torch reads in each of them, and tell which have lacked it.
-
-    Raises before it changes any. Where there are several optimizers, they need not be the last ones.
+def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, by_lr: bool, momenta: bool) -> None:
+    """Give groups that were added to the optimizer what torch reads in each of them. Raises before it changes any.
 
     Args:
         groups: of the optimizer.
+        new: the numbers of those that were added.
         by_lr: the rate of a group that brings no ``max_lr`` is its peak, as that of the others was.
         momenta: whether they are cycled.
     """
-    new = [not all(name in group for name in ("max_lr", *_DERIVED)) for group in groups]
-    added = [(g, group) for g, group in enumerate(groups) if new[g]]
+    added = [(g, groups[g]) for g in new]
     for g, group in added:
         if "max_lr" not in group and not by_lr:
             raise ArgumentError(
@@ -241,7 +239,7 @@ def take_in(groups: Sequence[dict[str, Any]], *, by_lr: bool, momenta: bool) -> 
                 f"max_lr of param_groups[{g}] must be finite and not below 0, but got "
                 f"max_lr={shown(group.get('max_lr', group['lr']))}; for instance 0.1"
             )
-    examples = [group for g, group in enumerate(groups) if not new[g]]
+    examples = [group for g, group in enumerate(groups) if g not in new]
     example = next((group for group in examples if group["max_lr"] > 0), examples[0])
     for _, group in added:
         peak = group.setdefault("max_lr", float(group["lr"]))
@@ -250,7 +248,6 @@ def take_in(groups: Sequence[dict[str, Any]], *, by_lr: bool, momenta: bool) -> 
             group.setdefault(name, peak * share)
         for name in ("base_momentum", "max_momentum") if momenta else ():
             group.setdefault(name, example[name])
-    return new
 
 
 def _is_rate(rate: float) -> bool:

@@ -1,0 +1,76 @@
+"""How large gradients and weights are, in few launches and without synchronising host and device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.distributed.shards import local
+from hdet.parameters import trained_parameters
+
+
+def screened(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters whose gradients are looked at: all on a CPU; on a device, where each costs a moment, matrices.
+
+    A gradient that is not finite, or far too large, is so in most layers.
+    """
+    every = trained_parameters(optimizer)
+    return [p for p in every if p.is_cpu or p.dim() > 1] or every
+
+
+@torch.no_grad()
+def gradient_norm(parameters: Iterable[Tensor]) -> Tensor | None:
+    """The 2-norm of all gradients that this rank holds, as a scalar on their device; None if there are none."""
+    return _norm([_held(p.grad) for p in parameters if p.grad is not None], 2.0)
+
+
+@torch.no_grad()
+def largest(tensors: Iterable[Tensor]) -> Tensor | None:
+    """The largest absolute value of what this rank holds of some tensors; NaN if there is one, None if there are none.
+
+    >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0])])
+    tensor(3.)
+    """
+    return _norm([local(tensor) for tensor in tensors], math.inf)
+
+
+def _norm(tensors: Sequence[Tensor], order: float) -> Tensor | None:
+    """Of all of them together, at least in fp32: a sum of squares in half precision overflows."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    found: list[Tensor] = []
+    for (_, dtype), own in alike.items():
+        wide = None if dtype.is_complex else torch.promote_types(dtype, torch.float32)
+        found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own, order, wide)), order))
+    if len(found) < 2:
+        return found[0] if found else None
+    wide, device = reduce(torch.promote_types, (one.dtype for one in found)), found[0].device
+    total: Tensor = torch.linalg.vector_norm(torch.stack([one.to(device, wide) for one in found]), order)
+    return total
+
+
+def _held(gradient: Tensor) -> Tensor:
+    return gradient._values() if gradient.is_sparse else local(gradient)
+
+
+def memory_of(optimizer: Optimizer) -> list[Tensor]:
+    """What the optimizer remembers of its parameters in floating point, without counters."""
+    states = [optimizer.state.get(p, {}) for p in trained_parameters(optimizer)]
+    return [v for state in states for v in state.values() if isinstance(v, Tensor) and v.dim() and _is_float(v)]
+
+
+def not_finite(model: nn.Module) -> list[str]:
+    """Names of the parameters and buffers with NaN, or parameters with infinities. Synchronises host and device."""
+    found = [name for name, p in model.named_parameters() if _is_float(p) and not bool(local(p).isfinite().all())]
+    return found + [name for name, b in model.named_buffers() if _is_float(b) and bool(local(b).isnan().any())]
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
