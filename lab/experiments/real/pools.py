@@ -11,7 +11,21 @@ from torch import Tensor
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 
-__all__ = ["Chords", "Made", "Noised", "Pool", "Rows", "Skips", "Views", "Windows", "frozen", "held_out"]
+__all__ = [
+    "Chords",
+    "Crops",
+    "Made",
+    "Masked",
+    "Noised",
+    "Pool",
+    "Rows",
+    "Skips",
+    "Stretches",
+    "Views",
+    "Windows",
+    "frozen",
+    "held_out",
+]
 
 TRANSPOSED = (-5, 6)
 """Half tones by which a piece of music may be moved; 0 is silence and stays."""
@@ -103,6 +117,63 @@ class Noised(NamedTuple):
     def take(self, places: Tensor, generator: torch.Generator) -> Batch:
         noise = [torch.randn(len(places), *shape, generator=generator).half() for shape in self.shapes]
         return (*self.pool.take(places, generator), *noise)
+
+
+class Masked(NamedTuple):
+    """Samples, and which places of their first part are hidden from a model that is to guess them."""
+
+    pool: Pool
+    share: float = 0.15
+
+    @property
+    def count(self) -> int:
+        return self.pool.count
+
+    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
+        parts = self.pool.take(places, generator)
+        return (*parts, torch.rand(parts[0].shape, generator=generator) < self.share)
+
+
+class Stretches(NamedTuple):
+    """Stretches of long rows, which begin anywhere in them; several tables are cut alike."""
+
+    tables: Batch
+    """Each [row, time]."""
+    length: int
+
+    @property
+    def count(self) -> int:
+        rows, time = self.tables[0].shape
+        return rows * (time // self.length)
+
+    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
+        rows, time = self.tables[0].shape
+        starts = torch.randint(time - self.length + 1, places.shape, generator=generator)
+        cut = starts[:, None] + torch.arange(self.length)
+        return tuple(table[(places % rows)[:, None], cut] for table in self.tables)
+
+
+class Crops(NamedTuple):
+    """Squares of large images, away from their edges; several tables are cut alike."""
+
+    tables: Batch
+    """Each [image, row, column]."""
+    side: int
+    edge: int = 24
+
+    @property
+    def count(self) -> int:
+        return 32 * len(self.tables[0])
+
+    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
+        images, *sides = self.tables[0].shape
+        rows, columns = (
+            torch.randint(self.edge, size - self.edge - self.side, places.shape, generator=generator)[:, None]
+            + torch.arange(self.side)
+            for size in sides
+        )
+        which = (places % images)[:, None, None]
+        return tuple(table[which, rows[:, :, None], columns[:, None, :]] for table in self.tables)
 
 
 class Views(NamedTuple):

@@ -18,7 +18,17 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PREPARE", "NumpyUnpickler", "tokens", "voices"]
+__all__ = [
+    "PREPARE",
+    "Arrays",
+    "Files",
+    "NumpyUnpickler",
+    "blocks_of",
+    "split",
+    "standardised",
+    "tokens",
+    "voices",
+]
 
 Arrays = dict[str, NDArray[np.generic]]
 Files = dict[str, bytes]
@@ -88,7 +98,7 @@ def movielens(files: Files) -> Arrays:
     (table,) = files.values()
     users, items, ratings = np.loadtxt(io.BytesIO(table), np.int64, skiprows=1, usecols=(0, 1, 2)).T
     rows = {"users": (users - 1).astype(np.int16), "items": (items - 1).astype(np.int16)}
-    return _split({**rows, "ratings": ratings.astype(np.uint8)})
+    return split({**rows, "ratings": ratings.astype(np.uint8)})
 
 
 def adult(files: Files) -> Arrays:
@@ -97,8 +107,8 @@ def adult(files: Files) -> Arrays:
     table = np.array([row for row in (re.split(r",\s*", line.strip(" .")) for line in lines) if len(row) == 15])
     categories = [np.unique(table[:, k], return_inverse=True)[1] for k in (1, 3, 5, 6, 7, 8, 9, 13)]
     age, education, gain, loss, hours = (table[:, k].astype(np.float64) for k in (0, 4, 10, 11, 12))
-    numbers = _standardised([age, education, np.log1p(gain), np.log1p(loss), hours])
-    return _split(
+    numbers = standardised([age, education, np.log1p(gain), np.log1p(loss), hours])
+    return split(
         {
             "categories": np.stack(categories, 1).astype(np.uint8),
             "numbers": numbers.astype(np.float32),
@@ -114,12 +124,12 @@ def diamonds(files: Files) -> Arrays:
         found = archive.extractfile("resources/rdata/csv/ggplot2/diamonds.csv")
         table = _table(found.read() if found is not None else b"")
     categories = [np.unique(table[name], return_inverse=True)[1] for name in ("cut", "color", "clarity")]
-    numbers = _standardised([table[name].astype(np.float64) for name in ("carat", "depth", "table", "x", "y", "z")])
-    return _split(
+    numbers = standardised([table[name].astype(np.float64) for name in ("carat", "depth", "table", "x", "y", "z")])
+    return split(
         {
             "categories": np.stack(categories, 1).astype(np.uint8),
             "numbers": numbers.astype(np.float32),
-            "prices": _standardised([np.log(table["price"].astype(np.float64))])[:, 0].astype(np.float32),
+            "prices": standardised([np.log(table["price"].astype(np.float64))])[:, 0].astype(np.float32),
         }
     )
 
@@ -135,7 +145,7 @@ def weather(files: Files) -> Arrays:
     angle = np.deg2rad(direction)
     columns = np.stack([warmth, dew, humidity, speed * np.sin(angle), speed * np.cos(angle), pressure], 1)
     low, high = columns.min(0), columns.max(0)
-    return _split({"hours": ((columns - low) / (high - low)).astype(np.float32)})
+    return split({"hours": ((columns - low) / (high - low)).astype(np.float32)})
 
 
 def _table(content: bytes) -> dict[str, NDArray[np.str_]]:
@@ -144,10 +154,10 @@ def _table(content: bytes) -> dict[str, NDArray[np.str_]]:
     return dict(zip(head, np.array(rows).T, strict=True))
 
 
-def _standardised(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def standardised(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     numbers = np.stack(columns, 1)
-    standardised: NDArray[np.float64] = (numbers - numbers.mean(0)) / numbers.std(0)
-    return standardised
+    scaled: NDArray[np.float64] = (numbers - numbers.mean(0)) / numbers.std(0)
+    return scaled
 
 
 def cities(files: Files) -> Arrays:
@@ -161,7 +171,7 @@ def cities(files: Files) -> Arrays:
     letters = np.zeros((len(fit), NAME), np.uint8)
     for row, (name, _) in enumerate(fit):
         letters[row, : len(name)] = [27 if letter == " " else ord(letter) - 96 for letter in name]
-    return _split({"letters": letters, "countries": np.array([country for _, country in fit], np.uint8)})
+    return split({"letters": letters, "countries": np.array([country for _, country in fit], np.uint8)})
 
 
 def _letters(name: str) -> str:
@@ -190,11 +200,12 @@ def _patches(grey: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return windows.reshape(-1, PATCH, PATCH)
 
 
-def _split(rows: Arrays) -> Arrays:
+def split(rows: Arrays, held_out: int | None = None) -> Arrays:
     """Rows in a random order; the first are held out."""
+    held_out = HELD_OUT if held_out is None else held_out
     order = np.random.default_rng(0).permutation(len(next(iter(rows.values()))))
-    train = {f"train_{name}": values[order[HELD_OUT:]] for name, values in rows.items()}
-    return train | {f"test_{name}": values[order[:HELD_OUT]] for name, values in rows.items()}
+    train = {f"train_{name}": values[order[held_out:]] for name, values in rows.items()}
+    return train | {f"test_{name}": values[order[:held_out]] for name, values in rows.items()}
 
 
 def shakespeare(files: Files) -> Arrays:
@@ -218,7 +229,7 @@ def words(files: Files) -> Arrays:
     """Numbers of the most frequent words, in the order of the text; of its blocks every twentieth is held out."""
     text = re.findall(r"[a-z]+", _bible(files).decode(errors="ignore").lower())
     number = {word: place for place, (word, _) in enumerate(Counter(text).most_common(VOCABULARY))}
-    train, test = _blocks(np.array([number[word] for word in text if word in number], np.int16))
+    train, test = blocks_of(np.array([number[word] for word in text if word in number], np.int16))
     return {"train_words": train, "test_words": test}
 
 
@@ -229,11 +240,12 @@ def tunes(files: Files) -> Arrays:
 
 
 def _text(text: bytes) -> Arrays:
-    train, test = _blocks(tokens(text))
+    train, test = blocks_of(tokens(text))
     return {"train_text": train, "test_text": test}
 
 
-def _blocks(numbers: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+def blocks_of(numbers: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    """A sequence without every twentieth block, and these blocks."""
     blocks = numbers[: len(numbers) // BLOCK * BLOCK].reshape(-1, BLOCK)
     held_out = np.arange(len(blocks)) % HELD_OUT_BLOCK == HELD_OUT_BLOCK - 1
     return blocks[~held_out].flatten(), blocks[held_out].flatten()
@@ -263,7 +275,7 @@ def cmudict(files: Files) -> Arrays:
     for row, (word, sounds) in enumerate(fit):
         letters[row, : len(word)] = [27 if letter == "'" else ord(letter) - 96 for letter in word]
         phonemes[row, : len(sounds) + 1] = [*(number[sound] for sound in sounds), END]
-    return _split({"letters": letters, "phonemes": phonemes})
+    return split({"letters": letters, "phonemes": phonemes})
 
 
 def bach(files: Files) -> Arrays:

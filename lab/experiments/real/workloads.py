@@ -1,4 +1,4 @@
-"""The workloads of decisions 015 and 019: model, data, optimizer and length, and what each may be used for."""
+"""The workloads of decisions 015, 019 and 025: model, data, optimizer and length, and what each may be used for."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from real.models.convolutions import CNN, ResNet
 from real.models.perceptrons import Perceptron
 from real.models.transformers import ViT
 from real.optimizers import CUSTOMARY
-from real.problems import images, made, tables, texts
+from real.problems import images, made, science, tables, texts
 
 __all__ = ["SPLITS", "WORKLOADS", "Workload"]
 
 SPLITS = ("dev", "kin", "seen", "test")
-"""dev, kin: rules may be tuned on them. seen: it was *test* until its failures moved the rule. test: for judging
-only, run with a reason that is logged."""
+"""dev, kin: rules may be tuned on them. seen: what was *test* before, and has been looked at. test: for judging only,
+run with a reason that is logged."""
 WRONG_LABELS = 0.3
 
 
@@ -89,24 +89,35 @@ KIN = (
     Workload("waves-pinn-1500", "kin", "adam", 1500, made.waves),
     Workload("narrow-likelihood", "kin", "adam", 600, made.narrow),
     Workload("teacher-momentum", "kin", "momentum", 500, made.teacher),
+    # It was in the second test; its failure moved the rule.
+    Workload("photos-denoiser", "kin", "adam", 2500, images.denoiser),
 )
 SEEN = (
+    # The first test.
     Workload("mnist-cnn", "seen", "adamw", 200, partial(_CLASSES, "mnist", CNN)),
     Workload("fashion-resnet", "seen", "nesterov", 1500, _RESNET),
     Workload("kjv-gpt", "seen", "muon", 1000, partial(texts.gpt, "kjv")),
     Workload("kjv-finetune", "seen", "lion", 400, texts.fine_tuned),
     Workload("cmudict-seq2seq", "seen", "adafactor", 1500, texts.cmudict),
     Workload("bach-gru", "seen", "adamw", 5000, texts.bach),
+    # The second.
+    Workload("photos-vae", "seen", "adamw", 1000, images.vae),
+    Workload("kjv-experts", "seen", "adamw", 800, texts.experts),
+    Workload("tunes-convolutions", "seen", "momentum", 1500, texts.causal),
+    Workload("kjv-words", "seen", "adagrad", 1000, texts.words),
+    Workload("diamonds-residual", "seen", "nadam", 600, tables.diamonds),
+    Workload("cities-convolutions", "seen", "adamw", 250, texts.cities),
+    Workload("weather-flow", "seen", "adam", 700, tables.weather),
 )
 TEST = (
-    Workload("photos-vae", "test", "adamw", 1000, images.vae),
-    Workload("photos-denoiser", "kin", "adam", 2500, images.denoiser),
-    Workload("kjv-experts", "test", "adamw", 800, texts.experts),
-    Workload("tunes-convolutions", "test", "momentum", 1500, texts.causal),
-    Workload("kjv-words", "test", "adagrad", 1000, texts.words),
-    Workload("diamonds-residual", "test", "nadam", 600, tables.diamonds),
-    Workload("cities-convolutions", "test", "adamw", 250, texts.cities),
-    Workload("weather-flow", "test", "adam", 700, tables.weather),
+    Workload("molecules-messages", "test", "adam", 1200, science.molecules),
+    Workload("concepts-complex", "test", "adagrad", 2000, science.concepts),
+    Workload("patients-hazard", "test", "rmsprop", 150, science.patients),
+    Workload("brain-unet", "test", "nesterov", 600, science.brain),
+    Workload("appliances-mixer", "test", "muon", 1000, science.appliances),
+    Workload("genes-recurrence", "test", "lion", 3000, science.genes),
+    Workload("code-lora", "test", "adamw", 400, texts.tagged_code),
+    Workload("locales-llama", "test", "adamw", 250, texts.locales),
 )
 WORKLOADS = {workload.name: workload for workload in (*DEV, *KIN, *SEEN, *TEST)}
 """By name."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize, pad, relu
 
-__all__ = ["CNN", "CausalText", "Denoiser", "NameCNN", "Pairs", "ResNet"]
+__all__ = ["CNN", "CausalText", "Denoiser", "NameCNN", "Pairs", "ResNet", "UNet"]
 
 
 class CNN(nn.Module):
@@ -93,8 +93,45 @@ class Denoiser(nn.Module):
         coarse = relu(self.down(fine))
         for layer in self.inner:
             coarse = coarse + relu(layer(coarse))
-        large = coarse[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2).flatten(4).flatten(2, 3)
-        return self.head(relu(self.up(torch.cat([fine, large], 1))))  # type: ignore[no-any-return]
+        return self.head(relu(self.up(torch.cat([fine, _doubled(coarse)], 1))))  # type: ignore[no-any-return]
+
+
+def _doubled(x: Tensor) -> Tensor:
+    """An image of twice the sides, every point four times."""
+    return x[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2).flatten(4).flatten(2, 3)
+
+
+class Twice(nn.Module):
+    """Two convolutions, each with GroupNorm and relu."""
+
+    def __init__(self, inputs: int, outputs: int, groups: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.first_norm = nn.GroupNorm(groups, outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.second_norm = nn.GroupNorm(groups, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = relu(self.first_norm(self.first(x)))
+        return relu(self.second_norm(self.second(x)))
+
+
+class UNet(nn.Module):
+    """An image in, logits of the class of every point out: down twice, up twice, with ways across (as U-Net)."""
+
+    def __init__(self, classes: int, widths: tuple[int, int, int] = (8, 16, 32)) -> None:
+        super().__init__()
+        fine, middle, coarse = widths
+        self.fine, self.middle, self.coarse = Twice(1, fine), Twice(fine, middle), Twice(middle, coarse)
+        self.middle_up, self.fine_up = Twice(middle + coarse, middle), Twice(fine + middle, fine)
+        self.head = nn.Conv2d(fine, classes, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        fine = self.fine(images)
+        middle = self.middle(avg_pool2d(fine, 2))
+        coarse = self.coarse(avg_pool2d(middle, 2))
+        middle = self.middle_up(torch.cat([middle, _doubled(coarse)], 1))
+        return self.head(self.fine_up(torch.cat([fine, _doubled(middle)], 1)))  # type: ignore[no-any-return]
 
 
 def _later(x: Tensor, steps: int) -> Tensor:

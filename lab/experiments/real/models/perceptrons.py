@@ -1,4 +1,4 @@
-"""Plain layers, one after the other, and a network of sines."""
+"""Plain layers, one after the other, layers that take turns with two axes, and a network of sines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-__all__ = ["Perceptron", "Sines"]
+__all__ = ["Mixer", "Perceptron", "Sines"]
 
 
 class Perceptron(nn.Module):
@@ -55,3 +55,31 @@ class Sines(nn.Module):
         for layer in self.hidden:
             x = torch.sin(self.FREQUENCY * layer(x))
         return self.head(x)  # type: ignore[no-any-return]
+
+
+class Mixer(nn.Module):
+    """A stretch of a series in, several numbers for each later moment out: an MLP-Mixer (Tolstikhin et al. 2021).
+
+    The stretch is cut into patches; layers take turns with the axis of the patches and with that of their features.
+    """
+
+    def __init__(self, length: int, ahead: int, numbers: int, patch: int = 8, width: int = 48, blocks: int = 3) -> None:
+        super().__init__()
+        patches = length // patch
+        self.patch, self.ahead = patch, ahead
+        self.first = nn.Linear(patch, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * blocks))
+        self.across = nn.ModuleList(Perceptron((patches, 4 * patches, patches)) for _ in range(blocks))
+        self.within = nn.ModuleList(Perceptron((width, 2 * width, width)) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(patches * width, ahead * numbers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[sample, time] -> [sample, later time, number]."""
+        x = self.first(x.unflatten(1, (-1, self.patch)))
+        for number, (across, within) in enumerate(zip(self.across, self.within, strict=True)):
+            normed = self.norms[2 * number](x).mT
+            x = x + across(normed.flatten(0, 1)).view(normed.shape).mT
+            normed = self.norms[2 * number + 1](x)
+            x = x + within(normed.flatten(0, 1)).view(normed.shape)
+        return self.head(self.norm(x).flatten(1)).unflatten(1, (self.ahead, -1))

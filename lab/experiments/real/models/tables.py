@@ -11,7 +11,7 @@ from torch.nn.functional import relu
 
 from real.models.perceptrons import Perceptron
 
-__all__ = ["Factors", "SkipGram", "TablePerceptron", "TableResidual", "WideDeep"]
+__all__ = ["ComplEx", "Factors", "SkipGram", "TablePerceptron", "TableResidual", "WideDeep"]
 
 
 class WideDeep(nn.Module):
@@ -116,3 +116,18 @@ class Factors(nn.Module):
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         product = (self.users(users) * self.items(items)).sum(1)
         return self.mean + self.user_bias(users)[:, 0] + self.item_bias(items)[:, 0] + product
+
+
+class ComplEx(nn.Module):
+    """Which thing does a subject stand in a relation to? Products of complex vectors (Trouillon et al. 2016)."""
+
+    def __init__(self, entities: int, relations: int, rank: int = 32) -> None:
+        super().__init__()
+        self.entities, self.relations = nn.Embedding(entities, 2 * rank), nn.Embedding(relations, 2 * rank)
+
+    def forward(self, subjects: Tensor, relations: Tensor) -> Tensor:
+        """Logits [sample, entity]: the real part of subject times relation times the conjugate of the entity."""
+        a, b = self.entities(subjects).chunk(2, -1)
+        c, d = self.relations(relations).chunk(2, -1)
+        real, imaginary = self.entities.weight.chunk(2, -1)
+        return (a * c - b * d) @ real.T + (a * d + b * c) @ imaginary.T

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-__all__ = ["GPT", "Attention", "LateLayer", "Layer", "Seq2Seq", "ViT"]
+__all__ = ["GPT", "Attention", "Encoder", "LateLayer", "Layer", "Seq2Seq", "ViT"]
 
 
 class Attention(nn.Module):
@@ -85,6 +85,16 @@ class GPT(nn.Module):
         future = _future(text.shape[1], text.device)
         for layer in self.layers:
             x = layer(x, future)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+class Encoder(GPT):
+    """Characters in, logits for every place out, which looks both ways (as BERT)."""
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.tokens(text) + self.places.weight[: text.shape[1]]
+        for layer in self.layers:
+            x = layer(x, None)
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 

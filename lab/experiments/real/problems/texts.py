@@ -10,15 +10,16 @@ from torch.nn.functional import cross_entropy, softplus
 
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
-from real.data import CHARACTERS, COUNTRIES, NOTES, WORDS, load, load_or_stand_in
+from real.data import BYTES, CHARACTERS, CODE_PARTS, COUNTRIES, NOTES, WORDS, load, load_or_stand_in
 from real.models.adapters import adapted
 from real.models.convolutions import CausalText, NameCNN
 from real.models.experts import Experts
+from real.models.llama import Llama
 from real.models.recurrent import ChordGRU, TextGRU, TextLSTM
 from real.models.tables import SkipGram
-from real.models.transformers import GPT, Seq2Seq
+from real.models.transformers import GPT, Encoder, Seq2Seq
 from real.models.weights import drawn
-from real.pools import Chords, Rows, Skips, Windows, frozen, held_out
+from real.pools import Chords, Masked, Rows, Skips, Stretches, Windows, frozen, held_out
 from real.task import RealTask
 
 __all__ = [
@@ -30,7 +31,11 @@ __all__ = [
     "experts",
     "fine_tuned",
     "gpt",
+    "hidden_code",
+    "locales",
     "next_loss",
+    "tag_loss",
+    "tagged_code",
     "text_gru",
     "text_lstm",
     "words",
@@ -44,6 +49,9 @@ UNEVEN = 0.01
 A, Z = 66, 91
 """Small letters, as `prepare.tokens` numbers them; capitals are 32 below."""
 PHONEMES, LETTERS = 41, 28
+HIDDEN = CHARACTERS
+"""The character that stands for one that is hidden."""
+LOCALE_BYTES, CODE_ROW = 64, 8192
 
 Build = Callable[[torch.Generator], nn.Module]
 
@@ -188,6 +196,68 @@ def next_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Every number of a window but the first is predicted from those before it."""
     window = batch[0].long()
     return cross_entropy(model(window[:, :-1]).flatten(0, -2), window[:, 1:].flatten())
+
+
+def locales(name: str, synthetic: bool) -> RealTask:
+    """Messages in a hundred languages, byte by byte, by a transformer of 51 million weights; its stand-in is small."""
+    found = load_or_stand_in("locales", synthetic)
+    size = {"width": 48, "depth": 2, "heads": 3, "hidden": 96} if synthetic else {}
+    return RealTask(
+        name,
+        Windows(found["train_bytes"], LOCALE_BYTES),
+        held_out(Windows(found["test_bytes"], LOCALE_BYTES).all(), 512, 64),
+        lambda generator: Llama(BYTES, **size).drawn(generator),
+        next_loss,
+        batch_size=16,
+        clip=1.0,
+    )
+
+
+# Programs as text ----------------------------------------------------------------------------------------------------
+
+
+def hidden_code(name: str, synthetic: bool) -> RealTask:
+    """Which characters of a program are hidden? It trains the encoder that `tagged_code` begins with."""
+    found = load_or_stand_in("code", synthetic)
+    train, test = (Masked(_code(found, part, "text")) for part in ("train", "test"))
+    return RealTask(name, train, held_out(frozen(test, name, 512), 512, 128), _new_encoder, _hidden_loss, batch_size=64)
+
+
+def _code(found: Mapping[str, Tensor], part: str, *keys: str) -> Stretches:
+    return Stretches(tuple(found[f"{part}_{key}"].unflatten(0, (-1, CODE_ROW)) for key in keys), CONTEXT)
+
+
+def _new_encoder(generator: torch.Generator) -> nn.Module:
+    return drawn(Encoder(CHARACTERS + 1, CONTEXT, width=64, depth=3, heads=4), generator)
+
+
+def _hidden_loss(model: nn.Module, batch: Batch) -> Tensor:
+    text, hidden = batch[0].long(), batch[1]
+    losses = cross_entropy(model(text.masked_fill(hidden, HIDDEN)).mT, text, reduction="none")
+    return (losses * hidden).sum() / hidden.sum().clamp(min=1)
+
+
+def tagged_code(name: str, synthetic: bool) -> RealTask:
+    """Comment, string, keyword, name? By low-rank adapters on the encoder, and a new head."""
+    found = load_or_stand_in("code", synthetic)
+    train, test = (_code(found, part, "text", "parts") for part in ("train", "test"))
+
+    def build(generator: torch.Generator) -> nn.Module:
+        model = _new_encoder(generator_of("before fine-tuning"))
+        if not synthetic:
+            model.load_state_dict({key: weight.float() for key, weight in load("code_encoder").items()})
+        model = adapted(model, generator)
+        head = nn.Linear(model.head.in_features, CODE_PARTS)  # type: ignore[arg-type, union-attr]
+        model.head = drawn(nn.ModuleDict({"head": head}), generator).get_submodule("head")
+        return model
+
+    return RealTask(name, train, held_out(frozen(test, name, 1024), 1024, 256), build, tag_loss, batch_size=32)
+
+
+def tag_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Of the class of every place."""
+    text, classes = (part.long() for part in batch)
+    return cross_entropy(model(text).flatten(0, 1), classes.flatten())
 
 
 def cmudict(name: str, synthetic: bool) -> RealTask:
