@@ -50,6 +50,8 @@ FRONT = {
     "dog": "DoG",
     "prodigyplus": "Prodigy with Schedule-Free",
     "radamfree": "Schedule-Free RAdam, its default rate",
+    "adamw-calibrated": "AdamW at one calibrated setting for all workloads",
+    "nadamw-calibrated": "NadamW at one calibrated setting for all workloads",
     "momo": "MoMo",
     "cocob": "COCOB",
     "published": "published HDET from there, the rate as given",
@@ -70,7 +72,7 @@ class Line(NamedTuple):
 def read(folder: Path, split: str) -> list[Table]:
     """The workloads of a split that have been run."""
     contents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return [table_of(one) for one in contents if one["split"] == split and "onecycle" in one["rows"]]
+    return [table_of(one) for one in contents if one.get("split") == split and "onecycle" in one["rows"]]
 
 
 def summaries(tables: Sequence[Table]) -> dict[str, Summary]:
