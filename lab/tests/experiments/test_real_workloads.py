@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 from real.bench import Validator
-from real.data import NOTES, stand_in
+from real.data import FOLDER, NOTES, stand_in
 from real.optimizers import CUSTOMARY, update_of
 from real.pools import Rows, Windows, held_out
-from real.problems import images, tables, texts
+from real.problems import images, science, tables, texts
 from real.workloads import SPLITS, WORKLOADS
 from stacked import Stack, TrainStep
 from supply import Supply
@@ -23,7 +23,8 @@ from lab.tests.experiments.small_tasks import CPU
 PROBLEMS = {repr(workload.build): name for name, workload in WORKLOADS.items()}
 EVERY = pytest.mark.parametrize("name", PROBLEMS.values())
 """One workload of every problem: others have the same one with another optimizer or length."""
-DECISION = (ROOT / "docs" / "decisions" / "019-nothing-to-hand-over.md").read_text(encoding="utf-8")
+DECISIONS = {"kin": "019-nothing-to-hand-over.md", "test": "025-the-beginning-of-a-run.md"}
+TEST = [name for name, workload in WORKLOADS.items() if workload.split == "test"]
 ALONE = ("blocks-graph", "shakespeare-gpt-batch256")
 """There are not enough samples for a second replica."""
 
@@ -35,16 +36,17 @@ def task(name: str) -> Task:
 
 def test_the_table_is_that_of_the_decision() -> None:
     splits = [workload.split for workload in WORKLOADS.values()]
-    assert {split: splits.count(split) for split in SPLITS} == {"dev": 6, "kin": 29, "seen": 6, "test": 7}
-    assert len(splits) == 48
+    assert {split: splits.count(split) for split in SPLITS} == {"dev": 6, "kin": 29, "seen": 13, "test": 8}
+    assert len(splits) == 56
     assert {workload.optimizer for workload in WORKLOADS.values()} <= CUSTOMARY.keys()
     assert WORKLOADS["shakespeare-gru"].customary == 1e-4
 
 
-@pytest.mark.parametrize("name", [name for name, workload in WORKLOADS.items() if workload.split in ("kin", "test")])
+@pytest.mark.parametrize("name", [name for name, workload in WORKLOADS.items() if workload.split in DECISIONS])
 def test_every_new_workload_stands_in_the_decision(name: str) -> None:
     """Some lines have two, and as many lengths."""
-    (line,) = [line for line in DECISION.splitlines() if line.startswith("|") and name in re.split(r"[|, ]+", line)]
+    text = (ROOT / "docs" / "decisions" / DECISIONS[WORKLOADS[name].split]).read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("|") and name in re.split(r"[|, ]+", line)]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     place = cells[0].split(", ").index(name)
     assert int(cells[-1].split(", ")[-1 if "," not in cells[-1] else place]) == WORKLOADS[name].steps
@@ -53,7 +55,7 @@ def test_every_new_workload_stands_in_the_decision(name: str) -> None:
     assert known in words
 
 
-def test_test_has_no_data_of_dev_and_kin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_has_no_data_of_other_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     used: dict[str, set[str]] = {split: set() for split in SPLITS}
     for workload in WORKLOADS.values():
 
@@ -61,12 +63,13 @@ def test_test_has_no_data_of_dev_and_kin(monkeypatch: pytest.MonkeyPatch) -> Non
             asked.add(data)
             return stand_in(data)
 
-        for module in (images, tables, texts):
+        for module in (images, science, tables, texts):
             monkeypatch.setattr(module, "load_or_stand_in", noted)
         workload.task(synthetic=True)
-    assert used["test"] == {"photos", "tunes", "kjv", "words", "diamonds", "cities", "weather"}
-    # photos-denoiser was in test until its failure moved the rule: its data are those of photos-vae
-    assert used["test"] & (used["dev"] | used["kin"]) == {"photos"}
+    assert used["test"] == {
+        "molecules", "concepts", "patients", "brain", "appliances", "genes", "code", "locales"
+    }  # fmt: skip
+    assert not used["test"] & (used["dev"] | used["kin"] | used["seen"])
 
 
 @EVERY
@@ -145,6 +148,32 @@ def test_a_stand_in_can_be_learnt(name: str) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.98 * losses[0]
+
+
+@pytest.mark.parametrize("name", TEST)
+def test_runs_of_the_test_learn_as_rows_of_a_stack(name: str) -> None:
+    """With their own optimizers, on one batch again and again."""
+    one, workload = task(name), WORKLOADS[name]
+    stack = Stack(one, [0, 1], 2, CPU)
+    batches = tuple(part.expand(8, *part.shape[1:]) for part in Supply(one, [0, 1], 1, CPU).batches)
+    rates = torch.tensor([0.5, 1.0])[:, None] * workload.customary * torch.ones(8, 2, 2, len(stack.sizes))
+    step = TrainStep(stack, update_of(workload.optimizer, stack), batches, rates, graph=False)
+    step()
+    first = step.losses.clone()
+    for _ in range(7):
+        step()
+    assert (step.losses < first).all()
+
+
+@pytest.mark.parametrize("name", TEST)
+def test_batches_of_the_test_come_from_the_data(name: str) -> None:
+    """Where they have been fetched."""
+    data = name.partition("-")[0]
+    if not (FOLDER / f"{data}.npz").exists():
+        pytest.skip(f"there is no data set {data} here")
+    real, synthetic = WORKLOADS[name].task(), task(name)
+    for one, other in ((real.batch(0, 0), synthetic.batch(0, 0)), (real.validation()[0], synthetic.validation()[0])):
+        assert [(part.dtype, part.shape[1:]) for part in one] == [(part.dtype, part.shape[1:]) for part in other]
 
 
 @pytest.mark.gpu

@@ -121,7 +121,7 @@ class Factors(nn.Module):
 class ComplEx(nn.Module):
     """Which thing does a subject stand in a relation to? Products of complex vectors (Trouillon et al. 2016)."""
 
-    def __init__(self, entities: int, relations: int, rank: int = 32) -> None:
+    def __init__(self, entities: int, relations: int, rank: int = 16) -> None:
         super().__init__()
         self.entities, self.relations = nn.Embedding(entities, 2 * rank), nn.Embedding(relations, 2 * rank)
 

@@ -55,7 +55,7 @@ def concepts(name: str, synthetic: bool) -> RealTask:
         name,
         train,
         held_out(test, 2048, 1024),
-        lambda generator: drawn(ComplEx(CONCEPTS, RELATIONS), generator, table=0.2),
+        lambda generator: drawn(ComplEx(CONCEPTS, RELATIONS), generator, table=0.3),
         _statement_loss,
         batch_size=128,
     )
