@@ -78,7 +78,7 @@ class Calibrated:
         self.count = torch.zeros(*theta.shape[:2], 1, device=theta.device, dtype=theta.dtype)
         columns = torch.tensor([[s.first, s.second, s.decay] for s in settings]).to(theta)
         self._first, self._second, self._decay = columns.T[:, None, :, None]
-        self._ahead = torch.tensor(ahead, device=theta.device)[None, :, None]
+        self._ahead = torch.tensor(ahead).to(theta)[None, :, None]
 
     @property
     def state(self) -> list[Tensor]:
@@ -90,8 +90,8 @@ class Calibrated:
         self.moment.lerp_(gradient, 1 - first)
         self.square.lerp_(gradient.square(), 1 - second)
         used, later = 1 - first**self.count, 1 - first ** (self.count + 1)
-        old = torch.where(self._ahead, first / later, 1 / used)
-        new = torch.where(self._ahead, (1 - first) / used, 0.0)
+        old = self._ahead * first / later + (1 - self._ahead) / used
+        new = self._ahead * (1 - first) / used
         denominator = (self.square / (1 - second**self.count)).sqrt_().add_(1e-8)
         return (self.moment * old + gradient * new).div_(denominator)
 

@@ -125,9 +125,9 @@ def appliances(name: str, synthetic: bool) -> RealTask:
 def _quantile_loss(model: nn.Module, batch: Batch) -> Tensor:
     """The pinball loss: what is above a quantile costs by its height, what is below by the rest of it."""
     power = batch[0]
-    missed = power[:, PAST:, None] - model(power[:, :PAST])
-    heights = torch.tensor(QUANTILES, dtype=missed.dtype, device=missed.device)
-    return (heights * missed + relu(-missed)).mean()
+    missed = (power[:, PAST:, None] - model(power[:, :PAST])).unbind(-1)
+    costs = [(height * own + relu(-own)).mean() for height, own in zip(QUANTILES, missed, strict=True)]
+    return torch.stack(costs).mean()
 
 
 def genes(name: str, synthetic: bool) -> RealTask:

@@ -205,7 +205,7 @@ def locales(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Windows(found["train_bytes"], LOCALE_BYTES),
-        held_out(Windows(found["test_bytes"], LOCALE_BYTES).all(), 512, 64),
+        held_out(Windows(found["test_bytes"], LOCALE_BYTES).all(), 128, 64),
         lambda generator: Llama(BYTES, **size).drawn(generator),
         next_loss,
         batch_size=16,
