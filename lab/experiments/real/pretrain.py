@@ -19,7 +19,7 @@ SEED = 0
 def pretrain() -> None:
     """Write the weights of both, in half precision, unless they are there."""
     _pretrain("shakespeare_gpt", lambda: gpt("shakespeare", "shakespeare-pretrain", synthetic=False), 600, 4e-3)
-    _pretrain("code_encoder", lambda: hidden_code("code-pretrain", synthetic=False), 1200, 3e-3)
+    _pretrain("code_encoder", lambda: hidden_code("code-pretrain", synthetic=False), 2000, 4e-3)
 
 
 def _pretrain(name: str, build: Callable[[], RealTask], steps: int, rate: float) -> None:

@@ -105,7 +105,7 @@ class Oscillators(nn.Module):
 
     def __init__(self, channels: int, states: int = 4) -> None:
         super().__init__()
-        spread = torch.linspace(0, 1, channels * states).view(states, channels).T
+        spread = torch.linspace(0, 1, channels * states).view(states, channels).T.contiguous()
         self.log_decay = nn.Parameter(math.log(0.02) + spread.roll(1, 0) * math.log(0.5 / 0.02))
         self.frequency = nn.Parameter(math.pi * spread)
         self.cosine = nn.Parameter(torch.full((channels, states), 1 / states))

@@ -220,7 +220,7 @@ def hidden_code(name: str, synthetic: bool) -> RealTask:
     """Which characters of a program are hidden? It trains the encoder that `tagged_code` begins with."""
     found = load_or_stand_in("code", synthetic)
     train, test = (Masked(_code(found, part, "text")) for part in ("train", "test"))
-    return RealTask(name, train, held_out(frozen(test, name, 512), 512, 128), _new_encoder, _hidden_loss, batch_size=64)
+    return RealTask(name, train, held_out(frozen(test, name, 512), 512, 128), _new_encoder, _hidden_loss, batch_size=32)
 
 
 def _code(found: Mapping[str, Tensor], part: str, *keys: str) -> Stretches:
