@@ -149,7 +149,7 @@ def test_names_of_problems() -> None:
     bundles = bundled(everything)
     assert len(bundles) == 35 + 12
     assert ",".join(bundles).split(",") == everything
-    for words in ("test", "photos-vae", "nothing", "zoo/line/adam/7"):
+    for words in ("test", "brain-unet", "nothing", "zoo/line/adam/7"):
         with pytest.raises(SystemExit, match="for judging, but got"):
             named(words)
 
