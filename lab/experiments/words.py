@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import hdet
 
-SAYS = "thing was learned"  # nothing, or hardly anything
+SAYS, EARLY = "the train loss was", " so far. "
 
 
 class Task(NamedTuple):
@@ -108,7 +108,7 @@ def fine_tuning(batch: int = 256) -> Task:
         cross_entropy(body(x[k]), y[k]).backward()
         first.step()
     body.requires_grad_(False)
-    x = x + 0.5 * torch.randn(64)  # what is to be adapted to
+    x = x + 0.7 * torch.randn(64)  # what is to be adapted to
     low = nn.Sequential(nn.Linear(64, 2, bias=False), nn.Linear(2, 64, bias=False))
     nn.init.zeros_(low[1].weight)  # type: ignore[arg-type]
 
@@ -195,9 +195,10 @@ def run(make: Callable[[], Task], steps: int, seed: int) -> Told:
             loss.backward()
             task.optimizer.step()
             scheduler.step(loss.detach())
-    said = [str(one.message) for one in caught if SAYS in str(one.message)]
+    said = [str(one.message) for one in caught if str(one.message).startswith(SAYS)]
     found = scheduler.found
-    return Told(any(f"{SAYS} yet" in one for one in said), any(f"{SAYS}." in one for one in said), found.settled)  # type: ignore[union-attr]
+    early = [EARLY in one for one in said]
+    return Told(any(early), not all(early), found.settled)  # type: ignore[union-attr]
 
 
 def summed_up(told: list[Told]) -> dict[str, float]:

@@ -4,7 +4,7 @@ The latest quarter of the steps is compared with beginnings of the run: the firs
 negligible, and all longer ones that lie before that quarter. The loss has fallen if one of them is above it by more
 than the noise of the two means, and by more than a part of the loss itself:
 
-.. math:: \text{beginning} - \text{latest} > \max(2.5\,\sigma \sqrt{1/n_1 + 1/n_2},\ 0.02\,|\text{beginning}|).
+.. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ 0.02\,|\text{beginning}|).
 
 Long beginnings are for runs that learn slowly, below a large noise. What comes after a rise of the loss is no
 beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller turns losses that are
@@ -21,9 +21,11 @@ from typing import NamedTuple
 
 from hdet.rollback.ruin import FEWEST, Block
 
-SURE = 2.5
-"""Deviations that a fall takes. Of losses that are noise alone one in twelve looks as if it had fallen, of healthy runs
-one in a hundred as if it had not (LOG, what a run says)."""
+SURE = 2.0
+"""Deviations that a fall takes. Of losses that are noise alone one in eight looks as if it had fallen (LOG, what a run
+says)."""
+CLEAR = 4.0
+"""Where this is asked after every round, chance must not say yes in one of them."""
 FLAT = 2.0
 """Deviations that a fall must lack for the loss to be flat beyond doubt."""
 LEAST = 0.02
@@ -66,7 +68,7 @@ class Progress(NamedTuple):
         >>> progress = Progress()
         >>> for loss in (2.3, 2.4, 2.2, 2.3, 1.6, 1.1, 0.8, 0.9):
         ...     progress = progress.after([Block(loss, 2)])
-        >>> progress.has_fallen, round(progress.first, 2), round(progress.latest, 2)
+        >>> progress.has_fallen(), round(progress.first, 2), round(progress.latest, 2)
         (True, 2.35, 0.85)
         """
         known = tuple(block for block in blocks if math.isfinite(block.mean) and block.steps)
@@ -99,10 +101,9 @@ class Progress(NamedTuple):
         """Whether there are enough losses to compare."""
         return math.isfinite(self.first) and len(self.stretches) > len(self._latest()) + 1
 
-    @property
-    def has_fallen(self) -> bool:
-        """Whether the loss is certainly lower than it was. Not if nothing is known."""
-        return any(fall > max(SURE * noise, least) for fall, noise, least in self._falls())
+    def has_fallen(self, sure: float = SURE) -> bool:
+        """Whether the loss is lower than it was, beyond its noise. Not if nothing is known."""
+        return any(fall > max(sure * noise, least) for fall, noise, least in self._falls())
 
     @property
     def is_flat(self) -> bool:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from hdet.auto.bounds import NO_BOUNDS, Bounds, bounded, is_bound
 from hdet.auto.measure import Measure
-from hdet.auto.progress import Progress
+from hdet.auto.progress import CLEAR, SURE, Progress
 from hdet.auto.ranks import Gathered, Ranks
 from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling, StepHook
@@ -50,7 +50,8 @@ from hdet.rollback.snapshots import START, Snapshots
 _Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
 _QUIET = 3
-"""Rounds without a raise after which a rate counts as settled."""
+"""Rounds without a raise after which a rate counts as settled, once the schedule has reached its peak: before that
+rounds are short, and rates that had rested as long were raised up to fifty times (LOG, what a run says)."""
 _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
@@ -84,7 +85,7 @@ class Memory:
     has_settled: bool = False
     """Whether the log has said that the rate has settled."""
     has_peaked: bool = False
-    """Whether the losses were looked at when the schedule had reached its peak."""
+    """Whether the schedule has reached its peak."""
     progress: Progress = field(default_factory=Progress)
     """The losses, from the first on; none where gradients are judged in their place."""
 
@@ -93,10 +94,10 @@ class Memory:
         """Where the search stands, and why; see :class:`Found`."""
         if self.found.phase is Phase.KEPT:
             return ("too short" if self.kept_for == TOO_SHORT else "stopped"), self.kept_for
-        rests = self.is_falling or self.is_bound or self.quiet >= _QUIET
+        rests = self.is_falling or self.is_bound or (self.has_peaked and self.quiet >= _QUIET)
         if self.found.phase is Phase.FIRST or not rests:
             return "searching", ""
-        if self.progress.is_known and not self.progress.has_fallen:
+        if self.progress.is_known and not self.progress.has_fallen(SURE if self.is_falling else CLEAR):
             return ("stopped", NOT_FALLEN) if self.is_falling else ("searching", "")
         return "settled", AT_BOUND if self.is_bound else ""
 
@@ -406,6 +407,8 @@ class Search:
         decision = decision._replace(state=bounded(decision.state, most))
         self.memory.is_bound = is_bound(decision.state, most)
         self.memory.follow(decision, evidence.blocks)
+        peaks = end.after >= end.peak and not self.memory.has_peaked
+        self.memory.has_peaked |= peaks
         self.memory.is_falling = evidence.shape < self.rule.constants.falling
         self._act(decision, end, gathered)
         clock.lap("controller")
@@ -430,14 +433,13 @@ class Search:
             self.chronicle.close()
         self.memory.rounds += 1
         self._teller.warn_of(decision, end.after, lacks_losses=self._lacks_losses)
-        self._tell(end)
+        self._tell(end, peaks=peaks)
         self.chronicle.begin_round()
 
-    def _tell(self, end: _Ending) -> None:
-        """Where the rate has settled, where the schedule has reached its peak, and where the run ends."""
+    def _tell(self, end: _Ending, *, peaks: bool) -> None:
+        """If the rate has settled, if the schedule has just reached its peak, and if the run ends."""
         memory, ends = self.memory, end.after == self.total_steps
-        told, peaks = memory.told, end.after >= end.peak and not memory.has_peaked
-        memory.has_peaked |= peaks
+        told = memory.told
         if (ends or peaks) and self.rule.searches and memory.progress.is_known:
             sign = direction(end.optimizer.param_groups[g] for g in self._groups)
             self._teller.warn_of_losses(told, memory.progress, end.after, sign, ends=ends)

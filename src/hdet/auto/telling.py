@@ -53,9 +53,9 @@ class Found:
 
     Args:
         rate: the peak rate, of the first parameter group that is searched. NaN as long as no round has ended.
-        status: "searching"; "settled": the schedule has begun to fall, or nothing was raised for three rounds, or the
-            rate is at its bound, and the train loss, if it is given, has fallen beyond its noise; "stopped": no rate
-            will be found; "too short": the run has fewer steps than the search needs.
+        status: "searching"; "settled": the schedule has begun to fall, or is at its peak and nothing was raised for three
+            rounds, or the rate is at its bound; and the train loss, if it is given, has fallen beyond its noise;
+            "stopped": no rate will be found; "too short": the run has fewer steps than the search needs.
         rolled_back: how often training was rolled back to earlier weights.
         rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added
             in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty as long as no round
@@ -125,11 +125,11 @@ class Teller:
 
         ``sign``: that with which losses were turned so that lower is better.
         """
-        if progress.is_flat or (ends and not progress.has_fallen):
+        if progress.is_flat or (ends and not progress.has_fallen()):
             first, latest = sign * progress.first, sign * progress.latest
-            little = "hardly anything" if progress.latest < progress.first else "nothing"
-            words = f"the train loss was {first:.4g} and is {latest:.4g} at step {t}: {little} was learned"
-            self.warn(f"{words}{'' if ends else ' yet'}. {_LEARN}", SearchWarning)
+            words = f"the train loss was {first:.4g} and is {latest:.4g} at step {t}"
+            verdict = "nothing was learned" if progress.is_flat else "it has not fallen beyond its noise, or hardly"
+            self.warn(f"{words}: {verdict}{'' if ends else ' so far'}. {_LEARN}", SearchWarning)
         elif ends and progress.is_in_vain:
             before, latest = sign * progress.before, sign * progress.latest
             self.warn(
