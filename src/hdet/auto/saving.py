@@ -41,7 +41,7 @@ from hdet.rollback.snapshots import Snapshots
 _LEVEL = Rule(
     f"a number from {LOWEST:g} to {HIGHEST:g}", lambda value: number.fits(value) and LOWEST <= value <= HIGHEST
 )
-_TOLD = {"kept_for": text, **dict.fromkeys(("is_bound", "has_settled", "has_peaked"), flag)}
+_TOLD = {"kept_for": text, **dict.fromkeys(("rests", "is_bound", "has_settled", "has_peaked"), flag)}
 """What of a search was told, and what it says."""
 _ROWS: dict[str, type[Block] | type[Stretch]] = {"start": Block, "stretches": Stretch, "last": Block}
 _PROGRESS = {

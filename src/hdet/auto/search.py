@@ -50,8 +50,8 @@ from hdet.rollback.snapshots import START, Snapshots
 _Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
 _QUIET = 3
-"""Rounds without a raise after which a rate counts as settled, once the schedule has reached its peak: before that
-rounds are short, and rates that had rested as long were raised up to fifty times (LOG, what a run says)."""
+"""Rounds without a raise after which a rate counts as settled in a run without an end, whose schedule does not fall. In
+others rates that had rested as long were raised up to fifty times before the schedule fell (LOG, what a run says)."""
 _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
@@ -80,8 +80,10 @@ class Memory:
     """The schedule's highest value so far, of each parameter group."""
     kept_for: str = ""
     """Why the guess is kept to, if it is."""
+    rests: bool = False
+    """Whether the rate is to stay, though the schedule has not fallen yet."""
     is_bound: bool = False
-    """Whether the rate would be higher without the bound that the user gave."""
+    """Whether the rate is at the bound that the user gave."""
     has_settled: bool = False
     """Whether the log has said that the rate has settled."""
     has_peaked: bool = False
@@ -94,8 +96,7 @@ class Memory:
         """Where the search stands, and why; see :class:`Found`."""
         if self.found.phase is Phase.KEPT:
             return ("too short" if self.kept_for == TOO_SHORT else "stopped"), self.kept_for
-        rests = self.is_falling or self.is_bound or (self.has_peaked and self.quiet >= _QUIET)
-        if self.found.phase is Phase.FIRST or not rests:
+        if self.found.phase is Phase.FIRST or not (self.is_falling or self.rests):
             return "searching", ""
         if self.progress.is_known and not self.progress.has_fallen(SURE if self.is_falling else CLEAR):
             return ("stopped", NOT_FALLEN) if self.is_falling else ("searching", "")
@@ -270,6 +271,11 @@ class Search:
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
 
+    def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
+        """Rates of a checkpoint, which may have had other bounds."""
+        factor = min(self._bounds.factor(rates), 1.0)
+        return self._bounds.held([rate * factor for rate in rates])
+
     def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
         """Parameter groups were added to the optimizer: they have the common factor.
 
@@ -411,6 +417,7 @@ class Search:
         self.memory.has_peaked |= peaks
         self.memory.is_falling = evidence.shape < self.rule.constants.falling
         self._act(decision, end, gathered)
+        self.memory.rests = self._rests(end)
         clock.lap("controller")
         self.losses.reset()
         self.meeting.begin_round()
@@ -435,6 +442,11 @@ class Search:
         self._teller.warn_of(decision, end.after, lacks_losses=self._lacks_losses)
         self._tell(end, peaks=peaks)
         self.chronicle.begin_round()
+
+    def _rests(self, end: _Ending) -> bool:
+        if self.total_steps is None:
+            return self.memory.is_bound or (self.memory.has_peaked and self.memory.quiet >= _QUIET)
+        return self.memory.is_bound or end.after == self.total_steps
 
     def _tell(self, end: _Ending, *, peaks: bool) -> None:
         """If the rate has settled, if the schedule has just reached its peak, and if the run ends."""

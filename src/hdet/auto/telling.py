@@ -53,8 +53,8 @@ class Found:
 
     Args:
         rate: the peak rate, of the first parameter group that is searched. NaN as long as no round has ended.
-        status: "searching"; "settled": the schedule has begun to fall, or is at its peak and nothing was raised for three
-            rounds, or the rate is at its bound; and the train loss, if it is given, has fallen beyond its noise;
+        status: "searching"; "settled": the schedule has begun to fall, the rate is at its bound, or nothing was raised
+            for three rounds of a run without an end; and the train loss, if it is given, has fallen beyond its noise;
             "stopped": no rate will be found; "too short": the run has fewer steps than the search needs.
         rolled_back: how often training was rolled back to earlier weights.
         rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added

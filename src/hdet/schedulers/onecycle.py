@@ -340,6 +340,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._last_lr = torch_private.rates_now(self)
         if ours is None:
             return
+        if isinstance(self._run, ResumableSearch):
+            self._last_lr = self._run.held(self._last_lr)
         rho = self._multipliers(t, self._run.seat)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         if ours["owns_rates"]:
