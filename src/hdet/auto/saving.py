@@ -189,7 +189,9 @@ def _loaded_progress(saved: Sequence[Sequence[Any]] | None) -> Progress:
     if saved is None:  # of an earlier version
         return UNKNOWN
     found: dict[str, Any] = {str(name): value for name, value in saved}
-    rows = {name: tuple(kind(row[0], int(row[1]), *row[2:]) for row in found[name]) for name, kind in _ROWS.items()}
+    rows: dict[str, Any] = {
+        name: tuple(kind(row[0], int(row[1]), *row[2:]) for row in found[name]) for name, kind in _ROWS.items()
+    }
     return Progress(**rows, before=found["before"], turned=int(found["turned"]))
 
 
