@@ -72,5 +72,5 @@ class RollbackWarning(UserWarning):
 
 
 class SearchWarning(UserWarning):
-    """The rate cannot be found, training was ruined and goes on from earlier weights, losses are missing, or nothing was
-    learned."""
+    """The rate cannot be found, training was ruined and goes on from earlier weights, losses are missing, or nothing
+    was learned."""
