@@ -4,7 +4,7 @@ The latest quarter of the steps is compared with beginnings of the run: the firs
 negligible, and all longer ones that lie before that quarter. The loss has fallen if one of them is above it by more
 than the noise of the two means, and by more than a part of the loss itself:
 
-.. math:: \text{beginning} - \text{latest} > \max(2.25\,\sigma \sqrt{1/n_1 + 1/n_2},\ 0.02\,|\text{beginning}|).
+.. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ 0.02\,|\text{beginning}|).
 
 Long beginnings are for runs that learn slowly, below a large noise. What comes after a rise of the loss is no
 beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller turns losses that are
@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from hdet.rollback.ruin import FEWEST, Block
 
-SURE = 2.25
-"""Deviations that a fall takes. Of losses that are noise alone one in ten looks as if it had fallen (LOG, what a run
+SURE = 2.0
+"""Deviations that a fall takes. Of losses that are noise alone one in eight looks as if it had fallen (LOG, what a run
 says)."""
 CLEAR = 4.0
 """Where this is asked after every round, chance must not say yes in one of them."""
