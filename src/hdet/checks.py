@@ -168,6 +168,7 @@ def _is_pair(value: Any) -> bool:
 number = Rule("a finite number", is_finite)
 flag = Rule("True or False", lambda value: isinstance(value, bool))
 integer = Rule("an integer", _is_whole)
+text = Rule("a text", lambda value: isinstance(value, str))
 texts = Rule("a list of texts", lambda value: _is_list(value) and all(isinstance(one, str) for one in value))
 some_rates = Rule("a list of finite rates", lambda value: _is_list(value) and all(map(_is_rate, value)))
 pairs = Rule("a list of pairs of a name and a value", lambda value: _is_list(value) and all(map(_is_pair, value)))

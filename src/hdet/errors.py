@@ -72,4 +72,5 @@ class RollbackWarning(UserWarning):
 
 
 class SearchWarning(UserWarning):
-    """The rate cannot be found, training was ruined and goes on from earlier weights, or losses are missing."""
+    """The rate cannot be found, training was ruined and goes on from earlier weights, losses are missing, or nothing
+    was learned."""

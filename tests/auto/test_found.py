@@ -52,7 +52,7 @@ def test_a_run_says_what_it_found(face: str, caplog: pytest.LogCaptureFixture) -
             highest = max(highest, optimizer.param_groups[0]["lr"])
     found = scheduler.found
     assert found is not None
-    assert (found.settled, found.rolled_back) == (True, 0)
+    assert (found.status, found.settled, found.rolled_back, found.why) == ("settled", True, 0, "")
     assert found.rate == pytest.approx(highest, rel=0.3)  # a schedule may have fallen a little where the rate arrives
     lines = [record.message for record in caplog.records]
     peak = f"max_lr={found.rate:.2g} begins a new OneCycle with that peak, and " if face == "OneCycleLR" else ""
@@ -60,7 +60,7 @@ def test_a_run_says_what_it_found(face: str, caplog: pytest.LogCaptureFixture) -
         f"found {found.rate:.2g}, settled, never rolled back; use again: {peak}"
         "hdet.schedule_from(journal, optimizer) replays the rates of the run step by step"
     )
-    assert any(line.startswith("the rate has settled at step ") for line in lines[:-1])
+    assert sum(line.startswith("the rate has settled at step ") for line in lines[:-1]) == 1
     assert len(lines) < 10
 
 
@@ -102,7 +102,11 @@ def test_a_guess_that_is_kept_is_not_searched_any_more() -> None:
     with pytest.warns(hdet.SearchWarning, match="too short"):
         scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=20)
     train(model, optimizer, scheduler, 0, 20)
-    assert str(scheduler.found) == "found 0.01, settled, never rolled back"
+    found = scheduler.found
+    assert found is not None
+    assert (found.status, found.settled) == ("too short", False)
+    words = "the run has fewer steps than the search needs, and keeps to the guess"
+    assert str(found) == f"at 0.01, too short ({words}), never rolled back"
 
 
 def test_without_a_search_nothing_is_found() -> None:

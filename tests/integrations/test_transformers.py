@@ -124,6 +124,7 @@ def test_a_guess_that_is_far_too_low_is_left_behind(tmp_path: Path) -> None:
     assert trainer.lr_scheduler._run.model is trainer.model
     assert loss_after(trainer) / by_hand(trainer_of(tmp_path, max_steps=100)) == pytest.approx(1, abs=0.1)
     assert logged(trainer, "hdet/found")[-1] == trainer.lr_scheduler.found.rate
+    assert logged(trainer, "hdet/status")[-1] == trainer.lr_scheduler.found.status == "settled"
     assert logged(trainer, "hdet/found")[-1] > 100 * logged(trainer, "learning_rate")[-1]
     assert not logged(trainer, "hdet/rate")  # which would be the learning_rate
     assert logged(trainer, "hdet/event")[0].startswith("first step")

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from hdet.auto import rule
 from hdet.auto.measure import Measure
+from hdet.auto.progress import UNKNOWN, Progress, Stretch
 from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
 from hdet.auto.search import KIND, Memory, Search
-from hdet.auto.telling import Found
+from hdet.auto.telling import ADOPTED, Found
 from hdet.checks import (
     STATE_VERSION,
     STATE_WORDS,
@@ -28,16 +29,26 @@ from hdet.checks import (
     run_state,
     shown,
     some_rates,
+    text,
 )
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
 from hdet.rollback.losses import Losses
-from hdet.rollback.saving import any_number, check_course, loaded_course, losses_of, saved_course
+from hdet.rollback.ruin import Block
+from hdet.rollback.saving import any_number, check_course, loaded_course, losses_of, rows_of_numbers, saved_course
 from hdet.rollback.snapshots import Snapshots
 
 _LEVEL = Rule(
     f"a number from {LOWEST:g} to {HIGHEST:g}", lambda value: number.fits(value) and LOWEST <= value <= HIGHEST
 )
+_TOLD = {"kept_for": text, **dict.fromkeys(("rests", "is_bound", "has_settled", "has_peaked"), flag)}
+"""What of a search was told, and what it says."""
+_ROWS: dict[str, type[Block] | type[Stretch]] = {"start": Block, "stretches": Stretch, "last": Block}
+_PROGRESS = {
+    **{name: rows_of_numbers(len(row._fields)) for name, row in _ROWS.items()},
+    "before": any_number,
+    "turned": count(0),
+}
 _STATE = {
     "phase": count(min(Phase), max(Phase)),
     "level": _LEVEL,
@@ -83,7 +94,7 @@ class ResumableSearch(Search):
         """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
         self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
         if t > 0:
-            self.memory.found = self.rule.kept()
+            self.memory.found, self.memory.kept_for = self.rule.kept(), ADOPTED
         self._resume(t)
 
     def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
@@ -145,6 +156,8 @@ def _saved_memory(memory: Memory) -> dict[str, Any]:
         "quiet": memory.quiet,
         "rolled_back": memory.rolled_back,
         "peaks": list(memory.peaks),
+        **{name: getattr(memory, name) for name in _TOLD},
+        "progress": _saved_progress(memory.progress),
     }
 
 
@@ -152,15 +165,34 @@ def _check_memory(state: Mapping[str, Any]) -> None:
     """Raise unless :func:`_loaded_memory` can read it."""
     rules = {"search": pairs, "ended": count(0), "highest": number, "falling": flag, "has_losses": flag}
     later = {"quiet": count(0), "rolled_back": count(0), "peaks": _peaks_of(len(state["knobs"]))}
+    later |= {**_TOLD, "progress": pairs}
     known = {name: rule for name, rule in later.items() if name in state}  # earlier versions have none
     check_state(state, {**rules, **known}, STATE_WORDS)
     check_saved(state["search"])
+    if "progress" in state:
+        check_state({str(name): value for name, value in state["progress"]}, _PROGRESS, STATE_WORDS)
 
 
 def _loaded_memory(state: Mapping[str, Any]) -> Memory:
     later = state.get("quiet", 0), state.get("rolled_back", 0), list(state.get("peaks", ()))
-    found = loaded(state["search"])
-    return Memory(found, state["ended"], state["highest"], state["falling"], state["has_losses"], *later)
+    found, told = loaded(state["search"]), {name: state[name] for name in _TOLD if name in state}
+    plain = found, state["ended"], state["highest"], state["falling"], state["has_losses"]
+    return Memory(*plain, *later, **told, progress=_loaded_progress(state.get("progress")))
+
+
+def _saved_progress(progress: Progress) -> list[list[Any]]:
+    rows = {name: [list(row) for row in getattr(progress, name)] for name in _ROWS}
+    return in_pairs({**rows, "before": progress.before, "turned": progress.turned})
+
+
+def _loaded_progress(saved: Sequence[Sequence[Any]] | None) -> Progress:
+    if saved is None:  # of an earlier version
+        return UNKNOWN
+    found: dict[str, Any] = {str(name): value for name, value in saved}
+    rows: dict[str, Any] = {
+        name: tuple(kind(row[0], int(row[1]), *row[2:]) for row in found[name]) for name, kind in _ROWS.items()
+    }
+    return Progress(**rows, before=found["before"], turned=int(found["turned"]))
 
 
 def _peaks_of(groups: int) -> Rule:

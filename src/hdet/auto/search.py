@@ -18,11 +18,23 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.auto.bounds import NO_BOUNDS, Bounds, bounded, is_bound
 from hdet.auto.measure import Measure
+from hdet.auto.progress import CLEAR, SURE, Progress
 from hdet.auto.ranks import Gathered, Ranks
 from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling, StepHook
-from hdet.auto.telling import Found, Teller, lost_words, record_of
+from hdet.auto.telling import (
+    AT_BOUND,
+    NOT_FALLEN,
+    NOT_SEARCHED,
+    TOO_SHORT,
+    Found,
+    Status,
+    Teller,
+    lost_words,
+    record_of,
+)
 from hdet.checks import warn_unless_by_steps
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
@@ -38,7 +50,8 @@ from hdet.rollback.snapshots import START, Snapshots
 _Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
 _QUIET = 3
-"""Rounds without a raise after which a rate counts as settled."""
+"""Rounds without a raise after which a rate counts as settled in a run without an end, whose schedule does not fall. In
+others rates that had rested as long were raised up to fifty times before the schedule fell (LOG, what a run says)."""
 _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
@@ -65,17 +78,35 @@ class Memory:
     """How often training was rolled back."""
     peaks: list[float] = field(default_factory=list)
     """The schedule's highest value so far, of each parameter group."""
+    kept_for: str = ""
+    """Why the guess is kept to, if it is."""
+    rests: bool = False
+    """Whether the rate is to stay, though the schedule has not fallen yet."""
+    is_bound: bool = False
+    """Whether the rate is at the bound that the user gave."""
+    has_settled: bool = False
+    """Whether the log has said that the rate has settled."""
+    has_peaked: bool = False
+    """Whether the schedule has reached its peak."""
+    progress: Progress = field(default_factory=Progress)
+    """The losses, from the first on; none where gradients are judged in their place."""
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the rate has been found: it rises no more, or has not risen for some rounds."""
-        return self.found.phase is Phase.SEARCHING and (self.is_falling or self.quiet >= _QUIET)
+    def status(self) -> tuple[Status, str]:
+        """Where the search stands, and why; see :class:`Found`."""
+        if self.found.phase is Phase.KEPT:
+            return ("too short" if self.kept_for == TOO_SHORT else "stopped"), self.kept_for
+        if self.found.phase is Phase.FIRST or not (self.is_falling or self.rests):
+            return "searching", ""
+        if self.progress.is_known and not self.progress.has_fallen(SURE if self.is_falling else CLEAR):
+            return ("stopped", NOT_FALLEN) if self.is_falling else ("searching", "")
+        return "settled", AT_BOUND if self.is_bound else ""
 
     @property
     def told(self) -> Found:
         """What was found, for people."""
-        is_kept = self.found.phase is Phase.KEPT  # the guess is: nothing is searched any more
-        return Found(self.rate, self.is_settled or is_kept, self.rolled_back, self.rates)
+        status, why = self.status
+        return Found(self.rate, status, self.rolled_back, self.rates, why)
 
     @property
     def rate(self) -> float:
@@ -93,7 +124,15 @@ class Memory:
         is_raised = after.peak_factor > self.found.peak_factor or after.phase is not self.found.phase
         self.quiet = 0 if is_raised else self.quiet + 1
         self.rolled_back += decision.rolled_back_to is not None
+        self.kept_for = decision.alarm or self.kept_for
         self.found = after
+
+    def follow(self, decision: Decision, blocks: Sequence[Block]) -> None:
+        """Remember the losses of a round that has ended so: those of ruined weights are no progress."""
+        if decision.rolled_back_to is not None:
+            self.progress = self.progress.rolled_back()
+        elif self.has_losses:
+            self.progress = self.progress.after(blocks)
 
     def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
@@ -158,6 +197,7 @@ class Search:
         meeting: the ranks.
         chronicle: the journal.
         go_back: whether snapshots are kept to go back to.
+        bounds: what the rates never exceed.
     """
 
     def __init__(
@@ -170,6 +210,7 @@ class Search:
         chronicle: Chronicle,
         *,
         go_back: bool = True,
+        bounds: Bounds = NO_BOUNDS,
     ) -> None:
         self.rule = rule
         self.knobs = list(knobs)
@@ -177,10 +218,12 @@ class Search:
         self.meeting = meeting
         self.chronicle = chronicle
         self.losses = Losses()
-        self.memory = Memory(rule.begin())
+        why = "" if rule.searches and rule.long_enough else TOO_SHORT if rule.searches else NOT_SEARCHED
+        self.memory = Memory(rule.begin(), kept_for=why)
         self.is_just_loaded = False
         """Between loading a checkpoint and the next step."""
         self._go_back = go_back
+        self._bounds = bounds
         self._groups = list(groups)
         self.ranks = Ranks(meeting, chronicle, model, self._terms())
         self._hook = StepHook()
@@ -221,9 +264,17 @@ class Search:
         return self.found.phase is not Phase.KEPT
 
     def rates(self, schedule: Sequence[_Rate], t: int) -> list[_Rate]:
-        """m r(t) times the schedule; each keeps its type."""
+        """m r(t) times the schedule, within the bounds; each keeps its type."""
         factor = self.found.factor(t, self.rule.constants)
-        return [value * factor for value in schedule]
+        if self._bounds.lowest == math.inf:  # every step asks
+            return [value * factor for value in schedule]
+        factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
+        return self._bounds.held([value * factor for value in schedule])
+
+    def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
+        """Rates of a checkpoint, which may have had other bounds."""
+        factor = min(self._bounds.factor(rates), 1.0)
+        return self._bounds.held([rate * factor for rate in rates])
 
     def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
         """Parameter groups were added to the optimizer: they have the common factor.
@@ -237,6 +288,7 @@ class Search:
         self._sampler.measure.groups = list(self._groups)
         if self.memory.peaks:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
+        self._bounds = self._bounds.grown(new)
         self.knobs = list(knobs)
         self.ranks.terms = self._terms()
 
@@ -356,10 +408,16 @@ class Search:
         clock.lap("gather")
         evidence = self._take_evidence(end, gathered)
         present = self._snapshots.present(end.optimizer)
-        decision = self.rule.after_round(self.rule.remembering(self.found, present), evidence)
-        was_settled = self.memory.is_settled
+        most = self._bounds.factor(end.schedule(end.after), self.memory.peaks)
+        decision = self.rule.after_round(bounded(self.rule.remembering(self.found, present), most), evidence)
+        decision = decision._replace(state=bounded(decision.state, most))
+        self.memory.is_bound = is_bound(decision.state, most)
+        self.memory.follow(decision, evidence.blocks)
+        peaks = end.after >= end.peak and not self.memory.has_peaked
+        self.memory.has_peaked |= peaks
         self.memory.is_falling = evidence.shape < self.rule.constants.falling
         self._act(decision, end, gathered)
+        self.memory.rests = self._rests(end)
         clock.lap("controller")
         self.losses.reset()
         self.meeting.begin_round()
@@ -382,11 +440,25 @@ class Search:
             self.chronicle.close()
         self.memory.rounds += 1
         self._teller.warn_of(decision, end.after, lacks_losses=self._lacks_losses)
-        ends = end.after == self.total_steps and self.holds_rise
-        settles = self.memory.is_settled and not was_settled
-        has_peak = "schedule" not in self.chronicle.arguments  # one of the user's own has none to be given
-        self._teller.log(self.memory.told, end.after, ends=ends, settles=settles, has_peak=has_peak)
+        self._tell(end, peaks=peaks)
         self.chronicle.begin_round()
+
+    def _rests(self, end: _Ending) -> bool:
+        if self.total_steps is None:
+            return self.memory.is_bound or (self.memory.has_peaked and self.memory.quiet >= _QUIET)
+        return self.memory.is_bound or end.after == self.total_steps
+
+    def _tell(self, end: _Ending, *, peaks: bool) -> None:
+        """If the rate has settled, if the schedule has just reached its peak, and if the run ends."""
+        memory, ends = self.memory, end.after == self.total_steps
+        told = memory.told
+        if (ends or peaks) and self.rule.searches and memory.progress.is_known:
+            sign = direction(end.optimizer.param_groups[g] for g in self._groups)
+            self._teller.warn_of_losses(told, memory.progress, end.after, sign, ends=ends)
+        settles = told.settled and not memory.has_settled
+        memory.has_settled |= settles
+        has_peak = "schedule" not in self.chronicle.arguments  # one of the user's own has none to be given
+        self._teller.log(told, end.after, ends=ends and self.holds_rise, settles=settles, has_peak=has_peak)
 
     @property
     def _lacks_losses(self) -> bool:
@@ -448,7 +520,8 @@ class Search:
 
     def _terms(self) -> dict[str, float]:
         searches, back = self.rule.searches, self._go_back
-        return terms_of(KIND, self.knobs, [], total_steps=self.total_steps, searches=searches, go_back=back)
+        steps, highest = self.total_steps, self._bounds.lowest
+        return terms_of(KIND, self.knobs, [], total_steps=steps, searches=searches, go_back=back, highest=highest)
 
     def converge(self, optimizer: Optimizer, t: int) -> None:
         """Average the buffers now, and nothing else. Collective."""

@@ -7,8 +7,9 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+from hdet.auto.progress import Progress
 from hdet.auto.ranks import Gathered
 from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evidence
 from hdet.checks import users_level
@@ -27,6 +28,18 @@ _NO_LOSSES = (
     "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are no "
     "numbers. Give it: scheduler.step(loss)"
 )
+Status: TypeAlias = Literal["searching", "settled", "stopped", "too short"]
+TOO_SHORT = "the run has fewer steps than the search needs, and keeps to the guess"
+NOT_SEARCHED = "auto_lr=False keeps to the guess"
+ADOPTED = "the checkpoint is one of torch's own scheduler, without a search"
+NOT_FALLEN = "the train loss has not fallen, or hardly"
+AT_BOUND = "at the bound you gave"
+"""Why a search stands where it stands; beside these the alarms of the rule."""
+_LEARN = (
+    "See whether the model learns a single batch, and whether its layers are dead; another guess, another "
+    "initialisation or highest= may help. If the loss need not fall (as in GANs and policy gradients), give none: "
+    "scheduler.step()"
+)
 _CURES = {
     NO_GRADIENT: "Give the optimizer that is stepped itself, and leave gradients in place until scheduler.step()",
     NOT_FOLLOWED: "Use an optimizer all of whose steps are proportional to lr, or give it rates that are right",
@@ -40,23 +53,35 @@ class Found:
 
     Args:
         rate: the peak rate, of the first parameter group that is searched. NaN as long as no round has ended.
-        settled: whether it is found: the schedule has begun to fall, or nothing was raised for three rounds; also where
-            the search has ended in an alarm, and the rate is the guess.
+        status: "searching"; "settled": the schedule has begun to fall, the rate is at its bound, or nothing was raised
+            for three rounds of a run without an end; and the train loss, if it is given, has fallen beyond its noise;
+            "stopped": no rate will be found; "too short": the run has fewer steps than the search needs.
         rolled_back: how often training was rolled back to earlier weights.
         rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added
             in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty as long as no round
             has ended.
+        why: what has stopped the search, or that the rate has settled at the bound; otherwise empty.
 
-    >>> print(Found(0.0671234, settled=True, rolled_back=1))
+    >>> print(Found(0.0671234, "settled", rolled_back=1))
     found 0.067, settled, rolled back once
+    >>> print(Found(0.01, "settled", why=AT_BOUND))
+    found 0.01, settled (at the bound you gave), never rolled back
+    >>> print(Found(0.067, "stopped", why=NOT_FALLEN))
+    at 0.067, stopped (the train loss has not fallen, or hardly), never rolled back
     >>> print(Found(0.067, rates=(0.0, 0.067)))
     found [0, 0.067], still searching, never rolled back
     """
 
     rate: float
-    settled: bool = False
+    status: Status = "searching"
     rolled_back: int = 0
     rates: tuple[float, ...] = ()
+    why: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the rate is found."""
+        return self.status == "settled"
 
     @property
     def max_lr(self) -> str:
@@ -68,7 +93,10 @@ class Found:
             return "found nothing yet"
         words = {0: "never rolled back", 1: "rolled back once"}
         often = words.get(self.rolled_back, f"rolled back {self.rolled_back} times")
-        return f"found {self.max_lr}, {'settled' if self.settled else 'still searching'}, {often}"
+        status = "still searching" if self.status == "searching" else self.status
+        why = f" ({self.why})" if self.why else ""
+        verb = "found" if self.status in ("searching", "settled") else "at"
+        return f"{verb} {self.max_lr}, {status}{why}, {often}"
 
 
 class Teller:
@@ -92,6 +120,24 @@ class Teller:
         if self._meeting.seat.replica == 0:
             warnings.warn(text, kind, stacklevel=users_level())
 
+    def warn_of_losses(self, found: Found, progress: Progress, t: int, sign: float, *, ends: bool) -> None:
+        """At the schedule's peak, and where the run ends: of losses that have not fallen, and of roll backs in vain.
+
+        ``sign``: that with which losses were turned so that lower is better.
+        """
+        if progress.is_flat or (ends and not progress.has_fallen()):
+            first, latest = sign * progress.first, sign * progress.latest
+            words = f"the train loss was {first:.4g} and is {latest:.4g} at step {t}"
+            verdict = "nothing was learned" if progress.is_flat else "it has not fallen beyond its noise, or hardly"
+            self.warn(f"{words}: {verdict}{'' if ends else ' so far'}. {_LEARN}", SearchWarning)
+        elif ends and progress.is_in_vain:
+            before, latest = sign * progress.before, sign * progress.latest
+            self.warn(
+                f"training was rolled back in vain: the train loss was {before:.4g} before and is {latest:.4g} at the "
+                f"end. Clip gradients, or keep the rate below: highest={found.max_lr}",
+                SearchWarning,
+            )
+
     def log(self, found: Found, t: int, *, ends: bool, settles: bool, has_peak: bool) -> None:
         """A line where the run ends, and one where the rate has settled.
 
@@ -99,7 +145,9 @@ class Teller:
         """
         if self._meeting.seat.replica != 0:
             return
-        if ends:
+        if ends and found.status == "stopped":
+            _logger.info("%s", found)
+        elif ends:
             peak = f"max_lr={found.max_lr} {BEGINS_ANEW}, and " if has_peak else ""
             _logger.info("%s; use again: %shdet.schedule_from(journal, optimizer) %s", found, peak, REPLAYS)
         elif settles:
@@ -119,7 +167,7 @@ def listed(rates: Iterable[Rate]) -> str:
 def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable[Rate]) -> str:
     """What a notebook shows of a scheduler: plain words and a bar, in the page's own colours.
 
-    >>> print(found_html(Found(0.067, settled=True), 200, 300, [0.04]))
+    >>> print(found_html(Found(0.067, "settled"), 200, 300, [0.04]))
     <div>step 200 of 300: found 0.067, settled, never rolled back; the rate is 0.04<br>
     <progress value="200" max="300"></progress></div>
     """
@@ -171,7 +219,8 @@ def record_of(
     story = {"not_finite": silent, "event": decision.event, "went_back_to": decision.rolled_back_to}
     reach = math.exp(evidence.reach) * then[lead]
     rates = {"found": found.rate, "found_rates": list(found.rates)}
-    return {**record, "shape": now, "reach": reach, **rates, **story, "alarm": decision.alarm}
+    standing = {"status": found.status, "why": found.why or None}
+    return {**record, "shape": now, "reach": reach, **rates, **standing, **story, "alarm": decision.alarm}
 
 
 def _warning_of(decision: Decision, step: int) -> str | None:

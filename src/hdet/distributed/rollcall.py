@@ -45,6 +45,7 @@ def terms_of(
     controller: object = None,
     searches: bool = False,
     go_back: bool | None = None,
+    highest: float | None = None,
 ) -> dict[str, float]:
     """Numbers that must be equal on all replicas; always the same names, since rows must have one length.
 
@@ -53,6 +54,7 @@ def terms_of(
         knobs: compared by their words.
         parts: further settings, compared by their words.
         total_steps, spread, sync_every, seed, start, decays, controller, go_back: as the user knows them; NaN for None.
+        highest: the same; the lowest of several.
         searches: whether the rate is searched, which is ``auto_lr`` of a search.
     """
     return {
@@ -67,11 +69,12 @@ def terms_of(
         "auto_lr_start": _or_nan(start),
         "auto_lr (0: off, 1: on)": float(searches or controller is not None),
         "go_back (0: off, 1: on)": _or_nan(go_back),
+        "highest": _or_nan(highest),
         **{name: float(getattr(controller, name, math.nan)) for name in ("sigma", "meta_momentum", "meta_lr")},
     }
 
 
-def _or_nan(value: int | None) -> float:
+def _or_nan(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 

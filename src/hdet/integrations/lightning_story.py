@@ -49,7 +49,8 @@ class Story:
         if self._last is None:
             return
         found = f"found the rate {listed(self._last['found_rates'])}, from a guess of {listed(guesses)}"
-        self.verdict = f"{self._kept} ({listed(guesses)})" if self._kept else found
+        why = f"; the search has stopped: {self._last['why']}" if self._last["status"] == "stopped" else ""
+        self.verdict = f"{self._kept} ({listed(guesses)})" if self._kept else f"{found}{why}"
         self._say(self.verdict)
 
     def _say(self, words: str) -> None:

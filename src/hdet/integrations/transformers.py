@@ -209,7 +209,8 @@ class AutoLR(_Attached):
     ``args.learning_rate`` is a guess, and ``lr_scheduler_type`` and warm-up are not used. ``trainer.lr_scheduler`` is
     made by :func:`hdet.auto`, and saved and loaded with the trainer's checkpoints. It gets the trainer's model and the
     loss of every optimizer step, not divided by the accumulation steps. The logs get ``hdet/found``, the
-    peak rate that was found so far (``learning_rate`` is that of the step), and, if something happened, ``hdet/event``.
+    peak rate that was found so far (``learning_rate`` is that of the step), ``hdet/status``, whether it has settled,
+    and, if something happened, ``hdet/event``.
 
     The rate is found on ``schedule=``, or on a scheduler of torch or transformers in ``optimizers=``. If
     ``optimizers=`` has a search, an ``hdet.OneCycleLR`` or a result of ``hdet.auto``, AutoLR gives that one the loss;
@@ -413,12 +414,13 @@ def _check_sharding(trainer: Trainer, optimizer: Any) -> None:
         )
 
 
-def _told(found: Found) -> dict[str, float]:
-    """The peak rate that was found so far; if parameter groups have different ones, also those of all groups."""
+def _told(found: Found) -> dict[str, Any]:
+    """The peak rate that was found so far, and the search's status; if groups differ, also all their rates."""
     if math.isnan(found.rate):
         return {}
     differ = len(set(found.rates)) > 1
-    return {"hdet/found": found.rate, **{f"hdet/found/{g}": rate for g, rate in enumerate(found.rates) if differ}}
+    rates = {f"hdet/found/{g}": rate for g, rate in enumerate(found.rates) if differ}
+    return {"hdet/found": found.rate, "hdet/status": found.status, **rates}
 
 
 class _Events:

@@ -241,6 +241,7 @@ _FIELDS: dict[str, dict[str, tuple[str, Check]]] = {
         "seconds": ("an object of numbers", _are_seconds),
         "event": _TEXT,
         "alarm": _TEXT,
+        **dict.fromkeys(("status", "why"), _TEXT),
         "knobs": ("a list of texts", _list_of(_is_text)),
         "added": (
             "an object of integers",

@@ -164,6 +164,8 @@ class Round(NamedTuple):
     """Of a search: the step whose weights were put back at the end of the round."""
     found: Numbers = ()
     """Of a search: the peak rates that were found so far; None in journals of earlier versions."""
+    status: str | None = None
+    """Of a search: where it stood, in words; None in journals of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +345,13 @@ def _round(record: Mapping[str, Any], knobs: int, starts: Numbers, decays: bool)
         not_finite=tuple(int(rank) for rank in record.get("not_finite") or ()),
         rolled_back_to=None if record.get("went_back_to") is None else int(record["went_back_to"]),
         found=_numbers(record.get("found_rates"), knobs),
+        status=_standing(record),
     )
+
+
+def _standing(record: Mapping[str, Any]) -> str | None:
+    status, why = record.get("status"), record.get("why")
+    return f"{status} ({why})" if status and why else status
 
 
 def _step_of(record: Mapping[str, Any]) -> int:

@@ -121,7 +121,8 @@ def ending(run: RunData) -> Ending:
 
 def verdict(run: RunData) -> str:
     """One sentence: where the rate went, which groups went apart, what the loss came to."""
-    parts = [*_crash(run), *_rate_words(run), *_group_words(run), *_other_words(run), *_loss_words(run)]
+    rates = [*_rate_words(run), *_standing(run), *_group_words(run)]
+    parts = [*_crash(run), *rates, *_other_words(run), *_loss_words(run)]
     text = "; ".join(parts) if parts else "no round has ended yet"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -147,6 +148,12 @@ def _rate_words(run: RunData) -> list[str]:
     if run.decays_by_itself:
         return [f"base rate moved from {start} to {end} in {rounds}, its decay included"]
     return [f"peak rate moved from {start} to {end} in {rounds}"]
+
+
+def _standing(run: RunData) -> list[str]:
+    """Why the rate that a search has come to is worth nothing."""
+    status = run.rounds[-1].status if run.rounds else None
+    return [f"the search has {status}"] if status and status.startswith("stopped") else []
 
 
 def _group_words(run: RunData) -> list[str]:
@@ -261,7 +268,7 @@ class Warned(NamedTuple):
 def advice(run: RunData) -> Advice | None:
     """None where nothing was learned, or where what was learned means nothing."""
     base = base_movement(run)
-    if base is None or not run.rounds or run.summary.crashed or alarms(run):
+    if base is None or not run.rounds or run.summary.crashed or alarms(run) or _standing(run):
         return None
     again = f"hdet.schedule_from({_journal(run)}, optimizer)", REPLAYS
     known = run.total_steps is not None or not (run.searched and "total_steps" in run.arguments)  # else it has no end

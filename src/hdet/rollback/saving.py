@@ -13,9 +13,15 @@ from hdet.rollback.ruin import Block, Course
 
 any_number = Rule("a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
 _NUMBERS = Rule("a list of numbers", lambda value: _is_list(value) and all(map(any_number.fits, value)))
-_BLOCKS = Rule(
-    "pairs of numbers", lambda value: _is_list(value) and all(_NUMBERS.fits(x) and len(x) == 2 for x in value)
-)
+
+
+def rows_of_numbers(length: int) -> Rule:
+    """A list of lists of so many numbers."""
+    words = "pairs of numbers" if length == 2 else f"lists of {length} numbers"
+    return Rule(words, lambda value: _is_list(value) and all(_NUMBERS.fits(x) and len(x) == length for x in value))
+
+
+_BLOCKS = rows_of_numbers(2)
 _SLOWED = Rule(
     "two counts and two factors",
     lambda value: (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import optim
 from torch.optim import Optimizer
 
+from hdet.auto.bounds import NO_BOUNDS, Bounds
 from hdet.auto.constants import DEFAULT
 from hdet.auto.rule import Rule
 from hdet.auto.saving import ResumableSearch
@@ -30,6 +32,8 @@ _NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
 """Options that are named like rates, and are what schedules write or a decay."""
 _GUESSES = (1e-14, 1e14)
 """Bounds of a guess: the factor on it that is learned stays between 1e-15 and 1e15."""
+_LEAST_PART = 1e-15
+"""And so do bounds."""
 _NOT_SEARCHED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
@@ -84,10 +88,11 @@ def rate_knobs(names: Sequence[str], spread: float) -> list[KnobSpec]:
     return [KnobSpec(name, scale, float(spread), scheduled=True) for name in names]
 
 
-def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any) -> None:
+def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any, highest: Any) -> None:
     """Raise where the rates of an optimizer cannot be searched."""
     check_guesses(guesses)
     must_be("True or False", isinstance(go_back, bool), "leave it out for True", go_back=go_back)
+    bounds_of(highest, guesses)
     if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
             "a search needs shared gradients, but group= is hdet.arms(n), whose weights come apart; leave it out"
@@ -110,12 +115,13 @@ def search_of(
     *,
     searches: bool = True,
     go_back: Any = True,
+    highest: Any = None,
 ) -> ResumableSearch:
     """The search for the rates of an optimizer, from a guess for each parameter group. Groups at 0 are left alone.
 
     ``told``: arguments for the journal; ``alike``: those that must be equal on all ranks, in words.
     """
-    check_search(optimizer, ours, guesses, go_back)
+    check_search(optimizer, ours, guesses, go_back, highest)
     rule, others = Rule(total_steps, searches), _other_rates(optimizer)
     if searches and others:
         _warn(
@@ -137,6 +143,7 @@ def search_of(
         Meeting(everybody, alike),
         Chronicle(open_journal(ours.journal), told),
         go_back=go_back,
+        bounds=bounds_of(highest, guesses),
     )
 
 
@@ -150,6 +157,26 @@ def check_guesses(guesses: Sequence[Any]) -> None:
             f"a group is to be left alone, and one must be above 0, but got {shown(list(guesses))}; any guess will "
             "do, for instance 1e-3"
         )
+
+
+def bounds_of(highest: Any, guesses: Sequence[float]) -> Bounds:
+    """The bounds of the rates. Raises for what cannot be one: it is a factor on the guess that is held."""
+    if highest is None:
+        return NO_BOUNDS
+    several = isinstance(highest, (list, tuple))
+    if several and len(highest) != len(guesses):
+        raise ArgumentError(
+            f"highest must be a number, or a list of {len(guesses)}, one for each parameter group, but got "
+            f"highest={shown(highest)}; None in the list leaves a group without a bound"
+        )
+    for one, guess in zip(highest if several else [highest] * len(guesses), guesses, strict=True):
+        fits = (one is None and several) or (is_real(one) and one > 0)
+        must_be("a rate above 0, or a list with one for each group", fits, "leave it out for none", highest=highest)
+        least = _LEAST_PART * guess
+        must_be(f"at least {least:g}, 1e-15 of lr", one is None or one >= least, "give a lower lr", highest=highest)
+    if not several:
+        return Bounds(float(highest))
+    return Bounds(each=tuple(math.inf if one is None else float(one) for one in highest))
 
 
 def _warn(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -83,6 +83,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         go_back: with "auto", whether snapshots of weights and optimizer state are kept for roll backs, one on the
             device and one on the host. False saves their memory; weights that are not finite then raise a
             :class:`hdet.DivergedError`.
+        highest: with "auto", a rate that is never exceeded; or a list with one for each parameter group, in which None
+            is no bound. All groups share one factor: it rises until the first group is at its bound.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         model: nn.Module | None = None,
         journal: Journals = None,
         go_back: bool = True,
+        highest: float | Sequence[float | None] | None = None,
     ) -> None:
         self._is_auto = isinstance(max_lr, str)
         self._has_doubted = False
@@ -137,7 +140,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         }
         published = (sigma, meta_momentum, meta_lr)
         fanout = Fanout(spread, sync_every, auto_lr, auto_lr_start, decay, published, seed)
-        run = onecycle_run(optimizer, schedule, last_epoch, Ours(group, model, journal), fanout, go_back)
+        ours = Ours(group, model, journal)
+        run = onecycle_run(optimizer, schedule, last_epoch, ours, fanout, go_back, highest)
         if run is not None:  # torch calls step() in its constructor: the run must be there
             self._run: ResumableSearch | Replicas = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
@@ -240,7 +244,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     @property
     def found(self) -> Found | None:
-        """What a search has found so far: rates, whether they have settled, roll backs; None without a search.
+        """What a search has found so far: rates, its status, roll backs; None without a search.
 
         As of the last round that has ended. The same on every rank, and no collective.
         """
@@ -336,6 +340,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._last_lr = torch_private.rates_now(self)
         if ours is None:
             return
+        if isinstance(self._run, ResumableSearch):
+            self._last_lr = self._run.held(self._last_lr)
         rho = self._multipliers(t, self._run.seat)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         if ours["owns_rates"]:

@@ -28,6 +28,7 @@ from hdet.schedulers.arguments import (
     LONGEST,
     PUBLISHED_SPREAD,
     Ours,
+    bounds_of,
     check_common,
     check_guesses,
     checked_length,
@@ -56,7 +57,13 @@ class Fanout(NamedTuple):
 
 
 def onecycle_run(
-    optimizer: Optimizer, schedule: dict[str, Any], last_epoch: Any, ours: Ours, fanout: Fanout, go_back: Any
+    optimizer: Optimizer,
+    schedule: dict[str, Any],
+    last_epoch: Any,
+    ours: Ours,
+    fanout: Fanout,
+    go_back: Any,
+    highest: Any,
 ) -> ResumableSearch | Replicas | None:
     """The run behind an ``hdet.OneCycleLR``; None where torch will refuse the schedule.
 
@@ -78,8 +85,9 @@ def onecycle_run(
             schedule["cycle_momentum"] = False  # no gain in a search; torch refuses Adagrad and Adafactor
         if schedule["max_lr"]:
             check_guesses(schedule["max_lr"])  # torch would speak of a max_lr that nobody gave
+            bounds_of(highest, schedule["max_lr"])
     else:
-        _check_fanout(fanout, go_back)
+        _check_fanout(fanout, go_back, highest)
     check_levels(schedule, last_epoch)
     if fanout.decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
@@ -96,8 +104,9 @@ def onecycle_run(
         return _replicas(optimizer, ours, fanout, pct_start, told, alike)
     searches = fanout.auto_lr
     told = {**told, "max_lr": "auto", "guess": schedule["max_lr"], "go_back": go_back, "auto_lr": searches}
-    guesses = schedule["max_lr"]
-    return search_of(optimizer, ours, guesses, steps, mapped(told, _plain), alike, searches=searches, go_back=go_back)
+    told, alike = {**told, "highest": highest}, {**alike, "highest": _word(highest)}
+    guesses, more = schedule["max_lr"], {"searches": searches, "go_back": go_back, "highest": highest}
+    return search_of(optimizer, ours, guesses, steps, mapped(told, _plain), alike, **more)
 
 
 def _replicas(
@@ -162,13 +171,18 @@ def _refuse_parts(schedule: dict[str, Any]) -> None:
             )
 
 
-def _check_fanout(fanout: Fanout, go_back: object) -> None:
+def _check_fanout(fanout: Fanout, go_back: object, highest: object) -> None:
     """Raise for what cannot be meant; what depends on the run's length is checked later."""
     must_be(f"one of {DECAYS}", is_one_of(fanout.decay, DECAYS), "leave it out for 'schedule'", decay=fanout.decay)
     must_be("an integer", is_int(fanout.seed), "leave it out for 0", seed=fanout.seed)
     if go_back is not True:
         raise ArgumentError(
             f'go_back is for max_lr="auto", whose search may roll back, but got go_back={shown(go_back)}; leave it out'
+        )
+    if highest is not None:
+        raise ArgumentError(
+            f'highest is for max_lr="auto", which finds the rate, but got highest={shown(highest)}; leave it out: a '
+            "number as max_lr is the highest rate already"
         )
     spread = fanout.spread
     if spread is not None and not (is_real(spread) and 0 <= spread <= 1):

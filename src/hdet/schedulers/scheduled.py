@@ -68,6 +68,7 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
         every: int,
         ours: Ours,
         go_back: bool,
+        highest: Any = None,
     ) -> None:
         guesses = guesses_of(optimizer)
         lead = min(g for g, guess in enumerate(guesses) if guess > 0)
@@ -79,6 +80,7 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
             "schedule": kind,
             "schedule_every": repr(every),
             "the schedule's peak": repr(tuple(self._peak)),
+            "highest": repr(highest),
         }
         told = {
             "max_lr": "auto",
@@ -86,9 +88,10 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
             "schedule": kind,
             "schedule_every": every,
             "go_back": go_back,
+            "highest": highest,
             "total_steps": total_steps,
         }
-        run = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back)
+        run = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back, highest=highest)
         self._every = every
         super().__init__(optimizer, schedule, run)
         self._write_again()
@@ -189,7 +192,7 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
 
     @property
     def found(self) -> Found:
-        """What was found so far: the peak rates, whether they have settled, how often training was rolled back."""
+        """What was found so far: the peak rates, the status of the search, how often training was rolled back."""
         return self._run.memory.told
 
     def _repr_html_(self) -> str:

@@ -67,8 +67,8 @@ def auto(
             which a run of more steps has 4096 looked at. If the peak of a schedule of your own lies after its first
             10,000 steps, it is held at the highest rate of these, and followed from there on.
         schedule_every: n: the schedule is stepped once in n steps.
-        more: ``model``, ``group``, ``journal``, ``go_back`` as in :class:`hdet.OneCycleLR`; without a schedule all of
-            its arguments. Momenta are not cycled.
+        more: ``model``, ``group``, ``journal``, ``go_back``, ``highest`` as in :class:`hdet.OneCycleLR`; without a
+            schedule all of its arguments. Momenta are not cycled.
     """
     found = _optimizers(optimizers)
     one = found[0] if len(found) == 1 else Together(found)
@@ -108,7 +108,7 @@ def _scheduled(
     must_be(f"an integer from 1 to {LONGEST}", fits, "count optimizer steps", total_steps=total_steps)
     fits = is_int(every) and 1 <= every <= total_steps
     must_be(f"an integer from 1 to total_steps = {total_steps}", fits, "leave it out for 1", schedule_every=every)
-    known = {"model": None, "group": None, "journal": None, "go_back": True}
+    known = {"model": None, "group": None, "journal": None, "go_back": True, "highest": None}
     strangers = sorted(set(more) - set(known))
     if strangers:
         raise ArgumentError(
@@ -117,7 +117,7 @@ def _scheduled(
     given = {**known, **more}
     ours = Ours(given["group"], given["model"], given["journal"])
     check_common(ours, optimizer)
-    check_search(optimizer, ours, guesses_of(optimizer), given["go_back"])  # before a schedule writes anything
+    check_search(optimizer, ours, guesses_of(optimizer), given["go_back"], given["highest"])  # before a schedule writes
     parts = parts_of(optimizer)
     makes = takes(schedule, optimizer) and not callable(getattr(schedule, "step", None))
     if len(parts) > 1 and not makes:
@@ -134,9 +134,8 @@ def _scheduled(
                 "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
             )
     whole = made[0] if len(made) == 1 else AllSchedules(made)
-    return ScheduledSearch(
-        optimizer, whole, total_steps=int(total_steps), every=int(every), ours=ours, go_back=given["go_back"]
-    )
+    more = {name: given[name] for name in ("go_back", "highest")}
+    return ScheduledSearch(optimizer, whole, total_steps=int(total_steps), every=int(every), ours=ours, **more)
 
 
 class Together(Optimizer):

@@ -1,0 +1,113 @@
+"""Has the train loss fallen? Of losses that are made up."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from hdet.auto.progress import UNKNOWN, Progress
+from hdet.auto.rule import next_end
+from hdet.rollback.losses import merged, table_of
+from hdet.rollback.ruin import Block
+
+
+def after(losses: Sequence[float]) -> Progress:
+    """At the end of a run with these losses, in the rounds of a search."""
+    progress, t = Progress(), 0
+    while t < len(losses):
+        end = min(next_end(t) if t else 1, len(losses) - 1 if t < len(losses) - 1 else len(losses))
+        table = table_of(list(enumerate(losses[t:end])), end - t)
+        progress, t = progress.after(merged([table], end - t)), end
+    return progress
+
+
+def part(course: Callable[[float], float], noise: float, steps: int, runs: int = 100) -> float:
+    """Of how many runs the losses have fallen; ``course``: by the part of the run."""
+    rng = random.Random(0)
+    every = [[course(t / steps) + rng.gauss(0, noise) for t in range(steps)] for _ in range(runs)]
+    return sum(after(losses).has_fallen() for losses in every) / runs
+
+
+@pytest.mark.parametrize("steps", [60, 300, 1000])
+@pytest.mark.parametrize("noise", [0.01, 0.1])
+def test_noise_does_not_fall(noise: float, steps: int) -> None:
+    assert part(lambda t: 2.3, noise, steps) <= 0.15
+
+
+@pytest.mark.parametrize("steps", [60, 300, 1000])
+@pytest.mark.parametrize(
+    "course",
+    [
+        lambda t: 2.3 - t,
+        lambda t: 0.1 + 2.2 * math.exp(-20 * t),
+        lambda t: 2.3 if t < 0.5 else 0.3,
+        lambda t: -2000.0 * t,
+    ],
+)
+def test_what_falls_has_fallen(course: Callable[[float], float], steps: int) -> None:
+    assert part(course, 0.1, steps) >= 0.98
+
+
+def test_a_slow_fall_below_a_large_noise_is_seen_in_many_steps() -> None:
+    assert part(lambda t: 1.2 - 0.3 * t, 0.3, 1000) >= 0.98
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_what_explodes_and_comes_back_has_not_fallen(noise: float) -> None:
+    assert part(lambda t: 2.3 if t < 0.02 or t > 0.3 else 50.0, noise, 300) <= 0.1
+
+
+def test_next_to_nothing_is_nothing() -> None:
+    assert part(lambda t: 2.33 - 0.03 * t, 0.001, 300) == 0
+
+
+def test_one_bad_batch_at_the_end_does_not_matter() -> None:
+    losses = [2.3 * math.exp(-t / 30) for t in range(300)]
+    losses[290] = 1e6
+    assert after(losses).has_fallen()
+
+
+def test_flat_is_less_than_not_fallen() -> None:
+    rng = random.Random(0)
+    still, wild = after([1.0] * 60), after([1 + 0.3 * rng.gauss(0, 1) for _ in range(60)])
+    assert still.is_flat
+    assert not still.has_fallen()
+    assert not wild.is_flat
+    assert not wild.has_fallen()
+
+
+@pytest.mark.parametrize("losses", [[], [1.0], [1.0] * 4, [math.nan] * 50])
+def test_few_losses_say_nothing(losses: list[float]) -> None:
+    progress = after(losses)
+    assert not progress.is_known
+    assert not progress.has_fallen()
+    assert not progress.is_flat
+    assert not progress.is_in_vain
+
+
+def test_who_does_not_know_the_beginning_says_nothing() -> None:
+    progress = UNKNOWN
+    for _ in range(20):
+        progress = progress.after([Block(1.0, 2)])
+    assert not progress.is_known
+    assert not progress.is_flat
+
+
+def back(then: float, *later: float) -> Progress:
+    """Rolled back at a loss of 1, in the middle of a run."""
+    progress = after([2.0 - t / 50 for t in range(50)])
+    progress = progress.rolled_back()
+    for loss in later:
+        progress = progress.after([Block(loss + then, 2)] * 4)
+    return progress
+
+
+def test_rolled_back_in_vain() -> None:
+    assert not after([2.0 - t / 50 for t in range(50)]).is_in_vain
+    assert not back(0.0, *[0.5] * 6).is_in_vain
+    assert back(1.0, *[0.5] * 6).is_in_vain
+    assert not back(1.0, 0.5).is_in_vain  # it is too early to say
+    assert back(1.0, *[0.5] * 6).rolled_back().before == back(1.0).before  # the first one counts
