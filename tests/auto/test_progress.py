@@ -61,7 +61,16 @@ def test_what_explodes_and_comes_back_has_not_fallen(noise: float) -> None:
 
 
 def test_next_to_nothing_is_nothing() -> None:
-    assert part(lambda t: 2.33 - 0.03 * t, 0.001, 300) == 0
+    assert part(lambda t: 2.33 - 0.03 * t, 0.01, 300) == 0
+
+
+@pytest.mark.parametrize("zero", [0.0, 1e6, -1e6])
+def test_a_loss_may_be_counted_from_any_zero_point(zero: float) -> None:
+    rng = random.Random(0)
+    assert after([zero + 2.3 * math.exp(-t / 60) + 0.01 * rng.gauss(0, 1) for t in range(300)]).has_fallen()
+    still = after([zero] * 300)
+    assert still.is_flat
+    assert not still.has_fallen()
 
 
 def test_one_bad_batch_at_the_end_does_not_matter() -> None:

@@ -2,9 +2,9 @@ r"""Has the train loss fallen? What is remembered of its course from the first s
 
 The latest quarter of the steps is compared with beginnings of the run: the first two losses, at a rate that is
 negligible, and all longer ones that lie before that quarter. The loss has fallen if one of them is above it by more
-than the noise of the two means, and by more than a part of the loss itself:
+than the noise of the two means, and by more than a part of the loss itself or by far more than single steps differ:
 
-.. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ 0.02\,|\text{beginning}|).
+.. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ \min(0.02\,|\text{beginning}|,\ 8\,\sigma)).
 
 Long beginnings are for runs that learn slowly, below a large noise. What comes after a rise of the loss is no
 beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller turns losses that are
@@ -30,7 +30,11 @@ FLAT = 2.0
 """Deviations that a fall must lack for the loss to be flat beyond doubt."""
 LEAST = 0.02
 """A smaller part of the loss is nothing: a network whose layers are dead gains as much, because its output learns how
-frequent the classes are (LOG, what a run says)."""
+frequent the classes are (LOG, what a run says) ..."""
+FAR = 8.0
+"""... unless it is as many deviations of a single step: a loss may be counted from any zero point."""
+_ROUNDED = 2.0**-22
+"""The part of a loss that fp32 may lose in sums."""
 _RISEN = 3.0
 """A round is above the first losses by so many deviations: no beginning has it in it."""
 _LATEST = 0.25
@@ -108,7 +112,7 @@ class Progress(NamedTuple):
     @property
     def is_flat(self) -> bool:
         """Whether it is certainly not. Between the two, more steps will tell."""
-        return self.is_known and all(fall + FLAT * noise < least for fall, noise, least in self._falls())
+        return self.is_known and all(fall + FLAT * noise <= least for fall, noise, least in self._falls())
 
     @property
     def is_in_vain(self) -> bool:
@@ -119,10 +123,11 @@ class Progress(NamedTuple):
         """From each beginning to the latest losses, with the standard deviation, and what would be next to nothing."""
         latest, steps = _mean(self._latest())
         for mean, many in self._beginnings() if self.is_known else ():
-            yield mean - latest, self._noise_of(many, steps), LEAST * abs(mean)
+            least = max(min(LEAST * abs(mean), FAR * self._noise_of(1)), _ROUNDED * abs(mean))
+            yield mean - latest, self._noise_of(many, steps), least
 
     def _noise_of(self, *steps: int) -> float:
-        """The standard deviation of a difference between means over so many steps."""
+        """The standard deviation of a difference between means over so many steps; of a single step: 1."""
         noise = median([one.noise for one in self.stretches if not math.isnan(one.noise)] or [0.0])
         return noise * math.sqrt(sum(1 / many for many in steps))
 
