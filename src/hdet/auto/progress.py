@@ -4,7 +4,8 @@ The latest quarter of the steps is compared with beginnings of the run: the firs
 negligible, and all longer ones that lie before that quarter. The loss has fallen if one of them is above it by more
 than the noise of the two means, and by more than a part of the loss itself or by far more than single steps differ:
 
-.. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ \min(0.02\,|\text{beginning}|,\ 8\,\sigma)).
+.. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ \min(0.02\,|\text{beginning}|,\
+    8\,\sigma)).
 
 Long beginnings are for runs that learn slowly, below a large noise. What comes after a rise of the loss is no
 beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller turns losses that are
