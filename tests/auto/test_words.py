@@ -74,6 +74,13 @@ class Run:
                 self.scheduler.step(*([loss.detach()] if tells else []))
         return self
 
+    def spoil(self) -> Run:
+        """Its weights are NaN."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.fill_(math.nan)
+        return self
+
     @property
     def found(self) -> Any:
         return self.scheduler.found
@@ -231,11 +238,7 @@ def test_a_damaged_state_is_refused(name: str, value: object) -> None:
 
 
 def test_rolled_back_in_vain() -> None:
-    run = Run(steps=200).go_on(70)
-    with torch.no_grad():
-        for parameter in run.model.parameters():
-            parameter.fill_(math.nan)
-    run.go_on(15)
+    run = Run(steps=200).go_on(70).spoil().go_on(15)
     assert run.found.rolled_back == 1
     run.loss = lambda model, t: learns(model, t) + 0.4
     words = run.go_on(115).said[-1]
@@ -244,11 +247,7 @@ def test_rolled_back_in_vain() -> None:
 
 
 def test_rolled_back_for_good() -> None:
-    run = Run(steps=200).go_on(70)
-    with torch.no_grad():
-        for parameter in run.model.parameters():
-            parameter.fill_(math.nan)
-    run.go_on(130)
+    run = Run(steps=200).go_on(70).spoil().go_on(130)
     assert run.found.rolled_back == 1
     assert not any("in vain" in words for words in run.said)
 

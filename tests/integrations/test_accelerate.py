@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -246,16 +247,21 @@ def test_a_run_that_was_cut_is_the_one_that_was_not_bit_by_bit(size: int, how: s
         run_ranks(_cut, 2, 2, how, tmp_path)
 
 
+def go_and_save(loop: Any, cuts: Sequence[int], steps: int, folder: Path) -> None:
+    """To the end, with a checkpoint at each cut."""
+    done = 0
+    for cut in cuts:
+        loop.go(done, cut)
+        loop.accelerator.save_state(str(folder / str(cut)))
+        done = cut
+    loop.go(done, steps)
+
+
 def _cut(rank: int, size: int, how: str, folder: Path, joined: Any = accelerator_of) -> None:
     whole = Loop(joined(rank, size), how=how)
     if how == "theirs":
         keep_search(whole.accelerator, whole.scheduler)
-    done = 0
-    for cut in CUTS:
-        whole.go(done, cut)
-        whole.accelerator.save_state(str(folder / str(cut)))
-        done = cut
-    whole.go(done, STEPS)
+    go_and_save(whole, CUTS, STEPS, folder)
     for cut in CUTS:
         again = Loop(joined(rank, size), how=how)
         if how == "theirs":

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 import hdet
 from hdet.distributed.shards import local
-from tests.integrations.test_accelerate import accelerator_of, sharding_of
+from tests.integrations.test_accelerate import accelerator_of, go_and_save, sharding_of
 from tests.ranks import run_ranks
 from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network
 
@@ -292,12 +292,8 @@ def test_accelerate_goes_on_with_it(size: int, joined: Any, tmp_path: Path) -> N
 
 def _cut(rank: int, size: int, joined: Any, folder: Path) -> float:
     warnings.simplefilter("ignore")
-    whole, done = Loop(joined(rank, size)), 0
-    for cut in CUTS:
-        whole.go(done, cut)
-        whole.accelerator.save_state(str(folder / str(cut)))
-        done = cut
-    whole.go(done, STEPS)
+    whole = Loop(joined(rank, size))
+    go_and_save(whole, CUTS, STEPS, folder)
     for cut in CUTS:
         again = Loop(joined(rank, size))
         again.accelerator.load_state(str(folder / str(cut)))

@@ -398,7 +398,8 @@ class Search:
         Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
         those.
         """
-        ended, clock, then = time.perf_counter(), Clock(), end.schedule(end.before)
+        ended, clock = time.perf_counter(), Clock()
+        then, now = (end.schedule(t) for t in (end.before, end.after))
         base = self.rates(then, end.before)
         with arriving(f"the end of a round, at step {end.after}"):
             self.ranks.average_buffers(end.before, Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
@@ -406,12 +407,8 @@ class Search:
             span, length = (end.before, end.after), self._sampler.progress
             gathered = self.ranks.gather(end.optimizer, span, measure, self.losses, length)
         clock.lap("gather")
-        evidence = self._take_evidence(end, gathered)
-        present = self._snapshots.present(end.optimizer)
-        most = self._bounds.factor(end.schedule(end.after), self.memory.peaks)
-        decision = self.rule.after_round(bounded(self.rule.remembering(self.found, present), most), evidence)
-        decision = decision._replace(state=bounded(decision.state, most))
-        self.memory.is_bound = is_bound(decision.state, most)
+        evidence = self._take_evidence(end, gathered, then, now)
+        decision = self._decide(end, evidence, now)
         self.memory.follow(decision, evidence.blocks)
         peaks = end.after >= end.peak and not self.memory.has_peaked
         self.memory.has_peaked |= peaks
@@ -422,7 +419,7 @@ class Search:
         self.losses.reset()
         self.meeting.begin_round()
         if gathered.writer == self.meeting.group.rank:
-            now = end.schedule(end.after)
+            now = end.schedule(end.after)  # another one, if the guess is kept to from here on
             bases, schedules = (base, self.rates(now, end.after)), (then, now)
             record = record_of(
                 self.memory.rounds,
@@ -464,9 +461,18 @@ class Search:
     def _lacks_losses(self) -> bool:
         return self.found.phase is Phase.SEARCHING and not self.memory.has_losses and self.memory.rounds > 1
 
-    def _take_evidence(self, end: _Ending, gathered: Gathered) -> Evidence:
+    def _decide(self, end: _Ending, evidence: Evidence, schedule: Sequence[float]) -> Decision:
+        """By the rule, and within the bounds of a schedule."""
+        most = self._bounds.factor(schedule, self.memory.peaks)
+        known = self.rule.remembering(self.found, self._snapshots.present(end.optimizer))
+        decision = self.rule.after_round(bounded(known, most), evidence)
+        decision = decision._replace(state=bounded(decision.state, most))
+        self.memory.is_bound = is_bound(decision.state, most)
+        return decision
+
+    def _take_evidence(self, end: _Ending, gathered: Gathered, then: Sequence[float], now: Sequence[float]) -> Evidence:
+        """``then``, ``now``: the schedule at the step that was just made, and at the one to come."""
         measured, steps = gathered.measured, self._sampler.progress
-        then, now = (end.schedule(t) for t in (end.before, end.after))
         sign = direction(end.optimizer.param_groups[g] for g in self._groups)
         if steps == 0 and measured.moved > 0:  # a graph was captured before anybody watched
             self._hook.captured = True

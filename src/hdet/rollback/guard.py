@@ -284,9 +284,10 @@ class Guard:
                 f"guard.step() was called {self._calls} times, but the optimizer that it was given has made no step: "
                 f"{_CAPTURE}; or give the optimizer that is stepped"
             )
-        length, known = self._policy.until_next_look(state), t + 1 - self._lag
+        length, lag = self._policy.until_next_look(state), self._lag
+        known = t + 1 - lag
         is_bad = looked < known and self._was_bad(known - 1)
-        may_keep = t + 1 - looked == length and state.lacks_snapshot(t + 1 + self._lag, self._spacing)
+        may_keep = t + 1 - looked == length and state.lacks_snapshot(t + 1 + lag, self._spacing)
         if may_keep or (is_bad and known > t):
             self._measure(t)
         if is_bad or known - looked >= length:
