@@ -20,11 +20,24 @@ from stacked import Batch, Optimizer, Stack, TrainStep
 from torch import Tensor
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, Sums, estimate, is_sampled, next_end, straightness
+from hdet.auto.progress import Progress
+from hdet.auto.rule import (
+    Action,
+    Decision,
+    Evidence,
+    Phase,
+    Rule,
+    Sums,
+    estimate,
+    is_sampled,
+    next_end,
+    straightness,
+    typical_norm,
+)
 from hdet.rollback import ruin
 from hdet.rollback.ruin import LIMITS, Block, Limits
 
-__all__ = ["AutoRuns", "Measured", "Run", "blocks_of", "ends_of"]
+__all__ = ["AutoRuns", "Measured", "Run", "blocks_of"]
 
 _TOGETHER = 64
 """Runs measured in one call; bounds memory."""
@@ -32,18 +45,6 @@ _SLOTS = 2
 
 Place = tuple[int, int]
 """Seed and configuration of a run in its stack."""
-
-
-def ends_of(steps: int, constants: Constants = DEFAULT) -> tuple[int, ...]:
-    """Where the rounds of a run end. The last two end before and after its last step.
-
-    >>> ends_of(20)
-    (1, 3, 5, 7, 9, 11, 13, 15, 18, 19, 20)
-    """
-    ends = [0]
-    while ends[-1] < steps - 1:
-        ends.append(min(next_end(ends[-1], constants), steps - 1))
-    return (*ends[1:], steps)
 
 
 def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
@@ -67,14 +68,18 @@ def _block(losses: Sequence[float]) -> Block:
 class Measured(NamedTuple):
     """What the device tells of a round."""
 
-    moved: float
-    """How far the weights have come since the search began, over their norm."""
+    way: float
+    """How far the weights have come since the search began ..."""
+    norm: float
+    """... and how long they were then."""
     sums: Sums | None
     """None: they are no numbers."""
     losses: list[float]
     """Of each step."""
     sizes: list[float]
     """Logarithms of the gradients' largest numbers, of each step that was sampled."""
+    typical: float = 0.0
+    """The typical norm of the weights, if it is known."""
 
 
 class Run:
@@ -105,8 +110,10 @@ class Run:
         self.steps, self.guess, self.losses = steps, guess, losses
         self.rule = Rule(steps, searches, constants, limits)
         self.state = self.rule.begin()
-        searching = self.state.phase is not Phase.KEPT
-        self.ends = ends_of(steps, constants) if searching else ()
+        self.searched = self.state.phase is not Phase.KEPT
+        """Whether it has rounds at all."""
+        self.begun, self.end = 0, 1
+        """The round that it is in."""
         self.decisions: list[tuple[int, Decision]] = []
         """After which step, and what."""
         self._held, self._plain, self._peak = held(steps), onecycle(steps), PEAK * steps - 1
@@ -115,13 +122,21 @@ class Run:
         self._stretch = 0
         """Steps since the way began."""
         self._falling = False
+        self._progress = Progress()
+        self._typical = 1.0
+        """The typical norm of the weights over their norm."""
 
     @property
     def sampled(self) -> list[bool]:
-        """At each step, whether its gradient is sampled."""
-        spans = pairwise((0, *self.ends))
-        constants = self.rule.constants
-        return [is_sampled(t - begin, end - begin, constants) for begin, end in spans for t in range(begin, end)]
+        """At each step of the round, whether its gradient is sampled."""
+        length = self.end - self.begun
+        return [is_sampled(step, length, self.rule.constants) for step in range(length)]
+
+    def begin_round(self) -> None:
+        """The next one. A first step that is measured is a round; the last two end before and after the last step."""
+        first = self.state.phase is Phase.FIRST
+        following = self.end + 1 if first else next_end(self.end, self.rule.constants)
+        self.begun, self.end = self.end, min(following, max(self.steps - 1, self.end + 1))
 
     @property
     def shape(self) -> Factors:
@@ -143,9 +158,9 @@ class Run:
         steps = np.arange(begin, end)
         return self.guess * factors(self.state, steps, self.rule.constants) * self.shape[begin:end]
 
-    def after_round(self, span: tuple[int, int], measured: Measured) -> Decision:
-        """What follows from a round."""
-        begin, end = span
+    def after_round(self, measured: Measured) -> Decision:
+        """What follows from the round."""
+        begin, end = self.begun, self.end
         self._stretch += end - begin
         sums = measured.sums or Sums(0.0, 0.0, 0.0)
         rate, straight = estimate(sums), straightness(sums)
@@ -155,27 +170,41 @@ class Run:
             self._rounds.append(blocks)
             blocks = self._dice.choice(self._rounds)
             reach, straight = -math.inf, float(self._dice.random() < 0.5)
+        progress = self._progress.after(blocks) if self.losses else self._progress
         evidence = Evidence(
-            span,
-            end - begin,
-            blocks,
-            self._peak,
-            float(self.shape[end]),
-            measured.moved,
-            reach,
-            straight,
-            tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
-            sums.rates,
-            self._stretch,
+            span=(begin, end),
+            steps=end - begin,
+            blocks=blocks,
+            peak=self._peak,
+            shape=float(self.shape[end]),
+            moved=self._moved(measured),
+            reach=reach,
+            straightness=straight,
+            gradients=tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
+            rates=sums.rates,
+            stretch=self._stretch,
             has_losses=self.losses,
+            has_fallen=math.isnan(progress.first) or progress.is_below,
+            lost_at=progress.latest if progress.is_lost else math.nan,
         )
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state
         self.decisions.append((end, decision))
+        back = decision.rolled_back_to
+        self._progress = progress if back is None else self._progress.rolled_back(back)
+        if decision.is_harder:
+            self._progress = Progress().after(blocks)
         self._falling = evidence.shape < self.rule.constants.falling
         if decision.anew or measured.sums is None:
             self._stretch = 0
         return decision
+
+    def _moved(self, measured: Measured) -> float:
+        """Over the typical norm of the weights, by the first step."""
+        if self.state.phase is Phase.FIRST and 0 < measured.typical < math.inf and measured.norm > 0:
+            self._typical = measured.typical / measured.norm
+        moved = measured.way / (self._typical * measured.norm or 1.0)
+        return moved if math.isfinite(moved) else math.inf
 
     def _judged(self, sizes: Sequence[float]) -> tuple[Block, ...]:
         """Once the schedule falls, no gradients are looked at any more."""
@@ -226,19 +255,16 @@ class AutoRuns:
     def __init__(self, stack: Stack, optimizer: Optimizer, runs: Sequence[Sequence[Run]]) -> None:
         self._stack, self._optimizer = stack, optimizer
         self.runs = {(u, k): run for u, row in enumerate(runs) for k, run in enumerate(row)}
-        self._due: dict[int, dict[Place, tuple[int, int]]] = {}
-        """By the step that a round ends at: runs, the step that it began at, and where the next one ends."""
-        for place, run in self.runs.items():
-            for begin, end, following in zip((0, *run.ends), run.ends, (*run.ends[1:], run.steps), strict=False):
-                self._due.setdefault(end, {})[place] = (begin, following)
         steps, theta = runs[0][0].steps, stack.theta
-        self._origin = theta.clone()
+        self._start, self._origin = theta.clone(), theta.clone()
+        sizes = torch.tensor([piece.size for piece in stack.layout])
+        self._sizes = sizes.tolist()
+        self._tensor_of = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(theta.device)
+        """Which tensor each number belongs to."""
         self._snapshots = [[torch.zeros_like(tensor) for tensor in self._tensors] for _ in range(_SLOTS)]
         self._reaches = _Reaches(theta)
         self._sampled = torch.zeros(steps, *theta.shape[:2], device=theta.device, dtype=theta.dtype)
-        for (u, k), run in self.runs.items():
-            if run.ends:
-                self._sampled[:, u, k] = torch.tensor(run.sampled).to(self._sampled)
+        self._mark_sampled([place for place, run in self.runs.items() if run.searched])
         self._history = torch.zeros(2, *self._sampled.shape, device=theta.device, dtype=theta.dtype)
         """[what, step, seed, configuration]: losses, and logarithms of gradients' sizes."""
         self._clock = torch.zeros(1, dtype=torch.long, device=theta.device)
@@ -278,36 +304,60 @@ class AutoRuns:
     @torch.no_grad()
     def end_rounds(self, t: int) -> None:
         """``t`` steps have been made: decide for the runs whose round ends here, and carry it out."""
-        due = self._due.get(t, {})
+        due = [place for place, run in self.runs.items() if run.searched and run.end == t]
         if not due:
             return
         decisions = {}
-        for place, measured in self._measured(t, {place: begin for place, (begin, _) in due.items()}).items():
-            decision = self.runs[place].after_round((due[place][0], t), measured)
+        for place, measured in self._measured(t, due).items():
+            decision = self.runs[place].after_round(measured)
             decisions[place] = decision._replace(anew=decision.anew or measured.sums is None)
+            self.runs[place].begin_round()
         self._carry_out(decisions)
-        self._write_rates(t, max(following for _, following in due.values()), list(due))
+        if t < self.runs[due[0]].steps:
+            self._mark_sampled(due)
+            self._write_rates(t, max(self.runs[place].end for place in due), due)
 
-    def _measured(self, t: int, begins: dict[Place, int]) -> dict[Place, Measured]:
+    def _mark_sampled(self, places: list[Place]) -> None:
+        """Of the round that some runs are in."""
+        for u, k in places:
+            run = self.runs[u, k]
+            self._sampled[run.begun : run.end, u, k] = torch.tensor(run.sampled).to(self._sampled)
+
+    def _measured(self, t: int, places: list[Place]) -> dict[Place, Measured]:
         """What the rounds that end at ``t`` have shown, by one synchronisation."""
-        places, first = list(begins), min(begins.values())
+        first = min(self.runs[place].begun for place in places)
         parts = []
         for some in self._chunks(places):
             origin, now = self._origin[some], self._stack.theta[some]
-            own = origin.norm(dim=-1)
-            moved = (now - origin).norm(dim=-1) / torch.where(own > 0, own, 1.0)
+            lengths = torch.stack([(now - origin).norm(dim=-1), origin.norm(dim=-1)])
             history = self._history[:, first:t, some[0], some[1]]
-            parts.append(torch.cat([moved[None], self._reaches.measured(some, origin, now), *history]))
-        found = torch.cat(parts, 1).T.double().tolist()
-        return {place: self._told(place, row, begins[place] - first) for place, row in zip(places, found, strict=True)}
+            parts.append(torch.cat([lengths, self._reaches.measured(some, origin, now), *history]))
+        found = dict(zip(places, torch.cat(parts, 1).T.double().tolist(), strict=True))
+        typical = self._typical_norms([place for place in places if self.runs[place].state.phase is Phase.FIRST])
+        return {
+            place: self._told(place, row, self.runs[place].begun - first)._replace(typical=typical.get(place, 0.0))
+            for place, row in found.items()
+        }
+
+    def _typical_norms(self, places: list[Place]) -> dict[Place, float]:
+        """Of the origin, by which tensors have moved since."""
+        found: list[list[list[float]]] = []
+        for some in self._chunks(places) if places else ():
+            origin, now = self._origin[some], self._stack.theta[some]
+            squares = torch.zeros(2, len(origin), len(self._sizes), device=origin.device, dtype=torch.double)
+            both = torch.stack([origin, now - origin]).double().square()
+            squares.index_add_(2, self._tensor_of, both)
+            found += squares.sqrt().transpose(0, 1).tolist()
+        return {place: typical_norm(self._sizes, *row) for place, row in zip(places, found, strict=True)}
 
     def _told(self, place: Place, row: list[float], skipped: int) -> Measured:
-        """One run: moved, its sums, losses and sizes of steps; of these the first few belong to earlier rounds."""
-        moved, sums, history = row[0], row[1:5], row[5:]
+        """One run: its way and norm, its sums, losses and sizes of steps, of which the first belong to earlier rounds."""
+        (way, norm), sums, history = row[:2], row[2:6], row[6:]
         losses, sizes = (history[skipped : len(history) // 2], history[len(history) // 2 + skipped :])
         constants, length = self.runs[place].rule.constants, len(losses)
         return Measured(
-            moved if math.isfinite(moved) else math.inf,
+            way,
+            norm,
             Sums(*sums) if all(map(math.isfinite, sums)) else None,
             losses,
             [size for step, size in enumerate(sizes) if is_sampled(step, length, constants)],
@@ -322,7 +372,7 @@ class AutoRuns:
         for slot, snapshot in enumerate(self._snapshots):
             self._copy(self._tensors, snapshot, those(Action.KEEP, slot))
             self._copy(snapshot, self._tensors, those(Action.ROLL_BACK, slot))
-        self._copy([self._origin], [self._stack.theta], those(Action.RESTART))
+        self._copy([self._start], [self._stack.theta], those(Action.RESTART))
         for some in self._chunks(those(Action.RESTART)):
             for tensor in self._optimizer.state:
                 tensor[some] = 0

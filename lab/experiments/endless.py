@@ -107,11 +107,10 @@ class Held(Run):
         factors = [self.state.factor(t, self.rule.constants) for t in range(begin, end)]
         return self.guess * np.array(factors) * self.shape[begin:end]
 
-    def after_round(self, span: tuple[int, int], measured: Measured) -> Decision:
-        end = span[1]
-        unknown = self._ahead * end
-        self.rule = dataclasses.replace(self.rule, total_steps=self.steps if end > self.finished else unknown)
-        return super().after_round(span, measured)
+    def after_round(self, measured: Measured) -> Decision:
+        steps = self.steps if self.end > self.finished else self._ahead * self.end
+        self.rule = dataclasses.replace(self.rule, total_steps=steps)
+        return super().after_round(measured)
 
 
 class Fixed(Run):

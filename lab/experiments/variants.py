@@ -38,9 +38,10 @@ CHANGES: dict[str, tuple[float, ...]] = {
     "begin": (1e-5, 1e-2),
     "relative_step": (2.5e-3, 1e-2),
     "heed": (1.8, 3.5),
-    "turn": (0.5, 1.0, 2.0),
+    "turn": (1.0, 1.5, 3.0),
     "ceiling": (10.0, 20.0),
     "fastest": (1.5, 3.0),
+    "climb": (5.0, 12.0),
     "least_rise": (0.1, 1.0),
     "falling": (0.8, 0.99),
     "slower": (2.0, 10.0),
@@ -79,9 +80,9 @@ class Judged(Run):
         super().__init__(*words, **options)
         self._numbers = numbers
 
-    def after_round(self, span: tuple[int, int], measured: Measured) -> Decision:
+    def after_round(self, measured: Measured) -> Decision:
         with changed(self._numbers):
-            return super().after_round(span, measured)
+            return super().after_round(measured)
 
 
 @contextmanager

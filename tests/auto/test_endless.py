@@ -73,8 +73,8 @@ def test_a_rate_is_found_and_held() -> None:
 
 def test_the_rate_rises_over_the_first_part() -> None:
     model, optimizer, scheduler = built(1e-3, None)
-    rates = [row[0] for row in train(model, optimizer, scheduler, range(DEFAULT.endless_peak + 50))]
-    peak = DEFAULT.endless_peak
+    rates = [row[0] for row in train(model, optimizer, scheduler, range(DEFAULT.shortest + 50))]
+    peak = DEFAULT.shortest
     state = scheduler.state_dict()["hdet"]["search"]
     assert dict(state)["peak"] == peak
     assert rates[peak + 1] >= rates[peak] > rates[peak - 20]
@@ -438,7 +438,7 @@ def test_a_run_goes_on_with_another_length(first: int | None, then: int | None, 
         warnings.simplefilter("error")
         run = Searching.loaded(path, steps=then)
     assert run.scheduler.total_steps == (then or math.inf)
-    peak = DEFAULT.endless_peak if then is None else 0.3 * then - 1
+    peak = DEFAULT.shortest if then is None else 0.3 * then - 1
     found = dict(run.scheduler.state_dict()["hdet"]["search"])
     assert found["peak"] == peak
     rate = run.optimizer.param_groups[0]["lr"]

@@ -27,6 +27,7 @@ SENSIBLE = {"adam": 0.02, "momentum": 0.02, "sgd": 0.1}
 FIRST, AGAIN = "first step", "restarted: the first step was too long"
 CLOSE = 1e-6
 """Relative. The rate that is found is at the edge of what is stable: there rounding errors grow."""
+LOST = "restarted: the first step was lost in rounding"
 HARDER = "the data were harder: the rate is as before"
 
 pytestmark = [
@@ -161,7 +162,7 @@ def assert_equal(ours: dict[str, Any], expected: twin.History) -> None:
         assert record["base_before"] == pytest.approx(expected.rate[end - 1], rel=CLOSE), k
         assert end == expected.end[-1] or record["base"] == pytest.approx(expected.rate[end], rel=CLOSE), k
         words = (expected.event[k] or "").split("rolled back to step ")
-        assert record["went_back_to"] == (int(words[1]) if len(words) > 1 else None)
+        assert record["went_back_to"] == (int(words[1].split(",")[0]) if len(words) > 1 else None)
     for t, rates in enumerate(expected.rate):
         assert ours["rate"][t] == pytest.approx(rates, rel=CLOSE), t
         if expected.loss[t] is not None:
@@ -182,12 +183,12 @@ def both(
     as_tensor: bool = False,
     **wrong: Any,
 ) -> list[str]:
-    """Product and twin agree; what happened."""
+    """Product and twin agree; what happened, but for first steps that were too short to be measured."""
     given, up = arguments or {}, ascends or [False] * len(guesses)
     ours = trained(Lesson(len(guesses), **wrong), kind, guesses, S, up, as_tensor, **given)
     expected = simulated(Lesson(len(guesses), **wrong), kind, guesses, S, up, **given)
     assert_equal(ours, expected)
-    return [event for event in expected.event if event]
+    return [event for event in expected.event if event and event != LOST]
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -239,12 +240,12 @@ def test_steps_that_are_left_out_only_move_the_schedule(kind: str, skips: set[in
 @pytest.mark.parametrize(
     ("kind", "guesses", "outliers", "goes_back"),
     [
-        pytest.param("sgd", [0.1], {10: 1e4}, [5], id="early"),
-        pytest.param("momentum", [0.1, 0.3], {20: 1e4}, [13], id="in the search, two groups"),
-        pytest.param("adam", [0.1], {45: 1e4}, [43], id="in the search, and Adam remembers"),
+        pytest.param("sgd", [0.1], {10: 1e4}, [1], id="early"),
+        pytest.param("momentum", [0.1, 0.3], {20: 1e4}, [15], id="in the search, two groups"),
+        pytest.param("adam", [0.1], {45: 1e4}, [36], id="in the search, and Adam remembers"),
         pytest.param("momentum", [0.1], {120: 1e4}, [104], id="after the peak"),
         pytest.param("adam", [0.1, 0.2], {120: 1e4}, [104], id="after the peak, and Adam remembers"),
-        pytest.param("sgd", [0.1], {20: 1e4, 23: 1e5, 60: 1e4, 150: 1e4}, [13, 51, 124], id="again and again"),
+        pytest.param("sgd", [0.1], {20: 1e4, 23: 1e5, 60: 1e4, 150: 1e4}, [15, 51, 124], id="again and again"),
     ],
 )
 def test_it_goes_back_where_the_twin_does(
@@ -262,8 +263,14 @@ def test_a_first_step_to_nowhere_is_undone_until_one_is_known() -> None:
 
 
 def test_first_steps_that_are_lost_in_rounding_are_repeated() -> None:
+    """Those that move nothing go on from where they are, those that move too little are made again."""
     story = both("sgd", [1e-14], 80, unit=1e-4)
-    assert story.count(FIRST) == len(story) > 1
+    assert story.count(FIRST) > 1
+    ours = trained(Lesson(1), "sgd", [1e-6], 80, [False], False)
+    events = [record["event"] for record in ours["rounds"]]
+    ladder = events.index(FIRST)
+    assert ladder > 0
+    assert events[:ladder] == [LOST] * ladder
 
 
 @pytest.mark.parametrize("kind", MU)
@@ -331,9 +338,10 @@ def test_harder_data_are_acquitted() -> None:
 
 @pytest.mark.parametrize("broken", [{0}, {3}, {30}, {30, 31, 32}], ids=str)
 def test_gradients_that_are_no_numbers(broken: set[int]) -> None:
-    """SGD writes them into the weights: the search goes back."""
+    """SGD writes them into the weights: the search goes back. Losses were fine until then, so the rate stays."""
     story = both("sgd", [0.01], 120 if min(broken) < 30 else 600, broken=broken)
-    back = {0: FIRST, 3: "ruined: rolled back to step 1", 30: "ruined: rolled back to step 25"}[min(broken)]
+    spared = "not finite: rolled back to step {}, at the same rate"
+    back = {0: FIRST, 3: spared.format(2), 30: spared.format(30)}[min(broken)]
     assert story == [AGAIN if 0 in broken else FIRST, back]
 
 

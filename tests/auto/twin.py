@@ -8,10 +8,12 @@ its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :ma
 
 where :math:`h` is OneCycle over its peak, held at 1 until there. With the reach :math:`\hat\eta` of
 :mod:`hdet.auto.rule` and :math:`q = S^{-1/3}`, each round raises :math:`m` to :math:`2.5\,q\,\hat\eta / (\text{guess}
-\cdot h)`, at most twofold; where that is no raise, :math:`C = m\,r(t) \cdot \max(15\,q, 1)`.
+\cdot h)`; where that is no raise, :math:`C = m\,r(t) \cdot \max(15\,q, 1)`. A round of :math:`n` steps raises by at
+most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not fallen by
+:math:`\min(2^{n/2}, 3)`.
 
-Nothing is shared with the search but the table of constants and the judge of losses, which is pure: the search only has
-to agree with this, step by step.
+Nothing is shared with the search but the table of constants, the judge of losses and what is known of their fall, which
+are pure: the search only has to agree with this, step by step.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch
 from torch import Tensor
 
 from hdet.auto.constants import DEFAULT as c
+from hdet.auto.progress import Progress
 from hdet.rollback.ruin import Block, Course, Verdict, judge
 
 __all__ = ["History", "Optimizer", "Run", "Seen", "Settings", "Step", "Theta", "next_end", "simulate"]
@@ -106,7 +109,7 @@ class Seen(NamedTuple):
     """What the steps since x_0 have come to."""
 
     q: float
-    """How far x is from x_0, over its norm; infinite: some weight is no number."""
+    """How far x is from x_0, over its typical norm; infinite: some weight is no number."""
     reach: float = 0.0
     """eta^."""
     kappa: float = 0.0
@@ -175,7 +178,7 @@ def simulate(
         if not skipped(t):
             run.step(gradient, eta)
         if loss is not None:
-            run.losses.append((max(run.made - run.begun - 1, 0), loss))
+            run.losses.append((max(run.made - run.begun - (not skipped(t)), 0), loss))
         if run.round_ends(t + 1):
             seen, blocks = run.seen(t + 1), run.judged(t + 1)
             history.event.append(run.end_round(t + 1, run.made - run.begun, blocks, seen))
@@ -203,9 +206,14 @@ class Run:
     """``first``: the size of a step is not known; ``searching``; ``kept``: the guess is kept to."""
     m: float = c.begin
     C: float = math.inf
+    typical: float = 1.0
+    """The typical norm of the weights over their norm."""
     course: Course = field(default_factory=Course)
+    progress: Progress = field(default_factory=Progress)
     m_before: float = math.nan
     """Before it was lowered, in case that was wrong."""
+    spared: bool = False
+    """Whether weights that were not finite were put back at the same rate."""
     pace: float = math.nan
     """How far the first step moved the weights, over its rate ..."""
     eta1: float = math.nan
@@ -260,13 +268,18 @@ class Run:
         self.made += 1
 
     def round_ends(self, t: int) -> bool:
-        """Where so many steps were made; at the schedule's last two steps; and at each until a first was made."""
-        return t >= self.settings.S - 1 or self.made == 0 or self.made >= next_end(self.begun)
+        """Where so many steps were made; at the schedule's last two steps; and at each until one was measured."""
+        first = self.phase == "first" and self.made > self.begun
+        return t >= self.settings.S - 1 or self.made == 0 or first or self.made >= next_end(self.begun)
 
     def seen(self, t: int) -> Seen:
         """q = |x - x_0| / |x_0|, and the rest. Nobody looks in the descent, nor at the last end."""
         path = self.path if self.looks and t < self.settings.S else []
-        q = float((path[-1].after - path[0].x).norm() / (path[0].x.norm() or 1.0)) if path else 0.0
+        if path and not any(step.sampled for step in path):
+            sizes = [x.numel() for g in self.settings.searched for x in self.x[g]]
+            self.typical = _typical(sizes, path[0].x, path[-1].after) or self.typical
+        norm = self.typical * float(path[0].x.norm()) if path else 0.0
+        q = float((path[-1].after - path[0].x).norm()) / (norm or 1.0) if path else 0.0
         if not (_vector(self.x).isfinite().all() and math.isfinite(q)):
             q = math.inf
         eta, (asked, gained) = [step.eta for step in path], _sums(path)
@@ -305,23 +318,35 @@ class Run:
             return None
         G = math.nan if any(map(math.isnan, seen.sizes)) else max(seen.sizes, default=0.0)
         if self.phase == "first":
+            self.progress = self.progress.after(blocks) if self.has_losses else self.progress
             return self.first_step(t, q, G, seen.eta)
         if self.lags(q, seen.eta):
             return self.keep_to_guess("steps do not follow the rate")
         asks = G != 0 and len(seen.eta) != 1  # along a single step nothing can be asked
         doubted = self.has_losses and asks and seen.reach == 0
+        progress = self.progress.after(blocks) if self.has_losses else self.progress
+        if not math.isfinite(q) and self.innocent(blocks) and not progress.is_lost:
+            return self.spare()
         self.course, verdict = judge(self.course, blocks, falling=self.falling, doubted=doubted)
+        if verdict is Verdict.FINE and progress.is_lost and not self.falling and self.kept:
+            level, before = progress.latest, (self.course.lowest,)
+            self.course = self.course._replace(recent=(), latest=(), dark=0, accused=level, before=before)
+            verdict = Verdict.RUINED
         if verdict is Verdict.RUINED or not math.isfinite(q):
-            return self.ruined()
-        event = None
+            return self.ruined(progress)
+        self.progress, event = progress, None
+        if verdict is Verdict.ACQUITTED:
+            self.progress = Progress().after(blocks)
         if verdict is Verdict.ACQUITTED and not math.isnan(self.m_before):
             self.m, self.C = self.m_before, self.C * self.m_before / self.m
             event = "the data were harder: the rate is as before"
         if blocks:
-            self.m_before = math.nan
-        if not self.falling and asks:
-            self.steer(t, seen.reach / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa)
-        self.keep(t)
+            self.m_before, self.spared = math.nan, self.spared and not self.falling
+        fallen = math.isnan(progress.first) or progress.is_below
+        if not self.falling and asks and not (self.spared and math.isfinite(self.C)):
+            self.steer(t, n, seen.reach / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa, fallen)
+        if fallen or self.falling or not self.kept:
+            self.keep(t)
         return event
 
     def first_step(self, t: int, q: float, G: float, eta: Sequence[float]) -> str | None:
@@ -336,6 +361,11 @@ class Run:
             self.set_m(self.m * c.begin)
             self.restart()
             return again
+        u = max([2.0**-24, *(torch.finfo(x.dtype).eps / 2 for g in self.settings.searched for x in self.x[g])])
+        if q < u / c.relative_step and q < c.relative_step / c.fastest and self.m < 1e15:
+            self.set_m(self.m * min(c.relative_step / q, 1 / c.begin))
+            self.restart()
+            return "restarted: the first step was lost in rounding"
         self.phase = "searching"
         self.set_m(self.m * c.relative_step / (q * self.settings.r(t)))
         self.pace, self.eta1 = q / math.fsum(eta), math.fsum(eta) / len(eta)
@@ -348,31 +378,47 @@ class Run:
     def lags(self, q: float, eta: Sequence[float]) -> bool:
         """Whether x came less far, for the rates since x_0, than a way to and fro of shrinking steps would."""
         n, total = len(eta), math.fsum(eta)
-        if not (0 < n <= c.watched and q > 0):
+        if not (1 < n <= c.watched and q > 0):
             return False
         raised, shorter = total / n / self.eta1, self.pace * total / q
         return raised >= c.raised and shorter >= raised**c.lags and shorter >= c.wanders * n
 
-    def ruined(self) -> str:
+    def innocent(self, blocks: list[Block]) -> bool:
+        """Whether nothing was wrong until the weights were no numbers, for the first time."""
+        finite = [block for block in blocks if math.isfinite(block.mean)]
+        fine = judge(self.course, finite, falling=self.falling)[1] is Verdict.FINE
+        return self.has_losses and bool(self.kept) and math.isnan(self.m_before) and not self.spared and fine
+
+    def spare(self) -> str:
+        """To the last copy, at the same rate."""
+        self.kept, self.spared, self.path, self.pace = self.kept[-1:], True, [], math.nan
+        self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
+        self.progress = self.progress.rolled_back(self.kept[0].t)
+        return f"not finite: rolled back to step {self.kept[0].t}, at the same rate"
+
+    def ruined(self, progress: Progress) -> str:
         """To the older of the two copies, at a third of the rate."""
         m = self.m
         self.set_m(m / c.slower)
         self.path, self.pace = [], math.nan
         if not self.kept:
-            self.course = self.course._replace(accused=math.nan, before=())
+            self.course, self.progress = self.course._replace(accused=math.nan, before=()), progress
             return "ruined: slowed down"
         self.kept, self.m_before = self.kept[:1], m
         self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
+        self.progress = self.progress.rolled_back(self.kept[0].t)
         return f"ruined: rolled back to step {self.kept[0].t}"
 
-    def steer(self, t: int, asks_for: float, kappa: float) -> None:
-        """Raise m to 2.5 q of the reach, at most twofold; twofold while the way is straight. If not, set a ceiling."""
+    def steer(self, t: int, n: int, asks_for: float, kappa: float, fallen: bool) -> None:
+        """Raise m to 2.5 q of the reach, or as far as a round may while the way is straight. If not, set a ceiling."""
         often = (self.made - 1) / (t - 1) if self.made > 1 and t > 1 else 1.0  # steps left out make a shorter run
         q = 1 / (self.settings.S * often) ** c.shrink
-        raised = c.fastest if kappa >= 1 - q * c.turn else c.heed * q * asks_for / self.m
+        climb = min(math.exp(min(c.climb * n / max((self.settings.peak + 1) * often, 1.0), 1.0)), c.fastest)
+        most = climb if fallen or math.isnan(self.pace) else min(c.fastest ** (n / c.short), c.slower)
+        raised = most if kappa >= 1 - q * c.turn else c.heed * q * asks_for / self.m
         if raised > 1:
             self.m, self.C = min(self.m, self.C / self.settings.r(t)), math.inf  # on from the rate as it is
-            self.set_m(self.m * min(raised, c.fastest))
+            self.set_m(self.m * min(raised, most))
         elif math.isinf(self.C):
             self.C = self.factor(t) * max(c.ceiling * q, 1.0)
 
@@ -403,6 +449,21 @@ def next_end(t: int) -> int:
     while end <= t:
         end += max(c.short, math.floor(c.growing * end))
     return end
+
+
+def _typical(sizes: Sequence[int], x: Tensor, after: Tensor) -> float:
+    """The typical norm of x over its norm: no tensor's numbers count for more than those of the middle one.
+
+    The middle one is that at which half of all numbers that have moved are reached, ordered by their root mean square.
+    """
+    tensors = [(a, b) for a, b in zip(x.split(list(sizes)), after.split(list(sizes)), strict=True) if a.numel()]
+    moved = [a for a, b in tensors if not torch.equal(a, b)]
+    numbers = sorted(float(a.norm()) / math.sqrt(a.numel()) for a in moved if a.norm() > 0 for _ in range(a.numel()))
+    if not numbers:
+        return 0.0
+    middle = numbers[(len(numbers) - 1) // 2]
+    squares = [a.numel() * min(float(a.norm()) / math.sqrt(a.numel()), middle) ** 2 for a in moved]
+    return math.sqrt(math.fsum(squares)) / float(x.norm())
 
 
 def _weights(path: list[Step]) -> list[float]:

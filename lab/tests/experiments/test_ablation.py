@@ -11,12 +11,12 @@ import ablation
 import pytest
 import torch
 from ablation import Plan, Problem, bundled, markdown, named, problem_of, run_problem, table_of
-from auto_runs import Measured
+from auto_runs import Measured, Run
 from real.optimizers import update_of
 from variants import ALONE, AS_IT_IS, CHANGES, PLACEBO, VARIANTS, changed, run_of
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Action, Sums
+from hdet.auto.rule import Action, Decision, Sums
 from hdet.rollback import ruin
 from hdet.rollback.ruin import LIMITS, Limits
 from lab.tests.experiments.small_tasks import CPU, small
@@ -35,10 +35,15 @@ def plan(folder: Path, *variants: str, again: bool = False) -> Plan:
     return Plan(list(variants), folder, CPU, seeds=(0, 1), again=again)
 
 
+def after_round(run: Run, span: tuple[int, int], measured: Measured) -> Decision:
+    run.begun, run.end = span
+    return run.after_round(measured)
+
+
 def test_every_number_is_changed_up_and_down() -> None:
     """Those of runs without an end are changed in endless.py: here all runs have one. Two are a guard's."""
-    assert set(CHANGES) == set(NUMBERS) - {"endless", "endless_peak", "leap", "as_bad"}
-    assert len(CHANGES) == 22
+    assert set(CHANGES) == set(NUMBERS) - {"endless", "leap", "as_bad"}
+    assert len(CHANGES) == 23
     for name, values in CHANGES.items():
         assert min(values) < NUMBERS[name] < max(values), name
 
@@ -57,11 +62,11 @@ def test_the_judges_numbers_are_a_runs_own(monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[int] = []
     judge = ruin._lower_median
     monkeypatch.setattr(ruin, "_lower_median", lambda values: (seen.append(ruin.FEWEST), judge(values))[1])
-    measured = Measured(1e-3, Sums(0.0, 0.0, 0.0), [1.0, 2.0], [0.0, 0.0])
+    measured = Measured(1e-3, 1.0, Sums(0.0, 0.0, 0.0), [1.0, 2.0], [0.0, 0.0])
     for name in ("BLOCKS=4", AS_IT_IS, "BLOCKS=16"):
         run = run_of(name, STEPS, 1e-5, 0)
         for span in ((0, 1), (1, 3)):  # the first is not judged
-            run.after_round(span, measured)
+            after_round(run, span, measured)
     assert seen == [2, JUDGE["BLOCKS"] // 2, 8]
     with pytest.raises(RuntimeError), changed({"BLOCKS": 1}):
         assert ruin.BLOCKS == 1
@@ -76,12 +81,12 @@ def test_variants_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest
     assert list(there["variants"]) == list(names)
     found = {name: row["found"] for name, row in there["variants"].items()}
     assert len({str(rates) for rates in found.values()}) == len(names)  # each variant has done something
-    assert all(less < rate for less, rate in zip(found["no reach"], found[AS_IT_IS], strict=True))
+    assert sum(found["no reach"]) < sum(found[AS_IT_IS])
     assert found["shortest=80"] == [1e-3, 1e-3]  # the guess is kept to
     assert max(there["fixed"]) < there["initial"]
     monkeypatch.setattr(ablation, "trained", lambda plan, problem, variants: pytest.fail(f"runs {variants}"))
     assert run_problem(plan(tmp_path, AS_IT_IS, PLACEBO), tiny()) == there
-    for another in (plan(tmp_path, AS_IT_IS, again=True), plan(tmp_path, "turn=0.5")):
+    for another in (plan(tmp_path, AS_IT_IS, again=True), plan(tmp_path, "turn=1")):
         with pytest.raises(BaseException, match="runs"):
             run_problem(another, tiny())
     monkeypatch.setattr(ablation, "library", lambda: "another rule")
@@ -90,29 +95,29 @@ def test_variants_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_variant_is_the_same_whoever_trains_beside_it(tmp_path: Path) -> None:
-    alone = run_problem(plan(tmp_path / "a", "turn=0.5"), tiny())
-    beside = run_problem(plan(tmp_path / "b", AS_IT_IS, "BLOCKS=4", "turn=0.5", "sampled=4"), tiny())
-    assert alone["variants"]["turn=0.5"] == beside["variants"]["turn=0.5"]  # to six digits, as the file has them
+    alone = run_problem(plan(tmp_path / "a", "turn=1"), tiny())
+    beside = run_problem(plan(tmp_path / "b", AS_IT_IS, "BLOCKS=4", "turn=1", "sampled=4"), tiny())
+    assert alone["variants"]["turn=1"] == beside["variants"]["turn=1"]  # to six digits, as the file has them
     assert alone["fixed"] == pytest.approx(beside["fixed"])
 
 
 def test_parts_are_switched_off() -> None:
-    ruined = Measured(1e-3, Sums(1.0, 1.0, 1.0, 1.0), [1e9] * 8, [0.0] * 8)
+    ruined = Measured(1e-3, 1.0, Sums(1.0, 1.0, 1.0, 1.0), [1e9] * 8, [0.0] * 8)
     fine = ruined._replace(losses=[1.0, 2.0] * 4)
-    for name, action in ((AS_IT_IS, Action.ROLL_BACK), ("never ruined", Action.KEEP)):
+    for name, action in ((AS_IT_IS, Action.ROLL_BACK), ("never ruined", Action.NOTHING)):
         run = run_of(name, 200, 1e-5, 0)
         for number in range(4):
-            run.after_round((8 * number, 8 * number + 8), fine)
-        assert run.after_round((32, 40), ruined).action is action
+            after_round(run, (8 * number, 8 * number + 8), fine)
+        assert after_round(run, (32, 40), ruined).action is action
     levels = {}
     for name in (AS_IT_IS, "never straight", "no reach", "no ceiling"):
         run = run_of(name, 200, 1e-5, 0)
-        run.after_round((0, 1), fine)
+        after_round(run, (0, 1), fine)
         first = run.state.level
         straight = Sums(asked=1.0, gained=1.0, rates=1e-9, straight=1e-9)
-        run.after_round((1, 3), fine._replace(sums=straight))
+        after_round(run, (1, 3), fine._replace(sums=straight))
         levels[name] = run.state.level - first
-        run.after_round((3, 5), fine._replace(sums=straight._replace(asked=-1.0)))
+        after_round(run, (3, 5), fine._replace(sums=straight._replace(asked=-1.0)))
         assert math.isinf(run.state.ceiling) == (name == "no ceiling"), name
     assert levels[AS_IT_IS] == levels["no reach"] == pytest.approx(math.log(2))
     assert levels["never straight"] <= levels[AS_IT_IS]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from auto_runs import AutoRuns, Run, blocks_of, ends_of
+from auto_runs import AutoRuns, Run, blocks_of
 from shapes import onecycle
 from stacked import Adam, Momentum, Optimizer, Stack
 from supply import Supply
@@ -18,7 +18,7 @@ from torch import Tensor
 
 import hdet
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Action, Decision, Evidence, Rule
+from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule
 from hdet.auto.sampling import Sampler
 from hdet.rollback.ruin import BLOCKS, LIMITS, Limits
 from lab.tests.experiments.small_tasks import CPU, small
@@ -169,10 +169,15 @@ def test_a_placebo_sees_losses_of_other_rounds(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("steps", [40, 100, 1001])
 def test_rounds_end_before_and_after_the_last_step(steps: int) -> None:
-    ends = ends_of(steps)
-    assert ends[-2:] == (steps - 1, steps)
-    assert list(ends) == sorted({*ends})
-    assert Run(steps, 1.0).sampled.count(True) <= 8 * len(ends)
+    run = Run(steps, 1.0)
+    run.state = run.state._replace(phase=Phase.SEARCHING)
+    ends = [run.end]
+    while ends[-1] < steps:
+        assert 1 <= run.sampled.count(True) <= 8
+        run.begin_round()
+        ends.append(run.end)
+    assert ends[-2:] == [steps - 1, steps]
+    assert ends == sorted({*ends})
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])

@@ -47,9 +47,10 @@ def test_the_end_is_known_when_a_run_is_finished_and_not_before() -> None:
 def test_the_rule_is_told_what_is_known(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
     run = Held(100, 1e-3, Rise(30, ahead=ahead), 0.4)
-    monkeypatch.setattr(Run, "after_round", lambda run, span, measured: told.append(run.rule.total_steps))
+    monkeypatch.setattr(Run, "after_round", lambda run, measured: told.append(run.rule.total_steps))
     for end in (59, 60, 61):
-        run.after_round((end - 2, end), None)  # type: ignore[arg-type]
+        run.end = end
+        run.after_round(None)  # type: ignore[arg-type]
     assert told == [59 * ahead, 60 * ahead, 100]
 
 

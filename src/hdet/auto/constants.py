@@ -24,14 +24,15 @@ class Constants(NamedTuple):
 
     # the first step
     shortest: int = 40
-    """Runs of fewer steps keep to the guess: they would end before a rate is found (LOG, reach)."""
+    """Runs of fewer steps keep to the guess: they would end before a rate is found (LOG, reach). In a run without an
+    end the rate is below the target until this step."""
     begin: float = 1e-3
     """The factor on the guess at which the first step is taken. One that moves nothing is tried again at a rate higher
     by as much, one after which the weights are no numbers at a rate lower by as much (LOG, reach)."""
     relative_step: float = 5e-3
     """The second step moves the weights by this part of their norm, whatever the guess was (LOG, nothing to hand over).
     It is more than half a unit in the last place of bf16, so it is not lost in rounding. A first step that was longer
-    by ``fastest`` is undone."""
+    by ``fastest`` is undone; so is one of which more than this part may be rounding (LOG, the first fifty steps)."""
 
     # the length of the run
     shrink: float = 1 / 3
@@ -41,25 +42,28 @@ class Constants(NamedTuple):
     """A run without an end is taken for one of so many times the steps so far (LOG, runs without an end)."""
     heed: float = 2.5
     """The target is raised to q times this, times the reach (LOG, nothing to hand over)."""
-    turn: float = 1.5
+    turn: float = 2.0
     """While the way has turned by less than q times this, the target is raised whatever the reach: few steps cannot ask
-    for much (LOG, a network that dies)."""
+    for much (LOG, the first fifty steps)."""
     ceiling: float = 15.0
     """Once gradients ask for nothing more, the rate rises by at most max(1, q times this) (LOG, nothing to hand
     over)."""
 
     # the search
     fastest: float = 2.0
-    """The most by which a round raises the target, but where a roll back is taken back (LOG, nothing to hand over)."""
+    """The most by which a round raises the target, but where a roll back is taken back (LOG, nothing to hand over). As
+    long as the loss has not fallen, in ``short`` steps: there is nothing to ruin yet."""
+    climb: float = 7.5
+    """Once the loss has fallen, the target is raised by at most so many e-folds in as many steps as the schedule rises:
+    what does damage is a steep climb (LOG, the first fifty steps)."""
     least_rise: float = 0.3
     """Until the schedule's peak the rate is below the target, by this factor at first: young weights suffer lasting
     damage at a rate that does older ones good (LOG, nothing to hand over)."""
-    endless_peak: int = 50
-    """In a run without an end the rate is below the target until this step (LOG, runs without an end)."""
     falling: float = 0.9
     """Nothing is raised any more once the schedule has fallen below this part of its peak (LOG, one reach)."""
     slower: float = 3.0
-    """What the rate is divided by where the weights are ruined (LOG, nothing to hand over)."""
+    """What the rate is divided by where the weights are ruined (LOG, nothing to hand over). No round raises it by
+    more."""
 
     # steps that do not follow the rate: with the mean rate since the first step raised by R >= raised, and n <= watched
     # steps made, the weights have come less far for the sum of rates, by max(R^lags, wanders * n) or more (LOG, follow)

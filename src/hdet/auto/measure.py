@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.auto.pieces import Pieces, Reading, Vectors
-from hdet.auto.rule import Sums, estimate, straightness, weight_ratio
+from hdet.auto.rule import FINE, Sums, estimate, straightness, typical_norm, weight_ratio
 from hdet.distributed.shards import counted_once, stepping_now
 from hdet.distributed.weights import fingerprint_of_words
 from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
@@ -26,7 +26,7 @@ class Measured(NamedTuple):
     """What the steps have come to; equal on all ranks."""
 
     moved: float = 0.0
-    """How far the weights are from the origin, over its norm; infinite: they are no numbers."""
+    """How far the weights are from the origin, over its typical norm; infinite: they are no numbers."""
     reach: float = 0.0
     """The rate that the gradients ask for; 0 where they say nothing."""
     straightness: float = 0.0
@@ -39,6 +39,8 @@ class Measured(NamedTuple):
     """... and how many these were."""
     lost: bool = False
     """Whether some gradient was not finite, so that the way must begin anew."""
+    rounding: float = FINE
+    """What rounding may move a weight by, over the weight."""
 
 
 class _Origin(NamedTuple):
@@ -71,6 +73,8 @@ class Measure:
 
     def __init__(self, groups: Sequence[int]) -> None:
         self.groups = list(groups)
+        self._typical = 1.0
+        """The typical norm of the weights over their norm, by the first step."""
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -197,14 +201,22 @@ class Measure:
             ways.append(torch.linalg.vector_norm(way))
             products += [torch.dot(self._sum[number], way)] if self._sum else []
         norms = [*ways, *(torch.linalg.vector_norm(vector) for vector in origin.vectors)]
-        sums = [*self._asked, *self._by_place(torch.add, products)] if self._asked else []
+        sums = [*self._asked, *self._by_place(torch.add, products)] if self._asked else self._tensors(weights)
         return [*norms, *(size for sizes in self._sizes for size in sizes), *sums]
+
+    def _tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """How long the origin of each tensor was and how far it has moved, for each of the pieces' places in turn."""
+        assert self._origin is not None
+        pieces = self._origin.pieces
+        both = pieces.norms_by_place(self._origin.vectors), pieces.norms_by_place(self._origin.way(weights))
+        return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
 
     def row(self, values: Sequence[float]) -> list[float]:
         """What this rank shows the others, from the values of :meth:`scalars`: a block for each part of the weights.
 
         In it: which part, the lengths of way and origin, the sizes of gradients and, if these were sampled, what they
-        asked and gained. Ranks hold different pieces, but blocks of one length.
+        asked and gained; if not, lengths of origin and way of each tensor. Ranks hold different pieces, but blocks of
+        one length.
         """
         if self._origin is None or not values:
             return []
@@ -224,13 +236,23 @@ class Measure:
             return Measured()
         width = len(rows[0]) // len(self._origin.pieces.places)
         ways, origins, *more = counted_once(rows, width)
-        sizes = tuple(max(found, key=_nan_last) for found in more[: len(self._sizes)])
-        sums = [sum(found) for found in more[len(self._sizes) :]]
+        sizes, rest = tuple(max(found, key=_nan_last) for found in more[: len(self._sizes)]), more[len(self._sizes) :]
+        sums = [sum(found) for found in rest] if self._asked else []
+        if not self._asked:
+            self._learn_norm([math.hypot(*found) for found in rest], math.hypot(*origins))
         lost = not all(map(math.isfinite, sums))
         found = self._sums(sums) if sums and not lost else Sums(0.0, 0.0, 0.0)
-        moved = _relative(ways, origins)
-        rates = float(self._rates)
-        return Measured(moved, estimate(found), straightness(found), sizes, rates, self._stretch, lost)
+        moved = _relative(ways, origins, self._typical)
+        told = moved, estimate(found), straightness(found), sizes, float(self._rates), self._stretch, lost
+        return Measured(*told, self._origin.pieces.rounding)
+
+    def _learn_norm(self, norms: Sequence[float], whole: float) -> None:
+        """``norms``: of each tensor, first of the origin, then of the way; ``whole``: of the origin in all."""
+        assert self._origin is not None
+        sizes = self._origin.pieces.sizes
+        typical = typical_norm(sizes, norms[: len(sizes)], norms[len(sizes) :]) if norms else 0.0
+        if 0 < typical < math.inf and whole > 0:
+            self._typical = typical / whole
 
     def _sums(self, sums: Sequence[float]) -> Sums:
         asked, gained = sums
@@ -256,6 +278,7 @@ class Measure:
             "weight": self._weight,
             "rate": self._rate,
             "sizes": self._sizes,
+            "typical": self._typical,
         }
 
     @classmethod
@@ -272,6 +295,7 @@ class Measure:
         found._asked = [asked.to(device, copy=True) for asked in saved["asked"]]
         found._rates, found._ahead, found._weight = (copy_rate(saved[name]) for name in ("rates", "ahead", "weight"))
         found._rate, found._stretch = saved["rate"], int(saved["stretch"])
+        found._typical = saved["typical"]
         found._sizes = [[size.to(device, copy=True) for size in sizes] for sizes in saved["sizes"]]
         return found
 
@@ -305,12 +329,12 @@ def _nan_last(size: float) -> float:
     return math.inf if math.isnan(size) else size
 
 
-def _relative(ways: Sequence[float], origins: Sequence[float]) -> float:
-    """The length of the way over that of the origin; infinite where it is no number.
+def _relative(ways: Sequence[float], origins: Sequence[float], typical: float) -> float:
+    """The length of the way over that of the origin, times ``typical``; infinite where it is no number.
 
-    >>> _relative([3.0, 4.0], [6.0, 8.0])
-    0.5
+    >>> _relative([3.0, 4.0], [6.0, 8.0], typical=0.5)
+    1.0
     """
-    moved, size = math.hypot(*ways), math.hypot(*origins)
+    moved, size = math.hypot(*ways), math.hypot(*origins) * typical
     ratio = moved / size if size > 0 else moved
     return ratio if math.isfinite(ratio) else math.inf

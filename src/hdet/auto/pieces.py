@@ -112,6 +112,10 @@ class Pieces:
             dtype = torch.promote_types(real.dtype, torch.float32)
             places.setdefault((real.device, dtype, place(tensor)), []).extend(_cut(i, real, not tensor.is_complex()))
         self._pieces = [_Piece(parts, *where) for where, whole in places.items() for parts in _packed(whole)]
+        self.sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in tensors]
+        """How many numbers each tensor has, on all ranks together."""
+        self.rounding = max((torch.finfo(tensor.dtype).eps / 2 for tensor in tensors), default=0.0)
+        """What rounding may change a number by, over that number, in the coarsest of the tensors."""
         self.places = list(dict.fromkeys(piece.place for piece in self._pieces))
         """Which parts of tensors this rank holds; all ranks list them in one order."""
         self._scratch = [self._shared_scratch(), self._shared_scratch()]
@@ -135,6 +139,21 @@ class Pieces:
         for piece, vector in zip(self._pieces, vectors, strict=True):
             for part, view in zip(piece.parts, _views(piece, vector), strict=True):
                 _write_(_real(tensors[part.tensor]), part, view)
+
+    def norms_by_place(self, vectors: Iterable[Tensor]) -> list[list[Tensor]]:
+        """For each of :attr:`places` a number for each tensor: how long what lies there of it is; on one device."""
+        found: dict[tuple[str, int], list[Tensor]] = {}
+        zero = None
+        for piece, vector in zip(self._pieces, vectors, strict=True):
+            norms = torch._foreach_norm(_views(piece, vector))
+            zero = torch.zeros_like(norms[0]) if zero is None else zero
+            for part, norm in zip(piece.parts, norms, strict=True):
+                found.setdefault((piece.place, part.tensor), []).append(norm.to(zero))
+        return [
+            [_length(found[where, i]) if (where, i) in found else zero for i in range(len(self.sizes))]
+            for where in self.places
+            if zero is not None
+        ]
 
     def by_place(self, values: Iterable[Value]) -> list[list[Value]]:
         """One value for each piece, as a list for each of :attr:`places`."""
@@ -178,6 +197,11 @@ class Pieces:
             longest[kind] = max(longest.get(kind, 0), piece.length)
         memory = {kind: torch.zeros(n, device=kind[0], dtype=kind[1]) for kind, n in longest.items()}
         return [memory[piece.device, piece.dtype][: piece.length] for piece in self._pieces]
+
+
+def _length(norms: Sequence[Tensor]) -> Tensor:
+    """Of the vectors that have these norms, end to end."""
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -10,6 +10,9 @@ than the noise of the two means, and by more than a part of the loss itself or b
 Long beginnings are for runs that learn slowly, below a large noise. What comes after a rise of the loss is no
 beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller turns losses that are
 maximised.
+
+A loss that is above all beginnings, or that had fallen and is back where it began, is lost: the network is dead, or on
+its way there.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ FAR = 8.0
 _ROUNDED = 2.0**-22
 """The part of a loss that fp32 may lose in sums."""
 _RISEN = 3.0
-"""A round is above the first losses by so many deviations: no beginning has it in it."""
+"""A round is above the first losses by so many deviations: no beginning has it in it. So are the latest losses: they
+have risen."""
 _LATEST = 0.25
 """The part of the steps whose losses are the latest."""
 
@@ -66,6 +70,8 @@ class Progress(NamedTuple):
     """The latest loss before training was first rolled back ..."""
     turned: int = 0
     """... and how many stretches there were when it last was."""
+    fell: bool = False
+    """Whether the loss had clearly fallen at the end of any round since then."""
 
     def after(self, blocks: Sequence[Block]) -> Progress:
         """A round has ended with these losses.
@@ -84,12 +90,15 @@ class Progress(NamedTuple):
         steps = sum(block.steps for block in known)
         new = Stretch(median(block.mean for block in known), steps, median(noises) if noises else math.nan)
         start = (*self.start, *known)[:2]
-        return self._replace(start=start, stretches=(*self.stretches, new), last=near[-2:])
+        found = self._replace(start=start, stretches=(*self.stretches, new), last=near[-2:])
+        return found._replace(fell=self.fell or found.is_below)
 
-    def rolled_back(self) -> Progress:
-        """The round that has just ended was ruined: earlier weights go on."""
+    def rolled_back(self, step: int) -> Progress:
+        """The round that has just ended was ruined: the weights of an earlier step go on."""
         before = self.latest if math.isnan(self.before) else self.before
-        return self._replace(before=before, turned=len(self.stretches), last=())
+        made = accumulate(one.steps for one in self.stretches)
+        kept = tuple(one for one, end in zip(self.stretches, made, strict=True) if end <= step)
+        return self._replace(stretches=kept, before=before, turned=len(kept), last=(), fell=False)
 
     @property
     def first(self) -> float:
@@ -111,9 +120,25 @@ class Progress(NamedTuple):
         return any(fall > max(sure * noise, least) for fall, noise, least in self._falls())
 
     @property
+    def is_below(self) -> bool:
+        """Whether the loss is clearly lower than it was, by however little: a constant added to it does not matter."""
+        return any(fall > max(CLEAR * noise, _ROUNDED * abs(self.first)) for fall, noise, _ in self._falls())
+
+    @property
     def is_flat(self) -> bool:
         """Whether it is certainly not. Between the two, more steps will tell."""
         return self.is_known and all(fall + FLAT * noise <= least for fall, noise, least in self._falls())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the loss is above where it began, beyond its noise, or back there after it had fallen.
+
+        Of a noise that few rounds have shown nobody knows how large it is.
+        """
+        falls = list(self._falls())
+        doubt = 1 + 5 / math.sqrt(max(sum(not math.isnan(one.noise) for one in self.stretches), 1))
+        has_risen = all(-fall > _RISEN * doubt * noise for fall, noise, _ in falls)
+        return bool(falls) and (has_risen or (self.fell and all(fall <= 0 for fall, _, _ in falls)))
 
     @property
     def is_in_vain(self) -> bool:

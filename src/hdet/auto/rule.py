@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.rollback.ruin import FEWEST, LIMITS, Block, Course, Limits, Verdict, judge
+from hdet.rollback.ruin import FEWEST, LIMITS, Block, Course, Limits, Verdict, accused, judge
 
 NEVER_MOVED = "no step has moved the weights"
 NO_GRADIENT = "weights moved, but no gradient was seen before the schedule's peak"
 NOT_FOLLOWED = "steps do not follow the rate"
+FINE = 2.0**-24
+"""The rounding of fp32, over the number that is rounded."""
 LOWEST, HIGHEST = math.log(1e-15), math.log(1e15)
 """Bounds of log m."""
 
@@ -63,9 +65,11 @@ class State(NamedTuple):
     slowed_from: float = math.nan
     """The level before training was rolled back, in case that was wrong."""
     pace: float = math.nan
-    """How far the first step that was measured moved the weights, over its rate ..."""
+    """How far the first step that was measured moved the weights, over its rate; NaN once training was rolled back ..."""
     rate: float = math.nan
     """... and that rate."""
+    spared: bool = False
+    """Whether weights that were not finite were put back at the same rate: the next time it pays."""
 
     @property
     def peak_factor(self) -> float:
@@ -132,6 +136,14 @@ class Evidence(NamedTuple):
     """Steps that the optimizer has made in all; 0: as many as the schedule."""
     has_losses: bool = True
     """Whether ``blocks`` are losses; if not, sizes of gradients stand in their place."""
+    has_fallen: bool = True
+    """Whether the loss is below where it began, beyond its noise; also where nothing is known of it."""
+    lost_at: float = math.nan
+    """The latest loss, if it is above that, or had fallen and is back there; NaN: it is not."""
+    rounding: float = FINE
+    """What rounding may move a weight by, over the weight: half a unit in its last place."""
+    highest: float = math.inf
+    """log of the largest m that the user allows."""
 
     @property
     def steps_per_call(self) -> float:
@@ -185,6 +197,8 @@ class Decision(NamedTuple):
     """What people must know: why the guess is kept to."""
     anew: bool = False
     """Whether the way that the reach is measured along begins anew."""
+    is_harder: bool = False
+    """Whether the data have become harder: earlier losses are no measure any more."""
 
 
 @dataclass(frozen=True)
@@ -233,18 +247,25 @@ class Rule:
         falling = evidence.shape < self.constants.falling
         doubted = evidence.has_losses and evidence.asks and evidence.reach == -math.inf
         course, verdict = judge(state.course, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
+        if not math.isfinite(evidence.moved) and self._is_innocent(state, evidence, falling):
+            return self._spared(state)
         state = state._replace(course=course)
+        is_lost = math.isfinite(evidence.lost_at) and self.limits.noise < math.inf and not falling
+        if verdict is Verdict.FINE and is_lost and state.snapshots:
+            verdict, state = Verdict.RUINED, state._replace(course=accused(course, evidence.lost_at))
         if verdict is Verdict.RUINED or not math.isfinite(evidence.moved):
             return self._ruined(state)
-        event = None
-        if verdict is Verdict.ACQUITTED and math.isfinite(state.slowed_from):
+        event, is_harder = None, verdict is Verdict.ACQUITTED
+        if is_harder and math.isfinite(state.slowed_from):
             state = state._replace(ceiling=state.ceiling + state.slowed_from - state.level).at(state.slowed_from)
             event = "the data were harder: the rate is as before"
         if evidence.blocks:  # a round without losses says nothing about the one before it
-            state = state._replace(slowed_from=math.nan)
+            state = state._replace(slowed_from=math.nan, spared=state.spared and not falling)
         if not falling:
             state = self._steered(state, evidence)
-        return self._keeping(Decision(state, event=event), evidence.span[1])
+        if state.snapshots and not (evidence.has_fallen or falling):
+            return Decision(state, event=event, is_harder=is_harder)  # nothing was gained that these weights have
+        return self._keeping(Decision(state, event=event, is_harder=is_harder), evidence.span[1])
 
     def _after_first_step(self, state: State, evidence: Evidence) -> Decision:
         """The first step tells how far a step moves the weights: from then on the guess does not matter."""
@@ -256,6 +277,11 @@ class Rule:
         again = "restarted: the first step was too long"
         if math.isinf(moved):
             return Decision(state.at(state.level + math.log(c.begin)), Action.RESTART, event=again, anew=True)
+        longer = state.at(min(state.level + math.log(min(c.relative_step / moved, 1 / c.begin)), evidence.highest))
+        least = min(max(evidence.rounding, FINE) / c.relative_step, c.relative_step / c.fastest)
+        if moved < least and longer.level > state.level:
+            lost = "restarted: the first step was lost in rounding"
+            return Decision(longer, Action.RESTART, event=lost, anew=True)
         found = state._replace(phase=Phase.SEARCHING, level=0.0, peak=evidence.peak)
         if evidence.rates > 0:
             found = found._replace(pace=moved / evidence.rates, rate=evidence.rates / evidence.stretch)
@@ -268,11 +294,25 @@ class Rule:
     def _lags(self, state: State, evidence: Evidence) -> bool:
         """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
         c = self.constants
-        if not (0 < evidence.stretch <= c.watched and evidence.rates > 0 and evidence.moved > 0):
-            return False
+        if not (1 < evidence.stretch <= c.watched and evidence.rates > 0 and evidence.moved > 0):
+            return False  # steps may have the rate of the one before, as ASGD's have: one alone says nothing
         raised = evidence.rates / evidence.stretch / state.rate
         shorter = state.pace * evidence.rates / evidence.moved
         return raised >= c.raised and shorter >= max(raised**c.lags, c.wanders * evidence.stretch)
+
+    def _is_innocent(self, state: State, evidence: Evidence, falling: bool) -> bool:
+        """Whether weights that are not finite are a batch's fault: for the first time, and after losses that were fine."""
+        known = [block for block in evidence.blocks if math.isfinite(block.mean)]
+        verdict = judge(state.course, known, falling=falling, limits=self.limits)[1]
+        can = state.snapshots and math.isnan(state.slowed_from) and not state.spared
+        return bool(can) and evidence.has_losses and verdict is Verdict.FINE and math.isnan(evidence.lost_at)
+
+    def _spared(self, state: State) -> Decision:
+        """Back to the last snapshot, at the same rate."""
+        back = state.snapshots[-1]
+        state = state._replace(spared=True, snapshots=(back,), pace=math.nan)
+        event = f"not finite: rolled back to step {back.step}, at the same rate"
+        return Decision(state, Action.ROLL_BACK, back.slot, event, rolled_back_to=back.step, anew=True)
 
     def _ruined(self, state: State) -> Decision:
         """Back to the older of the two snapshots, at a third of the rate."""
@@ -288,11 +328,12 @@ class Rule:
 
     def _steered(self, state: State, evidence: Evidence) -> State:
         """Raise the target as far as the gradients ask for it; where they do not, the rate has little left to rise."""
-        if not evidence.asks:
+        is_settled = state.spared and math.isfinite(state.ceiling)  # a way that has just begun is always straight
+        if is_settled or not evidence.asks:
             return state
         c, end = self.constants, evidence.span[1]
         length = (self.total_steps or c.endless * end) * evidence.steps_per_call
-        q, most = length**-c.shrink, math.log(c.fastest)
+        q, most = length**-c.shrink, self._largest_raise(state, evidence)
         straight = evidence.straightness >= 1 - q * c.turn
         asked = most if straight else evidence.reach + math.log(q * c.heed) - state.level
         if asked > 0:
@@ -301,6 +342,14 @@ class Rule:
         if math.isfinite(state.ceiling):
             return state
         return state._replace(ceiling=math.log(state.factor(end, c) * max(q * c.ceiling, 1.0)))
+
+    def _largest_raise(self, state: State, evidence: Evidence) -> float:
+        """log of the most by which a round raises the target: fast as long as nothing was gained, and nothing lost."""
+        c = self.constants
+        if not evidence.has_fallen and math.isfinite(state.pace):
+            return min(math.log(c.fastest) * evidence.steps / c.short, math.log(c.slower))
+        rise = (evidence.peak + 1) * evidence.steps_per_call
+        return min(c.climb * evidence.steps / max(rise, 1.0), math.log(c.fastest))
 
     def _alarmed(self, why: str) -> Decision:
         return Decision(self.kept(), event=f"kept to the guess: {why}", alarm=why)
@@ -317,6 +366,32 @@ class Rule:
         slot = 1 - last[0].slot if last else 0
         state = decision.state._replace(snapshots=(*last, Snapshot(step, slot)))
         return decision._replace(state=state, action=Action.KEEP, slot=slot)
+
+
+# -- how long weights are -------------------------------------------------------------------------------------------
+
+
+def typical_norm(sizes: Sequence[int], norms: Sequence[float], moves: Sequence[float]) -> float:
+    """The norm of weights of which no minority decides.
+
+    Over the tensors that a step has moved; the numbers of one count for no more than those of the middle one, by how
+    many numbers they have. A large output bias does not make steps look short then, nor a table that is not used.
+
+    Args:
+        sizes: how many numbers each tensor has.
+        norms: how long it was.
+        moves: how far it has moved.
+
+    >>> typical_norm([4, 1, 9], norms=[2.0, 1e4, 30.0], moves=[0.1, 0.1, 0.0])
+    2.23606797749979
+    """
+    moved = [(norm / math.sqrt(n), n) for n, norm, move in zip(sizes, norms, moves, strict=True) if n and move > 0]
+    half = sum(n for each, n in moved if each > 0) / 2
+    middle, counted = 0.0, 0
+    for each, n in sorted(moved):
+        if each > 0 and counted < half:
+            middle, counted = each, counted + n
+    return math.sqrt(math.fsum(n * min(each, middle) ** 2 for each, n in moved))
 
 
 # -- rounds: they grow with the run ------------------------------------------------------------------------------------

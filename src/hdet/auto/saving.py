@@ -48,6 +48,7 @@ _PROGRESS = {
     **{name: rows_of_numbers(len(row._fields)) for name, row in _ROWS.items()},
     "before": any_number,
     "turned": count(0),
+    "fell": flag,
 }
 _STATE = {
     "phase": count(min(Phase), max(Phase)),
@@ -55,6 +56,7 @@ _STATE = {
     "peak": number,
     **dict.fromkeys(("ceiling", "slowed_from", "pace", "rate"), any_number),
     "course": pairs,
+    "spared": flag,
 }
 
 
@@ -182,7 +184,7 @@ def _loaded_memory(state: Mapping[str, Any]) -> Memory:
 
 def _saved_progress(progress: Progress) -> list[list[Any]]:
     rows = {name: [list(row) for row in getattr(progress, name)] for name in _ROWS}
-    return in_pairs({**rows, "before": progress.before, "turned": progress.turned})
+    return in_pairs({**rows, "before": progress.before, "turned": progress.turned, "fell": progress.fell})
 
 
 def _loaded_progress(saved: Sequence[Sequence[Any]] | None) -> Progress:
@@ -192,7 +194,7 @@ def _loaded_progress(saved: Sequence[Sequence[Any]] | None) -> Progress:
     rows: dict[str, Any] = {
         name: tuple(kind(row[0], int(row[1]), *row[2:]) for row in found[name]) for name, kind in _ROWS.items()
     }
-    return Progress(**rows, before=found["before"], turned=int(found["turned"]))
+    return Progress(**rows, before=found["before"], turned=int(found["turned"]), fell=found["fell"])
 
 
 def _peaks_of(groups: int) -> Rule:

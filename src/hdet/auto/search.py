@@ -130,9 +130,15 @@ class Memory:
     def follow(self, decision: Decision, blocks: Sequence[Block]) -> None:
         """Remember the losses of a round that has ended so: those of ruined weights are no progress."""
         if decision.rolled_back_to is not None:
-            self.progress = self.progress.rolled_back()
-        elif self.has_losses:
-            self.progress = self.progress.after(blocks)
+            self.progress = self.progress.rolled_back(decision.rolled_back_to)
+        elif decision.is_harder:
+            self.progress = Progress().after(blocks)
+        else:
+            self.progress = self.progress_after(blocks)
+
+    def progress_after(self, blocks: Sequence[Block]) -> Progress:
+        """The losses so far, and those of a round that has just ended."""
+        return self.progress.after(blocks) if self.has_losses else self.progress
 
     def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
@@ -386,11 +392,12 @@ class Search:
     # -- the end of a round -------------------------------------------------------------------------------------------
 
     def _round_ends(self, t: int) -> bool:
-        """By the optimizer's steps; the schedule's last two steps end rounds too, and each until a first was made."""
+        """By the optimizer's steps; the schedule's last two steps end rounds too, and each until one was measured."""
         last = self.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
-        return self._sampler.is_round_full or (self._sampler.made == 0 and t > 0)
+        is_alone = self.found.phase is Phase.FIRST and self._sampler.progress > 0
+        return self._sampler.is_round_full or is_alone or (self._sampler.made == 0 and t > 0)
 
     def _end_round(self, end: _Ending) -> None:
         """Show and see, decide, act, tell.
@@ -465,7 +472,7 @@ class Search:
         """By the rule, and within the bounds of a schedule."""
         most = self._bounds.factor(schedule, self.memory.peaks)
         known = self.rule.remembering(self.found, self._snapshots.present(end.optimizer))
-        decision = self.rule.after_round(bounded(known, most), evidence)
+        decision = self.rule.after_round(bounded(known, most), evidence._replace(highest=math.log(most)))
         decision = decision._replace(state=bounded(decision.state, most))
         self.memory.is_bound = is_bound(decision.state, most)
         return decision
@@ -477,10 +484,12 @@ class Search:
         if steps == 0 and measured.moved > 0:  # a graph was captured before anybody watched
             self._hook.captured = True
             self._sampler.measure.begin_anew()
+        blocks = self.memory.judged(gathered.blocks, measured.gradients, sign)
+        progress = self.memory.progress_after(blocks)
         return Evidence(
             span=(end.before, end.after),
             steps=steps,
-            blocks=self.memory.judged(gathered.blocks, measured.gradients, sign),
+            blocks=blocks,
             peak=end.peak,
             shape=self.memory.shape(then, now, self.lead, climbs=end.after <= end.peak),
             moved=measured.moved if gathered.is_sound else math.inf,
@@ -491,6 +500,9 @@ class Search:
             stretch=measured.stretch,
             made=self._sampler.made,
             has_losses=self.memory.has_losses,
+            has_fallen=math.isnan(progress.first) or progress.is_below,
+            lost_at=progress.latest if progress.is_lost else math.nan,
+            rounding=measured.rounding,
         )
 
     def _act(self, decision: Decision, end: _Ending, gathered: Gathered) -> None:

@@ -166,6 +166,14 @@ def judge(
     return found._replace(tolerated=course.tolerated), Verdict.FINE
 
 
+def accused(course: Course, level: float) -> Course:
+    """The course where a round that :func:`judge` has let pass is called ruined by somebody else, for this level.
+
+    Good is what was lowest: by that the next round shows whether going back has helped.
+    """
+    return course._replace(before=(course.lowest,), recent=(), latest=(), dark=0, accused=level)
+
+
 def _is_as_bad_at_once(course: Course, blocks: Sequence[Block], part: float) -> bool:
     """Whether weights that were put back are as bad from the first steps on: so it was the data. Weights that explode
     once more are good at first."""

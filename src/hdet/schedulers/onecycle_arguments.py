@@ -74,7 +74,7 @@ def onecycle_run(
     has_end = not is_auto or any(schedule[name] is not None for name in _LENGTHS)
     if not has_end:
         _refuse_parts(schedule)
-        peak = DEFAULT.endless_peak + 1
+        peak = DEFAULT.shortest + 1
         schedule.update(total_steps=LONGEST, pct_start=peak / LONGEST)  # torch's; what falls is taken away afterwards
     check_common(ours, optimizer)
     if is_auto:

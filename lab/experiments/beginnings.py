@@ -1,0 +1,241 @@
+"""Problems whose first fifty steps are the hard ones, for a stack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from zoo_problems import _digits, _source  # noqa
+
+Batch = tuple[Tensor, ...]
+
+
+class Case(NamedTuple):
+    model: Callable[[], nn.Module]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    batch: Callable[[torch.Generator, int], Batch]
+    size: int
+    optimizer: str
+    steps: int
+    rates: tuple[float, ...]
+    judged: Callable[[nn.Module, Batch], Tensor] | None = None
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.a, self.b = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, L, d = x.shape
+        q, k, v = self.qkv(self.a(x)).view(B, L, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        mask = torch.ones(L, L, dtype=torch.bool, device=x.device).tril()
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(d // self.heads)).masked_fill(~mask, -1e9).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).reshape(B, L, d))
+        return x + self.down(F.gelu(self.up(self.b(x))))
+
+
+class GPT2(nn.Module):
+    def __init__(self, width: int = 48, layers: int = 2, heads: int = 2, length: int = 32) -> None:
+        super().__init__()
+        self.te, self.pe = nn.Embedding(256, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "down.weight")) else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(p)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.te(tokens) + self.pe.weight[: tokens.shape[-1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x) @ self.te.weight.T
+
+
+def language(model: nn.Module, batch: Batch) -> Tensor:
+    z = batch[0]
+    return F.cross_entropy(model(z[:, :-1]).flatten(0, 1), z[:, 1:].flatten())
+
+
+def pieces(g: torch.Generator, size: int) -> Batch:
+    t = _source()
+    t = t[0] if isinstance(t, tuple) else t
+    i = torch.randint(len(t) - 33, (size, 1), generator=g) + torch.arange(33)
+    return (t[i].long(),)
+
+
+def waves(g: torch.Generator, size: int) -> Batch:
+    x = torch.randn(size, 6, generator=g)
+    return x, torch.sin(x[:, :1]) + 0.5 * x[:, 1:2] * x[:, 2:3]
+
+
+def squares(model: nn.Module, batch: Batch) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def shifted(model: nn.Module, batch: Batch) -> Tensor:
+    return (model(batch[0]) - 1e4 - batch[1]).square().mean()
+
+
+def mlp(width: int, act: Any, std: float | None = None, out: int = 1, inputs: int = 6) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        m = nn.Sequential(nn.Linear(inputs, width), act(), nn.Linear(width, out))
+        if std:
+            for layer in (m[0], m[2]):
+                nn.init.normal_(layer.weight, std=std)
+                nn.init.zeros_(layer.bias)
+        return m
+
+    return build
+
+
+def biased() -> nn.Module:
+    m = mlp(32, nn.Tanh)()
+    m[2].bias.data.fill_(1e4)
+    return m
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(32, nn.Tanh)()
+        self.table = nn.Parameter(torch.randn(1000, 100) * 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + 0.0 * self.table[0, 0]
+
+
+def deep(depth: int, inputs: int = 8, width: int = 64, out: int = 1) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        layers: list[nn.Module] = [nn.Linear(inputs, width), nn.ReLU()]
+        for _ in range(depth - 2):
+            layers += [nn.Linear(width, width), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(width, out))
+
+    return build
+
+
+def sines(g: torch.Generator, size: int) -> Batch:
+    x = torch.randn(size, 8, generator=g)
+    return x, x.sin().sum(1, keepdim=True)
+
+
+U = torch.randn(2000, 6, generator=torch.Generator().manual_seed(0))
+V = torch.randn(500, 6, generator=torch.Generator().manual_seed(1))
+
+
+class Factors(nn.Module):
+    def __init__(self, std: float = 0.1) -> None:
+        super().__init__()
+        self.u, self.v = nn.Embedding(2000, 8), nn.Embedding(500, 8)
+        for e in (self.u, self.v):
+            nn.init.normal_(e.weight, std=std)
+
+    def forward(self, who: Tensor) -> Tensor:
+        return (self.u(who[:, 0]) * self.v(who[:, 1])).sum(1)
+
+
+def pairs(g: torch.Generator, size: int) -> Batch:
+    u, v = torch.randint(2000, (size,), generator=g), torch.randint(500, (size,), generator=g)
+    return torch.stack([u, v], 1), (U[u] * V[v]).sum(1) / 2.45
+
+
+R = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+
+
+def states(g: torch.Generator, size: int) -> Batch:
+    x = torch.randn(size, 8, generator=g)
+    gumbel = -torch.log(-torch.log(torch.rand(size, 5, generator=g).clamp(1e-9, 1 - 1e-7)))
+    return x, gumbel, x @ R
+
+
+def policy(model: nn.Module, batch: Batch) -> Tensor:
+    x, gumbel, reward = batch
+    logits = model(x)
+    a = (logits.detach() + gumbel).argmax(1, keepdim=True)
+    r = reward.gather(1, a)[:, 0]
+    return -(logits.log_softmax(1).gather(1, a)[:, 0] * (r - r.mean())).mean()
+
+
+def regret(model: nn.Module, batch: Batch) -> Tensor:
+    x, _, reward = batch
+    return 1 - reward.gather(1, model(x).argmax(1, keepdim=True)).mean() / reward.amax(1).mean()
+
+
+def noisy(g: torch.Generator, size: int) -> Batch:
+    x = torch.randn(size, 12, generator=g)
+    y = 0.5 * torch.tanh(x[:, :1] + x[:, 1:2] * x[:, 2:3]) + 0.3 * x[:, 3:4]
+    return x, y + 1.5 * torch.randn(size, 1, generator=g)
+
+
+def digits(g: torch.Generator, size: int) -> Batch:
+    x, y = _digits()[0]
+    chosen = torch.randint(len(y), (size,), generator=g)
+    return x[chosen] + 0.3 * torch.randn(size, 64, generator=g), y[chosen]
+
+
+def classes(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def grid(low: float, high: float, per: int = 3) -> tuple[float, ...]:
+    n = round(math.log10(high / low) * per)
+    return tuple(low * (high / low) ** (k / n) for k in range(n + 1))
+
+
+CASES: dict[str, Case] = {
+    "gpt2-48-500": Case(GPT2, language, pieces, 16, "adamw", 500, grid(2e-3, 4e-2)),
+    "gpt2-96-200": Case(lambda: GPT2(96, 3, 4), language, pieces, 16, "adamw", 200, grid(1e-3, 2e-2)),
+    "factors-400": Case(Factors, squares, pairs, 512, "adam", 400, grid(1e-2, 2e-1)),
+    "factors-rms-800": Case(lambda: Factors(0.05), squares, pairs, 256, "rmsprop", 800, grid(3e-3, 1e-1)),
+    "small-gelu-300": Case(mlp(256, nn.GELU, 0.01), squares, waves, 32, "adam", 300, grid(1e-3, 3e-1)),
+    "small-tanh-300": Case(mlp(32, nn.Tanh, 0.003), squares, waves, 32, "adam", 300, grid(1e-2, 1.0)),
+    "small-gelu-1000": Case(mlp(256, nn.GELU, 0.01), squares, waves, 32, "adam", 1000, grid(1e-3, 3e-1)),
+    "small-mom-300": Case(mlp(64, nn.Tanh, 0.03), squares, waves, 64, "momentum", 300, grid(1e-2, 3.0)),
+    "bias-300": Case(biased, shifted, waves, 32, "adam", 300, grid(1e-2, 1.0)),
+    "unused-300": Case(Unused, squares, waves, 32, "adam", 300, grid(1e-2, 1.0)),
+    "noisy-300": Case(mlp(64, nn.ReLU, inputs=12), squares, noisy, 32, "adam", 300, grid(1e-4, 1e-1)),
+    "noisy-1000": Case(mlp(64, nn.ReLU, inputs=12), squares, noisy, 32, "adam", 1000, grid(1e-4, 1e-1)),
+    "relu4-sgd-300": Case(deep(4), squares, sines, 64, "sgd", 300, grid(1e-3, 1.0)),
+    "relu4-mom-100": Case(deep(4), squares, sines, 64, "momentum", 100, grid(1e-3, 1.0)),
+    "relu6-adam-300": Case(deep(6), squares, sines, 64, "adam", 300, grid(1e-4, 1e-1)),
+    "relu6-mom-300": Case(deep(6), squares, sines, 64, "momentum", 300, grid(1e-3, 1.0)),
+    "bandit-300": Case(deep(3, 8, 32, 5), policy, states, 64, "adam", 300, grid(3e-4, 1e-1), regret),
+    "bandit-1000": Case(deep(3, 8, 32, 5), policy, states, 64, "adam", 1000, grid(3e-4, 1e-1), regret),
+    "digits-mom-300": Case(deep(3, 64, 128, 10), classes, digits, 64, "momentum", 300, grid(1e-3, 1.0)),
+    "waves-adamw-1200": Case(mlp(64, nn.Tanh), squares, waves, 32, "adamw", 1200, grid(1e-3, 1e-1)),
+}
+
+
+class BeginningTask:
+    def __init__(self, name: str) -> None:
+        self.name, self.case = name, CASES[name]
+        self.batch_size = self.case.size
+
+    def model(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.case.model()
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        return [{"name": "all", "params": list(model.parameters())}]
+
+    def batch(self, seed: int, step: int) -> Batch:
+        return self.case.batch(torch.Generator().manual_seed(10**6 * seed + step), self.case.size)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        if self.case.judged is not None and len(batch[0]) > self.case.size:
+            return self.case.judged(model, batch)
+        return self.case.loss(model, batch)
+
+    def validation(self) -> list[Batch]:
+        return [self.case.batch(torch.Generator().manual_seed(2**40), 2048 if self.case.loss is not language else 512)]
