@@ -170,7 +170,7 @@ class Run:
             self._rounds.append(blocks)
             blocks = self._dice.choice(self._rounds)
             reach, straight = -math.inf, float(self._dice.random() < 0.5)
-        progress = self._progress.after(blocks) if self.losses else self._progress
+        progress = self._progress.after(blocks, end) if self.losses else self._progress
         evidence = Evidence(
             span=(begin, end),
             steps=end - begin,
@@ -185,7 +185,7 @@ class Run:
             stretch=self._stretch,
             has_losses=self.losses,
             has_fallen=math.isnan(progress.first) or progress.is_below,
-            lost_at=progress.latest if progress.is_lost else math.nan,
+            lost=progress.lost,
         )
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state
@@ -193,7 +193,7 @@ class Run:
         back = decision.rolled_back_to
         self._progress = progress if back is None else self._progress.rolled_back(back)
         if decision.is_harder:
-            self._progress = Progress().after(blocks)
+            self._progress = Progress().after(blocks, end)
         self._falling = evidence.shape < self.rule.constants.falling
         if decision.anew or measured.sums is None:
             self._stretch = 0
@@ -351,7 +351,7 @@ class AutoRuns:
         return {place: typical_norm(self._sizes, *row) for place, row in zip(places, found, strict=True)}
 
     def _told(self, place: Place, row: list[float], skipped: int) -> Measured:
-        """One run: its way and norm, its sums, losses and sizes of steps, of which the first belong to earlier rounds."""
+        """One run: way and norm, sums, losses and sizes of steps; of these the first belong to earlier rounds."""
         (way, norm), sums, history = row[:2], row[2:6], row[6:]
         losses, sizes = (history[skipped : len(history) // 2], history[len(history) // 2 + skipped :])
         constants, length = self.runs[place].rule.constants, len(losses)

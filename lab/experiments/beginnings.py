@@ -1,28 +1,53 @@
-"""Problems whose first fifty steps are the hard ones, for a stack."""
+"""Problems whose first fifty steps are the hard ones: the library's rule beside the best of a grid of fixed rates.
+
+    python lab/experiments/beginnings.py                                   # on a GPU a minute; on two cores twenty
+    python lab/experiments/beginnings.py --names bias-300,unused-300 --seeds 2
+
+GPT-2 as transformers builds it, factors of a matrix, small first weights, norms that one tensor dominates, noise,
+layers without norms, a bandit. All runs of a problem train as rows of one stack: every rate of the grid, ``auto`` from
+a tenth of the grid's middle, the same without losses, and a placebo. One JSON line each: the mean of final losses over
+that at the best rate, and the rate found over it. The bandit is scored by what it misses of the best reward.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
+from ablation import Problem, losses_of
+from auto_runs import Run
+from supply import Supply
 from torch import Tensor, nn
-from torch.nn import functional as F
-from zoo_problems import _digits, _source  # noqa
+from torch.nn.functional import cross_entropy, gelu
+from zoo_problems import _digits, _source
+from zoo_stack import UPDATES
+
+__all__ = ["CASES", "BeginningTask", "case_of"]
 
 Batch = tuple[Tensor, ...]
+HELD_OUT = 2048
 
 
 class Case(NamedTuple):
+    """What there is to train, and how."""
+
     model: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], Tensor]
     batch: Callable[[torch.Generator, int], Batch]
     size: int
+    """Of a batch."""
     optimizer: str
+    """By its name in ``zoo_stack.UPDATES``."""
     steps: int
     rates: tuple[float, ...]
+    """Fixed ones to compare with."""
     judged: Callable[[nn.Module, Batch], Tensor] | None = None
+    """What is scored on held-out data, if not the loss."""
 
 
 class Block(nn.Module):
@@ -34,12 +59,13 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        B, L, d = x.shape
-        q, k, v = self.qkv(self.a(x)).view(B, L, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        mask = torch.ones(L, L, dtype=torch.bool, device=x.device).tril()
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(d // self.heads)).masked_fill(~mask, -1e9).softmax(-1)
-        x = x + self.out((scores @ v).transpose(1, 2).reshape(B, L, d))
-        return x + self.down(F.gelu(self.up(self.b(x))))
+        many, length, width = x.shape
+        own = width // self.heads
+        q, k, v = self.qkv(self.a(x)).view(many, length, 3, self.heads, own).permute(2, 0, 3, 1, 4)
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(own)).masked_fill(~mask, -1e9).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).reshape(many, length, width))
+        return x + self.down(gelu(self.up(self.b(x))))
 
 
 class GPT2(nn.Module):
@@ -50,7 +76,8 @@ class GPT2(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "down.weight")) else 0.02)
+                ends = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if ends else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
 
@@ -63,14 +90,12 @@ class GPT2(nn.Module):
 
 def language(model: nn.Module, batch: Batch) -> Tensor:
     z = batch[0]
-    return F.cross_entropy(model(z[:, :-1]).flatten(0, 1), z[:, 1:].flatten())
+    return cross_entropy(model(z[:, :-1]).flatten(0, 1), z[:, 1:].flatten())
 
 
 def pieces(g: torch.Generator, size: int) -> Batch:
-    t = _source()
-    t = t[0] if isinstance(t, tuple) else t
-    i = torch.randint(len(t) - 33, (size, 1), generator=g) + torch.arange(33)
-    return (t[i].long(),)
+    starts = torch.randint(len(_source()) - 33, (size, 1), generator=g)
+    return (_source()[starts + torch.arange(33)],)
 
 
 def waves(g: torch.Generator, size: int) -> Batch:
@@ -184,7 +209,7 @@ def digits(g: torch.Generator, size: int) -> Batch:
 
 
 def classes(model: nn.Module, batch: Batch) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return cross_entropy(model(batch[0]), batch[1])
 
 
 def grid(low: float, high: float, per: int = 3) -> tuple[float, ...]:
@@ -217,6 +242,12 @@ CASES: dict[str, Case] = {
 
 
 class BeginningTask:
+    """What a stack asks of a task.
+
+    Args:
+        name: of one of :data:`CASES`.
+    """
+
     def __init__(self, name: str) -> None:
         self.name, self.case = name, CASES[name]
         self.batch_size = self.case.size
@@ -233,9 +264,47 @@ class BeginningTask:
         return self.case.batch(torch.Generator().manual_seed(10**6 * seed + step), self.case.size)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        if self.case.judged is not None and len(batch[0]) > self.case.size:
-            return self.case.judged(model, batch)
-        return self.case.loss(model, batch)
+        is_held_out = len(batch[0]) == HELD_OUT
+        return self.case.judged(model, batch) if self.case.judged and is_held_out else self.case.loss(model, batch)
 
     def validation(self) -> list[Batch]:
-        return [self.case.batch(torch.Generator().manual_seed(2**40), 2048 if self.case.loss is not language else 512)]
+        return [self.case.batch(torch.Generator().manual_seed(2**40), HELD_OUT)]
+
+
+def case_of(name: str, seeds: int, device: torch.device, steps: int | None = None) -> dict[str, Any]:
+    """One problem: every row's mean loss over that of the best fixed rate, and what was found over that rate."""
+    task, case = BeginningTask(name), CASES[name]
+    length, guess = steps or case.steps, 0.1 * case.rates[len(case.rates) // 2]
+    problem = Problem(name, "beginnings", length, 1.0, lambda: task, lambda stack: UPDATES[case.optimizer](stack.theta))
+    rows = {"auto": {}, "auto-alone": {"losses": False}, "placebo": {"placebo": name}}
+
+    def runs() -> list[Run]:
+        fixed = [Run(length, rate, searches=False) for rate in case.rates]
+        return [*fixed, *(Run(length, guess, **options) for options in rows.values())]  # type: ignore[arg-type]
+
+    all_runs = [runs() for _ in range(seeds)]
+    supply = Supply(task, range(seeds), length, device)  # type: ignore[arg-type]
+    _, losses = losses_of(problem, task, range(seeds), supply, all_runs, device)
+    means = [fmean(loss if math.isfinite(loss) else math.inf for loss in row) for row in losses]
+    best = min(range(len(case.rates)), key=means.__getitem__)
+    found = {"problem": name, "best_rate": case.rates[best], "loss": means[best], "seeds": seeds, "steps": length}
+    for k, row in enumerate(rows, start=len(case.rates)):
+        rates = [own[k].found / case.rates[best] for own in all_runs]
+        each = [loss / means[best] for loss in losses[k]]
+        found[row] = {"ratio": means[k] / means[best], "each": each, "found": rates}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--names", default=",".join(CASES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in given.names.split(","):
+        print(json.dumps(case_of(name, given.seeds, torch.device(given.device))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

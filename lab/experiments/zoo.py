@@ -25,7 +25,7 @@ import hdet
 
 LENGTHS = (100, 400)
 RATES = tuple(10 ** (k / 3) for k in range(-15, 5))
-TARGETS = {100: 1.18, 400: 1.12}
+TARGETS = {100: 1.10, 400: 1.10}
 """What the geometric mean may be, by length."""
 WORST = 100.0
 """A ratio beyond this counts as this."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import pytest
@@ -27,7 +27,6 @@ SENSIBLE = {"adam": 0.02, "momentum": 0.02, "sgd": 0.1}
 FIRST, AGAIN = "first step", "restarted: the first step was too long"
 CLOSE = 1e-6
 """Relative. The rate that is found is at the edge of what is stable: there rounding errors grow."""
-LOST = "restarted: the first step was lost in rounding"
 HARDER = "the data were harder: the rate is as before"
 
 pytestmark = [
@@ -183,12 +182,14 @@ def both(
     as_tensor: bool = False,
     **wrong: Any,
 ) -> list[str]:
-    """Product and twin agree; what happened, but for first steps that were too short to be measured."""
+    """Product and twin agree; what happened; of first steps the last one."""
     given, up = arguments or {}, ascends or [False] * len(guesses)
     ours = trained(Lesson(len(guesses), **wrong), kind, guesses, S, up, as_tensor, **given)
     expected = simulated(Lesson(len(guesses), **wrong), kind, guesses, S, up, **given)
     assert_equal(ours, expected)
-    return [event for event in expected.event if event and event != LOST]
+    story = [event for event in expected.event if event]
+    firsts = len(list(takewhile(FIRST.__eq__, story)))
+    return story[max(firsts - 1, 0) :]
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -259,18 +260,15 @@ def test_it_goes_back_where_the_twin_does(
 def test_a_first_step_to_nowhere_is_undone_until_one_is_known() -> None:
     first, second, *rest = both("sgd", [1.0], 80, outliers={0: 1e200})
     assert (first, second) == (AGAIN, FIRST)
-    assert not rest
+    assert {*rest} <= {FIRST}  # a thousandth of too much is too little
 
 
 def test_first_steps_that_are_lost_in_rounding_are_repeated() -> None:
-    """Those that move nothing go on from where they are, those that move too little are made again."""
-    story = both("sgd", [1e-14], 80, unit=1e-4)
-    assert story.count(FIRST) > 1
-    ours = trained(Lesson(1), "sgd", [1e-6], 80, [False], False)
-    events = [record["event"] for record in ours["rounds"]]
-    ladder = events.index(FIRST)
-    assert ladder > 0
-    assert events[:ladder] == [LOST] * ladder
+    both("sgd", [1e-14], 80, unit=1e-4)
+    for guess, firsts in ((1e-9, 4), (1e-6, 3), (0.1, 1)):
+        ours = trained(Lesson(1), "sgd", [guess], 80, [False], False)
+        events = [record["event"] for record in ours["rounds"]]
+        assert events[: firsts + 1] == [*[FIRST] * firsts, None]
 
 
 @pytest.mark.parametrize("kind", MU)
@@ -341,8 +339,12 @@ def test_gradients_that_are_no_numbers(broken: set[int]) -> None:
     """SGD writes them into the weights: the search goes back. Losses were fine until then, so the rate stays."""
     story = both("sgd", [0.01], 120 if min(broken) < 30 else 600, broken=broken)
     spared = "not finite: rolled back to step {}, at the same rate"
-    back = {0: FIRST, 3: spared.format(2), 30: spared.format(30)}[min(broken)]
-    assert story == [AGAIN if 0 in broken else FIRST, back]
+    back = {0: None, 3: spared.format(2), 30: spared.format(30)}[min(broken)]
+    if 0 in broken:
+        assert story[0] == AGAIN
+        assert {*story[1:]} == {FIRST}
+    else:
+        assert story == [FIRST, back]
 
 
 def test_without_snapshots_it_slows_down() -> None:

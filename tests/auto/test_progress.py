@@ -108,7 +108,7 @@ def test_who_does_not_know_the_beginning_says_nothing() -> None:
 def back(then: float, *later: float) -> Progress:
     """Rolled back at a loss of 1, in the middle of a run."""
     progress = after([2.0 - t / 50 for t in range(50)])
-    progress = progress.rolled_back()
+    progress = progress.rolled_back(50)
     for loss in later:
         progress = progress.after([Block(loss + then, 2)] * 4)
     return progress
@@ -119,4 +119,4 @@ def test_rolled_back_in_vain() -> None:
     assert not back(0.0, *[0.5] * 6).is_in_vain
     assert back(1.0, *[0.5] * 6).is_in_vain
     assert not back(1.0, 0.5).is_in_vain  # it is too early to say
-    assert back(1.0, *[0.5] * 6).rolled_back().before == back(1.0).before  # the first one counts
+    assert back(1.0, *[0.5] * 6).rolled_back(60).before == back(1.0).before  # the first one counts

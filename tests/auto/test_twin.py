@@ -91,7 +91,7 @@ def follow(seed: int) -> Counter[str]:
     world = World(seed)
     s = world.settings
     rule, run = Rule(s.S), Run(s, NOWHERE, no_optimizer)  # type: ignore[arg-type]  # it has none
-    state = rule.begin()
+    state, run.has_losses = rule.begin(), world.gives_losses
     agree(state, run, [0, 1])
     began = 0
     story: Counter[str] = Counter()
@@ -99,6 +99,7 @@ def follow(seed: int) -> Counter[str]:
         t = s.S if began == s.S - 1 else min(next_end(began), s.S - 1)
         steps = t - began if world.rng.random() < 0.95 else 0
         seen, blocks, guess = world.seen(t, run), world.losses(t, steps), s.guess[0] * s.h(t - 1)
+        progress = run.progress.after(blocks, t) if run.has_losses else run.progress
         evidence = Evidence(
             span=(t - 1, t),
             steps=steps,
@@ -111,6 +112,9 @@ def follow(seed: int) -> Counter[str]:
             gradients=tuple(seen.sizes),
             rates=math.fsum(seen.eta),
             stretch=len(seen.eta),
+            has_losses=run.has_losses,
+            has_fallen=math.isnan(progress.first) or progress.is_below,
+            lost=progress.lost,
         )
         if not s.go_back:
             state = rule.remembering(state, ())

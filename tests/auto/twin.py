@@ -177,8 +177,8 @@ def simulate(
         loss, gradient = loss_and_grad(run.x, t)
         if not skipped(t):
             run.step(gradient, eta)
-        if loss is not None:
-            run.losses.append((max(run.made - run.begun - (not skipped(t)), 0), loss))
+        if loss is not None and (run.made > run.begun or run.made == 0):  # else it is of the round before
+            run.losses.append((max(run.made - run.begun - 1, 0), loss))
         if run.round_ends(t + 1):
             seen, blocks = run.seen(t + 1), run.judged(t + 1)
             history.event.append(run.end_round(t + 1, run.made - run.begun, blocks, seen))
@@ -318,25 +318,25 @@ class Run:
             return None
         G = math.nan if any(map(math.isnan, seen.sizes)) else max(seen.sizes, default=0.0)
         if self.phase == "first":
-            self.progress = self.progress.after(blocks) if self.has_losses else self.progress
+            self.progress = self.progress.after(blocks, t) if self.has_losses else self.progress
             return self.first_step(t, q, G, seen.eta)
         if self.lags(q, seen.eta):
             return self.keep_to_guess("steps do not follow the rate")
         asks = G != 0 and len(seen.eta) != 1  # along a single step nothing can be asked
         doubted = self.has_losses and asks and seen.reach == 0
-        progress = self.progress.after(blocks) if self.has_losses else self.progress
+        progress = self.progress.after(blocks, t) if self.has_losses else self.progress
         if not math.isfinite(q) and self.innocent(blocks) and not progress.is_lost:
             return self.spare()
         self.course, verdict = judge(self.course, blocks, falling=self.falling, doubted=doubted)
         if verdict is Verdict.FINE and progress.is_lost and not self.falling and self.kept:
-            level, before = progress.latest, (self.course.lowest,)
+            level, before = progress.latest, (progress.first,)
             self.course = self.course._replace(recent=(), latest=(), dark=0, accused=level, before=before)
             verdict = Verdict.RUINED
         if verdict is Verdict.RUINED or not math.isfinite(q):
             return self.ruined(progress)
         self.progress, event = progress, None
         if verdict is Verdict.ACQUITTED:
-            self.progress = Progress().after(blocks)
+            self.progress = Progress().after(blocks, t)
         if verdict is Verdict.ACQUITTED and not math.isnan(self.m_before):
             self.m, self.C = self.m_before, self.C * self.m_before / self.m
             event = "the data were harder: the rate is as before"
@@ -345,7 +345,7 @@ class Run:
         fallen = math.isnan(progress.first) or progress.is_below
         if not self.falling and asks and not (self.spared and math.isfinite(self.C)):
             self.steer(t, n, seen.reach / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa, fallen)
-        if fallen or self.falling or not self.kept:
+        if fallen or math.isnan(self.pace) or self.falling or not self.kept:
             self.keep(t)
         return event
 
@@ -365,7 +365,7 @@ class Run:
         if q < u / c.relative_step and q < c.relative_step / c.fastest and self.m < 1e15:
             self.set_m(self.m * min(c.relative_step / q, 1 / c.begin))
             self.restart()
-            return "restarted: the first step was lost in rounding"
+            return "first step"
         self.phase = "searching"
         self.set_m(self.m * c.relative_step / (q * self.settings.r(t)))
         self.pace, self.eta1 = q / math.fsum(eta), math.fsum(eta) / len(eta)
@@ -398,7 +398,7 @@ class Run:
 
     def ruined(self, progress: Progress) -> str:
         """To the older of the two copies, at a third of the rate."""
-        m = self.m
+        m, self.spared = self.m, False
         self.set_m(m / c.slower)
         self.path, self.pace = [], math.nan
         if not self.kept:

@@ -180,8 +180,10 @@ def test_base_is_the_value_of_the_step_after_the_round(kind: str, tmp_path: Path
         assert record["base_before"] == [pytest.approx(used[record["step"] - 1])]
         assert record["base"] == [pytest.approx([*used, optimizer.param_groups[0]["lr"]][record["step"]])]
     replay = hdet.schedule_from(path, torch.optim.SGD(two_layer().parameters(), lr=9.0))
+    kept = [record["step"] for record in rounds[:-1] if record.get("event") != "first step"]  # that is left out
+    assert len(kept) > 5
     for t in range(steps):
-        if any(t in (record["step"] - 1, record["step"]) for record in rounds[1 if kind == "search" else 0 : -1]):
+        if any(t in (step - 1, step) for step in kept):
             assert replay.get_last_lr() == [pytest.approx(used[t])], t
         replay.optimizer.step()
         replay.step()

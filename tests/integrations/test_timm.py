@@ -171,12 +171,16 @@ def of_timm(optimizer: Optimizer) -> TimmSchedule:
 
 def of_torch(optimizer: Optimizer) -> LambdaLR:
     """The same by epochs, without timm."""
+    return LambdaLR(optimizer, lambda update: shape(update // PER_EPOCH))
 
-    def shape(update: int) -> float:
-        t = update // PER_EPOCH
-        return t / WARM if t < WARM else 0.5 * (1 + math.cos(math.pi * t / EPOCHS))
 
-    return LambdaLR(optimizer, shape)
+def of_torch_by_updates(optimizer: Optimizer) -> LambdaLR:
+    """Between the steps of the other: a search on it is another run."""
+    return LambdaLR(optimizer, lambda update: shape(update / PER_EPOCH))
+
+
+def shape(epoch: float) -> float:
+    return epoch / WARM if epoch < WARM else 0.5 * (1 + math.cos(math.pi * epoch / EPOCHS))
 
 
 def searched(make: Any, gives_loss: bool = True) -> float:
@@ -191,15 +195,15 @@ def searched(make: Any, gives_loss: bool = True) -> float:
 
 @pytest.mark.parametrize("gives_loss", [True, False])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "same"),
     [
-        stand_in,
-        by_updates,
-        pytest.param(of_timm, marks=pytest.mark.covers("frameworks", "timm, search", "one process", "fp32")),
+        (stand_in, of_torch),
+        (by_updates, of_torch_by_updates),
+        pytest.param(of_timm, of_torch, marks=pytest.mark.covers("frameworks", "timm, search", "one process", "fp32")),
     ],
 )
-def test_a_search_on_timms_schedule_ends_where_one_on_torchs_ends(make: Any, gives_loss: bool) -> None:
-    assert searched(make, gives_loss) / searched(of_torch) == pytest.approx(1, abs=0.05)
+def test_a_search_on_timms_schedule_ends_where_one_on_torchs_ends(make: Any, same: Any, gives_loss: bool) -> None:
+    assert searched(make, gives_loss) / searched(same, gives_loss) == pytest.approx(1, abs=0.05)
 
 
 def test_a_search_on_timms_schedule_resumes() -> None:

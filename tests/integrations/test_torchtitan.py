@@ -72,12 +72,12 @@ class Loop:
 def test_it_ends_where_the_plain_loop_ends(names: tuple[str, ...], gives_loss: bool) -> None:
     loop = Loop(*names, gives_loss=gives_loss)
     seen = loop.train(range(STEPS))
-    assert final_loss(loop.model) / by_hand(*names) == pytest.approx(1, abs=0.02)
+    assert final_loss(loop.model) / by_hand(*names, gives_loss=gives_loss) == pytest.approx(1, abs=0.02)
     assert seen[-1].keys() == {f"lr/{name}" for name in names}
     assert loop.schedulers.scheduler._run.model is loop.model
 
 
-def by_hand(*names: str) -> float:
+def by_hand(*names: str, gives_loss: bool = True) -> float:
     """The final loss without torchtitan: matrices in one optimizer, the rest in another, or all in one."""
     model = network()
     parts = [list(model.parameters())]
@@ -85,7 +85,7 @@ def by_hand(*names: str) -> float:
         parts = [[p for p in model.parameters() if (p.ndim == 2) == matrices] for matrices in (True, False)]
     optimizers = [getattr(torch.optim, name)(own, lr=GUESS) for name, own in zip(names, parts, strict=True)]
     scheduler = hdet.auto(optimizers, total_steps=STEPS)
-    return train(model, optimizers, scheduler, (batch_of(t) for t in range(STEPS)))
+    return train(model, optimizers, scheduler, (batch_of(t) for t in range(STEPS)), gives_loss=gives_loss)
 
 
 def test_several_optimizers_have_one_factor() -> None:
@@ -114,11 +114,11 @@ def test_a_checkpoint_holds_the_search(tmp_path: Path) -> None:
     states = [repr(loop.schedulers.state_dict()["hdet"]) for loop in (first, second)]  # NaN is not equal to itself
     assert states[0] == states[1]
     seen = second.train(range(20, STEPS))
-    assert final_loss(second.model) / by_hand("AdamW", "Adam") == pytest.approx(1, abs=0.2)
+    assert final_loss(second.model) / by_hand("AdamW", "Adam", gives_loss=False) == pytest.approx(1, abs=0.2)
     assert seen[-1]["lr/Adam"] < max(row["lr/Adam"] for row in seen)
 
 
-@pytest.mark.parametrize("cut", [1, 12, 18, 80])
+@pytest.mark.parametrize("cut", [3, 12, 18, 80])
 def test_a_run_that_was_cut_is_the_one_that_was_not_bit_by_bit(cut: int, tmp_path: Path) -> None:
     """After the first step, inside a round, at the end of one, and in the descent."""
     dcp = pytest.importorskip("torch.distributed.checkpoint")

@@ -144,7 +144,7 @@ def test_a_loss_that_comes_late_is_enough() -> None:
             if t % 10 == 9:
                 scheduler.observe(float(loss.detach()))
             scheduler.step()
-    assert not any(r["event"] for r in journal.rounds[1:])
+    assert {r["event"] for r in journal.rounds if r["event"]} == {"first step"}
     assert final_loss(model) < 1.5 * plain_loss(Adam, GUESS, STEPS)
 
 
@@ -158,12 +158,13 @@ def test_who_never_has_to_go_back_needs_no_snapshots() -> None:
 
 
 def test_nothing_is_kept() -> None:
+    """The second snapshot is that of a loss that has fallen."""
     held = []
     for go_back in (True, False):
         model = network()
         optimizer = Adam(model.parameters(), lr=GUESS)
         scheduler = searching(model, optimizer, STEPS, go_back=go_back)
-        train(model, optimizer, scheduler, range(20))
+        train(model, optimizer, scheduler, range(40))
         held.append(len(scheduler.search_state_dict()["snapshots"]))
     assert held == [2, 0]
 

@@ -128,7 +128,10 @@ def test_calls_without_a_step_between_them_only_move_the_schedule(make: Make, gu
         ends.append((rounds, rates[:150], final_loss(model)))
     (rounds, rates, loss), (others, other_rates, other_loss) = ends
     assert others == rounds
-    assert other_rates == pytest.approx(rates, rel=0.05)
+    # The rise is counted in calls, and each rate is one call late. What the gradients ask for after the peak follows
+    # from weights that have come another way by then.
+    assert other_rates[:60] == pytest.approx(rates[:60], rel=0.05)
+    assert other_rates == pytest.approx(rates, rel=0.1)
     assert other_loss == pytest.approx(loss, rel=0.1)
 
 

@@ -93,21 +93,30 @@ MAKES = {
 
 @pytest.mark.parametrize("name", MAKES)
 def test_a_hundred_steps_without_a_gradient_at_first_do_no_harm(name: str) -> None:
-    """The first gradient meets the rate that the first step would have met, and a search begins late."""
+    """The first gradient meets the rate that the first step would have met, and a search begins late.
+
+    The loss was 0 so long: the next one may look like ruin, once, and that is taken back.
+    """
     loss, journal = silent(MAKES[name], 0, 100)
     assert all(r["learned"][0] == pytest.approx(1e-3) for r in journal.rounds if r["step"] < 100)
-    assert [r["event"] for r in journal.rounds if r["event"]] == ["first step"]
+    events = [r["event"] for r in journal.rounds if r["event"]]
+    assert events[0] == "first step"
+    later = [event for event in events if event != "first step"]
+    assert [event.split(":")[0] for event in later] in ([], ["ruined", "the data were harder"])
     assert loss < 0.6 * final_loss(network())
 
 
 @pytest.mark.parametrize("name", MAKES)
 def test_a_hundred_steps_without_a_gradient_later_raise_nothing(name: str) -> None:
-    """What is left is a run of 300 steps. The loss, which was 0 so long, is soon known to be no worse than before."""
+    """The loss, which was 0 so long, is soon known to be no worse than before.
+
+    Until then training goes back, SGD twice, to the weights of before: little more than 200 steps are left.
+    """
     with quiet():
         loss, journal = silent(MAKES[name], 10, 110)
     within = {r["learned"][0] for r in journal.rounds if 12 <= r["step"] <= 110}
     assert len(within) == 1
-    assert loss < 2 * plain_loss(MAKES[name], GUESS, 300)
+    assert loss < 2 * plain_loss(MAKES[name], GUESS, 200)
 
 
 def test_gradients_that_come_after_the_peak_are_told_of() -> None:

@@ -18,8 +18,8 @@ from tests.setups.runs import searching
 
 STEPS = 200
 GUESS = 1e-4
-ENDS = [1, 3, 5, 7, 9, 11, 13, 15, 18, 21, 25, 30, 36, 43, 51, 61, 73, 87, 104, 124, 148, 177, 199, 200]
-"""Of the rounds of a run of 200 steps."""
+ENDS = [1, 2, 3, 5, 7, 9, 11, 13, 15, 18, 21, 25, 30, 36, 43, 51, 61, 73, 87, 104, 124, 148, 177, 199, 200]
+"""Of the rounds of a run of 200 steps. The first step is lost in rounding: a second one is measured."""
 
 
 def pair(t: int) -> list[Any]:
@@ -76,5 +76,6 @@ def test_a_rank_whose_weights_are_no_numbers_is_put_right(at: int, memory: bool)
     assert math.isfinite(loss)
     assert loss == other_loss
     assert torch.equal(weights, other_weights)
-    assert any(event.startswith(("restarted", "ruined")) for event in events)
-    assert loss < 3 * in_one_process()  # a third of the rate, where it was right
+    later = [event for event in events if event != "first step"]
+    assert [event.split(":")[0] for event in later] == ["restarted" if at == 1 else "not finite"]
+    assert loss < 1.5 * in_one_process()  # the rate stays

@@ -55,6 +55,8 @@ class Stretch(NamedTuple):
     noise: float
     """The standard deviation of a single step's loss, by its blocks' distances from the line through their neighbours;
     NaN: nothing is known of it."""
+    end: int = 0
+    """The step of the schedule at which it ended."""
 
 
 class Progress(NamedTuple):
@@ -73,8 +75,8 @@ class Progress(NamedTuple):
     fell: bool = False
     """Whether the loss had clearly fallen at the end of any round since then."""
 
-    def after(self, blocks: Sequence[Block]) -> Progress:
-        """A round has ended with these losses.
+    def after(self, blocks: Sequence[Block], end: int = 0) -> Progress:
+        """A round has ended with these losses, at a step of the schedule.
 
         >>> progress = Progress()
         >>> for loss in (2.3, 2.4, 2.2, 2.3, 1.6, 1.1, 0.8, 0.9):
@@ -88,16 +90,15 @@ class Progress(NamedTuple):
         near = (*self.last, *known)
         noises = [_noise(*three) for three in zip(near, near[1:], near[2:], strict=False)]
         steps = sum(block.steps for block in known)
-        new = Stretch(median(block.mean for block in known), steps, median(noises) if noises else math.nan)
+        new = Stretch(median(block.mean for block in known), steps, median(noises) if noises else math.nan, end)
         start = (*self.start, *known)[:2]
         found = self._replace(start=start, stretches=(*self.stretches, new), last=near[-2:])
-        return found._replace(fell=self.fell or found.is_below)
+        return found._replace(fell=self.fell or found._is_below(found._doubt))
 
     def rolled_back(self, step: int) -> Progress:
         """The round that has just ended was ruined: the weights of an earlier step go on."""
         before = self.latest if math.isnan(self.before) else self.before
-        made = accumulate(one.steps for one in self.stretches)
-        kept = tuple(one for one, end in zip(self.stretches, made, strict=True) if end <= step)
+        kept = tuple(one for one in self.stretches if one.end <= step)
         return self._replace(stretches=kept, before=before, turned=len(kept), last=(), fell=False)
 
     @property
@@ -121,8 +122,17 @@ class Progress(NamedTuple):
 
     @property
     def is_below(self) -> bool:
-        """Whether the loss is clearly lower than it was, by however little: a constant added to it does not matter."""
-        return any(fall > max(CLEAR * noise, _ROUNDED * abs(self.first)) for fall, noise, _ in self._falls())
+        """Whether the loss is clearly lower than it was, by however little: a constant added to it does not matter, but
+        for what rounding may lose."""
+        return self._is_below(1.0)
+
+    def _is_below(self, doubt: float) -> bool:
+        return any(fall > max(CLEAR * doubt * noise, _ROUNDED * abs(self.first)) for fall, noise, _ in self._falls())
+
+    @property
+    def _doubt(self) -> float:
+        """What the noise may be larger by: of one that few rounds have shown nobody knows how large it is."""
+        return 1 + 5 / math.sqrt(max(sum(not math.isnan(one.noise) for one in self.stretches), 1))
 
     @property
     def is_flat(self) -> bool:
@@ -130,14 +140,15 @@ class Progress(NamedTuple):
         return self.is_known and all(fall + FLAT * noise <= least for fall, noise, least in self._falls())
 
     @property
-    def is_lost(self) -> bool:
-        """Whether the loss is above where it began, beyond its noise, or back there after it had fallen.
+    def lost(self) -> tuple[float, float] | None:
+        """Where the loss began and where it is, if :attr:`is_lost`."""
+        return (self.first, self.latest) if self.is_lost else None
 
-        Of a noise that few rounds have shown nobody knows how large it is.
-        """
+    @property
+    def is_lost(self) -> bool:
+        """Whether the loss is above where it began, beyond its noise, or back there after it had fallen."""
         falls = list(self._falls())
-        doubt = 1 + 5 / math.sqrt(max(sum(not math.isnan(one.noise) for one in self.stretches), 1))
-        has_risen = all(-fall > _RISEN * doubt * noise for fall, noise, _ in falls)
+        has_risen = all(-fall > _RISEN * self._doubt * noise for fall, noise, _ in falls)
         return bool(falls) and (has_risen or (self.fell and all(fall <= 0 for fall, _, _ in falls)))
 
     @property

@@ -65,7 +65,7 @@ class State(NamedTuple):
     slowed_from: float = math.nan
     """The level before training was rolled back, in case that was wrong."""
     pace: float = math.nan
-    """How far the first step that was measured moved the weights, over its rate; NaN once training was rolled back ..."""
+    """How far the first step that was measured moved the weights, over its rate; NaN after a roll back ..."""
     rate: float = math.nan
     """... and that rate."""
     spared: bool = False
@@ -138,8 +138,8 @@ class Evidence(NamedTuple):
     """Whether ``blocks`` are losses; if not, sizes of gradients stand in their place."""
     has_fallen: bool = True
     """Whether the loss is below where it began, beyond its noise; also where nothing is known of it."""
-    lost_at: float = math.nan
-    """The latest loss, if it is above that, or had fallen and is back there; NaN: it is not."""
+    lost: tuple[float, float] | None = None
+    """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
     rounding: float = FINE
     """What rounding may move a weight by, over the weight: half a unit in its last place."""
     highest: float = math.inf
@@ -250,9 +250,9 @@ class Rule:
         if not math.isfinite(evidence.moved) and self._is_innocent(state, evidence, falling):
             return self._spared(state)
         state = state._replace(course=course)
-        is_lost = math.isfinite(evidence.lost_at) and self.limits.noise < math.inf and not falling
-        if verdict is Verdict.FINE and is_lost and state.snapshots:
-            verdict, state = Verdict.RUINED, state._replace(course=accused(course, evidence.lost_at))
+        lost = evidence.lost if self.limits.noise < math.inf and not falling else None
+        if verdict is Verdict.FINE and lost is not None and state.snapshots:
+            verdict, state = Verdict.RUINED, state._replace(course=accused(course, *lost))
         if verdict is Verdict.RUINED or not math.isfinite(evidence.moved):
             return self._ruined(state)
         event, is_harder = None, verdict is Verdict.ACQUITTED
@@ -263,7 +263,7 @@ class Rule:
             state = state._replace(slowed_from=math.nan, spared=state.spared and not falling)
         if not falling:
             state = self._steered(state, evidence)
-        if state.snapshots and not (evidence.has_fallen or falling):
+        if state.snapshots and self._is_fresh(state, evidence) and not falling:
             return Decision(state, event=event, is_harder=is_harder)  # nothing was gained that these weights have
         return self._keeping(Decision(state, event=event, is_harder=is_harder), evidence.span[1])
 
@@ -272,16 +272,15 @@ class Rule:
         c, moved, event = self.constants, evidence.moved, "first step"
         if evidence.gradient == 0 or not (moved > 0 or math.isfinite(evidence.gradient)):
             return Decision(state, anew=True)  # without gradients, or skipped because of them: it says nothing
-        if not moved > 0:  # lost in rounding
+        if not moved > 0:  # all of it is lost in rounding
             return Decision(state.at(state.level - math.log(c.begin)), event=event, anew=True)
         again = "restarted: the first step was too long"
         if math.isinf(moved):
             return Decision(state.at(state.level + math.log(c.begin)), Action.RESTART, event=again, anew=True)
         longer = state.at(min(state.level + math.log(min(c.relative_step / moved, 1 / c.begin)), evidence.highest))
         least = min(max(evidence.rounding, FINE) / c.relative_step, c.relative_step / c.fastest)
-        if moved < least and longer.level > state.level:
-            lost = "restarted: the first step was lost in rounding"
-            return Decision(longer, Action.RESTART, event=lost, anew=True)
+        if moved < least and longer.level > state.level:  # much of it is lost in rounding
+            return Decision(longer, Action.RESTART, event=event, anew=True)
         found = state._replace(phase=Phase.SEARCHING, level=0.0, peak=evidence.peak)
         if evidence.rates > 0:
             found = found._replace(pace=moved / evidence.rates, rate=evidence.rates / evidence.stretch)
@@ -301,11 +300,11 @@ class Rule:
         return raised >= c.raised and shorter >= max(raised**c.lags, c.wanders * evidence.stretch)
 
     def _is_innocent(self, state: State, evidence: Evidence, falling: bool) -> bool:
-        """Whether weights that are not finite are a batch's fault: for the first time, and after losses that were fine."""
+        """Whether weights that are not finite are a batch's fault: for the first time, after losses that were fine."""
         known = [block for block in evidence.blocks if math.isfinite(block.mean)]
         verdict = judge(state.course, known, falling=falling, limits=self.limits)[1]
         can = state.snapshots and math.isnan(state.slowed_from) and not state.spared
-        return bool(can) and evidence.has_losses and verdict is Verdict.FINE and math.isnan(evidence.lost_at)
+        return bool(can) and evidence.has_losses and verdict is Verdict.FINE and evidence.lost is None
 
     def _spared(self, state: State) -> Decision:
         """Back to the last snapshot, at the same rate."""
@@ -316,7 +315,7 @@ class Rule:
 
     def _ruined(self, state: State) -> Decision:
         """Back to the older of the two snapshots, at a third of the rate."""
-        slowed = state.at(state.level - math.log(self.constants.slower))._replace(pace=math.nan)
+        slowed = state.at(state.level - math.log(self.constants.slower))._replace(pace=math.nan, spared=False)
         if not state.snapshots:
             course = state.course._replace(accused=math.nan, before=())  # these weights stay, and are the measure now
             slowed = slowed._replace(course=course)
@@ -343,10 +342,15 @@ class Rule:
             return state
         return state._replace(ceiling=math.log(state.factor(end, c) * max(q * c.ceiling, 1.0)))
 
+    @staticmethod
+    def _is_fresh(state: State, evidence: Evidence) -> bool:
+        """Whether nothing has been gained yet, and nothing lost."""
+        return not evidence.has_fallen and math.isfinite(state.pace)
+
     def _largest_raise(self, state: State, evidence: Evidence) -> float:
-        """log of the most by which a round raises the target: fast as long as nothing was gained, and nothing lost."""
+        """log of the most by which a round raises the target."""
         c = self.constants
-        if not evidence.has_fallen and math.isfinite(state.pace):
+        if self._is_fresh(state, evidence):
             return min(math.log(c.fastest) * evidence.steps / c.short, math.log(c.slower))
         rise = (evidence.peak + 1) * evidence.steps_per_call
         return min(c.climb * evidence.steps / max(rise, 1.0), math.log(c.fastest))

@@ -192,7 +192,8 @@ def _loaded_progress(saved: Sequence[Sequence[Any]] | None) -> Progress:
         return UNKNOWN
     found: dict[str, Any] = {str(name): value for name, value in saved}
     rows: dict[str, Any] = {
-        name: tuple(kind(row[0], int(row[1]), *row[2:]) for row in found[name]) for name, kind in _ROWS.items()
+        name: tuple(kind(row[0], int(row[1]), *row[2:3], *map(int, row[3:])) for row in found[name])
+        for name, kind in _ROWS.items()
     }
     return Progress(**rows, before=found["before"], turned=int(found["turned"]), fell=found["fell"])
 

@@ -127,18 +127,18 @@ class Memory:
         self.kept_for = decision.alarm or self.kept_for
         self.found = after
 
-    def follow(self, decision: Decision, blocks: Sequence[Block]) -> None:
+    def follow(self, decision: Decision, blocks: Sequence[Block], end: int) -> None:
         """Remember the losses of a round that has ended so: those of ruined weights are no progress."""
         if decision.rolled_back_to is not None:
             self.progress = self.progress.rolled_back(decision.rolled_back_to)
         elif decision.is_harder:
-            self.progress = Progress().after(blocks)
+            self.progress = Progress().after(blocks, end)
         else:
-            self.progress = self.progress_after(blocks)
+            self.progress = self.progress_after(blocks, end)
 
-    def progress_after(self, blocks: Sequence[Block]) -> Progress:
-        """The losses so far, and those of a round that has just ended."""
-        return self.progress.after(blocks) if self.has_losses else self.progress
+    def progress_after(self, blocks: Sequence[Block], end: int) -> Progress:
+        """The losses so far, and those of a round that has just ended at this step."""
+        return self.progress.after(blocks, end) if self.has_losses else self.progress
 
     def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
@@ -359,8 +359,8 @@ class Search:
         self.meeting.step(optimizer, before)
         if before == 0 and self.seat.replica == 0:
             warn_unless_by_steps()
-        if loss is not None:  # of a step that was counted already, unless it was replayed from a graph
-            self.losses.add(loss, max(self._sampler.progress - self._sampler.is_heard, 0))
+        if loss is not None:
+            self._take_loss(loss)
         if self.is_just_loaded:
             self._tell_what_is_missing(before)
         self.ranks.meet(optimizer, before)
@@ -382,6 +382,15 @@ class Search:
         self._sampler.is_heard = False
         if self._round_ends(after):
             self._end_round(_Ending(optimizer, before, after, schedule, peak()))
+
+    def _take_loss(self, loss: float | Tensor) -> None:
+        """Of the last step, which was counted already, unless it was replayed from a graph.
+
+        Accelerate gives it once for each process. Where the round has ended in between, it is not the next one's.
+        """
+        is_replayed = self._hook.captured and not self._sampler.is_heard
+        if is_replayed or self._sampler.is_heard or self._sampler.progress > 0 or self._sampler.made == 0:
+            self.losses.add(loss, max(self._sampler.progress - (not is_replayed), 0))
 
     def _await_replay(self, optimizer: Optimizer) -> None:
         """The next step is replayed from a graph: nobody will call us before it."""
@@ -416,7 +425,7 @@ class Search:
         clock.lap("gather")
         evidence = self._take_evidence(end, gathered, then, now)
         decision = self._decide(end, evidence, now)
-        self.memory.follow(decision, evidence.blocks)
+        self.memory.follow(decision, evidence.blocks, end.after)
         peaks = end.after >= end.peak and not self.memory.has_peaked
         self.memory.has_peaked |= peaks
         self.memory.is_falling = evidence.shape < self.rule.constants.falling
@@ -466,7 +475,8 @@ class Search:
 
     @property
     def _lacks_losses(self) -> bool:
-        return self.found.phase is Phase.SEARCHING and not self.memory.has_losses and self.memory.rounds > 1
+        searches, is_time = self.found.phase is Phase.SEARCHING, self._sampler.made > self.rule.constants.short
+        return searches and is_time and not self.memory.has_losses
 
     def _decide(self, end: _Ending, evidence: Evidence, schedule: Sequence[float]) -> Decision:
         """By the rule, and within the bounds of a schedule."""
@@ -485,7 +495,7 @@ class Search:
             self._hook.captured = True
             self._sampler.measure.begin_anew()
         blocks = self.memory.judged(gathered.blocks, measured.gradients, sign)
-        progress = self.memory.progress_after(blocks)
+        progress = self.memory.progress_after(blocks, end.after)
         return Evidence(
             span=(end.before, end.after),
             steps=steps,
@@ -501,7 +511,7 @@ class Search:
             made=self._sampler.made,
             has_losses=self.memory.has_losses,
             has_fallen=math.isnan(progress.first) or progress.is_below,
-            lost_at=progress.latest if progress.is_lost else math.nan,
+            lost=progress.lost,
             rounding=measured.rounding,
         )
 

@@ -229,8 +229,11 @@ def _warning_of(decision: Decision, step: int) -> str | None:
         why, cure = decision.alarm, _CURES[decision.alarm]
         return f"{why}, at step {step}: the learning rate cannot be found, and the guess is kept to. {cure}"
     if decision.rolled_back_to is not None:
+        back = f"the weights of step {decision.rolled_back_to} are put back"
+        if decision.state.spared:
+            return f"the weights were NaN or infinite at step {step}: {back}, at the same rate. Was it a batch?"
         return (
-            f"training was ruined at step {step}: the weights of step {decision.rolled_back_to} are put back, and the "
+            f"training was ruined at step {step}: {back}, and the "
             "rate is lowered. If the loss says nothing about the weights (as in GANs), give none: scheduler.step()"
         )
     return None

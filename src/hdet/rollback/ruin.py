@@ -166,12 +166,12 @@ def judge(
     return found._replace(tolerated=course.tolerated), Verdict.FINE
 
 
-def accused(course: Course, level: float) -> Course:
-    """The course where a round that :func:`judge` has let pass is called ruined by somebody else, for this level.
+def accused(course: Course, good: float, level: float) -> Course:
+    """The course where a round that :func:`judge` has let pass is called ruined by somebody else, for its level.
 
-    Good is what was lowest: by that the next round shows whether going back has helped.
+    ``good``: what is expected of the weights that are put back; the next round shows whether going back has helped.
     """
-    return course._replace(before=(course.lowest,), recent=(), latest=(), dark=0, accused=level)
+    return course._replace(before=(good,), recent=(), latest=(), dark=0, accused=level)
 
 
 def _is_as_bad_at_once(course: Course, blocks: Sequence[Block], part: float) -> bool:
