@@ -291,3 +291,37 @@ def test_rates_of_zero_that_are_tensors_forget_nothing() -> None:
     assert found[1].reach == pytest.approx(found[0].reach)
     assert found[0].reach > 0
     assert not found[1].lost
+
+
+@pytest.mark.parametrize("kind", ["plain", "a large bias", "an unused table"])
+def test_no_minority_of_the_numbers_decides_how_long_weights_are(kind: str) -> None:
+    """The first step is measured against the typical norm, and so are later ones."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    if kind == "a large bias":
+        nn.init.constant_(model[2].bias, 1e4)  # type: ignore[arg-type]
+    unused = [nn.Parameter(torch.randn(1000, 100) * 10)] if kind == "an unused table" else []
+    optimizer = torch.optim.Adam([*model.parameters(), *unused], lr=1e-3)
+    measure, moved = Measure([0]), []
+    for k in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(4, 6)).sum().backward()
+        measure.set_origin(optimizer)
+        measure.look(optimizer) if k == 0 else measure.sample(optimizer)
+        optimizer.step()
+        moved.append(result(measure, optimizer).moved)
+        measure.begin_anew()
+    weights = torch.cat([model[0].weight.flatten(), model[2].weight.flatten()])  # type: ignore[arg-type]
+    usual = 1e-3 / float(weights.square().mean().sqrt())
+    assert moved == pytest.approx([usual, usual], rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "half"), [(torch.float64, 2.0**-53), (torch.float32, 2.0**-24), (torch.bfloat16, 2.0**-8)]
+)
+def test_it_knows_what_rounding_may_do(dtype: torch.dtype, half: float) -> None:
+    model = nn.Linear(3, 2).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    measure = Measure([0])
+    measure.set_origin(optimizer)
+    assert result(measure, optimizer).rounding == half

@@ -20,7 +20,7 @@ def after(losses: Sequence[float]) -> Progress:
     while t < len(losses):
         end = min(next_end(t) if t else 1, len(losses) - 1 if t < len(losses) - 1 else len(losses))
         table = table_of(list(enumerate(losses[t:end])), end - t)
-        progress, t = progress.after(merged([table], end - t)), end
+        progress, t = progress.after(merged([table], end - t), end), end
     return progress
 
 
@@ -120,3 +120,40 @@ def test_rolled_back_in_vain() -> None:
     assert back(1.0, *[0.5] * 6).is_in_vain
     assert not back(1.0, 0.5).is_in_vain  # it is too early to say
     assert back(1.0, *[0.5] * 6).rolled_back(60).before == back(1.0).before  # the first one counts
+
+
+def noisy(course: Callable[[int], float], steps: int, seed: int = 0) -> list[float]:
+    rng = random.Random(seed)
+    return [course(t) + rng.gauss(0, 0.1) for t in range(steps)]
+
+
+@pytest.mark.parametrize("offset", [0.0, -1e3, 1e6])
+@pytest.mark.parametrize(
+    ("course", "below", "lost"),
+    [
+        (lambda t: 2.3, False, False),
+        (lambda t: 2.3 - t / 60, True, False),
+        (lambda t: 2.3 if t < 20 else 5.0, False, True),  # risen above all beginnings
+        (lambda t: 2.3 - min(t, 30) / 30 if t < 50 else 2.5, False, True),  # had fallen, and is back
+        (lambda t: 2.3 - min(t, 30) / 30 if t < 50 else 1.9, True, False),  # some of it is left
+    ],
+    ids=["flat", "falls", "rises", "dies", "suffers"],
+)
+def test_what_is_lost(course: Callable[[int], float], below: bool, lost: bool, offset: float) -> None:
+    """Whatever the losses are counted from."""
+    found = [after([loss + offset for loss in noisy(course, 104, seed)]) for seed in range(20)]
+    assert sum(progress.is_below for progress in found) >= 19 if below else sum(p.is_below for p in found) <= 1
+    assert sum(progress.is_lost for progress in found) >= 19 if lost else sum(p.is_lost for p in found) == 0
+    for progress in found:
+        assert progress.lost == ((progress.first, progress.latest) if progress.is_lost else None)
+
+
+def test_what_came_after_the_weights_that_are_put_back_is_forgotten() -> None:
+    progress = after(noisy(lambda t: 2.3 - min(t, 30) / 30 if t < 50 else 5.0, 61))
+    assert progress.fell
+    back = progress.rolled_back(43)
+    assert max(one.end for one in back.stretches) == 43
+    assert back.latest < 1.6 < progress.latest
+    assert not back.is_lost
+    assert not back.fell
+    assert (back.start, back.before) == (progress.start, progress.latest)

@@ -55,6 +55,44 @@ def test_the_guess_does_not_matter_after_the_first_step() -> None:
         assert low == pytest.approx(high, rel=0.1)
 
 
+@pytest.mark.parametrize("make", [torch.optim.Adam, momentum], ids=["adam", "momentum"])
+@pytest.mark.parametrize("guess", [1e-12, 1e-8, 1e-5, 1e-3, 1.0, 1e6])
+def test_rounding_does_not_matter(guess: float, make: Any) -> None:
+    """fp32 finds what fp64 finds: a first step that rounding has swallowed is made again, longer."""
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        model = network().to(dtype)
+        optimizer = make(model.parameters(), lr=guess)
+        scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=300)
+        for t in range(12):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(batch_of(t)[0].to(dtype)), batch_of(t)[1].to(dtype))
+            loss.backward()
+            optimizer.step()
+            scheduler.step(loss)
+        found.append(scheduler.found.rate)
+    assert found[1] == pytest.approx(found[0], rel=0.1)
+
+
+@pytest.mark.parametrize("calls", [2, 4])
+def test_a_loss_that_is_given_again_counts_once(calls: int) -> None:
+    """As by Accelerate, which steps the scheduler once for each process."""
+    told = []
+    for often in (1, calls):
+        model, optimizer, scheduler = built(1e-4, 100 * often)
+        for t in range(100):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch_of(t, 8))
+            loss.backward()
+            optimizer.step()
+            for _ in range(often):
+                scheduler.step(loss)
+        first = search_of(scheduler).memory.progress.stretches[:4]  # later the weights go another way
+        told.append([number for one in first for number in (one.level, one.steps)])
+        assert scheduler.found.rolled_back == 0
+    assert told[1] == pytest.approx(told[0])
+
+
 def test_without_a_search_it_is_torchs_scheduler_bit_for_bit() -> None:
     """Rates with their warm-up, weights, BatchNorm and RNG: it only looks on."""
     weights = []
