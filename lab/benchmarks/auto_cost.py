@@ -158,7 +158,7 @@ class Bench:
         ends: dict[int, list[float]] = {ON_DEVICE: [], ON_HOST: []}
         search = scheduler._run
         for t in range(60):
-            loss, ended = self.step(t, optimizer), search.memory.rounds
+            loss, ended = self.step(t, optimizer) - t, search.memory.rounds  # it falls, or no snapshot is renewed
             took = self.seconds(lambda loss=loss: scheduler.step(loss))  # type: ignore[misc]
             if t > 8 and search.memory.rounds > ended:
                 ends[search.found.snapshots[-1].slot].append(took)

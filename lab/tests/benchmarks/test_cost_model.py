@@ -33,7 +33,7 @@ def test_a_step_is_counted_in_flop() -> None:
 def test_rounds_are_those_of_a_search() -> None:
     """Counted in a run."""
     p = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([p], lr=0.1)
+    optimizer = torch.optim.SGD([p], lr=1.0)  # long enough a first step to be measured at once
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=100)
     search, sampled = scheduler._run, []
     seen = search._sampler.measure.sample
