@@ -184,7 +184,7 @@ class Run:
             rates=sums.rates,
             stretch=self._stretch,
             has_losses=self.losses,
-            has_fallen=math.isnan(progress.first) or progress.is_below,
+            has_fallen=progress.is_below,
             lost=progress.lost,
         )
         decision = self.rule.after_round(self.state, evidence)

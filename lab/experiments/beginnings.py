@@ -18,14 +18,18 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import relu_depth
 import torch
 from ablation import Problem, losses_of
 from auto_runs import Run
+from relu_depth import INPUTS, WIDTH
 from supply import Supply
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu
-from zoo_problems import _digits, _source
+from torch.nn.functional import cross_entropy
+from zoo_problems import _digits, _entropy, _layers, _mse, _source
 from zoo_stack import UPDATES
+
+from lab.tasks.transformer import Block
 
 __all__ = ["CASES", "BeginningTask", "case_of"]
 
@@ -50,36 +54,18 @@ class Case(NamedTuple):
     """What is scored on held-out data, if not the loss."""
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.a, self.b = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        many, length, width = x.shape
-        own = width // self.heads
-        q, k, v = self.qkv(self.a(x)).view(many, length, 3, self.heads, own).permute(2, 0, 3, 1, 4)
-        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(own)).masked_fill(~mask, -1e9).softmax(-1)
-        x = x + self.out((scores @ v).transpose(1, 2).reshape(many, length, width))
-        return x + self.down(gelu(self.up(self.b(x))))
-
-
 class GPT2(nn.Module):
+    """As transformers builds it: weights N(0, 0.02), tied embeddings, what ends a branch smaller."""
+
     def __init__(self, width: int = 48, layers: int = 2, heads: int = 2, length: int = 32) -> None:
         super().__init__()
         self.te, self.pe = nn.Embedding(256, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        for name, p in self.named_parameters():
-            if p.dim() == 2:
-                ends = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if ends else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(p)
+        blocks = [Block(width, heads, causal=True) for _ in range(layers)]
+        self.blocks, self.norm = nn.ModuleList(blocks), nn.LayerNorm(width)
+        for table in (self.te, self.pe):
+            nn.init.normal_(table.weight, std=0.02)
+        for block in blocks:
+            block.draw(torch.default_generator, 0.02, layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.te(tokens) + self.pe.weight[: tokens.shape[-1]]
@@ -101,10 +87,6 @@ def pieces(g: torch.Generator, size: int) -> Batch:
 def waves(g: torch.Generator, size: int) -> Batch:
     x = torch.randn(size, 6, generator=g)
     return x, torch.sin(x[:, :1]) + 0.5 * x[:, 1:2] * x[:, 2:3]
-
-
-def squares(model: nn.Module, batch: Batch) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean()
 
 
 def shifted(model: nn.Module, batch: Batch) -> Tensor:
@@ -139,19 +121,8 @@ class Unused(nn.Module):
         return self.net(x) + 0.0 * self.table[0, 0]
 
 
-def deep(depth: int, inputs: int = 8, width: int = 64, out: int = 1) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        layers: list[nn.Module] = [nn.Linear(inputs, width), nn.ReLU()]
-        for _ in range(depth - 2):
-            layers += [nn.Linear(width, width), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Linear(width, out))
-
-    return build
-
-
-def sines(g: torch.Generator, size: int) -> Batch:
-    x = torch.randn(size, 8, generator=g)
-    return x, x.sin().sum(1, keepdim=True)
+def deep(depth: int, inputs: int = INPUTS, width: int = WIDTH, out: int = 1) -> Callable[[], nn.Module]:
+    return lambda: _layers(inputs, *[width] * (depth - 1), out)
 
 
 U = torch.randn(2000, 6, generator=torch.Generator().manual_seed(0))
@@ -208,10 +179,6 @@ def digits(g: torch.Generator, size: int) -> Batch:
     return x[chosen] + 0.3 * torch.randn(size, 64, generator=g), y[chosen]
 
 
-def classes(model: nn.Module, batch: Batch) -> Tensor:
-    return cross_entropy(model(batch[0]), batch[1])
-
-
 def grid(low: float, high: float, per: int = 3) -> tuple[float, ...]:
     n = round(math.log10(high / low) * per)
     return tuple(low * (high / low) ** (k / n) for k in range(n + 1))
@@ -220,24 +187,24 @@ def grid(low: float, high: float, per: int = 3) -> tuple[float, ...]:
 CASES: dict[str, Case] = {
     "gpt2-48-500": Case(GPT2, language, pieces, 16, "adamw", 500, grid(2e-3, 4e-2)),
     "gpt2-96-200": Case(lambda: GPT2(96, 3, 4), language, pieces, 16, "adamw", 200, grid(1e-3, 2e-2)),
-    "factors-400": Case(Factors, squares, pairs, 512, "adam", 400, grid(1e-2, 2e-1)),
-    "factors-rms-800": Case(lambda: Factors(0.05), squares, pairs, 256, "rmsprop", 800, grid(3e-3, 1e-1)),
-    "small-gelu-300": Case(mlp(256, nn.GELU, 0.01), squares, waves, 32, "adam", 300, grid(1e-3, 3e-1)),
-    "small-tanh-300": Case(mlp(32, nn.Tanh, 0.003), squares, waves, 32, "adam", 300, grid(1e-2, 1.0)),
-    "small-gelu-1000": Case(mlp(256, nn.GELU, 0.01), squares, waves, 32, "adam", 1000, grid(1e-3, 3e-1)),
-    "small-mom-300": Case(mlp(64, nn.Tanh, 0.03), squares, waves, 64, "momentum", 300, grid(1e-2, 3.0)),
+    "factors-400": Case(Factors, _mse, pairs, 512, "adam", 400, grid(1e-2, 2e-1)),
+    "factors-rms-800": Case(lambda: Factors(0.05), _mse, pairs, 256, "rmsprop", 800, grid(3e-3, 1e-1)),
+    "small-gelu-300": Case(mlp(256, nn.GELU, 0.01), _mse, waves, 32, "adam", 300, grid(1e-3, 3e-1)),
+    "small-tanh-300": Case(mlp(32, nn.Tanh, 0.003), _mse, waves, 32, "adam", 300, grid(1e-2, 1.0)),
+    "small-gelu-1000": Case(mlp(256, nn.GELU, 0.01), _mse, waves, 32, "adam", 1000, grid(1e-3, 3e-1)),
+    "small-mom-300": Case(mlp(64, nn.Tanh, 0.03), _mse, waves, 64, "momentum", 300, grid(1e-2, 3.0)),
     "bias-300": Case(biased, shifted, waves, 32, "adam", 300, grid(1e-2, 1.0)),
-    "unused-300": Case(Unused, squares, waves, 32, "adam", 300, grid(1e-2, 1.0)),
-    "noisy-300": Case(mlp(64, nn.ReLU, inputs=12), squares, noisy, 32, "adam", 300, grid(1e-4, 1e-1)),
-    "noisy-1000": Case(mlp(64, nn.ReLU, inputs=12), squares, noisy, 32, "adam", 1000, grid(1e-4, 1e-1)),
-    "relu4-sgd-300": Case(deep(4), squares, sines, 64, "sgd", 300, grid(1e-3, 1.0)),
-    "relu4-mom-100": Case(deep(4), squares, sines, 64, "momentum", 100, grid(1e-3, 1.0)),
-    "relu6-adam-300": Case(deep(6), squares, sines, 64, "adam", 300, grid(1e-4, 1e-1)),
-    "relu6-mom-300": Case(deep(6), squares, sines, 64, "momentum", 300, grid(1e-3, 1.0)),
+    "unused-300": Case(Unused, _mse, waves, 32, "adam", 300, grid(1e-2, 1.0)),
+    "noisy-300": Case(mlp(64, nn.ReLU, inputs=12), _mse, noisy, 32, "adam", 300, grid(1e-4, 1e-1)),
+    "noisy-1000": Case(mlp(64, nn.ReLU, inputs=12), _mse, noisy, 32, "adam", 1000, grid(1e-4, 1e-1)),
+    "relu4-sgd-300": Case(deep(4), _mse, relu_depth.batch, 64, "sgd", 300, grid(1e-3, 1.0)),
+    "relu4-mom-100": Case(deep(4), _mse, relu_depth.batch, 64, "momentum", 100, grid(1e-3, 1.0)),
+    "relu6-adam-300": Case(deep(6), _mse, relu_depth.batch, 64, "adam", 300, grid(1e-4, 1e-1)),
+    "relu6-mom-300": Case(deep(6), _mse, relu_depth.batch, 64, "momentum", 300, grid(1e-3, 1.0)),
     "bandit-300": Case(deep(3, 8, 32, 5), policy, states, 64, "adam", 300, grid(3e-4, 1e-1), regret),
     "bandit-1000": Case(deep(3, 8, 32, 5), policy, states, 64, "adam", 1000, grid(3e-4, 1e-1), regret),
-    "digits-mom-300": Case(deep(3, 64, 128, 10), classes, digits, 64, "momentum", 300, grid(1e-3, 1.0)),
-    "waves-adamw-1200": Case(mlp(64, nn.Tanh), squares, waves, 32, "adamw", 1200, grid(1e-3, 1e-1)),
+    "digits-mom-300": Case(deep(3, 64, 128, 10), _entropy, digits, 64, "momentum", 300, grid(1e-3, 1.0)),
+    "waves-adamw-1200": Case(mlp(64, nn.Tanh), _mse, waves, 32, "adamw", 1200, grid(1e-3, 1e-1)),
 }
 
 

@@ -113,7 +113,7 @@ def follow(seed: int) -> Counter[str]:
             rates=math.fsum(seen.eta),
             stretch=len(seen.eta),
             has_losses=run.has_losses,
-            has_fallen=math.isnan(progress.first) or progress.is_below,
+            has_fallen=progress.is_below,
             lost=progress.lost,
         )
         if not s.go_back:

@@ -342,7 +342,7 @@ class Run:
             event = "the data were harder: the rate is as before"
         if blocks:
             self.m_before, self.spared = math.nan, self.spared and not self.falling
-        fallen = math.isnan(progress.first) or progress.is_below
+        fallen = progress.is_below
         if not self.falling and asks and not (self.spared and math.isfinite(self.C)):
             self.steer(t, n, seen.reach / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa, fallen)
         if fallen or math.isnan(self.pace) or self.falling or not self.kept:

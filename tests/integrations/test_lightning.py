@@ -365,7 +365,7 @@ class ByStep(Own):
 
 
 CUTS = (3, 12, 18, 80)
-"""After the first step, inside a round, at the end of one, and in the descent."""
+"""After the first steps, inside a round, at the end of one, and in the descent."""
 
 
 class Saves(lightning.Callback):

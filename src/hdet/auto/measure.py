@@ -237,8 +237,10 @@ class Measure:
         width = len(rows[0]) // len(self._origin.pieces.places)
         ways, origins, *more = counted_once(rows, width)
         sizes, rest = tuple(max(found, key=_nan_last) for found in more[: len(self._sizes)]), more[len(self._sizes) :]
-        sums = [sum(found) for found in rest] if self._asked else []
-        if not self._asked:
+        sums: list[float] = []
+        if self._asked:
+            sums = [sum(found) for found in rest]
+        else:
             self._learn_norm([math.hypot(*found) for found in rest], math.hypot(*origins))
         lost = not all(map(math.isfinite, sums))
         found = self._sums(sums) if sums and not lost else Sums(0.0, 0.0, 0.0)

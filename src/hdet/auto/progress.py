@@ -123,8 +123,8 @@ class Progress(NamedTuple):
     @property
     def is_below(self) -> bool:
         """Whether the loss is clearly lower than it was, by however little: a constant added to it does not matter, but
-        for what rounding may lose."""
-        return self._is_below(1.0)
+        for what rounding may lose. Also where nobody knows how it was."""
+        return math.isnan(self.first) or self._is_below(1.0)
 
     def _is_below(self, doubt: float) -> bool:
         return any(fall > max(CLEAR * doubt * noise, _ROUNDED * abs(self.first)) for fall, noise, _ in self._falls())

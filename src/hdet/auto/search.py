@@ -510,7 +510,7 @@ class Search:
             stretch=measured.stretch,
             made=self._sampler.made,
             has_losses=self.memory.has_losses,
-            has_fallen=math.isnan(progress.first) or progress.is_below,
+            has_fallen=progress.is_below,
             lost=progress.lost,
             rounding=measured.rounding,
         )

@@ -233,8 +233,8 @@ def _warning_of(decision: Decision, step: int) -> str | None:
         if decision.state.spared:
             return f"the weights were NaN or infinite at step {step}: {back}, at the same rate. Was it a batch?"
         return (
-            f"training was ruined at step {step}: {back}, and the "
-            "rate is lowered. If the loss says nothing about the weights (as in GANs), give none: scheduler.step()"
+            f"training was ruined at step {step}: {back}, and the rate is lowered. If the loss says nothing about the "
+            "weights (as in GANs), give none: scheduler.step()"
         )
     return None
 
