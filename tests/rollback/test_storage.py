@@ -12,19 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hdet.parameters import copy_all_, put_back
 from hdet.rollback import snapshots
-from hdet.rollback.snapshots import Snapshots, Storage, copied, leaves
+from hdet.rollback.snapshots import Slabs, Snapshots, Storage, copied, leaves
 
 
 def test_a_copy_has_the_structure_and_uses_old_memory_where_it_fits() -> None:
     store, pairs = Storage(), []
     value = {"step": 3, "a": torch.ones(2), "more": [torch.zeros(3), (torch.tensor(5), "word")]}
-    first = copied(value, None, True, pairs)
+    first = copied(value, None, True, pairs, Slabs())
     store.fill_(pairs)
     assert (first["step"], first["more"][1][1]) == (3, "word")
     assert [t.tolist() for t in leaves(first)] == [[1, 1], [0, 0, 0], 5]
     value["a"].mul_(7)
     again: list[tuple[Tensor, Tensor]] = []
-    second = copied({**value, "more": [torch.zeros(4), (torch.tensor(6), "word")]}, first, True, again)
+    second = copied({**value, "more": [torch.zeros(4), (torch.tensor(6), "word")]}, first, True, again, Slabs())
     store.fill_(again, beside=True)
     assert second["a"] is first["a"]
     assert second["a"].tolist() == [7, 7]
@@ -113,7 +113,7 @@ def test_of_two_slots_the_second_lies_on_the_host(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(
             snapshots,
             "copied",
-            lambda value, old, near, pairs, seen=seen: seen.add(near) or copied(value, old, near, pairs),
+            lambda value, old, near, *more, seen=seen: seen.add(near) or copied(value, old, near, *more),
         )
         kept.keep(slot, optimizer, None)
     assert stays == {0: {True}, 1: {False}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.distributed.shards import local, local_gradient, place
+from hdet.distributed.weights import norm_of
 from hdet.parameters import leading_part, wide
 
 __all__ = ["Pieces", "Reading", "Vectors"]
@@ -112,6 +114,7 @@ class Pieces:
             dtype = torch.promote_types(real.dtype, torch.float32)
             places.setdefault((real.device, dtype, place(tensor)), []).extend(_cut(i, real, not tensor.is_complex()))
         self._pieces = [_Piece(parts, *where) for where, whole in places.items() for parts in _packed(whole)]
+        self._places = [place(tensor) for tensor in tensors]
         self.sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in tensors]
         """How many numbers each tensor has, on all ranks together."""
         self.rounding = max((torch.finfo(tensor.dtype).eps / 2 for tensor in tensors), default=0.0)
@@ -154,6 +157,15 @@ class Pieces:
             for where in self.places
             if zero is not None
         ]
+
+    def largest_by_place(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        """The largest number of what lies in each of :attr:`places`, 0 if nothing does. NaN is not hidden.
+
+        Unlike a sum of squares it neither vanishes nor overflows.
+        """
+        held = list(zip(self._places, tensors, strict=True))
+        found = [norm_of([_real(t) for own, t in held if own == where and t is not None], inf) for where in self.places]
+        return [torch.zeros((), device=self._pieces[0].device) if one is None else one for one in found]
 
     def by_place(self, values: Iterable[Value]) -> list[list[Value]]:
         """One value for each piece, as a list for each of :attr:`places`."""

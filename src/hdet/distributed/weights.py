@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
 from hashlib import sha256
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -121,12 +122,8 @@ class Weights(NamedTuple):
 
     def all_finite(self) -> Tensor:
         """Whether what this rank holds of what moves is finite: a scalar on :attr:`device`. Does not synchronise."""
-        device = self.device
-        held = [tensor for tensor in map(local, self.moving) if tensor.numel()]
-        extremes = [part.isfinite().to(device) for tensor in held for part in _extremes(tensor)]
-        if not extremes:
-            return torch.ones((), dtype=torch.bool, device=device)
-        return torch.stack(extremes).all()
+        largest = norm_of([real for real in map(_real, self.moving) if _may_be_infinite(real)], math.inf)
+        return torch.ones((), dtype=torch.bool, device=self.device) if largest is None else largest.isfinite()
 
 
 NO_WEIGHTS = Weights([], [], [], [])
@@ -263,16 +260,39 @@ def warn_without_ensemble(optimizer: Optimizer) -> None:
         )
 
 
-def _extremes(tensor: Tensor) -> Iterator[Tensor]:
-    """Smallest and largest element: NaN if there is one, so both finite means all finite.
+@torch.no_grad()
+def norm_of(tensors: Iterable[Tensor], order: float) -> Tensor | None:
+    """The norm of all tensors together, in few launches: a scalar on the first one's device; None if all are empty.
 
-    Nothing for a tensor on the host whose sum is finite: so is every element then, and it took half the time. (An
-    infinite sum of finite elements is an overflow; on a device the look at the sum would synchronise.)
+    At least in fp32, since a sum of squares overflows in half precision. NaN is not hidden. Does not synchronise.
+
+    >>> norm_of([torch.tensor([1.0, -3.0]), torch.tensor([2.0])], math.inf)
+    tensor(3.)
     """
-    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    if real.is_cpu and math.isfinite(real.sum().item()):
-        return
-    yield from torch.aminmax(real)
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    found: list[Tensor] = []
+    for (_, dtype), own in alike.items():
+        wide = None if dtype.is_complex else torch.promote_types(dtype, torch.float32)
+        found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own, order, wide)), order))
+    if len(found) < 2:
+        return found[0] if found else None
+    wide, device = reduce(torch.promote_types, (one.dtype for one in found)), found[0].device
+    total: Tensor = torch.linalg.vector_norm(torch.stack([one.to(device, wide) for one in found]), order)
+    return total
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """What this rank holds; a complex number is two."""
+    own = local(tensor).detach()
+    return torch.view_as_real(own) if own.is_complex() else own
+
+
+def _may_be_infinite(real: Tensor) -> bool:
+    """Not if it is on the host and its sum is finite, which is a quick look. On a device the look would synchronise."""
+    return bool(real.numel()) and not (real.is_cpu and math.isfinite(real.sum().item()))
 
 
 def _outline(tensor: Tensor) -> str:

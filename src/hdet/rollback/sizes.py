@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.distributed.shards import local
+from hdet.distributed.weights import norm_of
 from hdet.parameters import trained_parameters
 
 
@@ -26,7 +26,7 @@ def screened(optimizer: Optimizer) -> list[Tensor]:
 @torch.no_grad()
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor | None:
     """The 2-norm of all gradients that this rank holds, as a scalar on their device; None if there are none."""
-    return _norm([_held(p.grad) for p in parameters if p.grad is not None], 2.0)
+    return norm_of([_held(p.grad) for p in parameters if p.grad is not None], 2.0)
 
 
 @torch.no_grad()
@@ -36,24 +36,7 @@ def largest(tensors: Iterable[Tensor]) -> Tensor | None:
     >>> largest([torch.tensor([1.0, -3.0]), torch.tensor([2.0])])
     tensor(3.)
     """
-    return _norm([local(tensor) for tensor in tensors], math.inf)
-
-
-def _norm(tensors: Sequence[Tensor], order: float) -> Tensor | None:
-    """Of all of them together, at least in fp32: a sum of squares in half precision overflows."""
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.numel():
-            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    found: list[Tensor] = []
-    for (_, dtype), own in alike.items():
-        wide = None if dtype.is_complex else torch.promote_types(dtype, torch.float32)
-        found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own, order, wide)), order))
-    if len(found) < 2:
-        return found[0] if found else None
-    wide, device = reduce(torch.promote_types, (one.dtype for one in found)), found[0].device
-    total: Tensor = torch.linalg.vector_norm(torch.stack([one.to(device, wide) for one in found]), order)
-    return total
+    return norm_of([local(tensor) for tensor in tensors], math.inf)
 
 
 def _held(gradient: Tensor) -> Tensor:
