@@ -6,7 +6,7 @@ Everything stays on the device until a round ends. Memory: the origin and the su
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -151,7 +151,8 @@ class Measure:
     @torch.no_grad()
     def look_part(self, optimizer: Optimizer) -> None:
         """The same for a further part of that step."""
-        self._add_sizes(optimizer, stepping_now(optimizer, self.searched(optimizer)))
+        gradients = self._gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
+        self._sizes.append(self._by_place([_size(gradient) for gradient in gradients], torch.max))
 
     def _add(
         self, optimizer: Optimizer, holding: Sequence[Tensor | None], weights: Sequence[Tensor], decay: Rate
@@ -160,32 +161,32 @@ class Measure:
         assert self._origin is not None  # the caller has set it
         if not self._sum:
             self._sum = self._origin.pieces.zeros()
-        products = []
-        gradients = self._add_sizes(optimizer, holding)
+        products, sizes = [], []
+        gradients = self._gradients(optimizer, holding)
         for total, way, gradient in zip(self._sum, self._origin.way(weights), gradients, strict=True):
             products.append(torch.dot(gradient, way))
+            sizes.append(_size(gradient))
             if isinstance(decay, Tensor):
                 total.mul_(decay.to(total.device)).add_(gradient)
             else:
                 torch.add(gradient, total, alpha=decay, out=total)
-        asked = self._by_place(products)
+        self._sizes.append(self._by_place(sizes, torch.max))
+        asked = self._by_place(products, torch.sum)
         if self._asked:
             asked = [old * decay + new for old, new in zip(self._asked, asked, strict=True)]
         self._asked = asked
 
-    def _add_sizes(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
-        """Note how large the gradients are that parameters hold now. They come piece by piece, each until the next."""
+    def _gradients(self, optimizer: Optimizer, holding: Sequence[Tensor | None]) -> Iterator[Tensor]:
+        """Piece by piece; each valid until the next one."""
         assert self._origin is not None
-        reading, pieces = Reading.of(optimizer), self._origin.pieces
-        held = reading.held(holding)
-        self._sizes.append([reading.read(size) for size in pieces.largest_by_place(held)])
-        return map(reading.read, pieces.gathered(held, 1))
+        reading = Reading.of(optimizer)
+        return map(reading.read, self._origin.pieces.gathered(reading.held(holding), 1))
 
-    def _by_place(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """One value for each piece, summed up for each of the pieces' places, on the device of its first piece."""
+    def _by_place(self, values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
         assert self._origin is not None
         places = self._origin.pieces.by_place(values)
-        return [torch.stack([one.to(own[0].device) for one in own]).sum() for own in places]
+        return [fold(torch.stack([one.to(own[0].device) for one in own])) for own in places]
 
     def rate(self, optimizer: Optimizer) -> Rate:
         """That of the leading group; a tensor stays on its device."""
@@ -204,7 +205,7 @@ class Measure:
             ways.append(torch.linalg.vector_norm(way))
             products += [torch.dot(self._sum[number], way)] if self._sum else []
         norms = [*ways, *origin.norms]
-        sums = [*self._asked, *self._by_place(products)] if self._asked else self._tensors(weights)
+        sums = [*self._asked, *self._by_place(products, torch.sum)] if self._asked else self._tensors(weights)
         return [*norms, *(size for sizes in self._sizes for size in sizes), *sums]
 
     def _tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -313,6 +314,12 @@ def _weight_ratio(before: Rate | None, now: Rate) -> Rate:
         ratio = torch.as_tensor(before / now).square().clamp(max=1.0)
         return torch.where(torch.as_tensor(now) > 0, ratio, torch.ones_like(ratio))
     return weight_ratio(before, now)
+
+
+def _size(gradient: Tensor) -> Tensor:
+    """The largest of its numbers: unlike a sum of squares it neither vanishes nor overflows. A rank may hold none."""
+    largest: Tensor = torch.linalg.vector_norm(gradient, math.inf) if gradient.numel() else gradient.new_zeros(())
+    return largest
 
 
 def _nan_last(size: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import inf
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -11,15 +10,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.distributed.shards import local, local_gradient, place
-from hdet.distributed.weights import norm_of
 from hdet.parameters import leading_part, wide
 
 __all__ = ["Pieces", "Reading", "Vectors"]
 
-PIECE = 1 << 22
-"""Numbers of a piece, at most: two of them stay in a GPU's cache. A tensor that cannot be cut may be longer."""
-LARGE = 1 << 20
-"""A tensor of so many numbers is a piece of its own, and is read where it lies."""
+PIECE = 1 << 23
+"""Numbers of a piece, at most. Launches cost a GPU's host more than reading memory costs the GPU: pieces of half the
+length, or large tensors as pieces of their own, took 1.6 to 1.9 times as long (86 M weights, H200). A tensor that
+cannot be cut may be longer."""
 Vectors: TypeAlias = list[Tensor]
 """One vector for each piece."""
 Value = TypeVar("Value")
@@ -100,7 +98,7 @@ class Pieces:
     Of a tensor that is shared out over ranks, what this rank holds is laid out. Sums over pieces are then this rank's,
     and are kept apart by place, so that what several ranks hold can be counted once.
 
-    Numbers are at least fp32, and complex ones count as two. Scratch memory, for each device and type: twice 16 MB in
+    Numbers are at least fp32, and complex ones count as two. Scratch memory, for each device and type: twice 32 MB in
     fp32, or more for a long tensor that is not contiguous.
 
     Args:
@@ -114,7 +112,6 @@ class Pieces:
             dtype = torch.promote_types(real.dtype, torch.float32)
             places.setdefault((real.device, dtype, place(tensor)), []).extend(_cut(i, real, not tensor.is_complex()))
         self._pieces = [_Piece(parts, *where) for where, whole in places.items() for parts in _packed(whole)]
-        self._places = [place(tensor) for tensor in tensors]
         self.sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in tensors]
         """How many numbers each tensor has, on all ranks together."""
         self.rounding = max((torch.finfo(tensor.dtype).eps / 2 for tensor in tensors), default=0.0)
@@ -157,15 +154,6 @@ class Pieces:
             for where in self.places
             if zero is not None
         ]
-
-    def largest_by_place(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """The largest number of what lies in each of :attr:`places`, 0 if nothing does. NaN is not hidden.
-
-        Unlike a sum of squares it neither vanishes nor overflows.
-        """
-        held = list(zip(self._places, tensors, strict=True))
-        found = [norm_of([_real(t) for own, t in held if own == where and t is not None], inf) for where in self.places]
-        return [torch.zeros((), device=self._pieces[0].device) if one is None else one for one in found]
 
     def by_place(self, values: Iterable[Value]) -> list[list[Value]]:
         """One value for each piece, as a list for each of :attr:`places`."""
@@ -234,13 +222,10 @@ def _cut(i: int, numbers: Tensor, real: bool) -> Iterator[_Part]:
 
 
 def _packed(parts: list[_Part]) -> Iterator[list[_Part]]:
-    """Parts one after the other, until a piece is full; a large one by itself."""
+    """Parts one after the other, until a piece is full."""
     full: list[_Part] = []
     offset = 0
     for part in parts:
-        if part.length >= LARGE:
-            yield [part]
-            continue
         if full and offset + part.length > PIECE:
             yield full
             full, offset = [], 0
