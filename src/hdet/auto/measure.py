@@ -185,8 +185,7 @@ class Measure:
     def _by_place(self, values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
         assert self._origin is not None
-        places = self._origin.pieces.by_place(values)
-        return [fold(torch.stack([one.to(own[0].device) for one in own])) for own in places]
+        return [_folded(own, fold) for own in self._origin.pieces.by_place(values)]
 
     def rate(self, optimizer: Optimizer) -> Rate:
         """That of the leading group; a tensor stays on its device."""
@@ -314,6 +313,11 @@ def _weight_ratio(before: Rate | None, now: Rate) -> Rate:
         ratio = torch.as_tensor(before / now).square().clamp(max=1.0)
         return torch.where(torch.as_tensor(now) > 0, ratio, torch.ones_like(ratio))
     return weight_ratio(before, now)
+
+
+def _folded(values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> Tensor:
+    """Scalars as one, on the first one's device. One alone is not touched: each launch counts."""
+    return values[0] if len(values) == 1 else fold(torch.stack([value.to(values[0].device) for value in values]))
 
 
 def _size(gradient: Tensor) -> Tensor:
