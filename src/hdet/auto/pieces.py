@@ -16,8 +16,10 @@ __all__ = ["Pieces", "Reading", "Vectors"]
 
 PIECE = 1 << 23
 """Numbers of a piece, at most. Launches cost a GPU's host more than reading memory costs the GPU: pieces of half the
-length, or large tensors as pieces of their own, took 1.6 to 1.9 times as long (86 M weights, H200). A tensor that
-cannot be cut may be longer."""
+length took 1.6 times as long (86 M weights, H200). A tensor that cannot be cut may be longer."""
+_SHARE = 16
+"""A piece has at most this part of all numbers, if that is not short: scratch memory is two pieces."""
+_SHORT = 1 << 20
 Vectors: TypeAlias = list[Tensor]
 """One vector for each piece."""
 Value = TypeVar("Value")
@@ -99,7 +101,7 @@ class Pieces:
     and are kept apart by place, so that what several ranks hold can be counted once.
 
     Numbers are at least fp32, and complex ones count as two. Scratch memory, for each device and type: twice 32 MB in
-    fp32, or more for a long tensor that is not contiguous.
+    fp32 at most, or more for a long tensor that is not contiguous.
 
     Args:
         tensors: what is laid out; all further ones have their shapes, devices and kinds.
@@ -107,11 +109,14 @@ class Pieces:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         places: dict[tuple[torch.device, torch.dtype, str], list[_Part]] = {}
+        longest = min(max(sum(local(tensor).numel() for tensor in tensors) // _SHARE, _SHORT), PIECE)
         for i, tensor in enumerate(tensors):
             real = _real(tensor)
             dtype = torch.promote_types(real.dtype, torch.float32)
-            places.setdefault((real.device, dtype, place(tensor)), []).extend(_cut(i, real, not tensor.is_complex()))
-        self._pieces = [_Piece(parts, *where) for where, whole in places.items() for parts in _packed(whole)]
+            places.setdefault((real.device, dtype, place(tensor)), []).extend(
+                _cut(i, real, not tensor.is_complex(), longest)
+            )
+        self._pieces = [_Piece(parts, *where) for where, whole in places.items() for parts in _packed(whole, longest)]
         self.sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in tensors]
         """How many numbers each tensor has, on all ranks together."""
         self.rounding = max((torch.finfo(tensor.dtype).eps / 2 for tensor in tensors), default=0.0)
@@ -210,23 +215,23 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
 
 
-def _cut(i: int, numbers: Tensor, real: bool) -> Iterator[_Part]:
+def _cut(i: int, numbers: Tensor, real: bool, longest: int) -> Iterator[_Part]:
     """A tensor in parts of a piece's length at most; offsets are set later."""
     total = numbers.numel()
-    if total <= PIECE or not numbers.is_contiguous():
+    if total <= longest or not numbers.is_contiguous():
         yield _Part(i, None, real, tuple(numbers.shape), 0, total)
         return
-    for begin in range(0, total, PIECE):
-        length = min(PIECE, total - begin)
+    for begin in range(0, total, longest):
+        length = min(longest, total - begin)
         yield _Part(i, slice(begin, begin + length), real, (length,), 0, length)
 
 
-def _packed(parts: list[_Part]) -> Iterator[list[_Part]]:
+def _packed(parts: list[_Part], longest: int) -> Iterator[list[_Part]]:
     """Parts one after the other, until a piece is full."""
     full: list[_Part] = []
     offset = 0
     for part in parts:
-        if full and offset + part.length > PIECE:
+        if full and offset + part.length > longest:
             yield full
             full, offset = [], 0
         full.append(part._replace(offset=offset))
