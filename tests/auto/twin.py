@@ -391,10 +391,10 @@ class Run:
 
     def spare(self) -> str:
         """To the last copy, at the same rate."""
-        self.kept, self.spared, self.path, self.pace = self.kept[-1:], True, [], math.nan
-        self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
-        self.progress = self.progress.rolled_back(self.kept[0].t)
-        return f"not finite: rolled back to step {self.kept[0].t}, at the same rate"
+        self.spared, self.path, self.pace = True, [], math.nan
+        self.x, self.optimizer = self.kept[-1].x, copy.deepcopy(self.kept[-1].optimizer)
+        self.progress = self.progress.rolled_back(self.kept[-1].t)
+        return f"not finite: rolled back to step {self.kept[-1].t}, at the same rate"
 
     def ruined(self, progress: Progress) -> str:
         """To the older of the two copies, at a third of the rate."""

@@ -307,9 +307,9 @@ class Rule:
         return bool(can) and evidence.has_losses and verdict is Verdict.FINE and evidence.lost is None
 
     def _spared(self, state: State) -> Decision:
-        """Back to the last snapshot, at the same rate."""
+        """Back to the last snapshot, at the same rate. The older one stays: the last may be about to explode."""
         back = state.snapshots[-1]
-        state = state._replace(spared=True, snapshots=(back,), pace=math.nan)
+        state = state._replace(spared=True, pace=math.nan)
         event = f"not finite: rolled back to step {back.step}, at the same rate"
         return Decision(state, Action.ROLL_BACK, back.slot, event, rolled_back_to=back.step, anew=True)
 
