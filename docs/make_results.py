@@ -62,7 +62,7 @@ def main() -> None:
     fill(args.page, BEGIN, f"\n{made}\n")
     if args.page == HERE / "results.md":
         real = [table for split in real_table.SHOWN for table in real_table.read(args.results / "real", split)]
-        fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real')}\n")
+        fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real', compact=True)}\n")
         fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real))
 
 

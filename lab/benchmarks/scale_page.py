@@ -99,7 +99,7 @@ def table(found: Sequence[Entry], sync_every: int, gpu_bytes: float) -> str:
     """One line per size, GPUs and sharding; lengths are columns."""
     lengths = list(dict.fromkeys(entry.steps for entry in found))
     head = ["parameters", "GPUs", "weights", "a step", *(f"`auto`, {_number(steps)} steps" for steps in lengths)]
-    head += [f"replicas apart, T = {sync_every}", "training itself"]
+    head += [f"replicas, T = {sync_every}", "training itself"]
     head += ["`auto`, while searching", "in the descent", "on the host"]
     lines = [_line(head), "|" + " --- |" * len(head)]
     kinds: dict[tuple[float, int, bool], list[Entry]] = {}

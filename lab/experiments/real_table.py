@@ -19,6 +19,7 @@ import numpy as np
 from checkout import ROOT
 from real.score import (
     LONGEST,
+    TUNED,
     Summary,
     Table,
     area,
@@ -110,6 +111,19 @@ def ratio_table(tables: Sequence[Table]) -> str:
     return "\n".join([head, *lines])
 
 
+def compact_table(tables: Sequence[Table]) -> str:
+    """The same with a line per method, two digits, and all its starts in one cell. Without the baseline, which is 1."""
+    names = dict.fromkeys(name for table in tables for name in table.methods if name != TUNED)
+    labels = {name: label for table in tables for name, label in table.labels.items()}
+    head = f"| | {' | '.join(table.name for table in tables)} |\n| --- |" + " ---: |" * len(tables)
+    lines = []
+    for name in names:
+        found = [ratios(table, name) if name in table.methods else {} for table in tables]
+        cells = ["/".join("" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in row.values()) for row in found]
+        lines.append(f"| {labels[name]} | {' | '.join(cells)} |")
+    return "\n".join([head, *lines])
+
+
 def found_table(tables: Sequence[Table]) -> str:
     """The rate that runs found over the best fixed one, lowest and highest of the seeds: a column per workload."""
     names = ("customary", "finder", "auto", "auto-alone", "placebo", "published", "greedy")
@@ -135,8 +149,11 @@ def front(tables: Sequence[Table]) -> str:
     return "\n".join([head, *lines])
 
 
-def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = SHOWN) -> str:
-    """The targets, and the splits that have been run, with their pictures."""
+def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = SHOWN, *, compact: bool = False) -> str:
+    """The targets, and the splits that have been run, with their pictures.
+
+    ``compact``: as in docs/real-data.md, with a line per method and without the rates that were found.
+    """
     every = {split: read(folder, split) for split in SPLITS}
     found = {split: summaries(tables) for split, tables in every.items() if split in splits and tables}
     apart = [table for tables in every.values() for table in tables if table.name in APART and OURS in table.methods]
@@ -150,6 +167,9 @@ def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = 
         draw(lines_of(tables), picture, f"{len(tables)} workloads of {split}: time to the target")
         shown = f"![Share of runs at the target over the slowdown, {split}]({images.name}/{picture.name})"
         parts += [f"## {split.capitalize()}: {len(tables)} workloads", summary_table(tables), shown]
+        if compact:
+            parts.append(compact_table(every[split]))
+            continue
         parts += ["Final loss over that of the tuned OneCycle:", ratio_table(every[split])]
         parts += ["The rate found, over the best of the grid:", found_table(every[split])]
     return "\n\n".join(parts)

@@ -136,7 +136,7 @@ def test_the_page_is_that_of_its_data(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "The figures below were measured with the search that had a probe" in page
         return
     shutil.copy(ROOT / "docs" / "cost.md", tmp_path)
-    run(monkeypatch, "--docs", tmp_path / "cost.md", "--plot", tmp_path / "images" / "cost.svg")
+    run(monkeypatch, "--gpus", 64, "--docs", tmp_path / "cost.md", "--plot", tmp_path / "images" / "cost.svg")
     assert (tmp_path / "cost.md").read_text(encoding="utf-8") == page
     drawn = (tmp_path / "images" / "cost.svg").read_text(encoding="utf-8")
     assert drawn == (ROOT / "docs" / "images" / "cost.svg").read_text(encoding="utf-8")
