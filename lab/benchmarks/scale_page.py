@@ -61,8 +61,8 @@ def page(
             "### Measured",
             measured_table(rows),
             f"The formulas of `lab/benchmarks/cost_model.py` fit these rows with a relative error of at most "
-            f"{_percent(error.look)} in a look, {_percent(error.end)} in the end of a round and "
-            f"{_percent(error.ratio)} in the time of a whole run. A compiled model's time has the compiling in it.",
+            f"{_percent(error.look)} in a sample, {_percent(error.end)} in the end of a round and "
+            f"{_percent(error.ratio)} in the time of a whole run, compiling included.",
             *(["### Memory", memory_table(held)] if held else []),
             "### On paper",
             table(found, machine.sync_every, gpu_bytes),
@@ -74,7 +74,7 @@ def page(
 def measured_table(rows: Sequence[Row]) -> str:
     """One line per measured run, with what its parts would make of a long one."""
     head = ["model", "parameters", "steps", "compiled", "added", f"computed for {_number(LONG)} steps"]
-    head += ["a step", "a look", "the end of a round"]
+    head += ["a step", "a sample", "the end of a round"]
     lines = [_line(head), "|" + " --- |" * len(head)]
     for row in rows:
         cells = [row.model, _number(row.parameters), str(row.steps), "yes" if row.compiled else "no"]
@@ -91,7 +91,7 @@ def memory_table(held: Sequence[Held]) -> str:
     lines = [_line(head), "|" + " --- |" * len(head)]
     for row in held:
         lines.append(_line([row.model, _number(row.parameters), *(f"{value:.1f}" for value in row[2:])]))
-    lines += ["", "In units of the bytes of the weights, under AdamW: what auto adds to the peak of a run on one GPU."]
+    lines += ["", "What auto adds to the peak of a run on one GPU, under AdamW, divided by the bytes of the weights."]
     return "\n".join(lines)
 
 
@@ -126,7 +126,7 @@ def assumptions(machine: Machine, gpu_bytes: float) -> str:
         f"{machine.tokens} tokens per GPU and step (`--tokens`)",
         f"{machine.flops / 1e12:g} TFLOP/s (`--tflops`), {_percent(machine.utilisation)} of them used "
         "(`--utilisation`)",
-        f"a look of {_seconds(look.launch)} and {look.bandwidth / 1e12:.3g} TB/s, a copy of {_seconds(keep.launch)} "
+        f"a sample of {_seconds(look.launch)} and {look.bandwidth / 1e12:.3g} TB/s, a copy of {_seconds(keep.launch)} "
         f"and {keep.bandwidth / 1e12:.3g} TB/s (`--launch-us`, `--memory-gb-per-s`)",
         f"{machine.gpus_per_node} GPUs in a node (`--gpus-per-node`), {machine.inside / 1e9:g} GB/s inside "
         f"(`--inside-gb-per-s`) and {machine.between / 1e9:g} GB/s between nodes (`--between-gb-per-s`), "

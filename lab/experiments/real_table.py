@@ -112,8 +112,9 @@ def ratio_table(tables: Sequence[Table]) -> str:
 
 
 def compact_table(tables: Sequence[Table]) -> str:
-    """The same with a line per method, two digits, and all its starts in one cell. Without the baseline, which is 1."""
-    names = dict.fromkeys(name for table in tables for name in table.methods if name != TUNED)
+    """The same with a line per method, two digits, and all its starts in one cell. No baseline, no controls."""
+    left_out = (TUNED, *(name for name in CONTROLS if name != "auto-alone"))
+    names = dict.fromkeys(name for table in tables for name in table.methods if name not in left_out)
     labels = {name: label for table in tables for name, label in table.labels.items()}
     head = f"| | {' | '.join(table.name for table in tables)} |\n| --- |" + " ---: |" * len(tables)
     lines = []

@@ -43,7 +43,7 @@ def test_it_runs_as_a_script(file: Path) -> None:
     assert "| 70 B | 512 | sharded |" in printed
     assert "| 70 B | 8 | whole † |" in printed
     assert "| made-up-10M | 10 M | 1000 | yes |" in printed
-    assert "at most 0 % in a look" in printed or "at most < 0.001 % in a look" in printed
+    assert "at most 0 % in a sample" in printed or "at most < 0.001 % in a sample" in printed
     assert "8192 tokens per GPU" in printed
     assert "| made-up-1M | 1 M | 5.1 | 3.1 | 3.0 | 2.1 | 0.1 |" in printed
 
