@@ -99,8 +99,7 @@ def table(found: Sequence[Entry], sync_every: int, gpu_bytes: float) -> str:
     """One line per size, GPUs and sharding; lengths are columns."""
     lengths = list(dict.fromkeys(entry.steps for entry in found))
     head = ["parameters", "GPUs", "weights", "a step", *(f"`auto`, {_number(steps)} steps" for steps in lengths)]
-    head += [f"replicas, T = {sync_every}", "training itself"]
-    head += ["`auto`, while searching", "in the descent", "on the host"]
+    head += [f"replicas, T = {sync_every}"]
     lines = [_line(head), "|" + " --- |" * len(head)]
     kinds: dict[tuple[float, int, bool], list[Entry]] = {}
     for entry in found:
@@ -111,10 +110,7 @@ def table(found: Sequence[Entry], sync_every: int, gpu_bytes: float) -> str:
         kind = ("sharded" if sharded else "whole") + (" †" if first.training_bytes > gpu_bytes else "")
         cells = [_number(parameters), str(gpus), kind, _seconds(first.step_seconds)]
         cells += [f"{_percent(e.auto.percent / 100)}, {_seconds(e.auto.seconds)}" for e in same]
-        auto = first.auto
-        cells += [merged, _bytes(first.training_bytes)]
-        cells += [_bytes(size) for size in (auto.searching + auto.kept, auto.kept, auto.on_host)]
-        lines.append(_line(cells))
+        lines.append(_line([*cells, merged]))
     return "\n".join(lines)
 
 
@@ -136,7 +132,7 @@ def assumptions(machine: Machine, gpu_bytes: float) -> str:
         f"{where} in pinned host memory (`--keep`), {machine.pinned / 1e9:.3g} GB/s",
     ]
     return (
-        f"Computed, not run. Assumed: {'; '.join(parts)}. Times are of a whole run; memory is of one GPU. *Sharded*: "
+        f"Computed, not run. Assumed: {'; '.join(parts)}. Times are of a whole run. *Sharded*: "
         "over all GPUs for `auto`, inside each node for replicas, which are then the nodes. †: weights, "
         f"gradients and moments alone are more than the {_bytes(gpu_bytes)} of a GPU (`--gpu-gb`). A converge takes up "
         f"to {EXTRA_BYTES // 2**20} MiB in addition."

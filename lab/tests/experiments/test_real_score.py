@@ -150,6 +150,7 @@ def test_sorting_is_in_no_mean(tmp_path: Path) -> None:
     compact = real_table.page(tmp_path, tmp_path, ["kin"], compact=True)
     assert "| auto | 2.00/1.00 | 4.00/1.00 |" in compact
     assert "from x" not in compact
+    assert "0 of 1 are met. Missed:\n\n| split | what |" in compact
 
 
 def test_tables_and_picture(
