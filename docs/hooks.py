@@ -17,11 +17,17 @@ _FILL = re.compile(r"^<!-- fill: (\w+) ([\w-]+) -->$", re.MULTILINE)
 
 
 def on_config(config: Any) -> None:
-    """Put the files of a folder where ``nav`` names the folder."""
-    for entry in config.nav:
+    """Replace each folder that ``nav`` names, at any depth, by the list of its files."""
+    _list_folders(config.nav, Path(config.docs_dir))
+
+
+def _list_folders(nav: list[dict[str, Any]], docs: Path) -> None:
+    for entry in nav:
         for title, path in entry.items():
-            if path.endswith("/"):
-                entry[title] = sorted(f"{path}{file.name}" for file in (Path(config.docs_dir) / path).glob("*.md"))
+            if isinstance(path, list):
+                _list_folders(path, docs)
+            elif path.endswith("/"):
+                entry[title] = sorted(f"{path}{file.name}" for file in (docs / path).glob("*.md"))
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -22,25 +22,27 @@ README_BEGIN = "<!-- table: results -->"
 
 
 def zoo(known: dict[str, Any]) -> str:
-    """Many small problems: a table per length, problems down and optimizers across."""
+    """Many small problems: a line per length, and a table with problems down, optimizers across, lengths in a cell."""
     cells = {tuple(name.split("/")): entry for name, entry in known["scores"].items()}
     problems, optimizers, lengths = (list(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
     ratios = {key: geometric_mean([seed["ratio"] for seed in entry["seeds"]]) for key, entry in cells.items()}
     parts = ["## Small problems"]
     for length in lengths:
         here = sorted(ratio for key, ratio in ratios.items() if key[2] == length)
-        lines = [
+        parts.append(
             f"**{length} steps.** Geometric mean {geometric_mean(here):.2f}, median {here[len(here) // 2]:.2f}, worst "
-            f"{here[-1]:.2f}; {sum(ratio <= 1.05 for ratio in here)} of {len(here)} at or below 1.05.",
-            "",
-            "| | " + " | ".join(optimizers) + " |",
-            "|" + " --- |" * (len(optimizers) + 1),
+            f"{here[-1]:.2f}; {sum(ratio <= 1.05 for ratio in here)} of {len(here)} at or below 1.05."
+        )
+    lines = [
+        f"| {' / '.join(lengths)} steps | " + " | ".join(optimizers) + " |",
+        "|" + " --- |" * (len(optimizers) + 1),
+    ]
+    for problem in problems:
+        cells = [
+            "/".join(f"{ratios[problem, optimizer, length]:.2f}" for length in lengths) for optimizer in optimizers
         ]
-        for problem in problems:
-            shown = [f"{ratios[problem, optimizer, length]:.2f}" for optimizer in optimizers]
-            lines.append(f"| {problem} | {' | '.join(shown)} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+        lines.append(f"| {problem} | {' | '.join(cells)} |")
+    return "\n\n".join([*parts, "\n".join(lines)])
 
 
 def fill(path: Path, begin: str, made: str) -> None:
@@ -62,7 +64,7 @@ def main() -> None:
     fill(args.page, BEGIN, f"\n{made}\n")
     if args.page == HERE / "results.md":
         real = [table for split in real_table.SHOWN for table in real_table.read(args.results / "real", split)]
-        fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real')}\n")
+        fill(HERE / "real-data.md", BEGIN, f"\n{real_table.page(args.results / 'real', compact=True)}\n")
         fill(HERE.parent / "README.md", README_BEGIN, real_table.front(real))
 
 

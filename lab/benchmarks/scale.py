@@ -2,7 +2,7 @@
 
     python lab/benchmarks/auto_cost.py --write lab/benchmarks/results/auto_cost.json     # on a GPU, first
     python lab/benchmarks/scale.py          # prints the measured rows, the error of the fit, and the table
-    python lab/benchmarks/scale.py --docs docs/cost.md --plot docs/images/cost.svg
+    python lab/benchmarks/scale.py --gpus 64 --docs docs/cost.md --plot docs/images/cost.svg
 
 lab/benchmarks/cost_model.py has the formulas. Every assumption is an argument; launch time and memory bandwidth are
 fitted unless they are given.

@@ -61,8 +61,8 @@ def page(
             "### Measured",
             measured_table(rows),
             f"The formulas of `lab/benchmarks/cost_model.py` fit these rows with a relative error of at most "
-            f"{_percent(error.look)} in a look, {_percent(error.end)} in the end of a round and "
-            f"{_percent(error.ratio)} in the time of a whole run. A compiled model's time has the compiling in it.",
+            f"{_percent(error.look)} in a sample, {_percent(error.end)} in the end of a round and "
+            f"{_percent(error.ratio)} in the time of a whole run, compiling included.",
             *(["### Memory", memory_table(held)] if held else []),
             "### On paper",
             table(found, machine.sync_every, gpu_bytes),
@@ -74,7 +74,7 @@ def page(
 def measured_table(rows: Sequence[Row]) -> str:
     """One line per measured run, with what its parts would make of a long one."""
     head = ["model", "parameters", "steps", "compiled", "added", f"computed for {_number(LONG)} steps"]
-    head += ["a step", "a look", "the end of a round"]
+    head += ["a step", "a sample", "the end of a round"]
     lines = [_line(head), "|" + " --- |" * len(head)]
     for row in rows:
         cells = [row.model, _number(row.parameters), str(row.steps), "yes" if row.compiled else "no"]
@@ -91,7 +91,7 @@ def memory_table(held: Sequence[Held]) -> str:
     lines = [_line(head), "|" + " --- |" * len(head)]
     for row in held:
         lines.append(_line([row.model, _number(row.parameters), *(f"{value:.1f}" for value in row[2:])]))
-    lines += ["", "In units of the bytes of the weights, under AdamW: what auto adds to the peak of a run on one GPU."]
+    lines += ["", "What auto adds to the peak of a run on one GPU, under AdamW, divided by the bytes of the weights."]
     return "\n".join(lines)
 
 
@@ -99,8 +99,7 @@ def table(found: Sequence[Entry], sync_every: int, gpu_bytes: float) -> str:
     """One line per size, GPUs and sharding; lengths are columns."""
     lengths = list(dict.fromkeys(entry.steps for entry in found))
     head = ["parameters", "GPUs", "weights", "a step", *(f"`auto`, {_number(steps)} steps" for steps in lengths)]
-    head += [f"replicas apart, T = {sync_every}", "training itself"]
-    head += ["`auto`, while searching", "in the descent", "on the host"]
+    head += [f"replicas, T = {sync_every}"]
     lines = [_line(head), "|" + " --- |" * len(head)]
     kinds: dict[tuple[float, int, bool], list[Entry]] = {}
     for entry in found:
@@ -111,10 +110,7 @@ def table(found: Sequence[Entry], sync_every: int, gpu_bytes: float) -> str:
         kind = ("sharded" if sharded else "whole") + (" †" if first.training_bytes > gpu_bytes else "")
         cells = [_number(parameters), str(gpus), kind, _seconds(first.step_seconds)]
         cells += [f"{_percent(e.auto.percent / 100)}, {_seconds(e.auto.seconds)}" for e in same]
-        auto = first.auto
-        cells += [merged, _bytes(first.training_bytes)]
-        cells += [_bytes(size) for size in (auto.searching + auto.kept, auto.kept, auto.on_host)]
-        lines.append(_line(cells))
+        lines.append(_line([*cells, merged]))
     return "\n".join(lines)
 
 
@@ -126,7 +122,7 @@ def assumptions(machine: Machine, gpu_bytes: float) -> str:
         f"{machine.tokens} tokens per GPU and step (`--tokens`)",
         f"{machine.flops / 1e12:g} TFLOP/s (`--tflops`), {_percent(machine.utilisation)} of them used "
         "(`--utilisation`)",
-        f"a look of {_seconds(look.launch)} and {look.bandwidth / 1e12:.3g} TB/s, a copy of {_seconds(keep.launch)} "
+        f"a sample of {_seconds(look.launch)} and {look.bandwidth / 1e12:.3g} TB/s, a copy of {_seconds(keep.launch)} "
         f"and {keep.bandwidth / 1e12:.3g} TB/s (`--launch-us`, `--memory-gb-per-s`)",
         f"{machine.gpus_per_node} GPUs in a node (`--gpus-per-node`), {machine.inside / 1e9:g} GB/s inside "
         f"(`--inside-gb-per-s`) and {machine.between / 1e9:g} GB/s between nodes (`--between-gb-per-s`), "
@@ -136,7 +132,7 @@ def assumptions(machine: Machine, gpu_bytes: float) -> str:
         f"{where} in pinned host memory (`--keep`), {machine.pinned / 1e9:.3g} GB/s",
     ]
     return (
-        f"Computed, not run. Assumed: {'; '.join(parts)}. Times are of a whole run; memory is of one GPU. *Sharded*: "
+        f"Computed, not run. Assumed: {'; '.join(parts)}. Times are of a whole run. *Sharded*: "
         "over all GPUs for `auto`, inside each node for replicas, which are then the nodes. †: weights, "
         f"gradients and moments alone are more than the {_bytes(gpu_bytes)} of a GPU (`--gpu-gb`). A converge takes up "
         f"to {EXTRA_BYTES // 2**20} MiB in addition."

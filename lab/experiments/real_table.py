@@ -19,6 +19,7 @@ import numpy as np
 from checkout import ROOT
 from real.score import (
     LONGEST,
+    TUNED,
     Summary,
     Table,
     area,
@@ -34,6 +35,7 @@ from real.targets import APART, CONTROLS, OURS, check_table, checks
 SHOWN = ("test", "seen", "dev")
 """Splits of the page and of the README's table. kin, for tuning only, is a matter of the command line."""
 SPLITS = (*SHOWN, "kin")
+TUNED_ON = "dev"
 RESULTS = Path(__file__).parent / "results" / "real"
 IMAGES = ROOT / "docs" / "images"
 
@@ -110,6 +112,20 @@ def ratio_table(tables: Sequence[Table]) -> str:
     return "\n".join([head, *lines])
 
 
+def compact_table(tables: Sequence[Table]) -> str:
+    """The same with a line per method, two digits, and all its starts in one cell. No baseline, no controls."""
+    left_out = (TUNED, *(name for name in CONTROLS if name != "auto-alone"))
+    names = dict.fromkeys(name for table in tables for name in table.methods if name not in left_out)
+    labels = {name: label for table in tables for name, label in table.labels.items()}
+    head = f"| | {' | '.join(table.name for table in tables)} |\n| --- |" + " ---: |" * len(tables)
+    lines = []
+    for name in names:
+        found = [ratios(table, name) if name in table.methods else {} for table in tables]
+        cells = ["/".join("" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in row.values()) for row in found]
+        lines.append(f"| {labels[name]} | {' | '.join(cells)} |")
+    return "\n".join([head, *lines])
+
+
 def found_table(tables: Sequence[Table]) -> str:
     """The rate that runs found over the best fixed one, lowest and highest of the seeds: a column per workload."""
     names = ("customary", "finder", "auto", "auto-alone", "placebo", "published", "greedy")
@@ -135,13 +151,20 @@ def front(tables: Sequence[Table]) -> str:
     return "\n".join([head, *lines])
 
 
-def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = SHOWN) -> str:
-    """The targets, and the splits that have been run, with their pictures."""
+def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = SHOWN, *, compact: bool = False) -> str:
+    """The targets, and the splits that have been run, with their pictures.
+
+    ``compact``: as in docs/real-data.md. It has the targets that are missed, a line per method, no rates that were
+    found, and of the split that the rule was tuned on no summary.
+    """
     every = {split: read(folder, split) for split in SPLITS}
     found = {split: summaries(tables) for split, tables in every.items() if split in splits and tables}
     apart = [table for tables in every.values() for table in tables if table.name in APART and OURS in table.methods]
     met = checks(found, {table.name: ratios(table, OURS) for table in apart})
+    missed = [check for check in met if not check.met]
     parts = ["## Targets", check_table(met)] if met else []
+    if compact:
+        parts[1:] = [f"{len(met) - len(missed)} of {len(met)} are met. Missed:", check_table(missed)] if met else []
     for split in splits:
         tables = [table for table in every[split] if table.name not in APART]
         if not tables:
@@ -149,7 +172,11 @@ def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = 
         picture = images / f"real_profile_{split}.svg"
         draw(lines_of(tables), picture, f"{len(tables)} workloads of {split}: time to the target")
         shown = f"![Share of runs at the target over the slowdown, {split}]({images.name}/{picture.name})"
-        parts += [f"## {split.capitalize()}: {len(tables)} workloads", summary_table(tables), shown]
+        parts.append(f"## {split.capitalize()}: {len(tables)} workloads")
+        if compact:
+            parts += [*([] if split == TUNED_ON else [summary_table(tables)]), shown, compact_table(every[split])]
+            continue
+        parts += [summary_table(tables), shown]
         parts += ["Final loss over that of the tuned OneCycle:", ratio_table(every[split])]
         parts += ["The rate found, over the best of the grid:", found_table(every[split])]
     return "\n\n".join(parts)

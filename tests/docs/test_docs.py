@@ -107,7 +107,7 @@ def test_the_table_of_extras_has_all_of_them() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = re.findall(r"^  - [^:]+: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(r"^ +- [^:]+: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == [page.name for page in PAGES]
 
 

@@ -62,7 +62,14 @@ def test_places_are_filled() -> None:
 
 
 def test_decisions_are_listed_by_their_files() -> None:
-    config = SimpleNamespace(nav=[{"Home": "index.md"}, {"Decisions": "decisions/"}], docs_dir=str(DOCS))
+    nav = [
+        {"Home": "index.md"},
+        {"Decisions": "decisions/"},
+        {"Appendix": [{"More": "more.md"}, {"Why": "decisions/"}]},
+    ]
+    config = SimpleNamespace(nav=nav, docs_dir=str(DOCS))
     hooks.on_config(config)
     assert config.nav[0] == {"Home": "index.md"}
     assert config.nav[1]["Decisions"][0] == "decisions/001-layers.md"
+    assert config.nav[2]["Appendix"][0] == {"More": "more.md"}
+    assert config.nav[2]["Appendix"][1]["Why"] == config.nav[1]["Decisions"]

@@ -43,7 +43,7 @@ def test_it_runs_as_a_script(file: Path) -> None:
     assert "| 70 B | 512 | sharded |" in printed
     assert "| 70 B | 8 | whole † |" in printed
     assert "| made-up-10M | 10 M | 1000 | yes |" in printed
-    assert "at most 0 % in a look" in printed or "at most < 0.001 % in a look" in printed
+    assert "at most 0 % in a sample" in printed or "at most < 0.001 % in a sample" in printed
     assert "8192 tokens per GPU" in printed
     assert "| made-up-1M | 1 M | 5.1 | 3.1 | 3.0 | 2.1 | 0.1 |" in printed
 
@@ -136,7 +136,7 @@ def test_the_page_is_that_of_its_data(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "The figures below were measured with the search that had a probe" in page
         return
     shutil.copy(ROOT / "docs" / "cost.md", tmp_path)
-    run(monkeypatch, "--docs", tmp_path / "cost.md", "--plot", tmp_path / "images" / "cost.svg")
+    run(monkeypatch, "--gpus", 64, "--docs", tmp_path / "cost.md", "--plot", tmp_path / "images" / "cost.svg")
     assert (tmp_path / "cost.md").read_text(encoding="utf-8") == page
     drawn = (tmp_path / "images" / "cost.svg").read_text(encoding="utf-8")
     assert drawn == (ROOT / "docs" / "images" / "cost.svg").read_text(encoding="utf-8")

@@ -35,7 +35,8 @@ def test_page(page: Path) -> None:
     assert "more by hand" in text
     assert "old" not in text
     assert "**400 steps.** Geometric mean 2.00, median 4.00, worst 4.00; 1 of 2 at or below 1.05." in text
-    assert "| softmax | 4.00 |" in text
+    assert "| 100 / 400 steps | sgd |" in text
+    assert "| softmax | 4.00/4.00 |" in text
 
 
 def test_same_bytes_again(page: Path) -> None:
