@@ -28,7 +28,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "support.json", HERE / "frameworks.md"
 END = "<!-- end -->"
-TABLES = {"frameworks": ("framework, what is run", "where it was run"), "setups": ("tested", "set-ups")}
+TABLES = {
+    "frameworks": ("framework, what is run", "where, in fp32 if nothing else is said"),
+    "setups": ("tested", "set-ups"),
+}
 """Every table, and its head."""
 COLUMNS = ("one process", "DDP", "FSDP2", "HSDP", "tensor parallel", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 """Their order; others follow by name."""
@@ -51,7 +54,7 @@ def table(rows: list[Row], head: tuple[str, str]) -> str:
 
 
 def _shown(column: str, cells: set[str]) -> str:
-    return column if cells == {"yes"} else f"{column} ({', '.join(sorted(cells))})"
+    return column if cells in ({"yes"}, {"fp32"}) else f"{column} ({', '.join(sorted(cells))})"
 
 
 def _order(name: str) -> tuple[int, str]:

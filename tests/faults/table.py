@@ -12,6 +12,8 @@ __all__ = ["tables"]
 
 _HEAD = ("what", "tried", "lost", "bit-equal", "buffers too", "rank named", "seconds until noticed")
 _WAYS = {"trained": "replica ensemble", "search": "search", "arms": "arms"}
+_OTHERS = {"silent": "silent or late", "late": "silent or late"}
+"""What the page calls a fault that no process dies of; a disk that is full or read-only is the other kind."""
 
 
 def tables(results: list[Result]) -> dict[str, str]:
@@ -59,4 +61,4 @@ def _in_words(way: str, inside: bool) -> str:
 
 
 def _fault(result: Result) -> str:
-    return f"{result.fault}, {result.point}"
+    return f"{_OTHERS.get(result.fault, 'full disk or read-only folder')}, {result.point}"
