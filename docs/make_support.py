@@ -9,11 +9,11 @@ A test says what it shows by a mark, at the function or at one of its parameters
     @pytest.mark.covers("frameworks", "Lightning, search", "DDP", "bf16")
     @pytest.mark.covers("setups", "tied weights", "from a guess 100 times too low")
 
-which is the table, the row, the column and what stands in the cell (left out: "yes"). The row of a framework is its
-name and what is run, "search" or "replicas". The column is how the model is shared out, the cell is the precision;
-cells of several tests are put together. New rows and columns need nothing but marks. Tests that fail say so on the
-page; a test that is skipped (no GPU, a package that is missing) leaves the outcome it had, else the page says that it
-was not run.
+which is the table, the row, the column and what is shown there (left out: "yes"). The row of a framework is its name
+and what is run, "search" or "replicas"; the column is how the model is shared out, and the last argument is the
+precision. Set-ups have one line for each column, which lists the rows. New rows and columns need nothing but marks.
+Tests that fail say so on the page; a test that is skipped (no GPU, a package that is missing) leaves the outcome it
+had, else the page says that it was not run.
 
 ``docs/support.json`` has the outcomes. tests/docs/test_support.py checks that file and page say what the marks say.
 """
@@ -28,8 +28,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "support.json", HERE / "frameworks.md"
 END = "<!-- end -->"
-TABLES = {"frameworks": "framework, what is run", "setups": "set-up"}
-"""Every table, and what its rows are."""
+TABLES = {
+    "frameworks": ("framework, what is run", "where, in fp32 if nothing else is said"),
+    "setups": ("tested", "set-ups"),
+}
+"""Every table, and its head."""
 COLUMNS = ("one process", "DDP", "FSDP2", "HSDP", "tensor parallel", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 """Their order; others follow by name."""
 OTHERWISE = {"failed": "**fails**", "skipped": "not run"}
@@ -38,20 +41,28 @@ OTHERWISE = {"failed": "**fails**", "skipped": "not run"}
 Row = dict[str, Any]
 
 
-def table(rows: list[Row], head: str) -> str:
-    """One table, as Markdown."""
-    columns = sorted({row["column"] for row in rows}, key=_order)
-    cells: dict[str, dict[str, list[str]]] = {}
+def table(rows: list[Row], head: tuple[str, str]) -> str:
+    """One table, as Markdown: for each row the columns, each followed by what was shown there."""
+    cells: dict[str, dict[str, set[str]]] = {}
     for row in rows:
-        cells.setdefault(row["row"], {}).setdefault(row["column"], []).append(_cell(row))
-    lines = [[head, *columns], ["---"] * (len(columns) + 1)]
-    for name in sorted(cells, key=lambda name: name.strip("`").lower()):
-        lines.append([name, *(", ".join(sorted(set(cells[name].get(column, ())))) for column in columns)])
+        cells.setdefault(row["row"], {}).setdefault(row["column"], set()).add(_cell(row))
+    lines = [head, ("---", "---")]
+    for name in sorted(cells, key=_order):
+        columns = sorted(cells[name], key=_order)
+        lines.append((name, "; ".join(_shown(column, cells[name][column]) for column in columns)))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _order(column: str) -> tuple[int, str]:
-    return (COLUMNS.index(column) if column in COLUMNS else len(COLUMNS)), column
+def _shown(column: str, cells: set[str]) -> str:
+    return column if cells in ({"yes"}, {"fp32"}) else f"{column} ({', '.join(sorted(cells))})"
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (COLUMNS.index(name) if name in COLUMNS else len(COLUMNS)), name.strip("`").lower()
+
+
+def _by_column(row: Row) -> Row:
+    return {**row, "row": row["column"], "column": row["row"]}
 
 
 def _cell(row: Row) -> str:
@@ -59,7 +70,7 @@ def _cell(row: Row) -> str:
     if row["outcome"] == "passed":
         return str(row["cell"])
     otherwise = OTHERWISE[row["outcome"]]
-    return otherwise if row["cell"] == "yes" else f"{row['cell']} ({otherwise})"
+    return otherwise if row["cell"] == "yes" else f"{row['cell']}: {otherwise}"
 
 
 def page(text: str, rows: list[Row]) -> str:
@@ -69,7 +80,9 @@ def page(text: str, rows: list[Row]) -> str:
         _, end, after = rest.partition(END)
         if not (begin and end):
             raise SystemExit(f"{PAGE.name} must have the lines <!-- table: {name} --> and {END}")
-        text = f"{before}{begin}{table([row for row in rows if row['table'] == name], head)}\n{end}{after}"
+        found = [row for row in rows if row["table"] == name]
+        made = table([_by_column(row) for row in found] if name == "setups" else found, head)
+        text = f"{before}{begin}{made}\n{end}{after}"
     return text
 
 

@@ -51,8 +51,8 @@ def test_what_was_not_run_keeps_its_outcome_and_what_is_gone_goes() -> None:
 def test_a_failure_stands_on_the_page() -> None:
     rows = [_row("1", "passed", "fp32"), _row("2", "failed", "bf16"), _row("3", "skipped", "fp16", "one process")]
     rows += [_row("4", "skipped", column="other"), _row("5", "failed", column="third")]
-    assert make_support.table(rows, "framework").splitlines() == [
-        "| framework | one process | DDP | other | third |",
-        "| --- | --- | --- | --- | --- |",
-        "| a | fp16 (not run) | bf16 (**fails**), fp32 | not run | **fails** |",
+    assert make_support.table(rows, ("framework", "where")).splitlines() == [
+        "| framework | where |",
+        "| --- | --- |",
+        "| a | one process (fp16: not run); DDP (bf16: **fails**, fp32); other (not run); third (**fails**) |",
     ]
