@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -37,7 +38,6 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import torch
-from cost_model import looks, rounds
 from gpt import GPT, SIZES, Size, batches, loss_of
 from harness import parser, run_ranks, show
 from torch import Tensor
@@ -45,10 +45,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
+from hdet.auto.constants import DEFAULT
 from hdet.auto.measure import Measure
+from hdet.auto.rule import next_end
 from hdet.rollback.snapshots import Snapshots
 
 GUESS, RATE = 1e-3, 1e-3
+PCT_START = 0.3
+"""Of OneCycle, as in torch."""
 BATCHES = 64
 REPEATED = 20
 BLOCK = 20
@@ -266,13 +270,37 @@ class _Turns:
         self.done = until
 
 
+def round_ends(steps: int) -> list[int]:
+    """The last step of each round: rounds grow, and the last two end at S - 1 and S.
+
+    >>> len(round_ends(100))
+    20
+    """
+    ends = [1]
+    while (end := next_end(ends[-1])) < steps - 1:
+        ends.append(end)
+    return [*ends, *(end for end in (steps - 1, steps) if end > ends[-1])]
+
+
+def looks(steps: int) -> int:
+    """How many steps are looked at: at most ``sampled`` in each round that begins before the schedule falls.
+
+    >>> looks(100)
+    51
+    """
+    falls = PCT_START + (1 - PCT_START) * math.acos(2 * DEFAULT.falling - 1) / math.pi
+    ends = round_ends(steps)
+    lengths = [end - start for start, end in zip((0, *ends), ends, strict=False) if start < falls * steps]
+    return sum(math.ceil(length / math.ceil(length / DEFAULT.sampled)) for length in lengths)
+
+
 def computed(parts_ms: dict[str, float], steps: int) -> float:
     """The ratio that follows from the parts.
 
     >>> computed({"step": 1.0, "look": 0.0, "end": 1.0}, 100)
     1.2
     """
-    added = looks(steps) * parts_ms["look"] + rounds(steps) * parts_ms["end"]
+    added = looks(steps) * parts_ms["look"] + len(round_ends(steps)) * parts_ms["end"]
     return 1 + added / (steps * parts_ms["step"])
 
 
