@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NamedTuple, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,44 +13,24 @@ from rich.table import Table
 from rich.text import Text
 
 from hdet.cli.output import written
-from hdet.errors import harmless
 from hdet.report import numbers as say
+from lab.runs.plan import Plan
 from lab.runs.teller import Message
 
-__all__ = ["Display", "Job", "display_for"]
+__all__ = ["display_for"]
 
 _LINE_EVERY = 5.0
 
 
-class Job(NamedTuple):
-    """A run that will be shown."""
-
-    name: str
-    steps: int
-
-
-class Display(Protocol):
-    """Shows messages between entering and leaving."""
-
-    def __enter__(self) -> Display: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, message: Message) -> None:
-        """Take a message of :mod:`lab.runs.teller`."""
-        ...
-
-
-def display_for(console: Console, jobs: Sequence[Job]) -> Display:
-    """The live one where somebody can see it."""
+def display_for(console: Console, jobs: Sequence[Plan]) -> Screen | Lines:
+    """The live one if somebody can see it. Enter it, and let it show messages of :mod:`lab.runs.teller`."""
     return Screen(console, jobs) if console.is_terminal else Lines(console, jobs)
 
 
 class Screen:
     """A bar with the time left over all jobs, and below it one line per replica, or one for a search."""
 
-    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+    def __init__(self, console: Console, jobs: Sequence[Plan]) -> None:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -85,7 +64,7 @@ class Screen:
             job = self._jobs[run]
             number = f" ({run + 1} of {len(self._jobs)})" if len(self._jobs) > 1 else ""
             done, at = self._before[run] + message["step"], f"step {message['step']} of {job.steps}"
-            self._progress.update(self._task, completed=done, description=harmless(f"{job.name}{number}"), at=at)
+            self._progress.update(self._task, completed=done, description=f"{job.name}{number}", at=at)
             self._live.update(Group(self._progress, rows(self._start, message, self._round)))
         elif kind == "end":
             self._progress.update(self._task, completed=self._before[run] + self._jobs[run].steps)
@@ -117,7 +96,7 @@ def _weight(weight: float | None) -> Text:
 class Lines:
     """A line when a run starts and ends, when something happens to it, and every few seconds between."""
 
-    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+    def __init__(self, console: Console, jobs: Sequence[Plan]) -> None:
         self._console = console
         self._jobs = jobs
         self._total = sum(job.steps for job in jobs)
@@ -136,10 +115,9 @@ class Lines:
         kind, run = message["kind"], message["run"]
         job, now = self._jobs[run], time.monotonic()
         if kind == "start":
-            resumed = f", going on at step {message['step']}" if message["step"] else ""
-            self._print(run, f"{job.steps} steps, replicas: {message['replicas']}{resumed}")
+            self._print(run, f"{job.steps} steps, replicas: {message['replicas']}")
         elif kind == "end":
-            self._print(run, f"{message['outcome']} at step {message['step']}")
+            self._print(run, message["outcome"])
         elif kind == "round" and message["event"] not in (None, "first step"):
             self._print(run, f"step {message['step']}, {message['event']}")
         elif kind == "step":

@@ -2,15 +2,12 @@
 
 | kind | says |
 | --- | --- |
-| start | ``name``, ``steps``, ``step`` (above 0: resumed), ``replicas``, ``method``, ``groups`` (their names) |
+| start | ``steps``, ``replicas``, ``method``, ``groups`` (their names) |
 | step | ``step``, ``base`` (rates, one per parameter group), ``loss`` (mean over replicas); a few times a second |
 | round | ``step``, ``base``, ``learned``, ``event``, ``rows`` of ``values``, ``loss``, ``weight``, one per replica |
-| end | ``outcome``, ``step`` |
-| rank | ``pid``; by every rank, when it begins |
-| failed | ``error``, one line; in place of everything after it |
+| end | ``outcome`` |
 
-All but the last two have ``run``, the number of the run among those that were started together. Numbers that are not
-finite are None.
+All have ``run``, the number of the run among those that were started together. Numbers that are not finite are None.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ class Teller:
         self._tell = tell
         self._run = run
         self._last = 0.0
-        self._round_ended = False
 
     def say(self, kind: str, **content: Any) -> None:
         self._tell({"kind": kind, "run": self._run, **plain_json(content)})
@@ -55,7 +51,6 @@ class Teller:
         """A record of the journal."""
         if record["kind"] != "round":
             return
-        self._round_ended = True
         weights = record.get("weights") or [None] * len(record["replicas"])
         rows = [
             {"values": row["values"], "loss": row["signal"], "weight": weight}  # the loss that is compared
@@ -63,8 +58,3 @@ class Teller:
         ]
         told = {name: record.get(name) for name in ("step", "base", "learned", "event")}
         self.say("round", **told, rows=rows)
-
-    def round_has_ended(self) -> bool:
-        """Whether a round has ended since this was last asked."""
-        ended, self._round_ended = self._round_ended, False
-        return ended

@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from lab.cli.display import Job, Lines, Screen, display_for, rows
+from lab.cli.display import Lines, Screen, display_for, rows
+from lab.runs.plan import Plan
 
-START = {"kind": "start", "run": 0, "name": "a", "steps": 10, "step": 0, "replicas": 2, "groups": ["conv", "head"]}
+START = {"kind": "start", "run": 0, "steps": 10, "replicas": 2, "groups": ["conv", "head"]}
 STEP = {"kind": "step", "run": 0, "step": 5, "base": [0.1, 0.2], "loss": 1.25}
 ROUND = {
     "kind": "round",
@@ -23,7 +24,7 @@ ROUND = {
         {"values": [0.11, 0.18], "loss": 1.6, "weight": None},
     ],
 }
-JOBS = [Job("a", 10), Job("b", 30)]
+JOBS = [Plan("feed", 10, "a"), Plan("feed", 30, "b")]
 
 
 def drawn(what: Any) -> str:
@@ -75,14 +76,14 @@ def test_a_log_gets_lines() -> None:
             STEP,
             STEP | {"step": 6},
             ROUND | {"step": 7, "event": "ruined: rolled back to step 3"},
-            {"kind": "end", "run": 0, "outcome": "complete", "step": 9},
+            {"kind": "end", "run": 0, "outcome": "complete"},
         ):
             display.show(message)
-        display.show(START | {"run": 1, "step": 7})
+        display.show(START | {"run": 1})
     assert text.getvalue().splitlines() == [
         "[1/2] a: 10 steps, replicas: 2",
         "[1/2] a: step 5 of 10, rate 0.1, loss 1.25",  # the second one came too soon after it
         "[1/2] a: step 7, ruined: rolled back to step 3",
-        "[1/2] a: complete at step 9",
-        "[2/2] b: 30 steps, replicas: 2, going on at step 7",
+        "[1/2] a: complete",
+        "[2/2] b: 30 steps, replicas: 2",
     ]
