@@ -24,9 +24,9 @@ def verdicts(result: dict[str, Any], arrangement: str) -> list[dict[str, Any]]:
 
 
 def test_json_has_every_knob(result: dict[str, Any]) -> None:
-    assert {"experiment", "seeds", "rounds", "problems", "runs", "placebo", "verdicts", "targets"} <= set(result)
+    assert {"experiment", "seeds", "rounds", "problems", "runs", "verdicts", "targets"} <= set(result)
     assert result["rounds"] == 60
-    for part in ("problems", "runs", "placebo", "verdicts"):
+    for part in ("problems", "runs", "verdicts"):
         assert {row["knob"] for row in result[part]} == KNOBS
     row = result["runs"][0]
     assert {"seed", "arrangement", "replicas", "controller", "start", "best", "end", "error", "found"} <= set(row)
