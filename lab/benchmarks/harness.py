@@ -19,8 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["RankFailed", "parser", "ratio", "run_ranks", "show"]
-
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "hdet"])
 

@@ -31,8 +31,6 @@ from zoo_stack import UPDATES
 
 from lab.tasks.transformer import Block
 
-__all__ = ["CASES", "BeginningTask", "case_of"]
-
 Batch = tuple[Tensor, ...]
 HELD_OUT = 2048
 

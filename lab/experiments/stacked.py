@@ -19,8 +19,6 @@ from torch.func import functional_call, grad_and_value, replace_all_batch_norm_m
 
 from lab.tasks import Task
 
-__all__ = ["Adam", "Batch", "Momentum", "Optimizer", "Piece", "Stack", "TrainStep", "captured", "tf32"]
-
 Batch = tuple[Tensor, ...]
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from lab.tasks import Task
 
-__all__ = ["Supply"]
-
 _BLOCK = 25
 """Steps that one thread makes at a time: neighbours share an epoch's order."""
 

@@ -16,8 +16,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-__all__ = ["BATCH", "OPTIMIZERS", "PROBLEMS", "Batch", "Problem", "Sign", "model_of"]
-
 BATCH = 64
 
 Batch = tuple[Tensor, Tensor]

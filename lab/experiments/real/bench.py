@@ -17,8 +17,6 @@ from torch import Tensor
 from lab.tasks import Task
 from real.optimizers import update_of
 
-__all__ = ["EVALUATIONS", "Bench", "Blocks", "Outcome", "Validator", "evaluated_at", "mean_losses"]
-
 EVALUATIONS = 20
 _TOGETHER = 16
 """Runs validated in one call; bounds memory."""

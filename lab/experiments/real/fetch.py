@@ -22,8 +22,6 @@ from real.prepare_code import PREPARE_CODE
 from real.prepare_science import PREPARE_SCIENCE
 from real.pretrain import pretrain
 
-__all__ = ["PREPARE", "main"]
-
 PREPARE = {**PREPARE_OTHERS, **PREPARE_SCIENCE, **PREPARE_CODE}
 """How the arrays of each data set are made, by its name."""
 

@@ -16,8 +16,6 @@ from stacked import TrainStep
 
 from real.bench import Bench
 
-__all__ = ["range_test", "smoothed", "suggestion"]
-
 LOW, HIGH, STEPS = 1e-7, 10.0, 100
 SMOOTHING, STOP = 0.98, 4.0
 

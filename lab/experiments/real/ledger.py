@@ -14,8 +14,6 @@ from provenance import commit
 
 from real.bench import Outcome
 
-__all__ = ["Ledger", "log_test_run", "save"]
-
 TEST_LOG = "test_runs.jsonl"
 
 

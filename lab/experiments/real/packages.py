@@ -22,8 +22,6 @@ from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 from urllib.request import Request, urlopen
 
-__all__ = ["PACKAGES", "FetchError", "Package", "checked", "download", "licence", "members"]
-
 TIMEOUT = 180
 
 

@@ -11,8 +11,6 @@ from real.data import FOLDER
 from real.problems.texts import gpt, hidden_code
 from real.task import RealTask
 
-__all__ = ["pretrain"]
-
 SEED = 0
 
 

@@ -18,8 +18,6 @@ from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rate
 from real.published import REPLICAS, Trained
 from real.together import run_together
 
-__all__ = ["EXTENSIONS", "FEW", "LABELS", "PASSES", "STARTS", "Best", "Pass", "choose"]
-
 STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 FEW = (1e-3, 1.0, 100.0)
 """Of methods that are asked for less: ours, its controls, GreedyLR and the published one."""

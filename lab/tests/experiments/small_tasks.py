@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
 import torch
 from real import optimizers
 from real.bench import Bench

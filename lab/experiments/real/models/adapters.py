@@ -10,8 +10,6 @@ from torch.nn.functional import linear
 
 from real.models.transformers import Layer
 
-__all__ = ["adapted"]
-
 
 class Adapter(nn.Module):
     """A linear layer that stays, and a product of two thin matrices that is added to it; it begins at zero."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-__all__ = ["Experts"]
-
 
 class Experts(nn.Module):
     """The characters before in, logits of the next one out. Of the experts between, two answer each window.

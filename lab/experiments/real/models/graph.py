@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-__all__ = ["GraphNet", "MessageNet"]
-
 
 class GraphNet(nn.Module):
     """Two layers, each over the mean of a node and its neighbours (Kipf and Welling 2017)."""

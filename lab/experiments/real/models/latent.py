@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from real.models.perceptrons import Perceptron
 
-__all__ = ["VAE", "Flow"]
-
 
 class VAE(nn.Module):
     """A variational autoencoder; the noise that it samples with is handed in."""

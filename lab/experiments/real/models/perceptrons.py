@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-__all__ = ["Mixer", "Perceptron", "Sines"]
-
 
 class Perceptron(nn.Module):
     """Linear layers with a function between them; no norm. Two widths are a linear model."""

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-__all__ = ["GPT", "Attention", "Encoder", "LateLayer", "Layer", "Seq2Seq", "ViT"]
-
 
 class Attention(nn.Module):
     """Places of one sequence look at those of another, or of their own, except where ``hidden``."""
