@@ -304,24 +304,6 @@ def computed(parts_ms: dict[str, float], steps: int) -> float:
     return 1 + added / (steps * parts_ms["step"])
 
 
-def copy_speeds(device: torch.device, size: int = 1 << 28) -> dict[str, float]:
-    """GB/s of copies inside the device, and to pinned and pageable host memory."""
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    targets = {"device": torch.empty_like(source), "pageable": torch.empty(size, dtype=torch.uint8)}
-    targets["pinned"] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    found = {}
-    for name, target in targets.items():
-        took = []
-        for _ in range(4):
-            torch.cuda.synchronize(device)
-            began = time.perf_counter()
-            target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize(device)
-            took.append(time.perf_counter() - began)
-        found[name] = size / min(took) / 1e9
-    return found
-
-
 # Compiled models ------------------------------------------------------------------------------------------------------
 
 
@@ -395,7 +377,7 @@ def on_gpu(rows: Sequence[Row], memory: Sequence[str], until: float, path: Path 
     device = torch.device("cuda")
     table = Table(path)
     versions = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "hdet": hdet.__version__}
-    table.more = {"copy_gb_per_s": copy_speeds(device), "versions": versions}
+    table.more = {"versions": versions}
     rows = [row for row in rows if not table.has(row)]
     for name, compiled in dict.fromkeys((row.model, row.compiled) for row in rows):
         if time.time() > until:

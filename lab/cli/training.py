@@ -31,8 +31,8 @@ def train(folders: Sequence[Folder], plans: Sequence[Plan], output: Output) -> N
     """Run the plans in new folders, one after another, and show how they go on."""
     for folder, plan in zip(folders, plans, strict=True):
         folder.begin(plan)
-    with display_for(output.console, plans) as display:
-        execute(folders, plans, display.show)
+    with display_for(output.console, plans) as show:
+        execute(folders, plans, show)
 
 
 def until_stopped(output: Output, out: Path, go_on: str, work: Callable[[], None]) -> int:

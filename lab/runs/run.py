@@ -65,8 +65,7 @@ class Run:
     def go(self) -> Outcome:
         """Train to the end."""
         began, steps = time.perf_counter(), self.plan.steps
-        groups = [group["name"] for group in self.optimizer.param_groups]
-        self.teller.say("start", steps=steps, replicas=self.ranks.size, method=self.plan.method, groups=groups)
+        self.teller.say("start")
         first, final = self._evaluate(0)["loss"], {"loss": math.nan}
         try:
             outcome = self._train()

@@ -2,9 +2,9 @@
 
 | kind | says |
 | --- | --- |
-| start | ``steps``, ``replicas``, ``method``, ``groups`` (their names) |
+| start | |
 | step | ``step``, ``base`` (rates, one per parameter group), ``loss`` (mean over replicas); a few times a second |
-| round | ``step``, ``base``, ``learned``, ``event``, ``rows`` of ``values``, ``loss``, ``weight``, one per replica |
+| event | ``step``, ``event``: what happened to the run at the end of a round |
 | end | ``outcome`` |
 
 All have ``run``, the number of the run among those that were started together. Numbers that are not finite are None.
@@ -30,7 +30,7 @@ def silent(message: Message) -> None:
 
 
 class Teller:
-    """Tells of one run. It is also a sink for the journal's records, from which it knows the rounds."""
+    """Tells of one run. It is also a sink for the journal's records, from which it knows what happens to the run."""
 
     def __init__(self, tell: Tell, run: int = 0) -> None:
         self._tell = tell
@@ -49,12 +49,5 @@ class Teller:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """A record of the journal."""
-        if record["kind"] != "round":
-            return
-        weights = record.get("weights") or [None] * len(record["replicas"])
-        rows = [
-            {"values": row["values"], "loss": row["signal"], "weight": weight}  # the loss that is compared
-            for row, weight in zip(record["replicas"], weights, strict=False)
-        ]
-        told = {name: record.get(name) for name in ("step", "base", "learned", "event")}
-        self.say("round", **told, rows=rows)
+        if record["kind"] == "round" and record.get("event") not in (None, "first step"):
+            self.say("event", step=record["step"], event=record["event"])
