@@ -27,14 +27,13 @@ from typing import Any, NamedTuple
 import torch
 from provenance import commit
 from real.bench import Bench, Validator
-from real.ledger import save
+from real.ledger import best_rate, save
 from real.score import scored_by
 from real.workloads import WORKLOADS
 from real_lr import RESULTS as REAL
 from real_lr import Cut, tidy
 from shapes import onecycle
-from stacked import Stack, TrainStep
-from supply import Supply
+from stacked import Stack, Supply, TrainStep
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results" / "apart"
@@ -189,7 +188,7 @@ def run_workload(plan: Plan, workload: Any, real: Path = REAL) -> dict[str, Any]
     task = workload.task(synthetic=plan.synthetic)
     task = task if plan.samples is None else Cut(task, plan.samples)
     steps = min(workload.steps, plan.longest or workload.steps)
-    peak = workload.customary if plan.synthetic else _best_rate(real / f"{workload.name}.json")
+    peak = workload.customary if plan.synthetic else best_rate(real, workload.name)
     head = {
         "workload": workload.name,
         "optimizer": workload.optimizer,
@@ -236,13 +235,6 @@ def _wanted(plan: Plan, word: str, has: Mapping[str, Any]) -> Iterable[tuple[lis
         names = tuple(name for name in asked if plan.again or f"{factor:g}" not in has.get(name, {}))
         stacks.setdefault(names, []).append(factor)
     return [(factors, {name: METHODS[name] for name in names}) for names, factors in stacks.items() if names]
-
-
-def _best_rate(path: Path) -> float:
-    if path.exists() and "best" in (content := json.loads(path.read_text())):
-        return float(content["best"]["rate"])
-    command = f"python lab/experiments/real_lr.py --workloads {path.stem} --rows onecycle"
-    raise SystemExit(f"{path} should have the best inner rate, but has not. Run first: {command}")
 
 
 # The table -----------------------------------------------------------------------------------------------------------

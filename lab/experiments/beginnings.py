@@ -23,10 +23,10 @@ import torch
 from ablation import Problem, losses_of
 from auto_runs import Run
 from relu_depth import INPUTS, WIDTH
-from supply import Supply
+from stacked import Supply
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from zoo_problems import _digits, _entropy, _layers, _mse, _source
+from zoo_problems import _digits, _entropy, _mse, _source, layers
 from zoo_stack import UPDATES
 
 from lab.tasks.transformer import Block
@@ -120,7 +120,7 @@ class Unused(nn.Module):
 
 
 def deep(depth: int, inputs: int = INPUTS, width: int = WIDTH, out: int = 1) -> Callable[[], nn.Module]:
-    return lambda: _layers(inputs, *[width] * (depth - 1), out)
+    return lambda: layers(inputs, *[width] * (depth - 1), out)
 
 
 U = torch.randn(2000, 6, generator=torch.Generator().manual_seed(0))

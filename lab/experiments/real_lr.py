@@ -31,7 +31,7 @@ from real.ledger import Ledger, log_test_run
 from real.processes import run_each
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
 from real.workloads import SPLITS, WORKLOADS
-from supply import Supply
+from stacked import Supply
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "real"

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from shapes import Factors
-from stacked import Batch, Optimizer, Stack, captured, tf32
-from supply import Supply
+from stacked import Batch, Optimizer, Stack, Supply, captured, tf32
 from torch import Tensor
 
 from lab.tasks import Task

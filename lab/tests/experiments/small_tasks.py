@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from real import optimizers
 from real.bench import Bench
-from supply import Supply
+from stacked import Supply
 
 from lab.tasks import Task, task_named
 

@@ -13,8 +13,7 @@ from real.optimizers import CUSTOMARY, update_of
 from real.pools import Rows, Windows, batches_of
 from real.problems import images, science, tables, texts
 from real.workloads import SPLITS, WORKLOADS
-from stacked import Stack, TrainStep
-from supply import Supply
+from stacked import Stack, Supply, TrainStep
 from tests.examples.launch import ROOT
 
 from lab.tasks import Task

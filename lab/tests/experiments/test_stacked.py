@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from shapes import onecycle
-from stacked import Adam, Momentum, Stack, TrainStep
-from supply import Supply
+from stacked import Adam, Momentum, Stack, Supply, TrainStep
 
 from lab.tests.experiments.small_tasks import CPU, bench, small
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stacked import Stack, TrainStep
-from supply import Supply
+from stacked import Stack, Supply, TrainStep
 from zoo_problems import OPTIMIZERS, PROBLEMS, model_of
 from zoo_stack import UPDATES, ZooTask
 

@@ -1,4 +1,4 @@
-"""Plain layers, one after the other, layers that take turns with two axes, and a network of sines."""
+"""Plain layers, one after the other, and what is made of them: mixers, sines, densities, a mixture of experts."""
 
 from __future__ import annotations
 
@@ -81,3 +81,87 @@ class Mixer(nn.Module):
             normed = self.norms[2 * number + 1](x)
             x = x + within(normed.flatten(0, 1)).view(normed.shape)
         return self.head(self.norm(x).flatten(1)).unflatten(1, (self.ahead, -1))
+
+
+# Densities: by a hidden cause, or by a change of variables ------------------------------------------------------------
+
+
+class VAE(nn.Module):
+    """A variational autoencoder; the noise that it samples with is handed in."""
+
+    def __init__(self, inputs: int, hidden: int = 128, causes: int = 16) -> None:
+        super().__init__()
+        self.encoder = Perceptron((inputs, hidden, 2 * causes))
+        self.decoder = Perceptron((causes, hidden, inputs))
+
+    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """What it makes of its inputs, and for each of them the divergence of the causes from a standard normal."""
+        mean, log_variance = self.encoder(x).chunk(2, -1)
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)
+        return self.decoder(mean + (0.5 * log_variance).exp() * noise), divergence
+
+
+class Coupling(nn.Module):
+    """One half of the numbers is scaled and shifted by what a small network makes of the other half."""
+
+    def __init__(self, half: int, hidden: int) -> None:
+        super().__init__()
+        self.network = Perceptron((half, hidden, hidden, 2 * half))
+
+    def forward(self, kept: Tensor, changed: Tensor) -> tuple[Tensor, Tensor]:
+        """The changed half, and the logarithm of what it was scaled by."""
+        scale, shift = self.network(kept).chunk(2, -1)
+        scale = 2 * torch.tanh(scale / 2)
+        return changed * scale.exp() + shift, scale.sum(-1)
+
+
+class Flow(nn.Module):
+    """A RealNVP: couplings that take turns with the two halves; numbers are dealt to them alternately."""
+
+    def __init__(self, numbers: int, couplings: int = 8, hidden: int = 48) -> None:
+        super().__init__()
+        self.couplings = nn.ModuleList(Coupling(numbers // 2, hidden) for _ in range(couplings))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The standard normal numbers that x stands for, and the logarithm of the volume's change."""
+        a, b = x[:, ::2], x[:, 1::2]
+        volume = torch.zeros_like(x[:, 0])
+        for coupling in self.couplings:
+            changed, scaled = coupling(a, b)
+            a, b, volume = changed, a, volume + scaled
+        return torch.cat([a, b], -1), volume
+
+
+# A mixture of experts over a window of characters ---------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """The characters before in, logits of the next one out. Of the experts between, two answer each window.
+
+    All experts are computed and most are multiplied by 0: what they cost is not the point here.
+    """
+
+    def __init__(
+        self, tokens: int, context: int, table: int = 12, width: int = 64, experts: int = 8, hidden: int = 48
+    ) -> None:
+        super().__init__()
+        self.experts = experts
+        self.tokens = nn.Embedding(tokens, table)
+        self.reader = nn.Linear(context * table, width)
+        self.gate = nn.Linear(width, experts, bias=False)
+        self.inner = nn.Linear(width, experts * hidden)  # one beside the other
+        self.outer = nn.Linear(experts * hidden, width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, window: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and how uneven the load is: 1 where all experts are used alike (Switch Transformer)."""
+        x = relu(self.reader(self.tokens(window).flatten(1)))
+        likely = self.gate(x).softmax(-1)
+        chosen = likely >= likely.topk(2, -1).values[:, 1:]
+        share = likely * chosen
+        share = share / share.sum(-1, keepdim=True)
+        answers = relu(self.inner(x)).unflatten(-1, (self.experts, -1)) * share[..., None]
+        x = x + self.outer(answers.flatten(1))
+        uneven = self.experts * (chosen.to(x.dtype).mean(0) / 2 * likely.mean(0)).sum()
+        return self.head(self.norm(x)), uneven

@@ -13,8 +13,7 @@ from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 from real.data import load_or_stand_in
 from real.models.convolutions import Denoiser, Pairs
-from real.models.latent import VAE
-from real.models.perceptrons import Perceptron, Sines
+from real.models.perceptrons import VAE, Perceptron, Sines
 from real.models.weights import draws
 from real.pools import Noised, Rows, Views
 from real.task import RealTask

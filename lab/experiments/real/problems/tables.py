@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lab.tasks.task import Batch
 from real.data import ADULT_CATEGORIES, DIAMOND_CATEGORIES, ITEMS, USERS, load_or_stand_in
-from real.models.latent import Flow
+from real.models.perceptrons import Flow
 from real.models.tables import Factors, TablePerceptron, TableResidual, WideDeep
 from real.models.weights import draws
 from real.pools import Noised, Rows

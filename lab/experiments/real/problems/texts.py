@@ -11,13 +11,12 @@ from torch.nn.functional import cross_entropy, softplus
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 from real.data import BYTES, CHARACTERS, CODE_PARTS, COUNTRIES, NOTES, WORDS, load, load_or_stand_in
-from real.models.adapters import adapted
 from real.models.convolutions import CausalText, NameCNN
-from real.models.experts import Experts
 from real.models.llama import Llama
+from real.models.perceptrons import Experts
 from real.models.recurrent import ChordGRU, TextGRU, TextLSTM
 from real.models.tables import SkipGram
-from real.models.transformers import GPT, Encoder, Seq2Seq
+from real.models.transformers import GPT, Encoder, Seq2Seq, adapted
 from real.models.weights import drawn, draws
 from real.pools import Chords, Masked, Rows, Skips, Stretches, Windows
 from real.task import RealTask
