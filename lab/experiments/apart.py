@@ -19,21 +19,22 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import real_lr
 import torch
 from provenance import commit
-from real.bench import Bench, Validator
+from real.bench import Bench
 from real.ledger import best_rate, save
 from real.score import scored_by
 from real.workloads import WORKLOADS
 from real_lr import RESULTS as REAL
-from real_lr import Cut, tidy
+from real_lr import Workbench, tidy
 from shapes import onecycle
-from stacked import Stack, Supply, TrainStep
+from stacked import Stack, TrainStep
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results" / "apart"
@@ -165,57 +166,39 @@ def sent(method: Method, setting: Setting, steps: int, parameters: int) -> float
 
 
 @dataclass
-class Plan:
+class Plan(real_lr.Plan):
     """What to run."""
 
-    rows: list[str]
-    settings: list[str]
-    inner: list[float]
-    folder: Path
-    device: torch.device
-    seeds: int = SEEDS
-    longest: int | None = None
-    samples: int | None = None
-    synthetic: bool = False
-    again: bool = False
-    graph: bool = True
-    until: float = math.inf
+    settings: list[str] = field(default_factory=list)
+    inner: list[float] = field(default_factory=list)
+    """Factors on the best inner rate."""
 
 
 def run_workload(plan: Plan, workload: Any, real: Path = REAL) -> dict[str, Any]:
     """The settings of which the file lacks something, a stack for each. Written after every one."""
     path = plan.folder / f"{workload.name}.json"
-    task = workload.task(synthetic=plan.synthetic)
-    task = task if plan.samples is None else Cut(task, plan.samples)
-    steps = min(workload.steps, plan.longest or workload.steps)
+    workbench = Workbench(plan, workload)
     peak = workload.customary if plan.synthetic else best_rate(real, workload.name)
     head = {
         "workload": workload.name,
         "optimizer": workload.optimizer,
-        "steps": steps,
-        "seeds": plan.seeds,
+        "steps": workbench.steps,
+        "seeds": len(plan.seeds),
         "peak": float(f"{peak:.6g}"),
         "samples": plan.samples,
         "synthetic": plan.synthetic,
-        "density": getattr(task, "density", False),
+        "density": getattr(workbench.task, "density", False),
     }
     there = json.loads(path.read_text()) if path.exists() else {}
     content = there if {name: there.get(name) for name in head} == head else {**head, "settings": {}}
-    bench = None
     for word in plan.settings:
         has = content["settings"].get(word, {})
         for factors, methods in _wanted(plan, word, has):
             if time.time() > plan.until:
                 print(f"{workload.name} {word}: no time left", flush=True)
                 return content
-            if bench is None:
-                seeds = range(plan.seeds)
-                supply = Supply(task, seeds, steps, plan.device)
-                how = (plan.device, plan.graph, 2)
-                bench = Bench(task, workload.optimizer, workload.customary, steps, seeds, supply, *how)
-                first = bench.stack(1)
-                content["initial"] = Validator(first, first.theta, graph=False)(first.theta).mean().item()
-            began = time.perf_counter()
+            bench, began = workbench.scoring, time.perf_counter()
+            content["initial"] = bench.initial()
             content["parameters"], found = run_setting(bench, Setting.named(word), methods, peak, factors)
             own = content["settings"].setdefault(word, {})
             for name, rows in found.items():
@@ -348,12 +331,14 @@ def main(words: list[str] | None = None) -> None:
         parser.error(f"--rows must be some of {','.join(ROWS)}, but got {given.rows}")
     torch.set_num_threads(1)  # a second thread on a busy core slows small tensors down by far
     plan = Plan(
+        names,
         rows,
-        given.settings.split(","),
-        [float(word) for word in given.inner.split(",")],
         given.results,
         torch.device(given.device),
-        seeds=given.seeds,
+        settings=given.settings.split(","),
+        inner=[float(word) for word in given.inner.split(",")],
+        seeds=list(range(given.seeds)),
+        evaluations=2,
         longest=given.steps,
         samples=given.samples,
         synthetic=given.synthetic,

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from provenance import commit
-from real.bench import Bench, Validator
+from real.bench import Bench
 from real.calibrated import FILE, GRID, LABELS, Setting, best_of, trained
 from real.ledger import save
 from real.targets import APART
@@ -47,8 +47,7 @@ def names_of(words: str, known: dict[str, Any]) -> list[str]:
 
 def losses_of(bench: Bench, settings: Sequence[Setting], density: bool) -> dict[str, list[float]]:
     """By row: the final loss with every setting, mean over seeds; exp(loss) where it is one of densities."""
-    stack = bench.stack(1)
-    highest = _scored(Validator(stack, stack.theta, graph=False)(stack.theta).mean().item(), density)
+    highest = _scored(bench.initial(), density)
     found = {}
     for name, ahead in AHEAD.items():
         curves, _ = trained(bench, settings, [ahead] * len(settings))

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from provenance import commit, library, versions
-from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
+from real.bench import EVALUATIONS, Bench, evaluated_at
 from real.ledger import Ledger, log_test_run
 from real.processes import run_each
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
@@ -123,8 +123,7 @@ def run_workload(plan: Plan, workload: Any) -> Ledger:
             return ledger
         began = time.perf_counter()
         ledger.content.update(choose(bench.choosing, plan.points, plan.extensions))
-        stack = bench.scoring.stack(1)
-        ledger.content["initial"] = Validator(stack, stack.theta, graph=False)(stack.theta).mean().item()
+        ledger.content["initial"] = bench.scoring.initial()
         ledger.save()
         tidy()
         print(f"{workload.name} grid: {time.perf_counter() - began:.1f} s, {ledger.content['best']}", flush=True)

@@ -74,6 +74,11 @@ class Bench:
         """New runs; ``each``: rows per seed, one after the other."""
         return Stack(self.task, [seed for seed in self.seeds for _ in range(each)], configurations, self.device)
 
+    def initial(self) -> float:
+        """The validation loss of the first weights, mean over seeds."""
+        stack = self.stack(1)
+        return Validator(stack, stack.theta, graph=False)(stack.theta).mean().item()
+
     def update(self, stack: Stack, theta: Tensor | None = None) -> Optimizer:
         """A new optimizer of all runs, or of those in ``theta``."""
         return update_of(self.optimizer, stack, theta)
