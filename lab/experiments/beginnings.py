@@ -27,7 +27,7 @@ from stacked import Supply
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from zoo_problems import _digits, _entropy, _mse, _source, layers
-from zoo_stack import UPDATES
+from zoo_stack import UPDATES, ZooTask
 
 from lab.tasks.transformer import Block
 
@@ -206,7 +206,7 @@ CASES: dict[str, Case] = {
 }
 
 
-class BeginningTask:
+class BeginningTask(ZooTask):
     """What a stack asks of a task.
 
     Args:
@@ -221,9 +221,6 @@ class BeginningTask:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.case.model()
-
-    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        return [{"name": "all", "params": list(model.parameters())}]
 
     def batch(self, seed: int, step: int) -> Batch:
         return self.case.batch(torch.Generator().manual_seed(10**6 * seed + step), self.case.size)

@@ -215,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _named(words: str, known: dict[str, Any]) -> list[str]:
+def named(words: str, known: dict[str, Any]) -> list[str]:
     """The workloads that splits and names stand for, each once."""
     groups = {split: [name for name, w in known.items() if w.split == split] for split in SPLITS}
     groups["all"] = list(known)
@@ -227,7 +227,7 @@ def parsed(words: list[str] | None = None, known: dict[str, Any] | None = None) 
     parser = _parser()
     given = parser.parse_args(words)
     known = known if known is not None else WORKLOADS
-    names = _named(given.workloads, known)
+    names = named(given.workloads, known)
     rows = given.rows.split(",") if given.rows else list(LABELS)
     if not {*names} <= {*known}:
         parser.error(f"--workloads must be {GROUPS} or some of {','.join(known)}, but got {given.workloads}")

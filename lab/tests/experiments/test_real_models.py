@@ -10,9 +10,8 @@ import pytest
 import torch
 from real.data import CHARACTERS, WORDS, stand_in
 from real.models.convolutions import CausalText, NameCNN, UNet
-from real.models.graph import MessageNet
 from real.models.llama import Llama
-from real.models.perceptrons import VAE, Experts, Flow, Mixer, Perceptron, Sines
+from real.models.perceptrons import VAE, Experts, Flow, MessageNet, Mixer, Perceptron, Sines
 from real.models.recurrent import Oscillators, StateSpace
 from real.models.tables import ComplEx
 from real.models.transformers import Encoder

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 import zoo
 from stacked import Stack, Supply, TrainStep
+from tests.examples.launch import ROOT, output_of
 from tests.setups.problems import Records
 from tests.setups.runs import searching
 from torch import nn, optim
 from zoo_problems import OPTIMIZERS, PROBLEMS, model_of
 from zoo_stack import UPDATES, ZooTask
 
+import hdet
 from lab.tests.experiments.small_tasks import CPU
 
 
@@ -116,6 +120,22 @@ def test_an_ordinary_optimizer_is_not_told_that_its_steps_do_not_follow_the_rate
                 part.step()
             scheduler.step(loss.detach())
         assert [r["alarm"] for r in journal.rounds if r["alarm"]] == [], kind
+
+
+@pytest.mark.parametrize("guess", [1e-3, 1e6])
+def test_a_journal_becomes_a_picture(tmp_path: Path, guess: float) -> None:
+    """docs/make_flight.py draws what a journal says."""
+    problem = PROBLEMS["line"]
+    model = model_of(problem, 0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=guess)
+    journal = tmp_path / "run.jsonl"
+    scheduler = hdet.OneCycleLR(optimizer, "auto", 80, journal=journal)
+    zoo.train(problem, optimizer, model, scheduler, 0)
+    output_of(sys.executable, ROOT / "docs" / "make_flight.py", journal, tmp_path / "flight.svg")
+    picture = (tmp_path / "flight.svg").read_text()
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert "what the gradients ask for" in picture
+    assert ("restarted" in picture) == (guess > 1)
 
 
 # As rows of a stack -------------------------------------------------------------------------------------------------

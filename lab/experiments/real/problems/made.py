@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
-from real.models.graph import GraphNet
-from real.models.perceptrons import Perceptron
+from real.models.perceptrons import GraphNet, Perceptron
 from real.models.transformers import GPT
 from real.models.weights import draws
 from real.pools import Made, Rows

@@ -9,8 +9,7 @@ from torch.nn.functional import cross_entropy, relu, softplus
 from lab.tasks.task import Batch
 from real.data import ATOM_KINDS, BOND_KINDS, CONCEPTS, FRAMES, RELATIONS, TISSUES, load_or_stand_in
 from real.models.convolutions import UNet
-from real.models.graph import MessageNet
-from real.models.perceptrons import Mixer, Perceptron
+from real.models.perceptrons import MessageNet, Mixer, Perceptron
 from real.models.recurrent import StateSpace
 from real.models.tables import ComplEx
 from real.models.weights import draws
