@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -37,7 +38,6 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import torch
-from cost_model import looks, rounds
 from gpt import GPT, SIZES, Size, batches, loss_of
 from harness import parser, run_ranks, show
 from torch import Tensor
@@ -45,10 +45,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
+from hdet.auto.constants import DEFAULT
 from hdet.auto.measure import Measure
+from hdet.auto.rule import next_end
 from hdet.rollback.snapshots import Snapshots
 
 GUESS, RATE = 1e-3, 1e-3
+PCT_START = 0.3
+"""Of OneCycle, as in torch."""
 BATCHES = 64
 REPEATED = 20
 BLOCK = 20
@@ -266,32 +270,38 @@ class _Turns:
         self.done = until
 
 
+def round_ends(steps: int) -> list[int]:
+    """The last step of each round: rounds grow, and the last two end at S - 1 and S.
+
+    >>> len(round_ends(100))
+    20
+    """
+    ends = [1]
+    while (end := next_end(ends[-1])) < steps - 1:
+        ends.append(end)
+    return [*ends, *(end for end in (steps - 1, steps) if end > ends[-1])]
+
+
+def looks(steps: int) -> int:
+    """How many steps are looked at: at most ``sampled`` in each round that begins before the schedule falls.
+
+    >>> looks(100)
+    51
+    """
+    falls = PCT_START + (1 - PCT_START) * math.acos(2 * DEFAULT.falling - 1) / math.pi
+    ends = round_ends(steps)
+    lengths = [end - start for start, end in zip((0, *ends), ends, strict=False) if start < falls * steps]
+    return sum(math.ceil(length / math.ceil(length / DEFAULT.sampled)) for length in lengths)
+
+
 def computed(parts_ms: dict[str, float], steps: int) -> float:
     """The ratio that follows from the parts.
 
     >>> computed({"step": 1.0, "look": 0.0, "end": 1.0}, 100)
     1.2
     """
-    added = looks(steps) * parts_ms["look"] + rounds(steps) * parts_ms["end"]
+    added = looks(steps) * parts_ms["look"] + len(round_ends(steps)) * parts_ms["end"]
     return 1 + added / (steps * parts_ms["step"])
-
-
-def copy_speeds(device: torch.device, size: int = 1 << 28) -> dict[str, float]:
-    """GB/s of copies inside the device, and to pinned and pageable host memory."""
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    targets = {"device": torch.empty_like(source), "pageable": torch.empty(size, dtype=torch.uint8)}
-    targets["pinned"] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    found = {}
-    for name, target in targets.items():
-        took = []
-        for _ in range(4):
-            torch.cuda.synchronize(device)
-            began = time.perf_counter()
-            target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize(device)
-            took.append(time.perf_counter() - began)
-        found[name] = size / min(took) / 1e9
-    return found
 
 
 # Compiled models ------------------------------------------------------------------------------------------------------
@@ -367,7 +377,7 @@ def on_gpu(rows: Sequence[Row], memory: Sequence[str], until: float, path: Path 
     device = torch.device("cuda")
     table = Table(path)
     versions = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "hdet": hdet.__version__}
-    table.more = {"copy_gb_per_s": copy_speeds(device), "versions": versions}
+    table.more = {"versions": versions}
     rows = [row for row in rows if not table.has(row)]
     for name, compiled in dict.fromkeys((row.model, row.compiled) for row in rows):
         if time.time() > until:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import parser, ratio, run_ranks, show, wait_for_turn
+from harness import parser, ratio, run_ranks, show
 from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
@@ -74,7 +74,8 @@ def contest(rank: int, repetitions: int) -> dict[str, Any]:
         for name, average in contestants.items():
             _diverge(rank, parameters, own, start)
             spreads.append(_spread(own[0]))
-            began = wait_for_turn()
+            dist.barrier()
+            began = time.perf_counter()
             with torch.no_grad():
                 average()
             ended = time.perf_counter()

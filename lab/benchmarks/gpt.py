@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-__all__ = ["GPT", "SIZES", "Size", "batches", "loss_of"]
-
 VOCABULARY = 256
 
 

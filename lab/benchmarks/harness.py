@@ -19,8 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["RankFailed", "parser", "ratio", "run_ranks", "show", "wait_for_turn"]
-
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "hdet"])
 
@@ -50,12 +48,6 @@ def show(result: Mapping[str, Any], targets: Mapping[str, str], as_json: bool) -
 def ratio(seconds: Sequence[float], other: Sequence[float]) -> float:
     """Median of the ratios of neighbours in time: what slows the machine for a while slows both and drops out."""
     return median(mine / yours for mine, yours in zip(seconds, other, strict=True))
-
-
-def wait_for_turn() -> float:
-    """Start together on all ranks: the moment to count from."""
-    dist.barrier()
-    return time.perf_counter()
 
 
 def run_ranks(fn: Callable[..., Any], ranks: int, *args: Any, timeout: float, backend: str = "gloo") -> list[Any]:

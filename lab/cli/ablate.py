@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hdet.cli.output import Output
+from hdet.cli.output import Force, Json, Output
 from hdet.errors import ArgumentError
 from hdet.files import write_atomically
 from hdet.report.data import load_run
 from hdet.report.numbers import plain_json
-from hdet.report.page import check_packages, write_report
-from lab.cli import options as o
-from lab.cli.display import Job, display_for
-from lab.cli.stopping import until_stopped
+from hdet.report.page import write_report
+from lab.cli.training import check_surroundings, train, until_stopped
 from lab.runs.ablation import RATES, PlannedRun, Study
-from lab.runs.launch import execute, refuse_torchrun
 from lab.runs.outcome import as_markdown, described, table_of
-from lab.runs.stop import Stop
 
 __all__ = ["ablate"]
 
@@ -45,10 +42,18 @@ _Like = Annotated[Path | None, typer.Option("--like", help="Repeat the study of 
 _Out = Annotated[Path, typer.Option("--out", help="Folder of the study; what is complete in it is kept.")]
 
 
+class TaskName(str, Enum):
+    """The bundled tasks."""
+
+    feed = "feed"
+    text = "text"
+    digits = "digits"
+
+
 def ablate(
     context: typer.Context,
     out: _Out,
-    task: Annotated[o.TaskName, typer.Option(help="What to learn.")] = o.TaskName.feed,
+    task: Annotated[TaskName, typer.Option(help="What to learn.")] = TaskName.feed,
     seeds: _Seeds = None,
     steps: _Steps = None,
     replicas: _Replicas = None,
@@ -57,8 +62,8 @@ def ablate(
     high: _High = None,
     like: _Like = None,
     quick: _Quick = False,
-    force: o.Force = False,
-    as_json: o.Json = False,
+    force: Force = False,
+    as_json: Json = False,
 ) -> int:
     """Measure the published table: six configurations, two controls, and a search for the rate.
 
@@ -66,26 +71,24 @@ def ablate(
     low rate. Three rows take HDET apart. Controls: averages and noise without any spread (alpha = 0), and a placebo
     whose losses are shuffled over the replicas. The defaults take about a quarter of an hour on two cores.
 
-    Writes ablation.json (arguments, versions, every run), table.md and report.html. The same command goes on where it
-    was stopped; `--like ablation.json` repeats a study.
+    Writes ablation.json (arguments, versions, every run), table.md and report.html. After it was stopped, the same
+    command goes on with the runs that are not complete; `--like ablation.json` repeats a study.
 
     ```
     python -m lab ablate --task feed --seeds 3 --out runs/ablation
     ```
     """
-    refuse_torchrun("ablate")
-    check_packages()
+    check_surroundings("ablate")
     output = Output(as_json)
     study = _study(context.params)
     runs = study.runs(out)
     _begin(study, runs, out / "ablation.json", force)
 
-    def work(stop: Stop) -> int | None:
-        pending = [run for run in runs if not run.folder.complete]
-        if pending and _train(pending, output, stop) == "stopped":
-            return None
+    def work() -> None:
+        pending = [run for run in runs if force or not run.folder.complete]
+        if pending:
+            train([run.folder for run in pending], [run.plan for run in pending], output)
         _conclude(study, runs, out, output)
-        return 0
 
     return until_stopped(output, out, "the same command goes on (without --force)", work)
 
@@ -114,22 +117,14 @@ def _like(path: Path) -> Study:
 
 
 def _begin(study: Study, runs: list[PlannedRun], file: Path, force: bool) -> None:
-    """Write the plans of what is not there yet. Another study in the same folder stays as it is."""
+    """Write down what is studied. Another study in the same folder stays as it is."""
     if file.exists() and not force:
         if _like(file) != study:
             raise ArgumentError(f"{file.parent} has another study; name another folder, or replace it with --force")
     elif any(run.folder.taken for run in runs) and not force:
         raise ArgumentError(f"{file.parent} has runs of something else; name another folder, or add --force")
-    for run in runs:
-        if force or not run.folder.taken:
-            run.folder.begin(run.plan, force=force)
-    _write(file, described(study, runs))
-
-
-def _train(pending: list[PlannedRun], output: Output, stop: Stop) -> str:
-    jobs = [Job(run.plan.name, run.plan.steps) for run in pending]
-    with display_for(output.console, jobs) as display:
-        return execute([run.folder for run in pending], pending[0].plan, display.show, stop=stop)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _write(file, described(study, [] if force else runs))
 
 
 def _conclude(study: Study, runs: list[PlannedRun], out: Path, output: Output) -> None:

@@ -8,17 +8,13 @@ from typing import Annotated
 
 import typer
 
-from hdet.cli.output import Output
+from hdet.cli.output import Force, Json, Output
 from hdet.errors import ArgumentError
 from hdet.report.data import load_run
-from hdet.report.page import Chapter, check_packages, write_chapters
+from hdet.report.page import Chapter, write_chapters
 from hdet.report.verdict import base_movement
-from lab.cli import options as o
-from lab.cli.display import Job, display_for
-from lab.cli.stopping import until_stopped
-from lab.runs.demo import Scene, ensemble, ensemble_table, guess_table, guess_words, guesses
-from lab.runs.launch import execute, refuse_torchrun
-from lab.runs.stop import Stop
+from lab.cli.training import check_surroundings, train, until_stopped
+from lab.runs.demo import ensemble, ensemble_table, guess_table, guess_words, guesses
 
 __all__ = ["demo"]
 
@@ -35,8 +31,8 @@ def demo(
     steps: _Steps = 400,
     ensemble_steps: _Feed = 400,
     replicas: _Replicas = 4,
-    force: o.Force = False,
-    as_json: o.Json = False,
+    force: Force = False,
+    as_json: Json = False,
 ) -> int:
     """Show what hdet does, in two scenes and about three minutes.
 
@@ -44,25 +40,21 @@ def demo(
     OneCycleLR beside hdet's. Two, the ensemble: four processes train a recommender's model at four rates around one
     schedule. At the end a table, and a report to open in a browser.
     """
-    refuse_torchrun("demo")
-    check_packages()
+    check_surroundings("demo")
     output = Output(as_json)
     folder = _folder(out, force)
     again = f"begin again with: python -m lab demo --out {folder} --force"
-    return until_stopped(
-        output, folder, again, lambda stop: _show(folder, steps, ensemble_steps, replicas, force, output, stop)
-    )
+    return until_stopped(output, folder, again, lambda: _show(folder, steps, ensemble_steps, replicas, output))
 
 
-def _show(
-    out: Path, steps: int, ensemble_steps: int, replicas: int, force: bool, output: Output, stop: Stop
-) -> int | None:
-    """Both scenes and the page; None where it was stopped."""
+def _show(out: Path, steps: int, ensemble_steps: int, replicas: int, output: Output) -> None:
+    """Both scenes and the page."""
     one, two = guesses(out, steps), ensemble(out, ensemble_steps, replicas)
     chapters: list[Chapter] = []
     for scene in (one, two):
-        if _play(scene, output, force, stop) == "stopped":
-            return None
+        output.say(f"\n{scene.title}", style="bold")
+        output.say(scene.words)
+        train(scene.folders, scene.plans, output)
         seen = [load_run(folder.path) for folder in scene.folders]
         table = guess_table(seen) if scene is one else ensemble_table(seen[0])
         chapters.append(Chapter(seen, scene.title, scene.words, table))
@@ -74,7 +66,6 @@ def _show(
     rates = {name: movement.end for name, movement in found.items() if movement is not None}
     losses = {run.name: run.summary.final.get("loss") for run in runs}
     output.result(outcome="complete", out=out, report=page, losses=losses, rates=rates)
-    return 0
 
 
 def _folder(out: Path | None, force: bool) -> Path:
@@ -84,17 +75,3 @@ def _folder(out: Path | None, force: bool) -> Path:
     if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
         raise ArgumentError(f"{out} exists already; name another folder, or replace what is in it with --force")
     return out
-
-
-def _play(scene: Scene, output: Output, force: bool, stop: Stop) -> str:
-    """Run a scene's plans, one after another."""
-    output.say(f"\n{scene.title}", style="bold")
-    output.say(scene.words)
-
-    def begin() -> None:
-        for folder, plan in zip(scene.folders, scene.plans, strict=True):
-            folder.begin(plan, force=force)
-
-    jobs = [Job(plan.name, plan.steps) for plan in scene.plans]
-    with display_for(output.console, jobs) as display:
-        return execute(scene.folders, scene.plans[0], display.show, begin, stop)

@@ -3,159 +3,72 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from types import TracebackType
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from hdet.cli.output import written
-from hdet.errors import harmless
 from hdet.report import numbers as say
-from lab.runs.teller import Message
+from lab.runs.plan import Plan
+from lab.runs.teller import Message, Tell
 
-__all__ = ["Display", "Job", "display_for"]
+__all__ = ["display_for"]
 
 _LINE_EVERY = 5.0
 
 
-class Job(NamedTuple):
-    """A run that will be shown."""
+@contextmanager
+def display_for(console: Console, plans: Sequence[Plan]) -> Iterator[Tell]:
+    """Inside, what takes the messages of :mod:`lab.runs.teller` and shows them: live, if somebody can see it."""
+    done_before = [sum(plan.steps for plan in plans[:i]) for i in range(len(plans))]
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[at]}", markup=False),
+        TimeRemainingColumn(),
+    )
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = progress.add_task("starting", total=sum(plan.steps for plan in plans), at="")
+    lines = _lines(console, plans)
 
-    name: str
-    steps: int
+    def show(message: Message) -> None:
+        run = message["run"]
+        if message["kind"] == "step":
+            name = f"{plans[run].name} ({run + 1} of {len(plans)})"
+            progress.update(task, completed=done_before[run] + message["step"], description=name, at=_at(message))
+        if message["kind"] == "event" or not console.is_terminal:
+            lines(message)
+
+    with progress:
+        yield show
 
 
-class Display(Protocol):
-    """Shows messages between entering and leaving."""
+def _lines(console: Console, plans: Sequence[Plan]) -> Tell:
+    """Writes a line when a run starts and ends, when something happens to it, and every few seconds between."""
+    next_at = 0.0
 
-    def __enter__(self) -> Display: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, message: Message) -> None:
-        """Take a message of :mod:`lab.runs.teller`."""
-        ...
-
-
-def display_for(console: Console, jobs: Sequence[Job]) -> Display:
-    """The live one where somebody can see it."""
-    return Screen(console, jobs) if console.is_terminal else Lines(console, jobs)
-
-
-class Screen:
-    """A bar with the time left over all jobs, and below it one line per replica, or one for a search."""
-
-    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[at]}"),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, console=console)
-        self._task = self._progress.add_task("starting", total=sum(job.steps for job in jobs), at="")
-        self._jobs = jobs
-        self._before = [sum(job.steps for job in jobs[:i]) for i in range(len(jobs))]
-        self._start: Message = {}
-        self._round: Message | None = None
-        self._live = Live(self._progress, console=console, refresh_per_second=8, transient=True)
-
-    def __enter__(self) -> Screen:
-        self._live.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
-
-    def show(self, message: Message) -> None:
+    def write(message: Message) -> None:
+        nonlocal next_at
         kind, run = message["kind"], message["run"]
+        plan = plans[run]
         if kind == "start":
-            self._start, self._round = message, None
-        elif kind == "round":
-            self._round = message
-        elif kind == "step":
-            job = self._jobs[run]
-            number = f" ({run + 1} of {len(self._jobs)})" if len(self._jobs) > 1 else ""
-            done, at = self._before[run] + message["step"], f"step {message['step']} of {job.steps}"
-            self._progress.update(self._task, completed=done, description=harmless(f"{job.name}{number}"), at=at)
-            self._live.update(Group(self._progress, rows(self._start, message, self._round)))
+            words = f"{plan.steps} steps, replicas: {plan.replicas}"
+        elif kind == "event":
+            words = f"step {message['step']}, {message['event']}"
         elif kind == "end":
-            self._progress.update(self._task, completed=self._before[run] + self._jobs[run].steps)
+            words = message["outcome"]
+        elif time.monotonic() >= next_at:
+            next_at = time.monotonic() + _LINE_EVERY
+            words = f"{_at(message)} of {plan.steps}"
+        else:
+            return
+        number = f"[{run + 1}/{len(plans)}] " if len(plans) > 1 else ""
+        console.print(written(f"{number}{plan.name}: {words}"), soft_wrap=True)
+
+    return write
 
 
-def rows(start: Message, step: Message, last: Message | None) -> Table:
-    """Rates, loss and weight of every replica at the last round's end; the base as it is now."""
-    searches = start["method"] == "search"
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", *(f"rate, {name}" for name in start["groups"]), "loss", *(() if searches else ("weight",))):
-        table.add_column(written(column), justify="right" if column else "left")
-    for r, row in enumerate(last["rows"] if last is not None else ()):
-        cells = [*map(say.rate, row["values"]), say.loss(row["loss"])]
-        name, weight = ("last round", ()) if searches else (f"replica {r}", (_weight(row["weight"]),))
-        table.add_row(name, *cells, *weight)
-    table.add_row("now" if searches else "base", *map(say.rate, step["base"]), say.loss(step["loss"]), style="bold")
-    if last is not None:
-        table.add_row("found" if searches else "learned", *map(say.factor, last["learned"]), style="dim")
-    return table
-
-
-def _weight(weight: float | None) -> Text:
-    """How much a replica counted, as number and bar."""
-    if weight is None:
-        return Text("")
-    return Text(f"{weight:.2f} ") + Text(("█" * round(8 * weight)).ljust(8), style="cyan")
-
-
-class Lines:
-    """A line when a run starts and ends, when something happens to it, and every few seconds between."""
-
-    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
-        self._console = console
-        self._jobs = jobs
-        self._total = sum(job.steps for job in jobs)
-        self._shown = 0.0
-        self._first: tuple[float, int] | None = None
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def show(self, message: Message) -> None:
-        kind, run = message["kind"], message["run"]
-        job, now = self._jobs[run], time.monotonic()
-        if kind == "start":
-            resumed = f", going on at step {message['step']}" if message["step"] else ""
-            self._print(run, f"{job.steps} steps, replicas: {message['replicas']}{resumed}")
-        elif kind == "end":
-            self._print(run, f"{message['outcome']} at step {message['step']}")
-        elif kind == "round" and message["event"] not in (None, "first step"):
-            self._print(run, f"step {message['step']}, {message['event']}")
-        elif kind == "step":
-            done = sum(job.steps for job in self._jobs[:run]) + message["step"]
-            self._first = self._first or (now, done)  # the start-up says nothing about the speed
-            if now >= self._shown + _LINE_EVERY:
-                self._shown = now
-                base, loss = say.rate(message["base"][0]), say.loss(message["loss"])
-                self._print(
-                    run, f"step {message['step']} of {job.steps}, rate {base}, loss {loss}{self._left(now, done)}"
-                )
-
-    def _left(self, now: float, done: int) -> str:
-        began, first = self._first or (now, done)
-        return f"; about {(now - began) * (self._total - done) / (done - first):.0f} s left" if done > first else ""
-
-    def _print(self, run: int, text: str) -> None:
-        number = f"[{run + 1}/{len(self._jobs)}] " if len(self._jobs) > 1 else ""
-        self._console.print(written(f"{number}{self._jobs[run].name}: {text}"), soft_wrap=True)
+def _at(message: Message) -> str:
+    return f"rate {say.rate(message['base'][0])}, loss {say.loss(message['loss'])}, step {message['step']}"

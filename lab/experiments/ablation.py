@@ -27,6 +27,7 @@ import torch
 from auto_runs import AutoRuns, Run
 from provenance import commit, library
 from real.bench import Validator
+from real.ledger import best_rate as fixed_rate
 from real.ledger import save
 from real.optimizers import update_of
 from real.processes import in_processes, without
@@ -35,8 +36,7 @@ from real.targets import APART
 from real.workloads import SPLITS, WORKLOADS
 from real_lr import RESULTS as REAL
 from real_lr import tidy
-from stacked import Optimizer, Stack
-from supply import Supply
+from stacked import Optimizer, Stack, Supply
 from variants import AS_IT_IS, VARIANTS, run_of
 from zoo import LENGTHS, best_rate
 from zoo_problems import OPTIMIZERS, PROBLEMS
@@ -76,14 +76,10 @@ def problem_of(name: str, real: Path = REAL, zoo: Path = ZOO) -> Problem:
         rate = best_rate(json.loads(zoo.read_text()), problem, optimizer, int(steps))
         build, update = lambda: ZooTask(problem), lambda stack: UPDATES[optimizer](stack.theta)
         return Problem(name, f"zoo {steps}", int(steps), rate, build, update)
-    workload, path = WORKLOADS[name], real / f"{name}.json"
-    content = json.loads(path.read_text()) if path.exists() else {}
-    if "best" not in content:
-        command = f"python lab/experiments/real_lr.py --workloads {name} --rows onecycle"
-        raise SystemExit(f"{path} must have the best rate, but has not. Run first: {command}")
+    workload = WORKLOADS[name]
     group = "apart" if name in APART else "dev and kin" if workload.split in ("dev", "kin") else workload.split
     update = lambda stack: update_of(workload.optimizer, stack)  # noqa: E731
-    return Problem(name, group, workload.steps, content["best"]["rate"], workload.task, update)
+    return Problem(name, group, workload.steps, fixed_rate(real, name), workload.task, update)
 
 
 def named(words: str) -> list[str]:

@@ -1,15 +1,15 @@
-"""Arms that train apart and meet every H steps: what do they lose, what do they save, and is the outer rate found?
+"""Arms that train apart and meet every H steps: what do they lose against DDP, and what do they save?
 
     python lab/experiments/real_lr.py --workloads kin --rows onecycle                 # first: the best inner rates
     python lab/experiments/apart.py --workloads shakespeare-gpt-1000 --seconds 500    # all rows that the file lacks
-    python lab/experiments/apart.py --settings 4x20 --rows found,grid --inner 0.333,3
+    python lab/experiments/apart.py --settings 4x20 --rows local,grid --inner 0.333,3
     python lab/experiments/apart.py --table
 
 K arms deal out the batch of plain training, so all rows see the same samples, and train as rows of one stack. They keep
-their optimizers' moments, as in DiLoCo, and meet every H steps and at the end. `outer_rate.py` has the rule of the
-found rate. The library had both kinds of outer steps until they were measured here: decision 022. One JSON file per
-workload in results/apart; what it has is not run again, unless ``--again``. Bytes and seconds are computed, not
-measured: weights in fp32 by a ring all-reduce, which moves 2 (K - 1) / K of them per arm.
+their optimizers' moments, as in DiLoCo, and meet every H steps and at the end. The library had outer steps until they
+were measured here, and a rule that finds the outer rate: decision 022 has its figures. One JSON file per workload in
+results/apart; what it has is not run again, unless ``--again``. Bytes and seconds are computed, not measured: weights
+in fp32 by a ring all-reduce, which moves 2 (K - 1) / K of them per arm.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import real_lr
 import torch
-from outer_rate import OuterRate, next_rate
 from provenance import commit
-from real.bench import Bench, Validator
-from real.ledger import save
+from real.bench import Bench
+from real.ledger import best_rate, save
 from real.score import scored_by
 from real.workloads import WORKLOADS
 from real_lr import RESULTS as REAL
-from real_lr import Cut, tidy
+from real_lr import Workbench, tidy
 from shapes import onecycle
 from stacked import Stack, TrainStep
-from supply import Supply
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results" / "apart"
@@ -50,8 +49,7 @@ class Method(NamedTuple):
     """A column of the stack."""
 
     label: str
-    rate: float | None = 1.0
-    """None: found."""
+    rate: float = 1.0
     momentum: float = 0.0
     shares: bool = False
     """Whether the arms share gradients at every step."""
@@ -61,10 +59,9 @@ METHODS = {
     "ddp": Method("DDP", shares=True),
     "local": Method("local SGD (mean)"),
     "diloco": Method("DiLoCo, Nesterov 0.7 / 0.9", 0.7, 0.9),
-    "found": Method("found outer rate", None),
     **{f"grid{rate:g}": Method(f"outer rate {rate:g}", rate) for rate in GRID},
 }
-ROWS = ("ddp", "local", "diloco", "found", "grid")
+ROWS = ("ddp", "local", "diloco", "grid")
 
 
 class Setting(NamedTuple):
@@ -86,7 +83,7 @@ class Setting(NamedTuple):
         return t % self.every == 0 or t == steps
 
 
-SETTINGS = {"4x20": ROWS, "1x20": ROWS[:4], "8x20": ROWS[:4], "4x100": ROWS[:4]}
+SETTINGS = {"4x20": ROWS, "1x20": ROWS[:3], "8x20": ROWS[:3], "4x100": ROWS[:3]}
 """And the rows that each has."""
 
 
@@ -101,19 +98,13 @@ class Apart:
     """
 
     def __init__(self, stack: Stack, methods: Sequence[Method], setting: Setting, steps: int) -> None:
-        self._stack, self._methods, self._setting, self._steps = stack, methods, setting, steps
+        self._stack, self._setting, self._steps = stack, setting, steps
         theta = stack.theta
         self._shares = torch.tensor([method.shares for method in methods], device=theta.device)[:, None]
         self._momentum = torch.tensor([method.momentum for method in methods]).to(theta)[:, None]
+        self._rate = torch.tensor([method.rate for method in methods]).to(theta)[:, None]
         self.last = self.mean()
         self._velocity = torch.zeros_like(self.last)
-        first = [OuterRate() if method.rate is None else OuterRate(method.rate) for method in methods]
-        self._found = [list(first) for _ in range(self.last.shape[0])]
-        """[seed][column]"""
-        self._losses = torch.zeros(theta.shape[:2]).to(theta)
-        self._counted = 0
-        self.history: list[list[list[float]]] = []
-        """The rates [seed][column] of all meetings."""
 
     def _arms(self, rows: Tensor) -> Tensor:
         return rows.unflatten(0, (-1, self._setting.arms))
@@ -127,57 +118,32 @@ class Apart:
         arms = self._arms(gradient)
         return torch.where(self._shares, arms.mean(1, keepdim=True), arms).flatten(0, 1)
 
-    def begin(self) -> None:
-        """Before the first step."""
-        self._losses.zero_()
-
-    def observe(self, losses: Tensor) -> None:
-        """After each step, on the device."""
-        self._losses.add_(losses)
-
     @torch.no_grad()
     def after_step(self, t: int) -> None:
-        """Where they meet: find the rates that are to be found, and make the outer steps."""
-        self._counted += 1
+        """Make the outer steps, if the arms meet now."""
         if not self._setting.meets(t, self._steps):
             return
-        own = self.last[:, None] - self._arms(self._stack.theta)  # [seed, arm, column, parameter]
-        v = self._velocity
-        asked, moved = (own * v[:, None]).sum(-1).mean(1), own.square().sum(-1).mean(1)
-        losses = self._arms(self._losses / self._counted).transpose(1, 2)  # [seed, column, arm]
-        seen = torch.cat([torch.stack([asked, moved, v.square().sum(-1)], -1), losses], -1).tolist()
-        for found, rows in zip(self._found, seen, strict=True):
-            for column, method in enumerate(self._methods):
-                if method.rate is None:
-                    found[column] = next_rate(found[column], *rows[column][:3], rows[column][3:])
-        rates = [[found.rate for found in row] for row in self._found]
-        self.history.append(rates)
-        self._losses.zero_()
-        self._counted = 0
-        d = own.mean(1)
+        v, d = self._velocity, self.last - self.mean()
         v.mul_(self._momentum).add_(d)
         step = torch.where(self._momentum > 0, d + self._momentum * v, d)
-        self.last -= torch.tensor(rates).to(d)[..., None] * step
+        self.last -= self._rate * step
         self._arms(self._stack.theta).copy_(self.last[:, None])
 
 
 def run_setting(
     bench: Bench, setting: Setting, methods: Mapping[str, Method], peak: float, inner: Sequence[float]
 ) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Parameters; and by method and inner rate the final losses [seed], and the outer rates that were found."""
+    """Parameters; and by method and inner rate the final losses [seed]."""
     columns = [(name, factor) for factor in inner for name in methods]
     stack = bench.stack(len(columns), each=setting.arms)
     apart = Apart(stack, [methods[name] for name, _ in columns], setting, bench.steps)
     rates = bench.rates(stack, [peak * factor for _, factor in columns], onecycle(bench.steps))
     batches = bench.supply.dealt(setting.arms)
-    step = TrainStep(stack, bench.update(stack), batches, rates, apart.share, after=apart.observe, graph=bench.graph)
-    apart.begin()
+    step = TrainStep(stack, bench.update(stack), batches, rates, apart.share, graph=bench.graph)
     curves, seconds = bench.train(stack, step, apart.after_step, apart.mean)
     found: dict[str, dict[str, Any]] = {}
     for place, (name, factor) in enumerate(columns):
-        row: dict[str, Any] = {"losses": [curve[-1] for curve in curves[place]], "seconds": seconds}
-        if methods[name].rate is None:
-            row["outer"] = [[rates[place] for rates in seeds] for seeds in apart.history]
+        row = {"losses": [curve[-1] for curve in curves[place]], "seconds": seconds}
         found.setdefault(name, {})[f"{factor:g}"] = row
     return stack.theta.shape[-1], found
 
@@ -200,57 +166,39 @@ def sent(method: Method, setting: Setting, steps: int, parameters: int) -> float
 
 
 @dataclass
-class Plan:
+class Plan(real_lr.Plan):
     """What to run."""
 
-    rows: list[str]
-    settings: list[str]
-    inner: list[float]
-    folder: Path
-    device: torch.device
-    seeds: int = SEEDS
-    longest: int | None = None
-    samples: int | None = None
-    synthetic: bool = False
-    again: bool = False
-    graph: bool = True
-    until: float = math.inf
+    settings: list[str] = field(default_factory=list)
+    inner: list[float] = field(default_factory=list)
+    """Factors on the best inner rate."""
 
 
 def run_workload(plan: Plan, workload: Any, real: Path = REAL) -> dict[str, Any]:
     """The settings of which the file lacks something, a stack for each. Written after every one."""
     path = plan.folder / f"{workload.name}.json"
-    task = workload.task(synthetic=plan.synthetic)
-    task = task if plan.samples is None else Cut(task, plan.samples)
-    steps = min(workload.steps, plan.longest or workload.steps)
-    peak = workload.customary if plan.synthetic else _best_rate(real / f"{workload.name}.json")
+    workbench = Workbench(plan, workload)
+    peak = workload.customary if plan.synthetic else best_rate(real, workload.name)
     head = {
         "workload": workload.name,
         "optimizer": workload.optimizer,
-        "steps": steps,
-        "seeds": plan.seeds,
+        "steps": workbench.steps,
+        "seeds": len(plan.seeds),
         "peak": float(f"{peak:.6g}"),
         "samples": plan.samples,
         "synthetic": plan.synthetic,
-        "density": getattr(task, "density", False),
+        "density": getattr(workbench.task, "density", False),
     }
     there = json.loads(path.read_text()) if path.exists() else {}
     content = there if {name: there.get(name) for name in head} == head else {**head, "settings": {}}
-    bench = None
     for word in plan.settings:
         has = content["settings"].get(word, {})
         for factors, methods in _wanted(plan, word, has):
             if time.time() > plan.until:
                 print(f"{workload.name} {word}: no time left", flush=True)
                 return content
-            if bench is None:
-                seeds = range(plan.seeds)
-                supply = Supply(task, seeds, steps, plan.device)
-                how = (plan.device, plan.graph, 2)
-                bench = Bench(task, workload.optimizer, workload.customary, steps, seeds, supply, *how)
-                first = bench.stack(1)
-                content["initial"] = Validator(first, first.theta, graph=False)(first.theta).mean().item()
-            began = time.perf_counter()
+            bench, began = workbench.scoring, time.perf_counter()
+            content["initial"] = bench.initial()
             content["parameters"], found = run_setting(bench, Setting.named(word), methods, peak, factors)
             own = content["settings"].setdefault(word, {})
             for name, rows in found.items():
@@ -272,13 +220,6 @@ def _wanted(plan: Plan, word: str, has: Mapping[str, Any]) -> Iterable[tuple[lis
     return [(factors, {name: METHODS[name] for name in names}) for names, factors in stacks.items() if names]
 
 
-def _best_rate(path: Path) -> float:
-    if path.exists() and "best" in (content := json.loads(path.read_text())):
-        return float(content["best"]["rate"])
-    command = f"python lab/experiments/real_lr.py --workloads {path.stem} --rows onecycle"
-    raise SystemExit(f"{path} should have the best inner rate, but has not. Run first: {command}")
-
-
 # The table -----------------------------------------------------------------------------------------------------------
 
 
@@ -296,8 +237,6 @@ class Line(NamedTuple):
     bytes: float
     """Over DDP's."""
     seconds: dict[str, float]
-    outer: str
-    """Of a found rate: its geometric mean, lowest and highest."""
 
 
 def lines_of(content: Mapping[str, Any], word: str, factor: str) -> list[Line]:
@@ -317,8 +256,6 @@ def lines_of(content: Mapping[str, Any], word: str, factor: str) -> list[Line]:
         to_ddp, to_best = _ratio(losses[name], losses["ddp"]), _ratio(losses[name], losses[best or name])
         own = sent(METHODS[name], setting, content["steps"], content["parameters"])
         whole = sent(METHODS["ddp"], setting, content["steps"], content["parameters"])
-        rates = [rate for seeds in has[name].get("outer", []) for rate in seeds]
-        mean = math.exp(fmean(map(math.log, rates))) if rates else math.nan
         lines.append(
             Line(
                 METHODS[name].label,
@@ -326,7 +263,6 @@ def lines_of(content: Mapping[str, Any], word: str, factor: str) -> list[Line]:
                 *(to_best if best else (math.nan, math.nan)),
                 own / whole if whole else math.nan,
                 {link: own / speed for link, speed in LINKS.items()},
-                f"{mean:.2f} ({min(rates):.2f} to {max(rates):.2f})" if rates else "",
             )
         )
     return lines
@@ -356,12 +292,12 @@ def show(folder: Path) -> str:
 
 def markdown(lines: Sequence[Line]) -> str:
     links = [f"seconds on {link}" for link in LINKS]
-    heads = ["method", "loss / DDP's", "loss / best of grid", "bytes / DDP's", *links, "outer rate"]
+    heads = ["method", "loss / DDP's", "loss / best of grid", "bytes / DDP's", *links]
     text = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
     for line in lines:
         cells = [f"{line.loss:.4f} ± {line.error:.4f}", f"{line.best:.4f} ± {line.best_error:.4f}", f"{line.bytes:.3f}"]
         cells += [f"{line.seconds[link]:.3g}" for link in LINKS]
-        text.append(f"| {' | '.join([line.label, *cells, line.outer])} |")
+        text.append(f"| {' | '.join([line.label, *cells])} |")
     return "\n".join(text)
 
 
@@ -395,12 +331,14 @@ def main(words: list[str] | None = None) -> None:
         parser.error(f"--rows must be some of {','.join(ROWS)}, but got {given.rows}")
     torch.set_num_threads(1)  # a second thread on a busy core slows small tensors down by far
     plan = Plan(
+        names,
         rows,
-        given.settings.split(","),
-        [float(word) for word in given.inner.split(",")],
         given.results,
         torch.device(given.device),
-        seeds=given.seeds,
+        settings=given.settings.split(","),
+        inner=[float(word) for word in given.inner.split(",")],
+        seeds=list(range(given.seeds)),
+        evaluations=2,
         longest=given.steps,
         samples=given.samples,
         synthetic=given.synthetic,

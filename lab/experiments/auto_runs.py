@@ -37,8 +37,6 @@ from hdet.auto.rule import (
 from hdet.rollback import ruin
 from hdet.rollback.ruin import LIMITS, Block, Limits
 
-__all__ = ["AutoRuns", "Measured", "Run", "blocks_of"]
-
 _TOGETHER = 64
 """Runs measured in one call; bounds memory."""
 _SLOTS = 2

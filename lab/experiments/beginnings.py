@@ -23,15 +23,13 @@ import torch
 from ablation import Problem, losses_of
 from auto_runs import Run
 from relu_depth import INPUTS, WIDTH
-from supply import Supply
+from stacked import Supply
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from zoo_problems import _digits, _entropy, _layers, _mse, _source
-from zoo_stack import UPDATES
+from zoo_problems import _digits, _entropy, _mse, _source, layers
+from zoo_stack import UPDATES, ZooTask
 
 from lab.tasks.transformer import Block
-
-__all__ = ["CASES", "BeginningTask", "case_of"]
 
 Batch = tuple[Tensor, ...]
 HELD_OUT = 2048
@@ -122,7 +120,7 @@ class Unused(nn.Module):
 
 
 def deep(depth: int, inputs: int = INPUTS, width: int = WIDTH, out: int = 1) -> Callable[[], nn.Module]:
-    return lambda: _layers(inputs, *[width] * (depth - 1), out)
+    return lambda: layers(inputs, *[width] * (depth - 1), out)
 
 
 U = torch.randn(2000, 6, generator=torch.Generator().manual_seed(0))
@@ -208,7 +206,7 @@ CASES: dict[str, Case] = {
 }
 
 
-class BeginningTask:
+class BeginningTask(ZooTask):
     """What a stack asks of a task.
 
     Args:
@@ -223,9 +221,6 @@ class BeginningTask:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.case.model()
-
-    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        return [{"name": "all", "params": list(model.parameters())}]
 
     def batch(self, seed: int, step: int) -> Batch:
         return self.case.batch(torch.Generator().manual_seed(10**6 * seed + step), self.case.size)

@@ -39,7 +39,7 @@ from real.ledger import save
 from real.score import scored_by
 from real_lr import tidy
 from shapes import Factors, held
-from supply import Supply
+from stacked import Supply
 
 from hdet.auto.rule import Decision
 

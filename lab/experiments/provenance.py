@@ -14,8 +14,6 @@ import torch
 
 import hdet
 
-__all__ = ["commit", "library", "versions"]
-
 PACKAGES = ("torch", "numpy", "transformers", "prodigyopt", "dadaptation", "dog-optimizer", "schedulefree")
 
 RULE = ("auto/constants.py", "auto/rule.py", "rollback/ruin.py")

@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from provenance import commit
-from real.bench import Bench, Validator
+from real.bench import Bench
 from real.calibrated import FILE, GRID, LABELS, Setting, best_of, trained
 from real.ledger import save
 from real.targets import APART
 from real.workloads import WORKLOADS
-from real_lr import CHOOSING, Plan, Workbench, tidy
+from real_lr import CHOOSING, Plan, Workbench, named, tidy
 
 OPEN = ("dev", "kin")
 """The splits that may be tuned on."""
@@ -37,8 +37,7 @@ AHEAD = {"adamw-calibrated": False, "nadamw-calibrated": True}
 
 def names_of(words: str, known: dict[str, Any]) -> list[str]:
     """The workloads that splits and names stand for; an error for those that are not open."""
-    groups = {split: [name for name, w in known.items() if w.split == split] for split in OPEN}
-    names = list(dict.fromkeys(name for word in words.split(",") for name in groups.get(word, [word])))
+    names = named(words, known)
     closed = [name for name in names if name not in known or known[name].split not in OPEN]
     if closed:
         raise SystemExit(f"settings are chosen on workloads of dev and kin only, but got {', '.join(closed)}")
@@ -47,8 +46,7 @@ def names_of(words: str, known: dict[str, Any]) -> list[str]:
 
 def losses_of(bench: Bench, settings: Sequence[Setting], density: bool) -> dict[str, list[float]]:
     """By row: the final loss with every setting, mean over seeds; exp(loss) where it is one of densities."""
-    stack = bench.stack(1)
-    highest = _scored(Validator(stack, stack.theta, graph=False)(stack.theta).mean().item(), density)
+    highest = _scored(bench.initial(), density)
     found = {}
     for name, ahead in AHEAD.items():
         curves, _ = trained(bench, settings, [ahead] * len(settings))

@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 from provenance import commit, library, versions
-from real.bench import EVALUATIONS, Bench, Validator, evaluated_at
+from real.bench import EVALUATIONS, Bench, evaluated_at
 from real.ledger import Ledger, log_test_run
 from real.processes import run_each
 from real.rows import EXTENSIONS, FEW, LABELS, PASSES, STARTS, Best, Pass, choose
 from real.workloads import SPLITS, WORKLOADS
-from supply import Supply
+from stacked import Supply
 
 CHOOSING = (1000, 1001)
 RESULTS = Path(__file__).parent / "results" / "real"
@@ -123,8 +123,7 @@ def run_workload(plan: Plan, workload: Any) -> Ledger:
             return ledger
         began = time.perf_counter()
         ledger.content.update(choose(bench.choosing, plan.points, plan.extensions))
-        stack = bench.scoring.stack(1)
-        ledger.content["initial"] = Validator(stack, stack.theta, graph=False)(stack.theta).mean().item()
+        ledger.content["initial"] = bench.scoring.initial()
         ledger.save()
         tidy()
         print(f"{workload.name} grid: {time.perf_counter() - began:.1f} s, {ledger.content['best']}", flush=True)
@@ -216,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _named(words: str, known: dict[str, Any]) -> list[str]:
+def named(words: str, known: dict[str, Any]) -> list[str]:
     """The workloads that splits and names stand for, each once."""
     groups = {split: [name for name, w in known.items() if w.split == split] for split in SPLITS}
     groups["all"] = list(known)
@@ -228,7 +227,7 @@ def parsed(words: list[str] | None = None, known: dict[str, Any] | None = None) 
     parser = _parser()
     given = parser.parse_args(words)
     known = known if known is not None else WORKLOADS
-    names = _named(given.workloads, known)
+    names = named(given.workloads, known)
     rows = given.rows.split(",") if given.rows else list(LABELS)
     if not {*names} <= {*known}:
         parser.error(f"--workloads must be {GROUPS} or some of {','.join(known)}, but got {given.workloads}")

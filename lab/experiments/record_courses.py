@@ -26,8 +26,7 @@ from checkout import ROOT
 from real.bench import Validator
 from real.score import scored_by
 from real_lr import tidy
-from stacked import Stack
-from supply import Supply
+from stacked import Stack, Supply
 
 OUT = ROOT / "tests" / "rollback" / "recorded.npz"
 COUNT, LONGEST = 100, 400

@@ -9,8 +9,6 @@ import numpy as np
 from hdet.auto.constants import DEFAULT, Constants
 from hdet.auto.rule import HIGHEST, Phase, State
 
-__all__ = ["PEAK", "Factors", "factors", "held", "onecycle"]
-
 Factors = np.ndarray
 """Factors at steps 0 ... S, float64. The last one is for the round that ends there."""
 PEAK = 0.3

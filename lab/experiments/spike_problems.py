@@ -18,8 +18,6 @@ from torch.nn import functional
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmRestarts
 
-__all__ = ["FAMILIES", "Regression", "Training"]
-
 FAR = 10**6
 """The number of held-out batches."""
 

@@ -8,7 +8,9 @@ up to the order of sums.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -19,9 +21,9 @@ from torch.func import functional_call, grad_and_value, replace_all_batch_norm_m
 
 from lab.tasks import Task
 
-__all__ = ["Adam", "Batch", "Momentum", "Optimizer", "Piece", "Stack", "TrainStep", "captured", "tf32"]
-
 Batch = tuple[Tensor, ...]
+_BLOCK = 25
+"""Steps that one thread makes at a time: neighbours share an epoch's order."""
 
 
 class Piece(NamedTuple):
@@ -269,3 +271,30 @@ def tf32(allowed: bool) -> Iterator[None]:
     finally:
         for place, value in zip(places, was, strict=True):
             place.allow_tf32 = value
+
+
+class Supply:
+    """Training batches of every seed and step, made once on all cores and kept on the device.
+
+    Args:
+        task: whose batches.
+        seeds: one row each.
+        steps: how many training batches; shorter runs use the first of them.
+        device: where they lie.
+    """
+
+    def __init__(self, task: Task, seeds: Sequence[int], steps: int, device: torch.device) -> None:
+        def block(seed: int, first: int) -> list[tuple[Tensor, ...]]:
+            return [task.batch(seed, step) for step in range(first, min(first + _BLOCK, steps))]
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            blocks = [[pool.submit(block, seed, t) for t in range(0, steps, _BLOCK)] for seed in seeds]
+            rows = [[batch for future in row for batch in future.result()] for row in blocks]
+        parts = [[torch.stack(part).to(device) for part in zip(*row, strict=True)] for row in rows]
+        self.batches: tuple[Tensor, ...] = tuple(torch.stack(same, 1) for same in zip(*parts, strict=True))
+        """Each [step, seed, ...]."""
+
+    def dealt(self, arms: int) -> tuple[Tensor, ...]:
+        """Every batch dealt out to some arms: [step, seed and arm, ...]. What is left of it is left out."""
+        whole = (part[:, :, : part.shape[2] // arms * arms] for part in self.batches)
+        return tuple(part.unflatten(2, (arms, -1)).flatten(1, 2) for part in whole)

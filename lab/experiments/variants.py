@@ -14,8 +14,6 @@ from hdet.auto.rule import Decision
 from hdet.rollback import ruin
 from hdet.rollback.ruin import LIMITS, Limits
 
-__all__ = ["ALONE", "AS_IT_IS", "CHANGES", "PLACEBO", "VARIANTS", "changed", "run_of"]
-
 AS_IT_IS = "as it is"
 
 

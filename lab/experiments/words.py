@@ -13,12 +13,12 @@ import argparse
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
+from zoo_problems import layers
 
 import hdet
 
@@ -41,14 +41,6 @@ class Told(NamedTuple):
     settled: bool
 
 
-def layers(*widths: int, of: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Linear layers, with a nonlinearity between each two."""
-    made: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        made += [nn.Linear(before, after), of()]
-    return nn.Sequential(*made[:-1])
-
-
 def adam(model: nn.Module, lr: float = 1e-5) -> torch.optim.Optimizer:
     return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr)
 
@@ -62,7 +54,7 @@ def images(count: int = 1500, noise: float = 1.0) -> tuple[Tensor, Tensor]:
 
 def regression(noise: float = 0.05, batch: int = 64, make: Callable[..., torch.optim.Optimizer] = adam) -> Task:
     """A smooth function, with noise."""
-    model = layers(6, 32, 1, of=nn.Tanh)
+    model = layers(6, 32, 1, between=nn.Tanh)
 
     def losses() -> Iterator[Tensor]:
         while True:

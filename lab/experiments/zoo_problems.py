@@ -16,8 +16,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-__all__ = ["BATCH", "OPTIMIZERS", "PROBLEMS", "Batch", "Problem", "Sign", "model_of"]
-
 BATCH = 64
 
 Batch = tuple[Tensor, Tensor]
@@ -180,7 +178,7 @@ class _Attending(nn.Module):
         return self.head(self.block(h + self.out(mixed.transpose(1, 2).flatten(2))))
 
 
-def _layers(*widths: int, between: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+def layers(*widths: int, between: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     parts: list[nn.Module] = []
     for before, after in pairwise(widths):
         parts += [nn.Linear(before, after), between()]
@@ -216,10 +214,10 @@ def _unseen_digits() -> Batch:
 
 
 PROBLEMS: dict[str, Problem] = {
-    "function": _problem(lambda: _layers(6, 32, 1, between=nn.Tanh), _mse, _smooth_function),
+    "function": _problem(lambda: layers(6, 32, 1, between=nn.Tanh), _mse, _smooth_function),
     "line": _problem(lambda: nn.Linear(30, 1), _mse, _stretched_line),
     "softmax": _problem(lambda: nn.Linear(64, 10), _entropy, _some_digits, _unseen_digits),
-    "layers": _problem(lambda: _layers(64, 64, 64, 10), _entropy, _some_digits, _unseen_digits),
+    "layers": _problem(lambda: layers(64, 64, 64, 10), _entropy, _some_digits, _unseen_digits),
     "residual": _problem(
         lambda: nn.Sequential(
             nn.Linear(64, 32), *[_Residual(32) for _ in range(4)], nn.LayerNorm(32), nn.Linear(32, 10)
@@ -229,7 +227,7 @@ PROBLEMS: dict[str, Problem] = {
         _unseen_digits,
     ),
     "convolution": _problem(_convolutions, _entropy, _some_digits, _unseen_digits),
-    "autoencoder": _problem(lambda: _layers(64, 32, 8, 32, 64, between=nn.Tanh), _mse, _digits_themselves),
+    "autoencoder": _problem(lambda: layers(64, 32, 8, 32, 64, between=nn.Tanh), _mse, _digits_themselves),
     "factors": _problem(_Factors, _mse, _some_ratings),
     "recurrent": _problem(_Recurrent, _entropy, _some_source),
     "attention": _problem(_Attending, _entropy, _some_source),

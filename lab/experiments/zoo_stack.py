@@ -12,8 +12,6 @@ from stacked import Adam, Batch, Momentum, Optimizer
 from torch import Tensor, nn
 from zoo_problems import BATCH, PROBLEMS, model_of
 
-__all__ = ["UPDATES", "ZooTask"]
-
 
 class ZooTask:
     """What a stack asks of a task.

@@ -1,1 +1,1 @@
-"""Whole training runs on the bundled tasks: planned, started on any number of ranks, stopped, resumed, compared."""
+"""Whole training runs on the bundled tasks: planned, started on any number of ranks, compared."""

@@ -1,11 +1,10 @@
-"""Optimizer and scheduler of a plan."""
+"""The scheduler of a plan."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer, lr_scheduler
@@ -13,20 +12,12 @@ from torch.optim import Optimizer, lr_scheduler
 import hdet
 from hdet.journal import Sink
 from lab.runs.placebo import Placebo
-from lab.runs.plan import AUTO, Plan
+from lab.runs.plan import Plan
 
-__all__ = ["Scheduler", "advance", "base_rates", "consensus", "optimizer_of", "scheduler_of"]
+__all__ = ["Scheduler", "advance", "base_rates", "consensus", "scheduler_of"]
 
 Scheduler: TypeAlias = lr_scheduler.OneCycleLR
 """torch's, or hdet's, which is one of torch's."""
-
-
-def optimizer_of(plan: Plan, groups: list[dict[str, Any]]) -> Optimizer:
-    """Adam, or SGD with momentum."""
-    lr = plan.guess if plan.lr == AUTO else float(plan.lr)
-    if plan.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=0.9)
-    return torch.optim.Adam(groups, lr=lr)
 
 
 def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Sink | None) -> Scheduler:

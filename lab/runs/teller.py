@@ -2,15 +2,12 @@
 
 | kind | says |
 | --- | --- |
-| start | ``name``, ``steps``, ``step`` (above 0: resumed), ``replicas``, ``method``, ``groups`` (their names) |
+| start | |
 | step | ``step``, ``base`` (rates, one per parameter group), ``loss`` (mean over replicas); a few times a second |
-| round | ``step``, ``base``, ``learned``, ``event``, ``rows`` of ``values``, ``loss``, ``weight``, one per replica |
-| end | ``outcome``, ``step`` |
-| rank | ``pid``; by every rank, when it begins |
-| failed | ``error``, one line; in place of everything after it |
+| event | ``step``, ``event``: what happened to the run at the end of a round |
+| end | ``outcome`` |
 
-All but the last two have ``run``, the number of the run among those that were started together. Numbers that are not
-finite are None.
+All have ``run``, the number of the run among those that were started together. Numbers that are not finite are None.
 """
 
 from __future__ import annotations
@@ -33,13 +30,12 @@ def silent(message: Message) -> None:
 
 
 class Teller:
-    """Tells of one run. It is also a sink for the journal's records, from which it knows the rounds."""
+    """Tells of one run. It is also a sink for the journal's records, from which it knows what happens to the run."""
 
     def __init__(self, tell: Tell, run: int = 0) -> None:
         self._tell = tell
         self._run = run
         self._last = 0.0
-        self._round_ended = False
 
     def say(self, kind: str, **content: Any) -> None:
         self._tell({"kind": kind, "run": self._run, **plain_json(content)})
@@ -53,18 +49,5 @@ class Teller:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """A record of the journal."""
-        if record["kind"] != "round":
-            return
-        self._round_ended = True
-        weights = record.get("weights") or [None] * len(record["replicas"])
-        rows = [
-            {"values": row["values"], "loss": row["signal"], "weight": weight}  # the loss that is compared
-            for row, weight in zip(record["replicas"], weights, strict=False)
-        ]
-        told = {name: record.get(name) for name in ("step", "base", "learned", "event")}
-        self.say("round", **told, rows=rows)
-
-    def round_has_ended(self) -> bool:
-        """Whether a round has ended since this was last asked."""
-        ended, self._round_ended = self._round_ended, False
-        return ended
+        if record["kind"] == "round" and record.get("event") not in (None, "first step"):
+            self.say("event", step=record["step"], event=record["event"])

@@ -10,14 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from shapes import Factors
-from stacked import Batch, Optimizer, Stack, captured, tf32
-from supply import Supply
+from stacked import Batch, Optimizer, Stack, Supply, captured, tf32
 from torch import Tensor
 
 from lab.tasks import Task
 from real.optimizers import update_of
-
-__all__ = ["EVALUATIONS", "Bench", "Blocks", "Outcome", "Validator", "evaluated_at", "mean_losses"]
 
 EVALUATIONS = 20
 _TOGETHER = 16
@@ -76,6 +73,11 @@ class Bench:
     def stack(self, configurations: int, each: int = 1) -> Stack:
         """New runs; ``each``: rows per seed, one after the other."""
         return Stack(self.task, [seed for seed in self.seeds for _ in range(each)], configurations, self.device)
+
+    def initial(self) -> float:
+        """The validation loss of the first weights, mean over seeds."""
+        stack = self.stack(1)
+        return Validator(stack, stack.theta, graph=False)(stack.theta).mean().item()
 
     def update(self, stack: Stack, theta: Tensor | None = None) -> Optimizer:
         """A new optimizer of all runs, or of those in ``theta``."""

@@ -22,8 +22,6 @@ from torch import Tensor
 
 from real.bench import Bench
 
-__all__ = ["FILE", "GRID", "LABELS", "Calibrated", "Setting", "best_of", "chosen", "trained", "warmed"]
-
 FILE = Path(__file__).resolve().parents[1] / "results" / "real" / "calibrated.json"
 LABELS = {
     "adamw-calibrated": "AdamW, one calibrated setting",

@@ -12,30 +12,6 @@ from torch import Tensor
 
 from lab.tasks.streams import generator_of
 
-__all__ = [
-    "ADULT_CATEGORIES",
-    "ATOM_KINDS",
-    "BOND_KINDS",
-    "BYTES",
-    "CHARACTERS",
-    "CODE_PARTS",
-    "CONCEPTS",
-    "COUNTRIES",
-    "DIAMOND_CATEGORIES",
-    "FOLDER",
-    "FRAMES",
-    "ITEMS",
-    "NOTES",
-    "RELATIONS",
-    "TISSUES",
-    "USERS",
-    "WORDS",
-    "MissingDataError",
-    "load",
-    "load_or_stand_in",
-    "stand_in",
-]
-
 FOLDER = ROOT / ".bench-data"
 
 CHARACTERS = 96

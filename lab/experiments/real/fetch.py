@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -20,12 +22,13 @@ from real.packages import PACKAGES, FetchError, Package, download, licence, memb
 from real.prepare import PREPARE as PREPARE_OTHERS
 from real.prepare_code import PREPARE_CODE
 from real.prepare_science import PREPARE_SCIENCE
-from real.pretrain import pretrain
-
-__all__ = ["PREPARE", "main"]
+from real.problems.texts import gpt, hidden_code
+from real.task import RealTask
 
 PREPARE = {**PREPARE_OTHERS, **PREPARE_SCIENCE, **PREPARE_CODE}
 """How the arrays of each data set are made, by its name."""
+SEED = 0
+"""Of what is fine-tuned later."""
 
 
 def main() -> None:
@@ -62,6 +65,30 @@ def _prepare(name: str, package: Package, archives: Path) -> dict[str, str]:
         "package_licence": licence(archive),
         "data_licence": package.data_licence,
     }
+
+
+def pretrain() -> None:
+    """Train a GPT on Shakespeare and an encoder on source code; their weights are kept in half precision."""
+    _pretrain("shakespeare_gpt", lambda: gpt("shakespeare", "shakespeare-pretrain", synthetic=False), 600, 4e-3)
+    _pretrain("code_encoder", lambda: hidden_code("code-pretrain", synthetic=False), 2000, 4e-3)
+
+
+def _pretrain(name: str, build: Callable[[], RealTask], steps: int, rate: float) -> None:
+    path = FOLDER / f"{name}.npz"
+    if path.exists():
+        print(f"{name}: there")
+        return
+    task = build()
+    model = task.model(SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        task.loss(model, task.batch(SEED, step)).backward()
+        optimizer.step()
+        schedule.step()
+    np.savez_compressed(path, **{key: weight.half().numpy() for key, weight in model.state_dict().items()})
+    print(f"{name}: validation loss {task.evaluate(model)['loss']:.3f} after {steps} steps")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from provenance import commit
 
 from real.bench import Outcome
 
-__all__ = ["Ledger", "log_test_run", "save"]
-
 TEST_LOG = "test_runs.jsonl"
 
 
@@ -87,3 +85,13 @@ def log_test_run(folder: Path, workload: str, rows: Iterable[str], reason: str) 
     }
     with (folder / TEST_LOG).open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def best_rate(folder: Path, workload: str) -> float:
+    """The best fixed rate, as the file of a workload has it."""
+    path = folder / f"{workload}.json"
+    content = json.loads(path.read_text()) if path.exists() else {}
+    if "best" not in content:
+        command = f"python lab/experiments/real_lr.py --workloads {workload} --rows onecycle"
+        raise SystemExit(f"{path} must have the best rate, but has not. Run first: {command}")
+    return float(content["best"]["rate"])

@@ -15,23 +15,6 @@ import torch
 from stacked import Adam, Momentum, Optimizer, Piece, Stack
 from torch import Tensor
 
-__all__ = [
-    "BUILDERS",
-    "CUSTOMARY",
-    "DECAY",
-    "SGD",
-    "Adafactor",
-    "Adagrad",
-    "AdamW",
-    "Lion",
-    "Muon",
-    "NAdam",
-    "Nesterov",
-    "RMSprop",
-    "is_hidden",
-    "update_of",
-]
-
 CUSTOMARY = {
     "adamw": 1e-3,
     "adam": 1e-3,

@@ -22,20 +22,6 @@ from real.bench import Bench
 from real.optimizers import DECAY, SGD
 from real.torch_twins import TWINS
 
-__all__ = [
-    "PEERS",
-    "SCHEDULE_FREE",
-    "Greedy",
-    "Method",
-    "Peer",
-    "Place",
-    "Scheduled",
-    "Switched",
-    "missing",
-    "schedule_free",
-    "schedule_free_rates",
-]
-
 SCHEDULE_FREE = dict.fromkeys(SGD, 1.0)
 """The default rate of Schedule-Free: of SGD, and 0.0025 of AdamW for all others."""
 WARM_UP, MECHANIC_WARM_UP = 0.05, 0.1

@@ -11,22 +11,6 @@ from torch import Tensor
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 
-__all__ = [
-    "Chords",
-    "Crops",
-    "Made",
-    "Masked",
-    "Noised",
-    "Pool",
-    "Rows",
-    "Skips",
-    "Stretches",
-    "Views",
-    "Windows",
-    "frozen",
-    "held_out",
-]
-
 TRANSPOSED = (-5, 6)
 """Half tones by which a piece of music may be moved; 0 is silence and stays."""
 
@@ -251,8 +235,9 @@ def frozen(pool: Pool, name: str, count: int) -> Rows:
     return Rows(pool.take(torch.arange(count) * pool.count // count, generator_of(name, "validation")))
 
 
-def held_out(rows: Rows, count: int, size: int) -> list[Batch]:
-    """``count`` rows, spread evenly, in batches of ``size``; fewer of both where there are fewer rows."""
+def batches_of(pool: Pool, name: str, count: int, size: int) -> list[Batch]:
+    """``count`` samples, spread evenly, in batches of ``size``; fewer of both if there are fewer rows."""
+    rows = pool if isinstance(pool, Rows) else frozen(pool, name, count)
     size = min(size, rows.count)
     count = min(count, rows.count) // size * size
     places = torch.arange(count) * rows.count // count

@@ -18,18 +18,6 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "PREPARE",
-    "Arrays",
-    "Files",
-    "NumpyUnpickler",
-    "blocks_of",
-    "split",
-    "standardised",
-    "tokens",
-    "voices",
-]
-
 Arrays = dict[str, NDArray[np.generic]]
 Files = dict[str, bytes]
 

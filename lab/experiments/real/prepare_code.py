@@ -10,8 +10,6 @@ import numpy as np
 
 from real.prepare import Arrays, Files, blocks_of, tokens
 
-__all__ = ["PARTS", "PREPARE_CODE", "kinds", "messages"]
-
 PARTS = ("gap", "comment", "string", "number", "keyword", "name", "sign")
 """What a character of a program can belong to, from 0 on."""
 _WORDS = re.compile(

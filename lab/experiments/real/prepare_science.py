@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from real.prepare import Arrays, Files, split, standardised
 
-__all__ = ["PREPARE_SCIENCE", "Molecule", "molecule_of", "volume"]
-
 MOLECULES = 24_000
 ATOMS = 26
 """Larger molecules are left out."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["in_processes", "run_each", "without"]
-
 GRACE = 120.0
 """Seconds after the end for the pass that was begun before it."""
 

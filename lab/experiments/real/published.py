@@ -14,8 +14,6 @@ from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.published import Published
 from real.bench import Bench
 
-__all__ = ["REPLICAS", "Trained"]
-
 REPLICAS, ALPHA = 4, 1 / 9
 
 

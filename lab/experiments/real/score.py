@@ -18,23 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-__all__ = [
-    "TUNED",
-    "Curves",
-    "Summary",
-    "Table",
-    "area",
-    "geometric_mean",
-    "near",
-    "profile",
-    "scored_by",
-    "slowdowns",
-    "steps_to_target",
-    "summary",
-    "table_of",
-    "target",
-]
-
 SLACK, LONGEST = 1.05, 4.0
 NEAR_RATE, NEAR_LOSS = 2.0, 1.01
 """Factors to the best rate, and to the loss that it reaches, within which a run is near the best."""

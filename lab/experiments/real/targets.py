@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from real.score import TUNED, Summary
 
-__all__ = ["APART", "CONTROLS", "OURS", "TARGETS", "Check", "check_table", "checks"]
-
 OURS = "auto"
 CONTROLS = ("auto-alone", "placebo", "onecycle")
 """No methods of their own: they are never the fastest, and are not drawn."""

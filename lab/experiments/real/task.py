@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from lab.tasks.streams import check_place, epoch_places, generator_of
 from lab.tasks.task import Batch, device_of, evaluating, moved
 from real.models.weights import groups
-from real.pools import Pool
-
-__all__ = ["RealTask"]
+from real.pools import Pool, batches_of
 
 
 class RealTask:
@@ -25,7 +23,8 @@ class RealTask:
     Args:
         name: of the task, and of its random numbers.
         pool: training samples.
-        validation: held-out batches of one size.
+        test: where held-out samples come from.
+        held_out: how many of them, and how many in a batch.
         build: a new model, its weights drawn from the generator; it may use torch's global generator before that.
         loss: mean loss of a batch.
         batch_size: samples per replica and step.
@@ -38,7 +37,8 @@ class RealTask:
         self,
         name: str,
         pool: Pool,
-        validation: Sequence[Batch],
+        test: Pool,
+        held_out: tuple[int, int],
         build: Callable[[torch.Generator], nn.Module],
         loss: Callable[[nn.Module, Batch], Tensor],
         batch_size: int,
@@ -48,7 +48,7 @@ class RealTask:
     ) -> None:
         self.name, self.batch_size, self.clip = name, batch_size, clip
         self.precise, self.density = precise, density
-        self._pool, self._validation = pool, list(validation)
+        self._pool, self._validation = pool, batches_of(test, name, *held_out)
         self._build, self._loss = build, loss
 
     def model(self, seed: int) -> nn.Module:

@@ -14,8 +14,6 @@ from torch import Tensor
 from real.bench import Bench, Blocks
 from real.peers import PEERS, Greedy, Peer, Place, schedule_free
 
-__all__ = ["Together", "run_together"]
-
 
 class Together(NamedTuple):
     """What came out of one stack: curves [column][seed][evaluation]."""

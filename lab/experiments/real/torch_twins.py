@@ -11,8 +11,6 @@ from torch import nn
 
 from real.optimizers import ADAM_SHARE, DECAY, is_hidden
 
-__all__ = ["TWINS", "Lion", "MuonAndAdam", "Twin"]
-
 
 class Lion(torch.optim.Optimizer):
     """Lion with betas 0.9 and 0.99."""

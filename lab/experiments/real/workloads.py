@@ -15,8 +15,6 @@ from real.models.transformers import ViT
 from real.optimizers import CUSTOMARY
 from real.problems import images, made, science, tables, texts
 
-__all__ = ["SPLITS", "WORKLOADS", "Workload"]
-
 SPLITS = ("dev", "kin", "seen", "test")
 """dev, kin: rules may be tuned on them. seen: what was *test* before, and has been looked at. test: for judging only,
 run with a reason that is logged."""

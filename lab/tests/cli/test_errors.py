@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,26 +10,18 @@ from tests.cli.command import run
 
 from lab.tests.cli.command import LAB, lab_here
 
-COMMANDS = ("demo", "train", "ablate")
+COMMANDS = ("demo", "ablate")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("train", "Missing option '--out'. See `python -m lab train --help`."),
-        ("train --out x --task fed", "'fed' is not one of 'feed', 'text', 'digits'"),
-        ("train --out x --steps many", "--steps"),
-        ("train --out x --steps 0", "steps must be an integer, at least 1"),
-        ("train --out x --lr quick", "--lr must be a number or auto"),
-        ("train --out x --lr -1", "lr must be a finite number above 0"),
-        ("train --out x --method replicas --lr auto", "lr=auto needs method=search"),
-        ("train --out x --method search --lr 1e-3", "use lr=auto, and the number as guess"),
-        ("train --out x --method replicas --spread 2", "spread must be at least 0 and at most 1"),
-        ("train --out x --task feed --data y", "--data is for the tasks text and digits"),
-        ("train --out x --task text --data /no/such", "path must be a readable text file"),
-        ("train --out x --task digits --batch-size 100000", "but the training data has"),
-        ("train --out x --colour red", "No such option"),
-        ("trian", "Did you mean 'train'"),
+        ("ablate", "Missing option '--out'. See `python -m lab ablate --help`."),
+        ("ablate --out x --task fed", "'fed' is not one of 'feed', 'text', 'digits'"),
+        ("ablate --out x --steps many", "--steps"),
+        ("ablate --out x --steps 0", "steps must be an integer, at least 1"),
+        ("ablate --out x --colour red", "No such option"),
+        ("ablat", "Did you mean 'ablate'"),
         ("ablate --out x --low 1 --high 0.1", "low must be above 0 and below high"),
         ("ablate --out x --quick --task digits", "--quick is for the task feed"),
         ("ablate --out x --like /no/such", "--like needs the ablation.json"),
@@ -50,7 +41,7 @@ def test_bad_input_is_one_line(
 
 
 def test_through_the_real_entry_point(tmp_path: Path) -> None:
-    said = run(*LAB, "train", "--out", tmp_path / "run", "--steps", "-3")
+    said = run(*LAB, "ablate", "--out", tmp_path / "run", "--steps", "-3")
     assert (said.code, said.out) == (2, "")
     assert said.complaint == "hdet: steps must be an integer, at least 1, but got steps=-3"
 
@@ -71,7 +62,7 @@ def test_without_plotly_the_demo_says_so_before_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
-    for command in ("demo", "ablate"):
+    for command in COMMANDS:
         said = lab_here(capsys, command, "--out", tmp_path / "x")
         assert said.code == 2
         assert "plotly is not installed; run `pip install -e '.[cli,report]'` in the folder" in said.complaint
@@ -83,14 +74,7 @@ def test_commands_that_start_ranks_refuse_torchrun(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for command in ("ablate", "demo"):
+    for command in COMMANDS:
         said = lab_here(capsys, command, "--out", tmp_path / "x")
         assert said.code == 2
         assert "starts its ranks itself" in said.complaint
-    said = lab_here(capsys, "train", "--out", tmp_path / "x", "--replicas", 3, "--json")
-    assert said.code == 2
-    assert "--replicas is 3, but torchrun has started 2 ranks" in said.complaint
-    monkeypatch.setenv("RANK", "1")
-    silent = lab_here(capsys, "train", "--out", tmp_path / "x", "--replicas", 3, "--json")
-    assert (silent.code, silent.out, silent.err) == (2, "", "")
-    json.loads(said.out)

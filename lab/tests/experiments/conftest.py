@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
 import torch
 from tests.examples.launch import ROOT
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import sklearn.datasets  # noqa: F401 - here, because its import sets environment variables, and tests must not
 import torch
 from real import optimizers
 from real.bench import Bench
-from supply import Supply
+from stacked import Supply
 
 from lab.tasks import Task, task_named
 

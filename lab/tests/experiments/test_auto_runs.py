@@ -12,8 +12,7 @@ import pytest
 import torch
 from auto_runs import AutoRuns, Run, blocks_of
 from shapes import onecycle
-from stacked import Adam, Momentum, Optimizer, Stack
-from supply import Supply
+from stacked import Adam, Momentum, Optimizer, Stack, Supply
 from torch import Tensor
 
 import hdet

@@ -13,8 +13,7 @@ import torch
 from auto_runs import AutoRuns, Run
 from endless import RISES, Fixed, Held, Rise
 from shapes import held
-from stacked import Adam, Stack
-from supply import Supply
+from stacked import Adam, Stack, Supply
 
 from lab.tests.experiments.small_tasks import CPU, small
 

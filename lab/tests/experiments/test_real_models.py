@@ -10,11 +10,8 @@ import pytest
 import torch
 from real.data import CHARACTERS, WORDS, stand_in
 from real.models.convolutions import CausalText, NameCNN, UNet
-from real.models.experts import Experts
-from real.models.graph import MessageNet
-from real.models.latent import VAE, Flow
 from real.models.llama import Llama
-from real.models.perceptrons import Mixer, Perceptron, Sines
+from real.models.perceptrons import VAE, Experts, Flow, MessageNet, Mixer, Perceptron, Sines
 from real.models.recurrent import Oscillators, StateSpace
 from real.models.tables import ComplEx
 from real.models.transformers import Encoder

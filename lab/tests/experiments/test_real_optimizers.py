@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from real.optimizers import BUILDERS, DECAY, is_hidden, update_of
-from stacked import Optimizer, Stack, TrainStep
-from supply import Supply
+from stacked import Optimizer, Stack, Supply, TrainStep
 from torch import Tensor, nn
 
 from lab.tests.experiments.small_tasks import CPU, small

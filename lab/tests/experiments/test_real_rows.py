@@ -19,11 +19,10 @@ import real_lr
 import torch
 from auto_runs import AutoRuns, Run
 from real.bench import Validator, evaluated_at
-from real.finder import suggestion
 from real.optimizers import BUILDERS
 from real.peers import PEERS
 from real.processes import in_processes, without
-from real.rows import LABELS, Best, auto, choose, fixed, peers, published
+from real.rows import LABELS, Best, auto, choose, fixed, peers, published, suggestion
 from real.together import run_together
 from real.torch_twins import TWINS
 from shapes import onecycle

@@ -10,11 +10,10 @@ import torch
 from real.bench import Validator
 from real.data import FOLDER, NOTES, stand_in
 from real.optimizers import CUSTOMARY, update_of
-from real.pools import Rows, Windows, held_out
+from real.pools import Rows, Windows, batches_of
 from real.problems import images, science, tables, texts
 from real.workloads import SPLITS, WORKLOADS
-from stacked import Stack, TrainStep
-from supply import Supply
+from stacked import Stack, Supply, TrainStep
 from tests.examples.launch import ROOT
 
 from lab.tasks import Task
@@ -244,7 +243,7 @@ def test_windows_stay_inside_and_all_stands_side_by_side() -> None:
 
 
 def test_held_out_rows_are_spread_in_equal_batches() -> None:
-    parts = held_out(Rows((torch.arange(100),)), 50, 20)
+    parts = batches_of(Rows((torch.arange(100),)), "some", 50, 20)
     assert [len(part[0]) for part in parts] == [20, 20]
     assert parts[0][0][:3].tolist() == [0, 2, 5]
-    assert [len(part[0]) for part in held_out(Rows((torch.arange(7),)), 50, 20)] == [7]
+    assert [len(part[0]) for part in batches_of(Rows((torch.arange(7),)), "some", 50, 20)] == [7]

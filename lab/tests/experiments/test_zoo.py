@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 import zoo
+from stacked import Stack, Supply, TrainStep
+from tests.examples.launch import ROOT, output_of
 from tests.setups.problems import Records
 from tests.setups.runs import searching
 from torch import nn, optim
-from zoo_problems import OPTIMIZERS, PROBLEMS
+from zoo_problems import OPTIMIZERS, PROBLEMS, model_of
+from zoo_stack import UPDATES, ZooTask
+
+import hdet
+from lab.tests.experiments.small_tasks import CPU
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -112,3 +120,61 @@ def test_an_ordinary_optimizer_is_not_told_that_its_steps_do_not_follow_the_rate
                 part.step()
             scheduler.step(loss.detach())
         assert [r["alarm"] for r in journal.rounds if r["alarm"]] == [], kind
+
+
+@pytest.mark.parametrize("guess", [1e-3, 1e6])
+def test_a_journal_becomes_a_picture(tmp_path: Path, guess: float) -> None:
+    """docs/make_flight.py draws what a journal says."""
+    problem = PROBLEMS["line"]
+    model = model_of(problem, 0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=guess)
+    journal = tmp_path / "run.jsonl"
+    scheduler = hdet.OneCycleLR(optimizer, "auto", 80, journal=journal)
+    zoo.train(problem, optimizer, model, scheduler, 0)
+    output_of(sys.executable, ROOT / "docs" / "make_flight.py", journal, tmp_path / "flight.svg")
+    picture = (tmp_path / "flight.svg").read_text()
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert "what the gradients ask for" in picture
+    assert ("restarted" in picture) == (guess > 1)
+
+
+# As rows of a stack -------------------------------------------------------------------------------------------------
+
+STEPS, RATE = 5, 1e-2
+
+
+def check_row(problem: str, optimizer: str) -> None:
+    task = ZooTask(problem)
+    stack = Stack(task, [0, 3], 2, CPU)
+    rates = torch.full((STEPS, 2, 2, 1), RATE)
+    step = TrainStep(stack, UPDATES[optimizer](stack.theta), Supply(task, [0, 3], STEPS, CPU).batches, rates)
+    for _ in range(STEPS):
+        step()
+    model = model_of(PROBLEMS[problem], 3)
+    plain = OPTIMIZERS[optimizer](model.parameters(), lr=RATE)
+    for t in range(STEPS):
+        loss = PROBLEMS[problem].loss(model, task.batch(3, t))
+        plain.zero_grad()
+        loss.backward()
+        plain.step()
+    torch.testing.assert_close(step.losses[1, 0], loss.detach(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_row_trains_with_the_zoos_optimizer(optimizer: str) -> None:
+    check_row("softmax", optimizer)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_a_row_trains_the_zoos_problem(problem: str) -> None:
+    check_row(problem, "momentum")
+
+
+def test_the_written_out_gru_is_torchs() -> None:
+    model = model_of(PROBLEMS["recurrent"], 0)
+    gru = torch.nn.GRU(24, 32, batch_first=True)
+    parts = (model.gru.inputs, model.gru.memory)
+    weights = [value for name in ("weight", "bias") for part in parts for value in (getattr(part, name),)]
+    gru.load_state_dict(dict(zip(gru.state_dict(), weights, strict=True)))
+    inputs = model.table(torch.randint(128, (5, 16)))
+    torch.testing.assert_close(model.gru(inputs), gru(inputs)[0])

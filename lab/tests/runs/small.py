@@ -1,4 +1,4 @@
-"""Small runs in this process."""
+"""Runs so small that one takes a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from lab.runs.folder import Folder
 from lab.runs.launch import execute
 from lab.runs.plan import Plan
-from lab.runs.run import Outcome
 from lab.runs.teller import Message
 
 SMALL = {"users": 64, "items": 64, "history": 4, "width": 8, "depth": 1}
@@ -19,27 +18,16 @@ SMALL = {"users": 64, "items": 64, "history": 4, "width": 8, "depth": 1}
 def a_plan(**own: Any) -> Plan:
     """Two dozen steps of a tiny feed model."""
     usual: dict[str, Any] = {"task": "feed", "steps": 24, "method": "replicas", "lr": 5e-3, "batch_size": 8}
-    usual |= {"sync_every": 4, "options": SMALL, "eval_every": 100}
+    usual |= {"name": "run", "sync_every": 4, "options": SMALL, "eval_every": 100}
     return Plan(**(usual | own))
 
 
-def run_here(folder: Folder, tell: Any = None) -> tuple[Outcome, list[Message]]:
-    """Go on with what is in the folder; how it ended, and what was told."""
-    told: list[Message] = []
-
-    def hear(message: Message) -> None:
-        told.append(message)
-        if tell is not None:
-            tell(message)
-
-    return execute([folder], folder.plan(), hear), told
-
-
-def new_run(path: Path, **own: Any) -> Folder:
-    """A folder with a plan."""
-    folder = Folder(path)
-    folder.begin(a_plan(**own))
-    return folder
+def run_here(path: Path, **own: Any) -> tuple[Folder, list[Message]]:
+    """A run in a new folder, and what was told of it."""
+    folder, plan, told = Folder(path), a_plan(**own), list[Message]()
+    folder.begin(plan)
+    execute([folder], [plan], told.append)
+    return folder, told
 
 
 def weights_in(folder: Folder) -> dict[str, torch.Tensor]:

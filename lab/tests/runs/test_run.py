@@ -1,9 +1,7 @@
-"""Runs in one process: what they leave, and that stopping and going on changes nothing."""
+"""Runs in this process and on several ranks: what they leave, and what is said if they fail."""
 
 from __future__ import annotations
 
-import csv
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,9 @@ import hdet
 from hdet.report.data import load_run
 from lab.runs import teller
 from lab.runs.folder import Folder
-from lab.runs.launch import execute
-from lab.runs.ranks import Ranks
-from lab.runs.run import Run
-from lab.runs.stop import Stop
-from lab.runs.teller import Message, Teller, silent
-from lab.tests.runs.small import new_run, run_here, weights_in
-
-HERE = Ranks(0, 1, torch.device("cpu"))
+from lab.runs.launch import RanksFailed, execute
+from lab.runs.teller import Message, silent
+from lab.tests.runs.small import a_plan, run_here, weights_in
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +24,7 @@ def every_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("own", [{}, {"method": "none"}, {"method": "search", "lr": "auto"}, {"signal": "shuffled"}])
 def test_leaves_a_folder_that_the_report_reads(tmp_path: Path, own: dict[str, Any]) -> None:
-    folder = new_run(tmp_path / "run", eval_every=12, **own)
-    outcome, told = run_here(folder)
-    assert outcome == "complete"
+    folder, told = run_here(tmp_path / "run", eval_every=12, **own)
     assert folder.complete
     run = load_run(folder.path)
     assert (run.name, run.summary.task, run.summary.seed) == ("run", "feed", 0)
@@ -45,86 +36,21 @@ def test_leaves_a_folder_that_the_report_reads(tmp_path: Path, own: dict[str, An
     assert bool(run.rounds) == (own.get("method") != "none")
     kinds = [message["kind"] for message in told]
     assert (kinds[0], kinds[-1]) == ("start", "end")
-    assert kinds.count("round") == len(run.rounds)
+    assert kinds.count("step") == 24
 
 
-def test_sgd_and_noise_and_a_warm_start(tmp_path: Path) -> None:
-    first = new_run(tmp_path / "first", method="none")
-    run_here(first)
-    second = new_run(tmp_path / "second", optimizer="sgd", start=str(first.checkpoint), noise=0.01, steps=4, lr=1e-9)
-    run_here(second)
+def test_noise_and_a_warm_start(tmp_path: Path) -> None:
+    first, _ = run_here(tmp_path / "first", method="none")
+    second, _ = run_here(tmp_path / "second", start=str(first.checkpoint), noise=0.01, steps=4, lr=1e-9)
     for name, warm in weights_in(second).items():
         gap = (warm - weights_in(first)[name]).abs().max()
         assert 0 < gap < 0.2, name  # the noise, and hardly any step
 
 
-def test_goes_on_from_the_copy_where_only_that_is_left(tmp_path: Path) -> None:
-    """As on a file system without hard links, killed between two renames."""
-    folder = new_run(tmp_path / "run")
-    assert _stopped_at(folder, 8) == "stopped"
-    folder.checkpoint.rename(tmp_path / "run" / "checkpoint.pt.hdet-1")
-    outcome, told = run_here(folder)
-    assert (outcome, told[0]["step"]) == ("complete", 8)
-
-
-@pytest.mark.parametrize("method", ["replicas", "none", "search"])
-@pytest.mark.parametrize("at", [7, 8], ids=["inside a round", "at its end"])
-def test_stopped_and_resumed_equals_not_stopped(tmp_path: Path, method: str, at: int) -> None:
-    searched = {"lr": "auto", "steps": 48} if method == "search" else {}
-    whole = new_run(tmp_path / "whole", method=method, **searched)
-    run_here(whole)
-    parted = new_run(tmp_path / "parted", method=method, **searched)
-    assert _stopped_at(parted, at) == "stopped"
-    assert not parted.complete
-    assert torch.load(parted.checkpoint, weights_only=True)["values"]["step"] == at
-    outcome, told = run_here(parted)
-    assert outcome == "complete"
-    assert told[0]["step"] == at
-    for name, weight in weights_in(whole).items():
-        assert torch.equal(weight, weights_in(parted)[name]), name
-    assert _losses(parted) == _losses(whole)
-    if method != "none":
-        bases = [[record["base"] for record in hdet.read_journal(one.journal).rounds] for one in (whole, parted)]
-        assert bases[0] == bases[1]
-
-
-def test_killed_between_rounds_loses_no_more_than_one(tmp_path: Path) -> None:
-    """As if by SIGKILL: what was done after the last round's end is gone, and done again."""
-    whole = new_run(tmp_path / "whole")
-    run_here(whole)
-    parted = new_run(tmp_path / "parted")
-    with pytest.raises(_Killed):
-        run_here(parted, _kill_at(11))
-    outcome, told = run_here(parted)
-    assert (outcome, told[0]["step"]) == ("complete", 8)
-    assert _losses(parted) == _losses(whole)
-    assert len(hdet.read_journal(parted.journal).rounds) == len(hdet.read_journal(whole.journal).rounds)
-
-
-def test_killed_before_the_first_round_begins_anew(tmp_path: Path) -> None:
-    folder = new_run(tmp_path / "run")
-    with pytest.raises(_Killed):
-        run_here(folder, _kill_at(2))
-    outcome, told = run_here(folder)
-    assert (outcome, told[0]["step"]) == ("complete", 0)
-    assert [record["step"] for record in hdet.read_journal(folder.journal).rounds][-1] == 24
-
-
-def test_killed_after_the_last_step_only_evaluates(tmp_path: Path) -> None:
-    folder = new_run(tmp_path / "run")
-    run_here(folder)
-    record = folder.read()
-    folder.write(record | {"complete": False})
-    outcome, _ = run_here(folder)
-    assert outcome == "complete"
-    assert folder.read()["final"]["loss"] == record["final"]["loss"]
-
-
 @pytest.mark.parametrize("method", ["replicas", "none"])
 def test_a_run_that_diverges_is_marked(tmp_path: Path, method: str) -> None:
-    folder = new_run(tmp_path / "run", method=method, optimizer="sgd", lr=1e18)
-    outcome, _ = run_here(folder)
-    assert outcome == "crashed"
+    folder, told = run_here(tmp_path / "run", method=method, lr=1e30)
+    assert told[-1]["outcome"] == "crashed"
     record = folder.read()
     assert record["crashed"]
     assert record["complete"]
@@ -132,55 +58,54 @@ def test_a_run_that_diverges_is_marked(tmp_path: Path, method: str) -> None:
     assert load_run(folder.path).summary.crashed
 
 
-def test_several_runs_one_after_another(tmp_path: Path) -> None:
-    folders = [new_run(tmp_path / name, steps=4, seed=seed) for seed, name in enumerate(["a", "b"])]
-    told: list[Message] = []
-    assert execute(folders, folders[0].plan(), told.append) == "complete"
-    assert [message["run"] for message in told if message["kind"] == "end"] == [0, 1]
-    assert all(folder.complete for folder in folders)
-
-
 def test_threads_are_put_back(tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    run_here(new_run(tmp_path / "run", steps=2))
+    run_here(tmp_path / "run", steps=2)
     assert torch.get_num_threads() == before
 
 
-def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    with pytest.raises(hdet.ArgumentError, match="device=cuda needs a GPU per replica, here 1, but found 0"):
-        run_here(new_run(tmp_path / "run", device="cuda"))
+def test_a_warm_start_and_those_that_begin_with_it_on_two_ranks(tmp_path: Path) -> None:
+    """The runs of an ablation: nobody reads weights that rank 0 has not written yet, and controls differ from HDET."""
+    warm = Folder(tmp_path / "warm")
+    start = {"replicas": 2, "steps": 8, "start": str(warm.checkpoint), "noise": 0.01}
+    plans = {
+        "warm": a_plan(replicas=2, method="none", steps=6),
+        "hdet": a_plan(**start),
+        "no-spread": a_plan(**start, spread=0.0, signal="none"),
+        "placebo": a_plan(**start, signal="shuffled"),
+        "plain": a_plan(**start, method="none"),
+        "search": a_plan(**(start | {"method": "search", "lr": "auto"})),
+    }
+    folders = {name: Folder(tmp_path / name) for name in plans}
+    for folder, plan in zip(folders.values(), plans.values(), strict=True):
+        folder.begin(plan)
+    told: list[Message] = []
+    execute(list(folders.values()), list(plans.values()), told.append)
+    assert [message["run"] for message in told if message["kind"] == "end"] == list(range(6))
+    assert all(folder.complete for folder in folders.values())
+    journals = {name: hdet.read_journal(folders[name].journal) for name in ("hdet", "no-spread", "placebo", "search")}
+    first = {name: journal.rounds[0] for name, journal in journals.items()}
+    apart = {name: [row["divergence"] for row in record["replicas"]] for name, record in first.items()}
+    assert all(value > 0 for name in ("hdet", "no-spread", "placebo") for value in apart[name])
+    assert {row["multipliers"][0] for row in first["no-spread"]["replicas"]} == {1.0}
+    assert not any(apart["search"])
+    assert load_run(folders["hdet"].path).replicas == 2
 
 
-class _Killed(BaseException):
-    pass
+class Failing(Folder):
+    """A folder in which no run can begin."""
+
+    @property
+    def journal(self) -> Path:  # type: ignore[override]
+        raise ValueError("in the way")
+
+    @journal.setter
+    def journal(self, path: Path) -> None:
+        pass
 
 
-def _kill_at(step: int) -> Any:
-    def hear(message: Message) -> None:
-        if message["kind"] == "step" and message["step"] >= step:
-            raise _Killed
-
-    return hear
-
-
-def _stopped_at(folder: Folder, step: int) -> str:
-    stop = Stop()
-    run = Run(folder.plan(), folder, HERE, Teller(silent))
-    make = run._step
-
-    def step_and_ask(number: int) -> torch.Tensor:
-        if number + 1 == step:
-            stop.ask()
-        return make(number)
-
-    run._step = step_and_ask  # type: ignore[method-assign]
-    return run.go(stop)
-
-
-def _losses(folder: Folder) -> list[tuple[str, ...]]:
-    with folder.curve.open() as file:
-        rows = [tuple(row) for row in csv.reader(file)][1:]
-    assert all(math.isfinite(float(cell)) for row in rows for cell in row if cell)
-    return rows
+def test_ranks_that_fail_are_named_with_their_own_words(tmp_path: Path) -> None:
+    folder, plan = Failing(tmp_path), a_plan(replicas=2)
+    with pytest.raises(RanksFailed, match=r"replica \d failed: ValueError: in the way; .*ranks.log has details"):
+        execute([folder], [plan], silent)
+    assert "Traceback" in folder.log.read_text()

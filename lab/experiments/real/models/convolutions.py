@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize, pad, relu
 
-__all__ = ["CNN", "CausalText", "Denoiser", "NameCNN", "Pairs", "ResNet", "UNet"]
-
 
 class CNN(nn.Module):
     """Two convolutions, each halving the image, and two linear layers; no norm."""

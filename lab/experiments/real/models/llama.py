@@ -10,8 +10,6 @@ from torch.nn.functional import silu
 
 from real.models.weights import drawn
 
-__all__ = ["Llama"]
-
 
 def _turned(x: Tensor) -> Tensor:
     """Queries or keys [sample, head, time, feature], each pair of features turned by an angle that grows with time."""

@@ -1,4 +1,4 @@
-"""Plain layers, one after the other, layers that take turns with two axes, and a network of sines."""
+"""Plain layers, one after the other, and what is made of them: mixers, sines, densities, experts, graphs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
-
-__all__ = ["Mixer", "Perceptron", "Sines"]
 
 
 class Perceptron(nn.Module):
@@ -83,3 +81,142 @@ class Mixer(nn.Module):
             normed = self.norms[2 * number + 1](x)
             x = x + within(normed.flatten(0, 1)).view(normed.shape)
         return self.head(self.norm(x).flatten(1)).unflatten(1, (self.ahead, -1))
+
+
+# Densities: by a hidden cause, or by a change of variables ------------------------------------------------------------
+
+
+class VAE(nn.Module):
+    """A variational autoencoder; the noise that it samples with is handed in."""
+
+    def __init__(self, inputs: int, hidden: int = 128, causes: int = 16) -> None:
+        super().__init__()
+        self.encoder = Perceptron((inputs, hidden, 2 * causes))
+        self.decoder = Perceptron((causes, hidden, inputs))
+
+    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """What it makes of its inputs, and for each of them the divergence of the causes from a standard normal."""
+        mean, log_variance = self.encoder(x).chunk(2, -1)
+        divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(-1)
+        return self.decoder(mean + (0.5 * log_variance).exp() * noise), divergence
+
+
+class Coupling(nn.Module):
+    """One half of the numbers is scaled and shifted by what a small network makes of the other half."""
+
+    def __init__(self, half: int, hidden: int) -> None:
+        super().__init__()
+        self.network = Perceptron((half, hidden, hidden, 2 * half))
+
+    def forward(self, kept: Tensor, changed: Tensor) -> tuple[Tensor, Tensor]:
+        """The changed half, and the logarithm of what it was scaled by."""
+        scale, shift = self.network(kept).chunk(2, -1)
+        scale = 2 * torch.tanh(scale / 2)
+        return changed * scale.exp() + shift, scale.sum(-1)
+
+
+class Flow(nn.Module):
+    """A RealNVP: couplings that take turns with the two halves; numbers are dealt to them alternately."""
+
+    def __init__(self, numbers: int, couplings: int = 8, hidden: int = 48) -> None:
+        super().__init__()
+        self.couplings = nn.ModuleList(Coupling(numbers // 2, hidden) for _ in range(couplings))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The standard normal numbers that x stands for, and the logarithm of the volume's change."""
+        a, b = x[:, ::2], x[:, 1::2]
+        volume = torch.zeros_like(x[:, 0])
+        for coupling in self.couplings:
+            changed, scaled = coupling(a, b)
+            a, b, volume = changed, a, volume + scaled
+        return torch.cat([a, b], -1), volume
+
+
+# A mixture of experts over a window of characters ---------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """The characters before in, logits of the next one out. Of the experts between, two answer each window.
+
+    All experts are computed and most are multiplied by 0: what they cost is not the point here.
+    """
+
+    def __init__(
+        self, tokens: int, context: int, table: int = 12, width: int = 64, experts: int = 8, hidden: int = 48
+    ) -> None:
+        super().__init__()
+        self.experts = experts
+        self.tokens = nn.Embedding(tokens, table)
+        self.reader = nn.Linear(context * table, width)
+        self.gate = nn.Linear(width, experts, bias=False)
+        self.inner = nn.Linear(width, experts * hidden)  # one beside the other
+        self.outer = nn.Linear(experts * hidden, width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, tokens)
+
+    def forward(self, window: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and how uneven the load is: 1 where all experts are used alike (Switch Transformer)."""
+        x = relu(self.reader(self.tokens(window).flatten(1)))
+        likely = self.gate(x).softmax(-1)
+        chosen = likely >= likely.topk(2, -1).values[:, 1:]
+        share = likely * chosen
+        share = share / share.sum(-1, keepdim=True)
+        answers = relu(self.inner(x)).unflatten(-1, (self.experts, -1)) * share[..., None]
+        x = x + self.outer(answers.flatten(1))
+        uneven = self.experts * (chosen.to(x.dtype).mean(0) / 2 * likely.mean(0)).sum()
+        return self.head(self.norm(x)), uneven
+
+
+# Graphs: one that is always the same, and many small ones -------------------------------------------------------------
+
+
+class GraphNet(nn.Module):
+    """Two layers, each over the mean of a node and its neighbours (Kipf and Welling 2017)."""
+
+    features: Tensor
+    links: Tensor
+
+    def __init__(self, features: Tensor, adjacency: Tensor, classes: int, width: int = 128) -> None:
+        super().__init__()
+        linked = adjacency + torch.eye(len(adjacency))
+        degree = linked.sum(1).rsqrt()
+        self.register_buffer("features", features)
+        self.register_buffer("links", degree[:, None] * linked * degree)
+        self.hidden = nn.Linear(features.shape[1], width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        """Logits of some nodes."""
+        x = relu(self.links @ self.hidden(self.features))
+        logits: Tensor = self.links @ self.head(x)
+        return logits.index_select(0, nodes)
+
+
+class MessageNet(nn.Module):
+    """Atoms and bonds in, logits of the kind of each atom out: atoms send messages along bonds, in some rounds.
+
+    Every kind of bond has messages of its own (Gilmer et al. 2017, Schlichtkrull et al. 2018).
+    """
+
+    def __init__(self, atoms: int, bonds: int, width: int = 64, rounds: int = 4) -> None:
+        super().__init__()
+        self.bonds = bonds
+        self.atoms = nn.Embedding(atoms, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(rounds))
+        self.messages = nn.ModuleList(nn.Linear(width, bonds * width, bias=False) for _ in range(rounds))
+        self.inner = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(rounds))
+        self.outer = nn.ModuleList(nn.Linear(width, width) for _ in range(rounds))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, atoms)
+
+    def forward(self, atoms: Tensor, bonds: Tensor) -> Tensor:
+        """[molecule, atom] and [molecule, atom, atom], where 0 is no bond -> [molecule, atom, kind]."""
+        kinds = torch.arange(1, self.bonds + 1, device=bonds.device)
+        x = self.atoms(atoms)
+        linked = (bonds[:, None] == kinds[:, None, None]).to(x.dtype)  # [molecule, kind, atom, atom]
+        for norm, message, inner, outer in zip(self.norms, self.messages, self.inner, self.outer, strict=True):
+            normed = norm(x)
+            sent = message(normed).unflatten(-1, (self.bonds, -1)).transpose(1, 2)
+            heard = (linked @ sent).sum(1)
+            x = x + outer(relu(inner(torch.cat([normed, heard], -1))))
+        return self.head(self.norm(x))  # type: ignore[no-any-return]

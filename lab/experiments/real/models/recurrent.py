@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-__all__ = ["ChordGRU", "StateSpace", "TextGRU", "TextLSTM"]
-
 
 class GRU(nn.Module):
     """A gated recurrent layer, step by step; what the inputs give is computed for all steps at once."""

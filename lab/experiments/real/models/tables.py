@@ -11,8 +11,6 @@ from torch.nn.functional import relu
 
 from real.models.perceptrons import Perceptron
 
-__all__ = ["ComplEx", "Factors", "SkipGram", "TablePerceptron", "TableResidual", "WideDeep"]
-
 
 class WideDeep(nn.Module):
     """A linear part over the categories and two crossings of them, and a small network over their embeddings."""

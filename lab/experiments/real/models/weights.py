@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from real.models.transformers import Layer
-
-__all__ = ["drawn", "groups"]
 
 
 @torch.no_grad()
@@ -35,6 +34,11 @@ def drawn(model: nn.Module, generator: torch.Generator, table: float = 0.02, gai
         share = math.sqrt(2 * len(stack)) if name.endswith("out") else 1
         layer.weight.normal_(0, 0.02 / share, generator=generator)
     return model
+
+
+def draws(make: Callable[[], nn.Module], **how: float) -> Callable[[torch.Generator], nn.Module]:
+    """What gives a new model its first weights; ``how``: as :func:`drawn`."""
+    return lambda generator: drawn(make(), generator, **how)
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:

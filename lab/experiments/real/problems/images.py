@@ -13,13 +13,10 @@ from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 from real.data import load_or_stand_in
 from real.models.convolutions import Denoiser, Pairs
-from real.models.latent import VAE
-from real.models.perceptrons import Perceptron, Sines
-from real.models.weights import drawn
-from real.pools import Noised, Rows, Views, frozen, held_out
+from real.models.perceptrons import VAE, Perceptron, Sines
+from real.models.weights import draws
+from real.pools import Noised, Rows, Views
 from real.task import RealTask
-
-__all__ = ["autoencoder", "bright", "classes", "denoiser", "mislabelled", "painted", "pairs", "vae"]
 
 
 def classes(
@@ -31,8 +28,9 @@ def classes(
     return RealTask(
         name,
         Rows((found["train_images"], labels)),
-        held_out(Rows((found["test_images"], found["test_labels"])), 2048, 512),
-        lambda generator: drawn(model(), generator),
+        Rows((found["test_images"], found["test_labels"])),
+        (2048, 512),
+        draws(model),
         _class_loss,
         batch_size,
     )
@@ -50,12 +48,7 @@ def pairs(name: str, synthetic: bool) -> RealTask:
     """Two views of each image find each other (InfoNCE)."""
     found = load_or_stand_in("fashion", synthetic)
     return RealTask(
-        name,
-        Views(found["train_images"]),
-        held_out(frozen(Views(found["test_images"]), name, 2048), 2048, 64),
-        lambda generator: drawn(Pairs(), generator),
-        _pair_loss,
-        batch_size=64,
+        name, Views(found["train_images"]), Views(found["test_images"]), (2048, 64), draws(Pairs), _pair_loss, 64
     )
 
 
@@ -69,14 +62,7 @@ def autoencoder(name: str, synthetic: bool) -> RealTask:
     """Images of half the size through sixteen numbers: twelve layers, no norm."""
     train, test = Rows.of(load_or_stand_in("fashion", synthetic), "images")
     widths = (196, 128, 128, 64, 64, 32, 16, 32, 64, 64, 128, 128, 196)
-    return RealTask(
-        name,
-        train,
-        held_out(test, 2048, 1024),
-        lambda generator: drawn(Perceptron(widths), generator, gain=2.0),
-        _again_loss,
-        batch_size=64,
-    )
+    return RealTask(name, train, test, (2048, 1024), draws(lambda: Perceptron(widths), gain=2.0), _again_loss, 64)
 
 
 def _again_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -91,13 +77,7 @@ def painted(name: str, synthetic: bool) -> RealTask:
     grid = torch.linspace(-1, 1, len(whole))
     pixels = Rows((torch.cartesian_prod(grid, grid), whole.flatten()))
     return RealTask(
-        name,
-        pixels,
-        held_out(pixels, 4096, 4096),
-        lambda generator: Sines().drawn(generator),
-        _pixel_loss,
-        batch_size=256,
-        precise=True,
+        name, pixels, pixels, (4096, 4096), lambda generator: Sines().drawn(generator), _pixel_loss, 256, precise=True
     )
 
 
@@ -119,10 +99,11 @@ def vae(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Noised(train, shapes),
-        held_out(frozen(Noised(test, shapes), name, 2048), 2048, 1024),
-        lambda generator: drawn(VAE(PIXELS, causes=CAUSES), generator),
+        Noised(test, shapes),
+        (2048, 1024),
+        draws(lambda: VAE(PIXELS, causes=CAUSES)),
         _evidence_loss,
-        batch_size=64,
+        64,
     )
 
 
@@ -137,14 +118,7 @@ def _evidence_loss(model: nn.Module, batch: Batch) -> Tensor:
 def denoiser(name: str, synthetic: bool) -> RealTask:
     train, test = Rows.of(load_or_stand_in("photos", synthetic), "patches")
     shapes = ((), (16, 16))
-    return RealTask(
-        name,
-        Noised(train, shapes),
-        held_out(frozen(Noised(test, shapes), name, 1024), 1024, 512),
-        lambda generator: drawn(Denoiser(), generator),
-        _noise_loss,
-        batch_size=16,
-    )
+    return RealTask(name, Noised(train, shapes), Noised(test, shapes), (1024, 512), draws(Denoiser), _noise_loss, 16)
 
 
 def _noise_loss(model: nn.Module, batch: Batch) -> Tensor:

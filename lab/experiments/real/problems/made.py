@@ -12,15 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
-from real.models.graph import GraphNet
-from real.models.perceptrons import Perceptron
+from real.models.perceptrons import GraphNet, Perceptron
 from real.models.transformers import GPT
-from real.models.weights import drawn
-from real.pools import Made, Rows, frozen, held_out
+from real.models.weights import draws
+from real.pools import Made, Rows
 from real.task import RealTask
-
-__all__ = ["graph", "narrow", "sorting", "teacher", "waves"]
-
 
 # Sorting: learnt at a transition, which a rate that is too high prevents ---------------------------------------------
 
@@ -30,14 +26,7 @@ NUMBERS, LENGTH = 96, 14
 def sorting(name: str, synthetic: bool) -> RealTask:
     """Numbers, then the same numbers in order: a GPT predicts the second half."""
     pool = Made(_unsorted)
-    return RealTask(
-        name,
-        pool,
-        held_out(frozen(pool, name, 256), 256, 256),
-        lambda generator: drawn(GPT(NUMBERS, 2 * LENGTH - 1), generator),
-        _order_loss,
-        batch_size=32,
-    )
+    return RealTask(name, pool, pool, (256, 256), draws(lambda: GPT(NUMBERS, 2 * LENGTH - 1)), _order_loss, 32)
 
 
 def _unsorted(count: int, generator: torch.Generator) -> Batch:
@@ -67,10 +56,11 @@ def waves(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         pool,
-        held_out(frozen(pool, name, 1024), 1024, 1024),
-        lambda generator: drawn(Perceptron((2, 64, 64, 64, 1), torch.tanh), generator),
+        pool,
+        (1024, 1024),
+        draws(lambda: Perceptron((2, 64, 64, 64, 1), torch.tanh)),
         _physics_loss,
-        batch_size=128,
+        128,
         precise=True,
     )
 
@@ -110,10 +100,11 @@ def graph(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Rows((nodes[:LABELLED], blocks[:LABELLED])),
-        held_out(Rows((nodes[LABELLED:], blocks[LABELLED:])), NODES, NODES),
-        lambda generator: drawn(GraphNet(features, adjacency, BLOCKS), generator),
+        Rows((nodes[LABELLED:], blocks[LABELLED:])),
+        (NODES, NODES),
+        draws(lambda: GraphNet(features, adjacency, BLOCKS)),
         _block_loss,
-        batch_size=LABELLED,
+        LABELLED,
     )
 
 
@@ -145,10 +136,11 @@ def narrow(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         pool,
-        held_out(frozen(pool, name, 2048), 2048, 1024),
-        lambda generator: drawn(Perceptron((INPUTS, 128, 128, 2)), generator),
+        pool,
+        (2048, 1024),
+        draws(lambda: Perceptron((INPUTS, 128, 128, 2))),
         _likelihood_loss,
-        batch_size=64,
+        64,
         density=True,
     )
 
@@ -175,12 +167,7 @@ def teacher(name: str, synthetic: bool) -> RealTask:
     """What a fixed network of tanh says, and a little noise."""
     pool = Made(_taught)
     return RealTask(
-        name,
-        pool,
-        held_out(frozen(pool, name, 2048), 2048, 1024),
-        lambda generator: drawn(Perceptron((TEACHER[0], 128, 128, 1)), generator),
-        _answer_loss,
-        batch_size=64,
+        name, pool, pool, (2048, 1024), draws(lambda: Perceptron((TEACHER[0], 128, 128, 1))), _answer_loss, 64
     )
 
 

@@ -9,16 +9,13 @@ from torch.nn.functional import cross_entropy, relu, softplus
 from lab.tasks.task import Batch
 from real.data import ATOM_KINDS, BOND_KINDS, CONCEPTS, FRAMES, RELATIONS, TISSUES, load_or_stand_in
 from real.models.convolutions import UNet
-from real.models.graph import MessageNet
-from real.models.perceptrons import Mixer, Perceptron
+from real.models.perceptrons import MessageNet, Mixer, Perceptron
 from real.models.recurrent import StateSpace
 from real.models.tables import ComplEx
-from real.models.weights import drawn
-from real.pools import Crops, Masked, Rows, Stretches, frozen, held_out
+from real.models.weights import draws
+from real.pools import Crops, Masked, Rows, Stretches
 from real.problems.texts import tag_loss
 from real.task import RealTask
-
-__all__ = ["appliances", "brain", "concepts", "genes", "molecules", "patients"]
 
 HIDDEN = ATOM_KINDS
 """The kind that stands for one that is hidden."""
@@ -34,10 +31,11 @@ def molecules(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Masked(train),
-        held_out(frozen(Masked(test), name, 2048), 2048, 512),
-        lambda generator: drawn(MessageNet(ATOM_KINDS + 1, BOND_KINDS - 1), generator, table=0.3),
+        Masked(test),
+        (2048, 512),
+        draws(lambda: MessageNet(ATOM_KINDS + 1, BOND_KINDS - 1), table=0.3),
         _atom_loss,
-        batch_size=64,
+        64,
     )
 
 
@@ -52,12 +50,7 @@ def concepts(name: str, synthetic: bool) -> RealTask:
     """What does a concept of medicine stand in a relation to? All concepts are candidates."""
     train, test = Rows.of(load_or_stand_in("concepts", synthetic), "statements")
     return RealTask(
-        name,
-        train,
-        held_out(test, 2048, 1024),
-        lambda generator: drawn(ComplEx(CONCEPTS, RELATIONS), generator, table=0.3),
-        _statement_loss,
-        batch_size=128,
+        name, train, test, (2048, 1024), draws(lambda: ComplEx(CONCEPTS, RELATIONS), table=0.3), _statement_loss, 128
     )
 
 
@@ -70,14 +63,7 @@ def patients(name: str, synthetic: bool) -> RealTask:
     """Who dies first? Of many it is only known that they lived until then."""
     train, test = Rows.of(load_or_stand_in("patients", synthetic), "numbers", "years", "deaths")
     numbers = train.tables[0].shape[1]
-    return RealTask(
-        name,
-        train,
-        held_out(test, 2048, 512),
-        lambda generator: drawn(Perceptron((numbers, 64, 64, 1)), generator),
-        _hazard_loss,
-        batch_size=128,
-    )
+    return RealTask(name, train, test, (2048, 512), draws(lambda: Perceptron((numbers, 64, 64, 1))), _hazard_loss, 128)
 
 
 def _hazard_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -92,14 +78,7 @@ def brain(name: str, synthetic: bool) -> RealTask:
     """Outside, grey, white or water: the tissue at every point of a square."""
     found = load_or_stand_in("brain", synthetic)
     train, test = (Crops((found[f"{part}_slices"], found[f"{part}_tissue"]), SIDE) for part in ("train", "test"))
-    return RealTask(
-        name,
-        train,
-        held_out(frozen(test, name, 256), 256, 64),
-        lambda generator: drawn(UNet(TISSUES), generator),
-        _tissue_loss,
-        batch_size=16,
-    )
+    return RealTask(name, train, test, (256, 64), draws(lambda: UNet(TISSUES)), _tissue_loss, 16)
 
 
 def _tissue_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -113,12 +92,7 @@ def appliances(name: str, synthetic: bool) -> RealTask:
     found = load_or_stand_in("appliances", synthetic)
     train, test = (Stretches((found[f"{part}_power"],), PAST + AHEAD) for part in ("train", "test"))
     return RealTask(
-        name,
-        train,
-        held_out(frozen(test, name, 1024), 1024, 512),
-        lambda generator: drawn(Mixer(PAST, AHEAD, len(QUANTILES)), generator),
-        _quantile_loss,
-        batch_size=64,
+        name, train, test, (1024, 512), draws(lambda: Mixer(PAST, AHEAD, len(QUANTILES))), _quantile_loss, 64
     )
 
 
@@ -136,11 +110,4 @@ def genes(name: str, synthetic: bool) -> RealTask:
     train, test = (
         Stretches((found[f"{part}_bases"], found[f"{part}_frames"]), GENE_STRETCH) for part in ("train", "test")
     )
-    return RealTask(
-        name,
-        train,
-        held_out(frozen(test, name, 1024), 1024, 256),
-        lambda generator: drawn(StateSpace(BASES, FRAMES), generator, table=0.3),
-        tag_loss,
-        batch_size=32,
-    )
+    return RealTask(name, train, test, (1024, 256), draws(lambda: StateSpace(BASES, FRAMES), table=0.3), tag_loss, 32)

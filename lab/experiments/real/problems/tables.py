@@ -10,13 +10,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lab.tasks.task import Batch
 from real.data import ADULT_CATEGORIES, DIAMOND_CATEGORIES, ITEMS, USERS, load_or_stand_in
-from real.models.latent import Flow
+from real.models.perceptrons import Flow
 from real.models.tables import Factors, TablePerceptron, TableResidual, WideDeep
-from real.models.weights import drawn
-from real.pools import Noised, Rows, frozen, held_out
+from real.models.weights import draws
+from real.pools import Noised, Rows
 from real.task import RealTask
-
-__all__ = ["adult", "diamonds", "movielens", "perceptron", "weather", "wide_deep"]
 
 CROSSINGS = ((1, 3), (2, 4))
 """Education with occupation, marital status with relationship."""
@@ -36,14 +34,7 @@ def adult(model: Callable[[int], nn.Module], name: str, synthetic: bool) -> Real
     """Who earns much; the model is asked for by the count of numbers in a row."""
     train, test = Rows.of(load_or_stand_in("adult", synthetic), "categories", "numbers", "labels")
     numbers = train.tables[1].shape[1]
-    return RealTask(
-        name,
-        train,
-        held_out(test, 2048, 1024),
-        lambda generator: drawn(model(numbers), generator),
-        _income_loss,
-        batch_size=128,
-    )
+    return RealTask(name, train, test, (2048, 1024), draws(lambda: model(numbers)), _income_loss, 128)
 
 
 def _income_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -56,12 +47,7 @@ def movielens(name: str, synthetic: bool) -> RealTask:
     train, test = Rows.of(load_or_stand_in("movielens", synthetic), "users", "items", "ratings")
     mean = float(train.tables[2].float().mean())
     return RealTask(
-        name,
-        train,
-        held_out(test, 2048, 1024),
-        lambda generator: drawn(Factors(USERS, ITEMS, mean), generator, table=0.1),
-        _rating_loss,
-        batch_size=64,
+        name, train, test, (2048, 1024), draws(lambda: Factors(USERS, ITEMS, mean), table=0.1), _rating_loss, 64
     )
 
 
@@ -76,12 +62,7 @@ def diamonds(name: str, synthetic: bool) -> RealTask:
     train, test = Rows.of(load_or_stand_in("diamonds", synthetic), "categories", "numbers", "prices")
     numbers = train.tables[1].shape[1]
     return RealTask(
-        name,
-        train,
-        held_out(test, 4096, 1024),
-        lambda generator: drawn(TableResidual(DIAMOND_CATEGORIES, numbers), generator),
-        _price_loss,
-        batch_size=128,
+        name, train, test, (4096, 1024), draws(lambda: TableResidual(DIAMOND_CATEGORIES, numbers)), _price_loss, 128
     )
 
 
@@ -98,10 +79,11 @@ def weather(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Noised(train, shapes),
-        held_out(frozen(Noised(test, shapes), name, 4096), 4096, 1024),
-        lambda generator: drawn(Flow(numbers), generator),
+        Noised(test, shapes),
+        (4096, 1024),
+        draws(lambda: Flow(numbers)),
         _density_loss,
-        batch_size=128,
+        128,
         density=True,
     )
 

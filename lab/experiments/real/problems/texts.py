@@ -11,35 +11,15 @@ from torch.nn.functional import cross_entropy, softplus
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 from real.data import BYTES, CHARACTERS, CODE_PARTS, COUNTRIES, NOTES, WORDS, load, load_or_stand_in
-from real.models.adapters import adapted
 from real.models.convolutions import CausalText, NameCNN
-from real.models.experts import Experts
 from real.models.llama import Llama
+from real.models.perceptrons import Experts
 from real.models.recurrent import ChordGRU, TextGRU, TextLSTM
 from real.models.tables import SkipGram
-from real.models.transformers import GPT, Encoder, Seq2Seq
-from real.models.weights import drawn
-from real.pools import Chords, Masked, Rows, Skips, Stretches, Windows, frozen, held_out
+from real.models.transformers import GPT, Encoder, Seq2Seq, adapted
+from real.models.weights import drawn, draws
+from real.pools import Chords, Masked, Rows, Skips, Stretches, Windows
 from real.task import RealTask
-
-__all__ = [
-    "adapters",
-    "bach",
-    "causal",
-    "cities",
-    "cmudict",
-    "experts",
-    "fine_tuned",
-    "gpt",
-    "hidden_code",
-    "locales",
-    "next_loss",
-    "tag_loss",
-    "tagged_code",
-    "text_gru",
-    "text_lstm",
-    "words",
-]
 
 CONTEXT = 48
 """Characters that the GPT sees."""
@@ -90,7 +70,7 @@ def text_lstm(name: str, synthetic: bool) -> RealTask:
         load_or_stand_in("shakespeare", synthetic),
         name,
         GRU_STEPS,
-        lambda generator: drawn(TextLSTM(CHARACTERS), generator),
+        draws(lambda: TextLSTM(CHARACTERS)),
         batch_size=64,
     )
 
@@ -101,7 +81,7 @@ def causal(name: str, synthetic: bool) -> RealTask:
         load_or_stand_in("tunes", synthetic),
         name,
         CONTEXT,
-        lambda generator: drawn(CausalText(CHARACTERS), generator, table=0.3),
+        draws(lambda: CausalText(CHARACTERS), table=0.3),
         batch_size=32,
         clip=1.0,
     )
@@ -112,10 +92,11 @@ def experts(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Windows(found["train_text"], EXPERT_CONTEXT),
-        held_out(Windows(found["test_text"], EXPERT_CONTEXT).all(), 4096, 1024),
-        lambda generator: drawn(Experts(CHARACTERS, EXPERT_CONTEXT), generator, table=0.3),
+        Windows(found["test_text"], EXPERT_CONTEXT).all(),
+        (4096, 1024),
+        draws(lambda: Experts(CHARACTERS, EXPERT_CONTEXT), table=0.3),
         _expert_loss,
-        batch_size=128,
+        128,
     )
 
 
@@ -131,10 +112,11 @@ def words(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Skips.of(found["train_words"], WORDS),
-        held_out(frozen(Skips.of(found["test_words"], WORDS), name, 8192), 8192, 4096),
-        lambda generator: drawn(SkipGram(WORDS), generator, table=0.1),
+        Skips.of(found["test_words"], WORDS),
+        (8192, 4096),
+        draws(lambda: SkipGram(WORDS), table=0.1),
         _nearby_loss,
-        batch_size=256,
+        256,
     )
 
 
@@ -149,12 +131,7 @@ def cities(name: str, synthetic: bool) -> RealTask:
     """In which country is it?"""
     train, test = Rows.of(load_or_stand_in("cities", synthetic), "letters", "countries")
     return RealTask(
-        name,
-        train,
-        held_out(test, 4096, 1024),
-        lambda generator: drawn(NameCNN(LETTERS, COUNTRIES), generator, table=0.3),
-        _country_loss,
-        batch_size=128,
+        name, train, test, (4096, 1024), draws(lambda: NameCNN(LETTERS, COUNTRIES), table=0.3), _country_loss, 128
     )
 
 
@@ -168,7 +145,7 @@ def text_gru(name: str, synthetic: bool) -> RealTask:
         load_or_stand_in("shakespeare", synthetic),
         name,
         GRU_STEPS,
-        lambda generator: drawn(TextGRU(CHARACTERS), generator),
+        draws(lambda: TextGRU(CHARACTERS)),
         batch_size=64,
     )
 
@@ -176,8 +153,8 @@ def text_gru(name: str, synthetic: bool) -> RealTask:
 def _text(
     found: Mapping[str, Tensor], name: str, length: int, build: Build, batch_size: int, clip: float | None = None
 ) -> RealTask:
-    validation = held_out(Windows(found["test_text"], length).all(), 512, 128)
-    return RealTask(name, Windows(found["train_text"], length), validation, build, next_loss, batch_size, clip)
+    train, test = Windows(found["train_text"], length), Windows(found["test_text"], length).all()
+    return RealTask(name, train, test, (512, 128), build, next_loss, batch_size, clip)
 
 
 def bach(name: str, synthetic: bool) -> RealTask:
@@ -185,10 +162,11 @@ def bach(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Chords(Windows(found["train_notes"], CHORD_STEPS)),
-        held_out(Windows(found["test_notes"], CHORD_STEPS).all(), 512, 256),
-        lambda generator: drawn(ChordGRU(NOTES), generator),
+        Windows(found["test_notes"], CHORD_STEPS).all(),
+        (512, 256),
+        draws(lambda: ChordGRU(NOTES)),
         next_loss,
-        batch_size=64,
+        64,
     )
 
 
@@ -205,10 +183,11 @@ def locales(name: str, synthetic: bool) -> RealTask:
     return RealTask(
         name,
         Windows(found["train_bytes"], LOCALE_BYTES),
-        held_out(Windows(found["test_bytes"], LOCALE_BYTES).all(), 128, 64),
+        Windows(found["test_bytes"], LOCALE_BYTES).all(),
+        (128, 64),
         lambda generator: Llama(BYTES, **size).drawn(generator),
         next_loss,
-        batch_size=16,
+        16,
         clip=1.0,
     )
 
@@ -220,7 +199,7 @@ def hidden_code(name: str, synthetic: bool) -> RealTask:
     """Which characters of a program are hidden? It trains the encoder that `tagged_code` begins with."""
     found = load_or_stand_in("code", synthetic)
     train, test = (Masked(_code(found, part, "text")) for part in ("train", "test"))
-    return RealTask(name, train, held_out(frozen(test, name, 512), 512, 128), _new_encoder, _hidden_loss, batch_size=32)
+    return RealTask(name, train, test, (512, 128), _new_encoder, _hidden_loss, 32)
 
 
 def _code(found: Mapping[str, Tensor], part: str, *keys: str) -> Stretches:
@@ -251,7 +230,7 @@ def tagged_code(name: str, synthetic: bool) -> RealTask:
         model.head = drawn(nn.ModuleDict({"head": head}), generator).get_submodule("head")
         return model
 
-    return RealTask(name, train, held_out(frozen(test, name, 1024), 1024, 256), build, tag_loss, batch_size=32)
+    return RealTask(name, train, test, (1024, 256), build, tag_loss, 32)
 
 
 def tag_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -262,14 +241,7 @@ def tag_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def cmudict(name: str, synthetic: bool) -> RealTask:
     train, test = Rows.of(load_or_stand_in("cmudict", synthetic), "letters", "phonemes")
-    return RealTask(
-        name,
-        train,
-        held_out(test, 1024, 512),
-        lambda generator: drawn(Seq2Seq(LETTERS, PHONEMES), generator),
-        _spoken_loss,
-        batch_size=64,
-    )
+    return RealTask(name, train, test, (1024, 512), draws(lambda: Seq2Seq(LETTERS, PHONEMES)), _spoken_loss, 64)
 
 
 def _spoken_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""lab/benchmarks/auto_cost.py on a CPU: parts, memory, and one compiled run with its compiling."""
+"""lab/benchmarks/auto_cost.py and guard_cost.py on a CPU."""
 
 from __future__ import annotations
 
@@ -59,3 +59,13 @@ def test_a_gpus_rows_and_memory(tmp_path: Path) -> None:
 
 def test_every_row_has_a_model() -> None:
     assert {row.model for row in auto_cost.ROWS} | set(auto_cost.REMEMBERED) <= set(SIZES)
+
+
+def test_a_guards_cost_on_a_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "guard.json"
+    few = ("--models", "gpt-0.8M", "--every", "8", "--steps", "8", "--turns", "2")
+    output_of(sys.executable, SCRIPT.with_name("guard_cost.py"), "--device", "cpu", *few, "--write", path)
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["model"], row["every"], row["memory"]) == ("gpt-0.8M", 8, None)
+    assert len(row["ratios"]) == 2
+    assert all(ratio > 0 for ratio in row["ratios"])

@@ -1,1 +1,0 @@
-"""Knobs where they matter: hyperparameters of training on little data, found by arms that differ in them."""
