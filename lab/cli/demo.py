@@ -10,8 +10,8 @@ import typer
 
 from hdet.cli.output import Output
 from hdet.errors import ArgumentError
-from hdet.report.data import load_run
-from hdet.report.page import Chapter, check_packages, write_chapters
+from hdet.report.data import RunData, load_run
+from hdet.report.page import check_packages, write_report
 from hdet.report.verdict import base_movement
 from lab.cli import options as o
 from lab.cli.display import Job, display_for
@@ -42,7 +42,7 @@ def demo(
 
     One, a bad guess: a small CNN learns digits with a max_lr that is 100 times too low, and 100 times too high; torch's
     OneCycleLR beside hdet's. Two, the ensemble: four processes train a recommender's model at four rates around one
-    schedule. At the end a table, and a report to open in a browser.
+    schedule. At the end a table, and a report of each scene to open in a browser.
     """
     refuse_torchrun("demo")
     check_packages()
@@ -57,23 +57,24 @@ def demo(
 def _show(
     out: Path, steps: int, ensemble_steps: int, replicas: int, force: bool, output: Output, stop: Stop
 ) -> int | None:
-    """Both scenes and the page; None where it was stopped."""
+    """Both scenes and their pages; None where it was stopped."""
     one, two = guesses(out, steps), ensemble(out, ensemble_steps, replicas)
-    chapters: list[Chapter] = []
+    runs: list[RunData] = []
+    pages: list[Path] = []
     for scene in (one, two):
         if _play(scene, output, force, stop) == "stopped":
             return None
         seen = [load_run(folder.path) for folder in scene.folders]
         table = guess_table(seen) if scene is one else ensemble_table(seen[0])
-        chapters.append(Chapter(seen, scene.title, scene.words, table))
+        page, words = (out / "report.html", guess_words(seen)) if scene is one else (out / "ensemble.html", "")
+        pages.append(write_report(seen, page, title=scene.title, table=table, headline=words))
+        runs += seen
         output.table(table)
-    page = write_chapters(chapters, out / "report.html", title="hdet demo", headline=guess_words(chapters[0].runs))
-    runs = [run for chapter in chapters for run in chapter.runs]
-    output.say(f"\nthe report: {page}", style="bold")
+    output.say(f"\nthe reports: {pages[0]}, {pages[1]}", style="bold")
     found = {run.name: base_movement(run) for run in runs}
     rates = {name: movement.end for name, movement in found.items() if movement is not None}
     losses = {run.name: run.summary.final.get("loss") for run in runs}
-    output.result(outcome="complete", out=out, report=page, losses=losses, rates=rates)
+    output.result(outcome="complete", out=out, report=pages[0], ensemble=pages[1], losses=losses, rates=rates)
     return 0
 
 

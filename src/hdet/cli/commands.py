@@ -16,6 +16,7 @@ from hdet.cli.output import Force, Json, Output, plot, refuse_to_overwrite, say_
 from hdet.errors import ArgumentError, harmless
 from hdet.files import write_atomically
 from hdet.journal import JournalData, read_journal
+from hdet.report import series
 from hdet.report import verdict as words
 from hdet.report.data import RunData, journal_in, load_run
 from hdet.report.numbers import plain_json
@@ -61,7 +62,7 @@ def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json 
         refuse_to_overwrite(out, force)
     output, found = Output(as_json), [load_run(path) for path in runs]
     output.table(words.table_of(found))
-    curves = words.compare(found)
+    curves = series.compare(found)
     output.say(plot(curves.names, curves.losses, curves.kind, width=min(100, output.console.width)))
     output.say(words.compared(found))
     say_alarms(output, found)
