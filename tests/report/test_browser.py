@@ -217,9 +217,12 @@ def test_folded_runs_are_drawn_when_they_are_opened(browser: webdriver.Chrome, a
     look(browser, page, PHONE)
     assert browser.execute_script(DRAWN) == 2
     keep(browser, artifacts / "report-several-phone.png")
+    browser.execute_script("Plotly.relayout(document.querySelector('.plot'), {'xaxis.range': [1, 2]})")
     browser.find_element("css selector", "details.run summary").click()
     wait_until_drawn(browser, ".plot:not(details:not([open]) *)")
     assert browser.execute_script(DRAWN) == 5
+    zoomed = "return document.querySelector('.plot').layout.xaxis.range"
+    assert browser.execute_script(zoomed) == [1, 2]  # as it was before
     widths = browser.execute_script(
         "return [...document.querySelectorAll('details[open] .plot')].map(p => p.offsetWidth)"
     )

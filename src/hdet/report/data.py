@@ -299,7 +299,7 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
     )
     # The normalised controller's errors are in units of the signals' deviation in the round, its Delta is not.
     signals = [row.signal for r, row in enumerate(replicas) if r not in excluded and row.signal is not None]
-    unit = pstdev(signals) if signals else 0.0
+    unit = pstdev(signals) if signals and record.get("error") else 0.0
     pairs = zip(_numbers(record.get("delta"), knobs), _numbers(record.get("error"), knobs), strict=True)
     status, why = record.get("status"), record.get("why")
     return Round(

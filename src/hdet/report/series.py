@@ -20,14 +20,14 @@ _FAR_ABOVE = 10.0
 _DECADES = 6
 """How far below its highest point a figure is seen at first: schedules end many decades down."""
 _LOSSES = {
-    "replicas": "dots: train loss of each replica",
-    "probe": "dots: probe loss",
-    "ruined": "dots: train loss of rounds that were ruined",
-    "train, per round": "blue: mean train loss of the round",
-    "train": "grey: train loss of each step",
-    "validation": "orange: validation loss",
+    "replicas": ("train", "dots: train loss of each replica"),
+    "probe": ("probe", "dots: probe loss"),
+    "ruined": ("train", "dots: train loss of rounds that were ruined"),
+    "train, per round": ("train", "blue: mean train loss of the round"),
+    "train": ("train", "grey: train loss of each step"),
+    "validation": ("validation", "orange: validation loss"),
 }
-"""Lines and dots of the figure of losses, by their names in its legend."""
+"""By its name in the legend: which loss a line or a dot of the figure of losses is, and how the caption says it."""
 _COMPARED = {"validation": "Validation loss", "train": "Train loss", "train, per round": "Mean train loss of a round"}
 """Those by which runs may be compared, the best first."""
 ASKED = "what the gradients ask for"
@@ -175,12 +175,12 @@ def _rates(run: RunData, kind: str) -> Figure | None:
     plains = {f"plain {run.knobs[g]}": _course(run, itemgetter(g), plain=True) for g in knobs}
     if len({tuple(f"{y:.6g}" for y in one.known) for one in plains.values()}) == 1:  # they share it
         plains = {"plain schedule" if kind == "lr" else "as given": next(iter(plains.values()))}
-    ends = [(r.step - 1, r) for r in run.rounds]
+    ends, few = [(r.step - 1, r) for r in run.rounds], len(bases) <= FEW
     bands = [_band([(x, [row.values[g] for row in r.replicas]) for x, r in ends], i) for i, g in enumerate(knobs)]
     traces = [
         *{band.line: band for band in reversed(bands)}.values(),  # the same area again would only be darker
-        *(Trace(name, one, "curve", i, (), len(bases) <= FEW) for i, (name, one) in enumerate(bases.items())),
-        *(Trace(name, one, "dashed", -1, (), len(plains) == 1) for name, one in plains.items()),
+        *(Trace(name, one, "curve", i, in_legend=few) for i, (name, one) in enumerate(bases.items())),
+        *(Trace(name, one, "dashed", -1, in_legend=len(plains) == 1) for name, one in plains.items()),
         Trace(ASKED, line((r.step, r.reach) for r in run.rounds if 0 in knobs), "thin", 2),
         *(_verdicts(run.knobs[g], [(x, r.base_before[g], r.slopes[g]) for x, r in ends]) for g in knobs),
     ]
@@ -192,8 +192,8 @@ def _rates(run: RunData, kind: str) -> Figure | None:
     there = {trace.style for trace in traces if trace.line}
     parts = [lines, *(text for style, text in words.items() if style in there)]
     parts += [SETBACKS] if any(one.is_setback for one in events(run)) else []
-    title = "learning rate" if kind == "lr" else kind
-    return _figure(title.replace("learning", "Learning"), f"{', '.join(parts)}.", title, traces)
+    title, y_title = ("Learning rate", "learning rate") if kind == "lr" else (kind, kind)
+    return _figure(title, f"{', '.join(parts)}.", y_title, traces)
 
 
 def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trace:
@@ -263,14 +263,10 @@ def _losses(run: RunData) -> Figure | None:
     if not traces:
         return None
     names = {trace.name for trace in traces}
-    kinds = {
-        "train": names - {"", "probe", "validation"},
-        "probe": names & {"probe"},
-        "validation": names & {"validation"},
-    }
-    text = ", ".join(words for name, words in _LOSSES.items() if name in names)
-    title = f"loss ({', '.join(kind for kind, there in kinds.items() if there)})"
-    figure = _figure("Loss", f"{text[0].upper()}{text[1:]}.", title, traces, _FAR_ABOVE)
+    there = [one for name, one in _LOSSES.items() if name in names]
+    text = ", ".join(words for _, words in there)
+    kinds = [kind for kind in ("train", "probe", "validation") if kind in dict(there)]
+    figure = _figure("Loss", f"{text[0].upper()}{text[1:]}.", f"loss ({', '.join(kinds)})", traces, _FAR_ABOVE)
     top = 10 ** figure.y_range[1] if figure.is_log else figure.y_range[1]
     above = sum(y > top for trace in traces if trace.style == "dots" for y in trace.line.known)
     more = f" {'One dot is' if above == 1 else f'{above} dots are'} above the figure." if above else ""
@@ -284,7 +280,8 @@ def _slopes(run: RunData) -> Figure | None:
         known = [(r.step, slope) for r in run.rounds if (slope := r.slopes[i]) is not None]
         errors = [(x, one.value, 2 * one.error) for x, one in known if one.error is not None]
         bands.append(_band([(x, [y - error, y + error]) for x, y, error in errors], i))
-        courses.append(Trace(knob, line((x, one.value) for x, one in known), "curve", i, (), len(run.knobs) <= FEW))
+        course = line((x, one.value) for x, one in known)
+        courses.append(Trace(knob, course, "curve", i, in_legend=len(run.knobs) <= FEW))
         said.append(_verdicts(knob, [(x, one.value, one) for x, one in known]))
     words = "Up: above 0, a higher value would have been better. Down: below 0, a lower one."
     words += " Band: two standard errors; no signal: 0 is in it." if any(band.line for band in bands) else ""
