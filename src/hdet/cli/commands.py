@@ -46,7 +46,7 @@ def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = Fa
     output.say(words.verdict(data))
     say_what_next(output, data)
     output.say(str(out))
-    output.result(out=out, verdict=words.verdict(data), rounds=data.number_of_rounds)
+    output.result(out=out, verdict=words.verdict(data), rounds=len(data.rounds))
 
 
 def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json = False) -> None:
@@ -82,7 +82,7 @@ def _summary(run: RunData) -> dict[str, object]:
         "crashed": run.summary.crashed,
         "base_start": None if base is None else base.start,
         "base_end": None if base is None else base.end,
-        "rounds": run.number_of_rounds,
+        "rounds": len(run.rounds),
         "seconds": run.summary.seconds,
         "final": run.summary.final,
     }

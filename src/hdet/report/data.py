@@ -175,10 +175,6 @@ class RunData:
     curve: Curve = field(default_factory=Curve)
 
     @property
-    def number_of_rounds(self) -> int:
-        return len(self.rounds)
-
-    @property
     def searched(self) -> bool:
         """Whether there is one model, whose rate was searched."""
         return self.arguments.get("max_lr") == "auto"
@@ -191,8 +187,7 @@ class RunData:
     @property
     def total_steps(self) -> int | None:
         """The last step of the schedule, if the journal says it. What it gives for the step after is not used."""
-        total = finite(self.arguments.get("total_steps"))
-        return None if total is None else int(total)
+        return self.arguments.get("total_steps")
 
     @property
     def rates(self) -> tuple[int, ...]:

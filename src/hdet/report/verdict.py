@@ -133,7 +133,7 @@ def _crash(run: RunData) -> list[str]:
 
 
 def _rate_words(run: RunData) -> list[str]:
-    base, rounds = base_movement(run), f"{run.number_of_rounds} round{'s' if run.number_of_rounds != 1 else ''}"
+    base, rounds = base_movement(run), f"{len(run.rounds)} round{'s' if len(run.rounds) != 1 else ''}"
     if base is None:
         return []
     if not run.rounds:
@@ -211,7 +211,7 @@ def tiles(run: RunData) -> tuple[Tile, ...]:
     return (
         Tile("Base rate" if run.decays_by_itself else "Peak rate", *_rate_words_short(base)),
         Tile("Final loss", say.loss(end.loss), note),
-        Tile("Rounds", str(run.number_of_rounds), _rounds_note(run)),
+        Tile("Rounds", str(len(run.rounds)), _rounds_note(run)),
         Tile("Time", say.seconds(total or None), f"{say.percent(training)} training" if training is not None else ""),
     )
 
@@ -317,7 +317,7 @@ def _row(run: RunData) -> tuple[str, ...]:
     start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
     if not run.rounds:
         found = "fixed"
-    return (run.name, loss, start, found, str(run.number_of_rounds), say.seconds(total))
+    return (run.name, loss, start, found, str(len(run.rounds)), say.seconds(total))
 
 
 def _rank(run: RunData) -> tuple[bool, float]:
