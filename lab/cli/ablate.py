@@ -35,6 +35,9 @@ _Seeds = Annotated[int | None, typer.Option(help="Runs per configuration.", show
 _Steps = Annotated[int | None, typer.Option(help="Steps per run.", show_default="400")]
 _Replicas = Annotated[int | None, typer.Option(help="Ranks that train together.", show_default="4")]
 _Batch = Annotated[int | None, typer.Option(help="Samples per replica and step.", show_default="64")]
+_Data = Annotated[
+    Path | None, typer.Option(help="Your own data: a text file, or for digits an .npz with images and labels.")
+]
 _Low = Annotated[float | None, typer.Option(help="The good low rate.", show_default="feed: 5e-3")]
 _High = Annotated[float | None, typer.Option(help="The rate that is too high.", show_default="feed: 0.15")]
 _Quick = Annotated[bool, typer.Option("--quick", help="Tiny runs that say nothing, to see that all works (feed).")]
@@ -54,6 +57,7 @@ def ablate(
     context: typer.Context,
     out: _Out,
     task: Annotated[TaskName, typer.Option(help="What to learn.")] = TaskName.feed,
+    data: _Data = None,
     seeds: _Seeds = None,
     steps: _Steps = None,
     replicas: _Replicas = None,
@@ -98,12 +102,18 @@ def _study(options: Mapping[str, Any]) -> Study:
     given = {name: options[name] for name in ("seeds", "steps", "replicas", "batch_size", "low", "high")}
     given = {name: value for name, value in given.items() if value is not None}
     if options["like"] is not None:
+        if options["data"] is not None:
+            given["data"] = options["data"]
         if given:
             raise ArgumentError(f"--like takes every argument from its file; leave out --{next(iter(given))}")
         return _like(options["like"])
     task = options["task"].value
     if options["quick"] and task != "feed":
         raise ArgumentError(f"--quick is for the task feed, but the task is {task}; give few --steps instead")
+    if options["data"] is not None:
+        if task == "feed":
+            raise ArgumentError("--data is for the tasks text and digits, but the task is feed; leave it out")
+        given["options"] = {"path": str(options["data"].resolve())}
     low, high = RATES[task]
     usual = _QUICK if options["quick"] else Study(task=task, low=low, high=high, batch_size=64)
     return replace(usual, **given)

@@ -10,8 +10,8 @@ import typer
 
 from hdet.cli.output import Force, Json, Output
 from hdet.errors import ArgumentError
-from hdet.report.data import load_run
-from hdet.report.page import Chapter, write_chapters
+from hdet.report.data import RunData, load_run
+from hdet.report.page import write_report
 from hdet.report.verdict import base_movement
 from lab.cli.training import check_surroundings, train, until_stopped
 from lab.runs.demo import ensemble, ensemble_table, guess_table, guess_words, guesses
@@ -38,7 +38,7 @@ def demo(
 
     One, a bad guess: a small CNN learns digits with a max_lr that is 100 times too low, and 100 times too high; torch's
     OneCycleLR beside hdet's. Two, the ensemble: four processes train a recommender's model at four rates around one
-    schedule. At the end a table, and a report to open in a browser.
+    schedule. At the end a table, and a report of each scene to open in a browser.
     """
     check_surroundings("demo")
     output = Output(as_json)
@@ -48,24 +48,25 @@ def demo(
 
 
 def _show(out: Path, steps: int, ensemble_steps: int, replicas: int, output: Output) -> None:
-    """Both scenes and the page."""
+    """Both scenes and their pages."""
     one, two = guesses(out, steps), ensemble(out, ensemble_steps, replicas)
-    chapters: list[Chapter] = []
+    runs: list[RunData] = []
+    pages: list[Path] = []
     for scene in (one, two):
         output.say(f"\n{scene.title}", style="bold")
         output.say(scene.words)
         train(scene.folders, scene.plans, output)
         seen = [load_run(folder.path) for folder in scene.folders]
         table = guess_table(seen) if scene is one else ensemble_table(seen[0])
-        chapters.append(Chapter(seen, scene.title, scene.words, table))
+        page, words = (out / "report.html", guess_words(seen)) if scene is one else (out / "ensemble.html", "")
+        pages.append(write_report(seen, page, title=scene.title, table=table, headline=words))
+        runs += seen
         output.table(table)
-    page = write_chapters(chapters, out / "report.html", title="hdet demo", headline=guess_words(chapters[0].runs))
-    runs = [run for chapter in chapters for run in chapter.runs]
-    output.say(f"\nthe report: {page}", style="bold")
+    output.say(f"\nthe reports: {pages[0]}, {pages[1]}", style="bold")
     found = {run.name: base_movement(run) for run in runs}
     rates = {name: movement.end for name, movement in found.items() if movement is not None}
     losses = {run.name: run.summary.final.get("loss") for run in runs}
-    output.result(outcome="complete", out=out, report=page, losses=losses, rates=rates)
+    output.result(outcome="complete", out=out, report=pages[0], ensemble=pages[1], losses=losses, rates=rates)
 
 
 def _folder(out: Path | None, force: bool) -> Path:

@@ -102,7 +102,7 @@ def ensemble_table(run: RunData) -> Table:
     moved = "{} → {}".format(*say.rates(base.start, base.end)) if base else say.NOTHING
     cells = [
         str(run.replicas),
-        str(run.number_of_rounds),
+        str(len(run.rounds)),
         say.loss(ending(run).loss),
         *(say.loss(final[n]) for n in names),
     ]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hdet.report.data import load_run
+from hdet.report.data import Event, load_run
+from hdet.report.series import events
 from hdet.report.verdict import CURE, advice, warned
 from tests.report.made_up import a_header, a_round, write_folder, write_journal
 
@@ -54,3 +55,13 @@ def test_nothing_is_said_where_nothing_was_learned(tmp_path: Path) -> None:
     assert [advice(load_run(path)) for path in (fixed, crashed, blind)] == [None] * 3
     (told,) = warned(load_run(blind))
     assert str(told) == f"blind, step 10: steps do not follow the rate. {CURE}"
+
+
+def test_alarms_are_told_once_at_the_step_at_which_they_were_noticed(tmp_path: Path) -> None:
+    told = [{}, {"alarm": "never finite.", "event": "kept to the guess: never finite"}, {"alarm": "never finite."}]
+    records = [a_round(k, **more) for k, more in enumerate([*told, {"alarm": "blind"}])]
+    run = load_run(write_journal(tmp_path / "x", a_header(), *records))
+    assert [(one.step, one.text) for one in warned(run)] == [(20, "never finite"), (40, "blind")]
+    assert events(run) == (Event(20, "kept to the guess: never finite", is_setback=True),)
+    well = load_run(write_journal(tmp_path / "well", a_header(), a_round(0, event="first step")))
+    assert warned(well) == ()

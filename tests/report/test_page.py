@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import json
-import math
-import re
 import subprocess
 import sys
 import zlib
@@ -14,15 +12,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 
 import hdet
 from hdet.errors import ArgumentError
 from hdet.report.data import load_run
-from hdet.report.figures import Figure, comparison_figures, run_figures
-from hdet.report.page import Chapter, write_chapters, write_report
-from hdet.report.verdict import Table, advice, compare, verdict
+from hdet.report.figures import painted
+from hdet.report.page import write_report
+from hdet.report.series import compare, comparison_figures, run_figures
+from hdet.report.verdict import Table, advice, verdict
 from tests.patience import PATIENCE
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
@@ -53,46 +51,33 @@ class Tags(HTMLParser):
         return zlib.decompress(base64.b64decode(self.scripts[key])).decode()
 
 
-def valid(figure: Figure) -> go.Figure:
-    """Checked by plotly itself: an unknown property or a wrong value raises. Roles stand for colours."""
-    text = re.sub(r'"--\w+(/[\d.]+)?"', '"#123456"', json.dumps(figure.plot, allow_nan=False))
-    return go.Figure(json.loads(text))
-
-
-def test_the_figures_of_a_run_and_plotly_accepts_them(tmp_path: Path) -> None:
+def test_the_figures_of_a_run_are_painted(tmp_path: Path) -> None:
+    """plotly checks them itself: an unknown property or a wrong value raises."""
     searched, trained = load_run(searched_folder(tmp_path / "a")), load_run(trained_journal(tmp_path / "b.jsonl"))
     figures = {"searched": run_figures(searched), "trained": run_figures(trained)}
-    assert [one.title for one in figures["searched"]] == [
+    assert [one.title for one in figures["searched"]] == ["Learning rate", "Loss", "Where the time went"]
+    assert [one.title for one in figures["trained"]] == [
         "Learning rate",
         "Loss",
+        "Hypergradient",
+        "Replica divergence",
         "Where the time went",
     ]
-    assert "Replica divergence" in [one.title for one in figures["trained"]]
     for figure in [*figures["searched"], *figures["trained"], *comparison_figures(compare([searched, trained]))]:
-        assert valid(figure).data
-    rate = valid(figures["searched"][0])
+        assert painted(figure).data
+    rate = painted(figures["searched"][0])
     assert rate.layout.yaxis.type == "log"
-    names = [trace.name for trace in rate.data if trace.name]
+    names = [trace.name for trace in rate.data if trace.showlegend]
     assert names == ["lr[embedding]", "lr[transformer]", "lr[head]", "plain schedule", "what the gradients ask for"]
-    assert "thin line: what the gradients ask for" in figures["searched"][0].caption
-    marks = [trace.marker.symbol for trace in valid(figures["trained"][0]).data if trace.mode == "markers"]
-    assert len(set(marks)) == len(marks) == 2
+    assert [shape.line.dash for shape in rate.layout.shapes] == ["dot", "dash", "dot"]  # one of them is a setback
+    marks = [trace.marker.symbol for trace in painted(figures["trained"][0]).data if trace.mode == "markers"]
+    assert {symbol for one in marks for symbol in one} == {"triangle-up", "triangle-down"}
 
 
-def test_groups_with_schedules_of_their_own_have_dashes_of_their_own(tmp_path: Path) -> None:
-    record = a_round(0, knobs=2, base=[0.1, 0.2])
-    run = load_run(write_journal(tmp_path / "x", a_header(("lr[a]", "lr[b]")), record))
-    names = [trace["name"] for trace in run_figures(run)[0].plot["data"] if trace.get("line", {}).get("dash") == "dash"]
-    assert names == ["plain lr[a]", "plain lr[b]"]
-
-
-def test_many_knobs_leave_room_for_the_figure(tmp_path: Path) -> None:
-    record = a_round(0, knobs=30, delta=[0.1] * 30)
-    run = load_run(write_journal(tmp_path / "x", a_header([f"lr[{g}]" for g in range(30)]), record))
-    figures = {one.title: one for one in run_figures(run)}
-    assert "18 more knobs are not drawn" in figures["Hypergradient"].caption
-    shown = [t for t in figures["Learning rate"].plot["data"] if t["mode"] == "lines" and t.get("showlegend", True)]
-    assert [trace["name"] for trace in shown] == ["plain schedule"]
+def test_curves_that_coincide_are_told_apart(tmp_path: Path) -> None:
+    runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("one", "two", "three")]
+    for figure in comparison_figures(compare(runs)):
+        assert len({trace.line.dash for trace in painted(figure).data}) == 3
 
 
 def test_one_file_that_needs_no_network(tmp_path: Path) -> None:
@@ -130,7 +115,7 @@ def test_names_from_files_are_escaped_everywhere(tmp_path: Path) -> None:
     assert not [tag for tag, _ in tags.tags if tag == "img"]
     assert NASTY in tags.text
     plots = json.loads(tags.script("plots"))
-    texts = [text for plot in plots.values() for trace in plot["data"] for text in [trace.get("name", "")]]
+    texts = [trace.get("name", "") for plot in plots for trace in plot["data"]]
     assert any("&lt;script" in text for text in texts)  # plotly reads a little HTML: there too it is text
     assert not any("<script" in text or "<img" in text for text in texts)
 
@@ -144,71 +129,14 @@ def test_several_runs_have_a_table_and_each_its_own_folded_section(tmp_path: Pat
     assert runs_shown == [{"class": "run"}, {"class": "run"}]  # none of them open
 
 
-def test_chapters_keep_their_runs_apart(tmp_path: Path) -> None:
+def test_a_headline_and_a_title_of_ones_own(tmp_path: Path) -> None:
     runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("one", "two")]
-    other = load_run(trained_journal(tmp_path / "other.jsonl"))
-    chapters = [Chapter(runs, "Scene one", "Two runs."), Chapter([other], "Scene two", "One.", Table(["x"], [["7"]]))]
-    page = Tags(write_chapters(chapters, tmp_path / "r.html", title="Both", headline="It works.").read_text())
-    assert page.text.index("It works.") < page.text.index("Scene one") < page.text.index("Scene two")
+    page = Tags(write_report(runs, tmp_path / "r.html", title="Both", headline="It works.").read_text())
+    assert page.text.index("Both") < page.text.index("It works.") < page.text.index("the lowest loss first")
+    assert "ended lowest" not in page.text
     plots = json.loads(page.script("plots"))
-    assert [trace["name"] for trace in plots["0-all-0"]["data"]] == ["one", "two"]
-    assert not [key for key in plots if key.startswith("1-all")]
-
-
-def test_curves_that_coincide_are_told_apart(tmp_path: Path) -> None:
-    runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("one", "two", "three")]
-    for figure in comparison_figures(compare(runs)):
-        assert len({trace["line"]["dash"] for trace in figure.plot["data"]}) == 3
-
-
-def test_bands_are_inside_the_figure_and_steps_are_aligned(tmp_path: Path) -> None:
-    wide = a_round(0)
-    wide["replicas"][1]["values"] = [100.0]
-    run = load_run(write_journal(tmp_path / "x", a_header(), wide, a_round(1)))
-    figures = run_figures(run)
-    low, high = figures[0].plot["layout"]["yaxis"]["range"]
-    assert low < math.log10(0.09) < math.log10(100) < high
-    over_steps = [one.plot["layout"] for one in figures if one.plot["layout"]["meta"]["views"]]
-    assert len(over_steps) == 3
-    assert all(layout["xaxis"]["range"] == over_steps[0]["xaxis"]["range"] for layout in over_steps)
-
-
-def test_the_lowest_of_several_rates_is_seen_too(tmp_path: Path) -> None:
-    curves = [f"step,train_loss,validation_loss,rate\n1,1.0,,{rate / 25}\n2,1.0,,{rate}\n" for rate in (1.0, 1e-4)]
-    runs = [load_run(write_folder(tmp_path / str(i), name=str(i), curve=one)) for i, one in enumerate(curves)]
-    rate = comparison_figures(compare(runs))[1]
-    assert rate.plot["layout"]["yaxis"]["range"][0] < math.log10(4e-6)
-
-
-def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
-    searched, trained = load_run(searched_folder(tmp_path / "a")), load_run(trained_journal(tmp_path / "b.jsonl"))
-    rows = [a_round(k)["replicas"] for k in range(2)]
-    probes = [[{**row, "signal": 7.0} for row in one] for one in rows]
-    probed = load_run(
-        write_journal(tmp_path / "c.jsonl", a_header(), *(a_round(k, replicas=probes[k]) for k in (0, 1)))
-    )
-    losses = [next(one for one in run_figures(run) if one.title == "Loss") for run in (searched, trained, probed)]
-    titles = [one.plot["layout"]["yaxis"]["title"]["text"] for one in losses]
-    assert titles == ["loss (train, validation)", "loss (train)", "loss (train, probe)"]
-    assert losses[0].caption.startswith(
-        "Dots: train loss of rounds that were ruined, blue: mean train loss of the round"
-    )
-    assert losses[1].caption == "Dots: train loss of each replica, blue: mean train loss of the round."
-    assert losses[2].caption == "Dots: probe loss, blue: mean train loss of the round."
-    (both, _) = comparison_figures(compare([searched, searched]))
-    assert both.plot["layout"]["yaxis"]["title"]["text"] == "validation loss"
-
-
-def test_dots_far_above_all_curves_are_counted_instead(tmp_path: Path) -> None:
-    """Those of ruined rounds, and steps of the curve in them."""
-    records = [a_round(0, [1.0]), a_round(1, [1e9], went_back_to=0, event="ruined: rolled back to step 0")]
-    curve = "step,train_loss\n1,1.0\n15,1e9\n"
-    run = load_run(write_folder(tmp_path / "x", a_header(max_lr="auto"), *records, curve=curve))
-    rate, figure = (next(one for one in run_figures(run) if one.title == title) for title in ("Learning rate", "Loss"))
-    assert "One dot is above the figure" in figure.caption
-    assert figure.plot["layout"]["yaxis"]["range"][1] < 10
-    assert "upright dashes: earlier weights were put back" in rate.caption
-    assert [line["line"]["color"] for line in figure.plot["layout"]["shapes"]] == ["--down"]
+    assert [trace["name"] for trace in plots[0]["data"]] == ["one", "two"]
+    assert len(plots) == len([found for _, found in page.tags if found.get("class") == "plot"]) == 8  # in this order
 
 
 def test_an_alarm_is_a_banner(tmp_path: Path) -> None:
@@ -216,14 +144,14 @@ def test_an_alarm_is_a_banner(tmp_path: Path) -> None:
     well = load_run(write_journal(tmp_path / "well", a_header(max_lr=0.1), a_round(0)))
     blind = load_run(write_journal(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, alarm=words)))
     one = Tags(write_report([blind], tmp_path / "1.html").read_text())
-    assert ("section", {"class": "alarm", "role": "alert"}) in one.tags
+    assert ("section", {"class": "card alarm", "role": "alert"}) in one.tags
     assert f"step 10: {words}." in one.text
     assert "Do not use the rate of this run" in one.text
     assert "Use again" not in one.text
     both = Tags(write_report([well, blind], tmp_path / "2.html").read_text())
     assert f"blind, step 10: {words}." in both.text
-    assert "alarm" not in [
-        found.get("class") for _, found in Tags(write_report([well], tmp_path / "3").read_text()).tags
+    assert "alert" not in [
+        found.get("role") for _, found in Tags(write_report([well], tmp_path / "3").read_text()).tags
     ]
 
 
@@ -231,8 +159,7 @@ def test_an_alarm_is_a_banner(tmp_path: Path) -> None:
 def test_a_run_with_nothing_to_show_has_a_page_all_the_same(tmp_path: Path, record: dict[str, Any] | None) -> None:
     run = load_run(write_journal(tmp_path / "x", a_header(), *([record] if record else [])))
     assert "hdet report" in write_report([run], tmp_path / "r.html").read_text()
-    for figure in run_figures(run):
-        valid(figure)
+    assert [one.title for one in run_figures(run)] == (["Learning rate", "Replica divergence"] if record else [])
 
 
 def test_no_runs_and_missing_packages_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from hdet.report import series
-from hdet.report.data import RunData, load_run
-from hdet.report.series import LIMIT, Event, Line, line, thinned
-from hdet.report.verdict import compare, table_of
+from hdet.report.data import Event, RunData, load_run
+from hdet.report.series import LIMIT, Figure, Line, Style, Trace, compare, comparison_figures, line, run_figures
+from hdet.report.verdict import table_of
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
 FIXED = {"name": "fixed", "arguments": {"method": "none", "lr": 0.02}}
@@ -19,115 +20,156 @@ def run_of(tmp_path: Path, *records: dict[str, object], knobs: tuple[str, ...] =
     return load_run(write_journal(tmp_path / "x.jsonl", a_header(knobs), *records))
 
 
+def figure_of(run: RunData, title: str = "Learning rate") -> Figure:
+    (found,) = (one for one in run_figures(run) if one.title == title)
+    return found
+
+
+def traces(figure: Figure, style: Style) -> list[Trace]:
+    return [one for one in figure.traces if one.style == style]
+
+
+def said(trace: Trace) -> list[tuple[float, float | None, str]]:
+    return list(zip(*trace.line, trace.labels, strict=True))
+
+
 def test_rates_of_a_knob(tmp_path: Path) -> None:
     run = run_of(
         tmp_path,
         a_round(0, base=[0.2], learned=[2.0], delta=[1.0]),
         a_round(1, base_before=[0.2], base=[0.1], learned=[1.0], delta=[-1.0]),
     )
-    (one,) = series.rates(run)
-    assert one.base == Line((9, 10, 19, 20), (0.1, 0.2, 0.2, 0.1))
-    assert one.plain == Line((9, 10, 19, 20), (0.1, 0.1, 0.1, 0.1))
-    assert one.band.low.y == pytest.approx((0.09, 0.09))
-    assert one.band.high.y == pytest.approx((0.11, 0.11))
-    assert one.marks == {"up": Line((10,), (0.2,)), "down": Line((20,), (0.1,)), "no signal": Line()}
+    figure = figure_of(run)
+    (base,), (plain,), (band,), (marks,) = (traces(figure, s) for s in ("curve", "dashed", "band", "verdicts"))
+    assert (base.name, base.line) == ("lr[0]", Line((9, 10, 19, 20), (0.1, 0.2, 0.2, 0.1)))
+    assert (plain.name, plain.line) == ("plain schedule", Line((9, 10, 19, 20), (0.1, 0.1, 0.1, 0.1)))
+    assert band.line.x == (9, 19, 19, 9)
+    assert band.line.y == pytest.approx((0.09, 0.09, 0.11, 0.11))
+    assert said(marks) == [(9, 0.1, "up"), (19, 0.2, "down")]
+    assert figure.caption == (
+        "Lines: base value, band: lowest to highest replica, grey dashes: if nothing were learned, markers: what the "
+        "round said."
+    )
 
 
 def test_what_the_gradients_ask_for_is_a_line_with_gaps(tmp_path: Path) -> None:
     records = [a_round(k, knobs=2, reach=reach) for k, reach in enumerate((0.3, 0.0, 0.4))]
-    first, second = series.rates(run_of(tmp_path, *records, knobs=("lr[0]", "lr[1]")))
-    assert first.reach == Line((10, 20, 30), (0.3, None, 0.4))
-    assert not second.reach
-    assert not series.rates(run_of(tmp_path, a_round(0)))[0].reach
+    (asked,) = traces(figure_of(run_of(tmp_path, *records, knobs=("lr[0]", "lr[1]"))), "thin")
+    assert asked.line == Line((10, 20, 30), (0.3, None, 0.4))
+    assert not traces(figure_of(run_of(tmp_path / "none", a_round(0))), "thin")
 
 
 def test_what_the_schedule_gives_after_its_end_is_not_shown(tmp_path: Path) -> None:
     header = a_header(total_steps=20)
     records = [a_round(0, base=[0.2]), a_round(1, base=[7.0], delta=[1.0])]
     run = load_run(write_journal(tmp_path / "x.jsonl", header, *records))
-    (one,) = series.rates(run)
-    assert one.base == Line((9, 10, 19), (0.1, 0.2, 0.1))
-    assert one.marks["up"] == Line((20,), (0.1,))
+    figure = figure_of(run)
+    assert traces(figure, "curve")[0].line == Line((9, 10, 19), (0.1, 0.2, 0.1))
+    assert said(traces(figure, "verdicts")[0]) == [(19, 0.1, "up")]
     assert series.base_rate(run).y == pytest.approx((0.1, 0.2, 0.1))
 
 
 def test_losses_by_replica_and_round(tmp_path: Path) -> None:
-    seen = series.losses(run_of(tmp_path, a_round(0, [1.0, 3.0]), a_round(1, [2.0, None])))
-    assert seen.mean == Line((10, 20), (2.0, 2.0))
-    assert (seen.band.low.y, seen.band.high.y) == ((1.0, 2.0), (3.0, 2.0))
-    assert seen.points == Line((10, 10, 20), (1.0, 3.0, 2.0))
-    assert seen.labels == ("replica 0, lr[0] 0.09", "replica 1, lr[0] 0.11", "replica 0, lr[0] 0.09")
-    assert seen.dots == "replicas"
-    assert not seen.train
-    assert not seen.validation
+    figure = figure_of(run_of(tmp_path, a_round(0, [1.0, 3.0]), a_round(1, [2.0, None])), "Loss")
+    band, dots, mean = figure.traces
+    assert (mean.name, mean.line) == ("train, per round", Line((10, 20), (2.0, 2.0)))
+    assert band.line == Line((10, 20, 20, 10), (1.0, 2.0, 2.0, 3.0))
+    assert (dots.name, dots.line) == ("replicas", Line((10, 10, 20), (1.0, 3.0, 2.0)))
+    assert dots.labels == ("replica 0, lr[0] 0.09", "replica 1, lr[0] 0.11", "replica 0, lr[0] 0.09")
 
 
 def test_losses_of_a_search(tmp_path: Path) -> None:
     """The loss of every round that was kept is a line, that of a ruined one a dot."""
     rounds = [a_round(0, [3.0]), a_round(1, [9.0], went_back_to=0, event="ruined: rolled back to step 0")]
     run = load_run(write_journal(tmp_path / "x", a_header(max_lr="auto"), *rounds, a_round(2, [2.0])))
-    seen = series.losses(run)
-    assert seen.mean == Line((10, 30), (3.0, 2.0))
-    assert (seen.dots, seen.points, seen.labels) == ("ruined", Line((20,), (9.0,)), ("lr[0] 0.1",))
+    dots, mean = figure_of(run, "Loss").traces
+    assert mean.line == Line((10, 30), (3.0, 2.0))
+    assert (dots.name, dots.line, dots.labels) == ("ruined", Line((20,), (9.0,)), ("lr[0] 0.1",))
     assert series.events(run) == (Event(20, "ruined: rolled back to step 0", is_setback=True),)
 
 
-def test_journals_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """They have losses of a probe batch."""
-    rounds = [a_round(k, [1.0], loss_before=1.0) for k in range(2)]
-    for record in rounds:
-        record["replicas"][0]["signal"] = 5.0
-    run = load_run(write_journal(tmp_path / "x", a_header(fanout="probed", max_lr=0.1), *rounds))
-    assert run.searched
-    assert series.losses(run).mean == Line((10, 20), (1.0, 1.0))
-    assert (series.losses(run).dots, series.losses(run).points.y) == ("probe", (5.0, 5.0))
+def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
+    searched, trained = load_run(searched_folder(tmp_path / "a")), load_run(trained_journal(tmp_path / "b.jsonl"))
+    rows = [a_round(k)["replicas"] for k in range(2)]
+    probes = [[{**row, "signal": 7.0} for row in one] for one in rows]
+    probed = load_run(
+        write_journal(tmp_path / "c.jsonl", a_header(), *(a_round(k, replicas=probes[k]) for k in (0, 1)))
+    )
+    losses = [figure_of(run, "Loss") for run in (searched, trained, probed)]
+    assert [one.y_title for one in losses] == ["loss (train, validation)", "loss (train)", "loss (train, probe)"]
+    assert losses[0].caption.startswith(
+        "Dots: train loss of rounds that were ruined, blue: mean train loss of the round"
+    )
+    assert losses[1].caption == "Dots: train loss of each replica, blue: mean train loss of the round."
+    assert losses[2].caption == "Dots: probe loss, blue: mean train loss of the round."
+    assert comparison_figures(compare([searched, searched]))[0].y_title == "validation loss"
+
+
+def test_dots_far_above_all_curves_are_counted_instead(tmp_path: Path) -> None:
+    """Those of ruined rounds, and steps of the curve in them."""
+    records = [a_round(0, [1.0]), a_round(1, [1e9], went_back_to=0, event="ruined: rolled back to step 0")]
+    curve = "step,train_loss\n1,1.0\n15,1e9\n"
+    run = load_run(write_folder(tmp_path / "x", a_header(max_lr="auto"), *records, curve=curve))
+    loss = figure_of(run, "Loss")
+    assert "One dot is above the figure" in loss.caption
+    assert loss.y_range[1] < 10
+    assert "upright dashes: earlier weights were put back" in figure_of(run).caption
+    assert [event.is_setback for event in loss.events] == [True]
 
 
 def test_slopes_and_their_errors(tmp_path: Path) -> None:
     run = run_of(tmp_path, a_round(0, delta=[1.0], error=[0.5]), a_round(1, delta=[-0.1]))  # deviation 1/2
-    (one,) = series.slopes(run)
-    assert one.value == Line((10, 20), (1.0, -0.1))
-    assert one.band == (Line((10,), (0.5,)), Line((10,), (1.5,)))
-    assert one.marks["up"] == Line((10,), (1.0,))
-    assert one.limit == pytest.approx(1.65)
-    assert series.slopes(run_of(tmp_path, a_round(0))) == ()
+    figure = figure_of(run, "Hypergradient")
+    band, course, marks = figure.traces
+    assert course.line == Line((10, 20), (1.0, -0.1))
+    assert band.line == Line((10, 10), (0.5, 1.5))
+    assert said(marks) == [(10, 1.0, "up"), (20, -0.1, "down")]
+    assert figure.y_range == pytest.approx((-1.65, 1.65))
+    assert not figure.is_log
+    assert "Hypergradient" not in [one.title for one in run_figures(run_of(tmp_path / "none", a_round(0)))]
 
 
 def test_one_wild_slope_does_not_flatten_the_others(tmp_path: Path) -> None:
     run = run_of(tmp_path, *(a_round(k, delta=[100.0 if k == 3 else 1.0]) for k in range(40)))
-    assert series.slopes(run)[0].limit == pytest.approx(1.1)
+    assert figure_of(run, "Hypergradient").y_range == pytest.approx((-1.1, 1.1))
 
 
 def test_up_is_never_below_zero(tmp_path: Path) -> None:
-    said = ((-1.0, 0.2), (1.0, 0.2), (-1.0, 0.0), (0.1, 2.0))
-    run = run_of(tmp_path, *(a_round(k, delta=[s], error=[e]) for k, (s, e) in enumerate(said)))
-    marks = series.slopes(run)[0].marks
-    assert marks == {"up": Line((20,), (1.0,)), "down": Line((10,), (-1.0,)), "no signal": Line((30, 40), (-1.0, 0.1))}
-    assert series.rates(run)[0].marks["up"].x == (20,)
+    told = ((-1.0, 0.2), (1.0, 0.2), (-1.0, 0.0), (0.1, 2.0))
+    run = run_of(tmp_path, *(a_round(k, delta=[s], error=[e]) for k, (s, e) in enumerate(told)))
+    words = [(10, -1.0, "down"), (20, 1.0, "up"), (30, -1.0, "no signal"), (40, 0.1, "no signal")]
+    assert said(traces(figure_of(run, "Hypergradient"), "verdicts")[0]) == words
+    assert [word for _, _, word in said(traces(figure_of(run), "verdicts")[0])] == [word for _, _, word in words]
 
 
 def test_a_fixed_schedule_is_drawn_from_its_curve(tmp_path: Path) -> None:
     curve = "step,train_loss,validation_loss,rate\n0,,5.0,\n1,4.0,,0.1\n2,3.0,,0.2\n"
     run = load_run(write_folder(tmp_path / "fixed", curve=curve, **FIXED))
     assert series.base_rate(run) == Line((1.0, 2.0), (0.1, 0.2))
-    assert [one.base for one in series.rates(run)] == [series.base_rate(run)]
-    assert series.steps_of(run) == (0.0, 2.0)
+    figure = figure_of(run)
+    assert [one.line for one in figure.traces] == [series.base_rate(run)]
+    assert (figure.steps, figure.caption) == ((0.0, 2.0), "Line: the fixed schedule.")
 
 
-def test_alarms_are_told_once(tmp_path: Path) -> None:
-    told = [{}, {"alarm": "blind", "event": "kept to the guess: blind"}, {"alarm": "blind"}, {"alarm": "never finite"}]
-    run = run_of(tmp_path, *({**a_round(k), **more} for k, more in enumerate(told)))
-    assert series.alarms(run) == (Event(20, "blind"), Event(40, "never finite"))
-    assert series.events(run) == (Event(20, "kept to the guess: blind", is_setback=True),)
-    assert series.alarms(run_of(tmp_path / "well", a_round(0, event="first step"))) == ()
+def test_groups_with_schedules_of_their_own_have_dashes_of_their_own(tmp_path: Path) -> None:
+    figure = figure_of(run_of(tmp_path, a_round(0, knobs=2, base=[0.1, 0.2]), knobs=("lr[a]", "lr[b]")))
+    assert [one.name for one in traces(figure, "dashed")] == ["plain lr[a]", "plain lr[b]"]
+
+
+def test_many_knobs_leave_room_for_the_figure(tmp_path: Path) -> None:
+    knobs = tuple(f"lr[{g}]" for g in range(30))
+    run = run_of(tmp_path, a_round(0, knobs=30, delta=[0.1] * 30), knobs=knobs)
+    assert [one.name for one in figure_of(run).traces if one.in_legend] == ["plain schedule"]
+    assert not [one for one in figure_of(run, "Hypergradient").traces if one.in_legend]
 
 
 def test_divergence_and_time(tmp_path: Path) -> None:
     run = run_of(tmp_path, a_round(0), a_round(1))
-    middle, band = series.divergence(run)
-    assert middle == Line((10, 20), (0.01, 0.01))
-    assert not band
-    spent = {one.phase: (one.seconds, one.share) for one in series.time_shares(run)}
+    (middle,) = figure_of(run, "Replica divergence").traces  # no band: replicas are as far apart
+    assert middle.line == Line((10, 20), (0.01, 0.01))
+    bars = figure_of(run, "Where the time went").bars
+    assert bars == series.time_shares(run)
+    spent = {one.phase: (one.seconds, one.share) for one in bars}
     assert spent["train"] == pytest.approx((16.0, 0.8))
     assert spent["converge"] == pytest.approx((0.8, 0.04))
     assert list(spent) == ["train", "probe", "gather", "controller", "converge"]
@@ -159,14 +201,37 @@ def test_events_are_told_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_went_back_has_a_gap(tmp_path: Path) -> None:
-    run = run_of(tmp_path, a_round(0), a_round(1), {**a_round(2), "step": 15})
-    (one,) = series.rates(run)
-    assert one.base.x == (9, 10, 19, 20, 14, 14, 15)
-    assert one.base.y[4] is None
-    outline = one.band.outline()
-    assert outline.x == (9, 19, 19, 9, 14, 14, 14)
-    assert outline.y == pytest.approx((0.09, 0.09, 0.11, 0.11, None, 0.09, 0.11))
+def test_bands_are_inside_the_figure_and_steps_are_aligned(tmp_path: Path) -> None:
+    wide = a_round(0)
+    wide["replicas"][1]["values"] = [100.0]
+    run = run_of(tmp_path, wide, a_round(1))
+    rate = figure_of(run)
+    assert rate.is_log
+    assert rate.y_range[0] < math.log10(0.09) < math.log10(100) < rate.y_range[1]
+    assert {one.steps for one in run_figures(run)} == {(9, 20)}
+
+
+def test_the_end_of_a_schedule_does_not_flatten_the_figure(tmp_path: Path) -> None:
+    figure = figure_of(run_of(tmp_path, a_round(0), a_round(1, base=[1e-30])))
+    assert figure.is_log
+    assert -8 < figure.y_range[0] < -6
+
+
+def test_the_lowest_of_several_rates_is_seen_too(tmp_path: Path) -> None:
+    curves = [f"step,train_loss,validation_loss,rate\n1,1.0,,{rate / 25}\n2,1.0,,{rate}\n" for rate in (1.0, 1e-4)]
+    runs = [load_run(write_folder(tmp_path / str(i), name=str(i), curve=one)) for i, one in enumerate(curves)]
+    assert comparison_figures(compare(runs))[1].y_range[0] < math.log10(4e-6)
+
+
+@pytest.mark.parametrize(("losses", "is_log"), [((1.0, 9.0), True), ((1.0, 8.0), False), ((-1.0, 9.0), False)])
+def test_an_axis_is_logarithmic_if_it_can_and_if_that_helps(
+    tmp_path: Path, losses: tuple[float, float], is_log: bool
+) -> None:
+    run = run_of(tmp_path, *(a_round(k, [loss]) for k, loss in enumerate(losses)))
+    figure = figure_of(run, "Loss")
+    assert figure.is_log is is_log
+    low, high = (10**y for y in figure.y_range) if is_log else figure.y_range
+    assert low < min(losses) < max(losses) < high
 
 
 def test_rounds_that_grow_are_noticed(tmp_path: Path) -> None:
@@ -177,18 +242,19 @@ def test_rounds_that_grow_are_noticed(tmp_path: Path) -> None:
 
 def test_long_runs_are_thinned(tmp_path: Path) -> None:
     run = run_of(tmp_path, *(a_round(k, [9.0 if k == 4321 else 1.0, 2.0], delta=[0.1]) for k in range(6000)))
-    (one,), seen = series.rates(run), series.losses(run)
-    for row in (one.base, one.plain, one.band.low, one.marks["up"], seen.mean, seen.band.high):
-        assert 0 < len(row.x) <= LIMIT + 2
-    assert max(y for y in seen.mean.y if y is not None) == 5.5  # the spike is kept
-    assert len(seen.points.x) == len(seen.labels) <= 2 * LIMIT
+    (base,), (plain,) = (traces(figure_of(run), style) for style in ("curve", "dashed"))
+    band, dots, mean = figure_of(run, "Loss").traces
+    for one in (base, plain, mean):
+        assert 0 < len(one.line.x) <= LIMIT + 2
+    for one in (band, dots, *traces(figure_of(run), "verdicts")):
+        assert 0 < len(one.line.x) <= 2 * LIMIT + 4
+    assert max(mean.line.known) == 5.5  # the spike is kept
+    assert len(dots.line.x) == len(dots.labels)
 
 
 def test_thinning_keeps_ends_and_gaps_and_leaves_short_lines_alone() -> None:
-    short = line([(1, 2.0), (2, None)])
-    assert thinned(short) is short
-    y = [None if 3000 <= i < 3100 else float(i % 7) for i in range(9000)]
-    thin = thinned(Line(tuple(range(9000)), tuple(y)), 300)
+    assert line([(1, 2.0), (2, None)]) == Line((1, 2), (2.0, None))
+    thin = line([(i, None if 3000 <= i < 3100 else float(i % 7)) for i in range(9000)], 300)
     assert (thin.x[0], thin.x[-1]) == (0, 8999)
     assert None in thin.y
     assert {0.0, 6.0} <= set(thin.y)
@@ -203,6 +269,9 @@ def test_comparison_takes_the_best_loss_that_all_have(tmp_path: Path) -> None:
     assert found.losses[1] == Line((0.0, 9.0), (4.0, 3.0))
     assert found.rates[0]
     assert not found.rates[1]
+    loss, rate = comparison_figures(found)
+    assert ([one.name for one in loss.traces], [one.name for one in rate.traces]) == (["auto", "fixed"], ["auto"])
+    assert loss.steps == rate.steps
     assert compare([auto]).kind == "Validation loss"
     bare = load_run(write_journal(tmp_path / "bare.jsonl", a_header(), a_round(0)))
     assert compare([bare, fixed]).kind == "Validation or train loss"

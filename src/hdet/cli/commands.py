@@ -16,6 +16,7 @@ from hdet.cli.output import Force, Json, Output, plot, refuse_to_overwrite, say_
 from hdet.errors import ArgumentError, harmless
 from hdet.files import write_atomically
 from hdet.journal import JournalData, read_journal
+from hdet.report import series
 from hdet.report import verdict as words
 from hdet.report.data import RunData, journal_in, load_run
 from hdet.report.numbers import plain_json
@@ -45,7 +46,7 @@ def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = Fa
     output.say(words.verdict(data))
     say_what_next(output, data)
     output.say(str(out))
-    output.result(out=out, verdict=words.verdict(data), rounds=data.number_of_rounds)
+    output.result(out=out, verdict=words.verdict(data), rounds=len(data.rounds))
 
 
 def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json = False) -> None:
@@ -61,7 +62,7 @@ def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json 
         refuse_to_overwrite(out, force)
     output, found = Output(as_json), [load_run(path) for path in runs]
     output.table(words.table_of(found))
-    curves = words.compare(found)
+    curves = series.compare(found)
     output.say(plot(curves.names, curves.losses, curves.kind, width=min(100, output.console.width)))
     output.say(words.compared(found))
     say_alarms(output, found)
@@ -81,7 +82,7 @@ def _summary(run: RunData) -> dict[str, object]:
         "crashed": run.summary.crashed,
         "base_start": None if base is None else base.start,
         "base_end": None if base is None else base.end,
-        "rounds": run.number_of_rounds,
+        "rounds": len(run.rounds),
         "seconds": run.summary.seconds,
         "final": run.summary.final,
     }

@@ -1,7 +1,6 @@
 """Reading a journal: the last run in a file, without what a resume has undone.
 
-The file is gone through twice: once for where the rounds stand, once for what is in them. So the report of a large
-journal needs one round at a time in memory, and parses only those that it shows.
+The file is gone through twice: once for where the rounds stand, once for what is in them.
 """
 
 from __future__ import annotations
@@ -22,9 +21,6 @@ from hdet.journal.file import SCHEMA, decoded
 
 _ROUND = re.compile(rb'\{(?:"run":"([^"\\]*)",)?"kind":"round","round":(\d{1,18}),"step":(\d{1,18})[,}]')
 """How a line of a round begins: enough to know where it belongs."""
-_TOLD = re.compile(rb'"(?:event|alarm)":(?!\s*null)|"(?:excluded|not_finite)":(?!\s*(?:\[\s*\]|null))')
-"""What a line has of a round in which something happened."""
-_SECONDS = re.compile(rb'"seconds":\s*(\{[^{}]*\}|null)')
 
 _PER_KNOB = ("delta", "velocity", "error", "learned", "base_before", "base", "shape")
 
@@ -59,17 +55,6 @@ class RoundLine(NamedTuple):
         """All of it."""
         return _parsed(self.path, self.number, self.text)
 
-    def quiet_seconds(self) -> dict[str, float] | None:
-        """The seconds of its phases, without parsing the rest; None if something happened that has to be told."""
-        found = _SECONDS.search(self.text)
-        if found is None or _TOLD.search(self.text):
-            return None
-        try:
-            seconds = json.loads(found[1]) or {}
-        except ValueError:
-            return None
-        return seconds if all(isinstance(value, float) for value in seconds.values()) else None
-
 
 @dataclass(frozen=True)
 class LastRun:
@@ -84,10 +69,6 @@ class LastRun:
     def rounds(self) -> Iterator[RoundLine]:
         """In the order of their numbers."""
         return self._lines(sorted(self.places))
-
-    def last_round(self) -> dict[str, Any] | None:
-        """The one with the highest number."""
-        return next((line.record() for line in self._lines(sorted(self.places)[-1:])), None)
 
     def _lines(self, numbers: Sequence[int]) -> Iterator[RoundLine]:
         if not numbers:  # there may be no file

@@ -32,10 +32,10 @@ class Inline:
 
         The frame keeps its styles to itself, and its scripts from the notebook.
         """
-        from hdet.report.page import Chapter, page_of
+        from hdet.report.page import page_of
         from hdet.report.verdict import verdict
 
-        page = page_of([Chapter([self._run])], title=self._run.name, framed=True)
+        page = page_of([self._run], title=self._run.name, framed=True)
         frame = (
             f'<iframe title="hdet report" sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(page)}" '
             f'style="width: 100%; height: {_HEIGHT}px; border: 0; resize: vertical"></iframe>'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +14,26 @@ NOTHING = "–"
 def finite(value: object) -> float | None:
     """A float, or None for what is missing, no number, NaN or infinite.
 
-    >>> finite(3), finite(float("nan")), finite(None), finite("7"), finite(True)
-    (3.0, None, None, None, None)
+    >>> finite(3), finite(float("nan")), finite(None), finite("7"), finite(True), finite(10**400)
+    (3.0, None, None, None, None, None)
     """
-    if type(value) is float:  # nearly always
-        return value if -math.inf < value < math.inf else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an int that no float holds
-        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def number(value: float | None, digits: int) -> str:
-    """So many significant digits; powers of ten where zeros would have to be counted.
+    """A number with this many significant digits; powers of ten if zeros would have to be counted.
 
     >>> number(0.0041, 2), number(3.27749, 4), number(0.1, 2), number(12345678.0, 3), number(0.0, 2)
     ('4.1e-3', '3.277', '0.1', '1.23e7', '0')
     """
     if value is None:
         return NOTHING
-    if value != 0 and not 1e-2 <= abs(value) < 1e5:
-        mantissa, power = f"{value:.{digits - 1}e}".split("e")
-        if "." in mantissa:
-            mantissa = mantissa.rstrip("0").rstrip(".")
-        return f"{mantissa}e{int(power)}"
-    whole = len(str(int(abs(value))))
-    return f"{value:.{digits}g}" if digits >= whole else f"{value:.0f}"
+    if value == 0 or 1e-2 <= abs(value) < 1e5:
+        return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+    mantissa, power = f"{value:.{digits - 1}e}".split("e")
+    return f"{float(mantissa):g}e{int(power)}"
 
 
 def rate(value: float | None) -> str:
@@ -50,19 +42,17 @@ def rate(value: float | None) -> str:
 
 
 def rates(start: float, end: float) -> tuple[str, str]:
-    """Two of them, with as many digits as it takes to tell them apart.
+    """Two rates, with as many digits as it takes to tell them apart.
 
     >>> rates(1e-3, 4.12e-3), rates(0.1, 0.1021)
     (('1e-3', '4.1e-3'), ('0.1', '0.102'))
     """
-    for digits in (2, 3, 4):
-        if number(start, digits) != number(end, digits):
-            break
-    return number(start, digits), number(end, digits)
+    pairs = [(number(start, digits), number(end, digits)) for digits in (2, 3, 4)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def loss(value: float | None) -> str:
-    """A loss or a metric: digits enough to compare.
+    """A loss or a metric, with enough digits to compare.
 
     >>> loss(0.03588), loss(1.0276), loss(None)
     ('0.03588', '1.028', '–')
@@ -73,12 +63,10 @@ def loss(value: float | None) -> str:
 def factor(value: float | None) -> str:
     """How many times as much.
 
-    >>> factor(2.14), factor(1.021)
-    ('2.1×', '1.02×')
+    >>> factor(2.14), factor(1.021), factor(None)
+    ('2.1×', '1.02×', '–')
     """
-    if value is None:
-        return NOTHING
-    return f"{number(value, 3 if 0.9 < value < 1.1 else 2)}×"
+    return NOTHING if value is None else f"{number(value, 3 if 0.9 < value < 1.1 else 2)}×"
 
 
 def percent(share: float) -> str:
@@ -95,23 +83,19 @@ def percent(share: float) -> str:
 def seconds(value: float | None) -> str:
     """A duration.
 
-    >>> seconds(0.0123), seconds(12.34), seconds(750), seconds(11100), seconds(59.97)
-    ('12.3 ms', '12.3 s', '12 min 30 s', '3 h 5 min', '1 min 0 s')
+    >>> seconds(0.0123), seconds(12.34), seconds(750), seconds(11100), seconds(59.97), seconds(None)
+    ('12.3 ms', '12.3 s', '12 min 30 s', '3 h 5 min', '1 min 0 s', '–')
     """
     if value is None:
         return NOTHING
-    if value < 1:
-        return f"{1000 * value:.3g} ms"
     if round(value, 1) < 60:
-        return f"{value:.1f} s"
-    whole = round(value)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+        return f"{value:.1f} s" if value >= 1 else f"{1000 * value:.3g} ms"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def short(text: str, limit: int = 36) -> str:
-    """A name that fits into a legend: what is too long loses its middle.
+    """A name that fits into a legend: a longer one loses its middle.
 
     >>> short("lr[encoder.layers.11.attention.output]", limit=20)
     'lr[encoder…n.output]'
@@ -121,15 +105,13 @@ def short(text: str, limit: int = 36) -> str:
 
 
 def plain_json(value: Any) -> Any:
-    """Numbers that JSON does not know as null.
+    """Numbers that JSON does not know become null, and paths become texts.
 
-    >>> plain_json({"loss": math.nan, "steps": [1, math.inf]})
+    >>> plain_json({"loss": float("nan"), "steps": [1, float("inf")]})
     {'loss': None, 'steps': [1, None]}
     """
-    return mapped(value, _plain)
+    return mapped(value, lambda leaf: str(leaf) if isinstance(leaf, Path) else _known(leaf))
 
 
-def _plain(leaf: Any) -> Any:
-    if isinstance(leaf, Path):
-        return str(leaf)
+def _known(leaf: Any) -> Any:
     return finite(leaf) if isinstance(leaf, float) else leaf

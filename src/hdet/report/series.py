@@ -1,26 +1,43 @@
-"""What the figures show: computed here, drawn elsewhere. A line has points over steps, with gaps, and few enough of
-them for a browser."""
+"""What the figures show, as data: lines, bands and points over steps, and the words below them. figures.py draws it."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, geometric_mean
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
-from hdet.report.data import WORDS, Numbers, Round, RunData, Word
+from hdet.report.data import Event, Numbers, Round, RunData, Slope, kind_of, mean
 
 LIMIT = 1000
 """Points that a line may have: more than a screen has columns."""
-
-Dots = Literal["replicas", "probe", "ruined"]
-"""What single points are: train losses of replicas, losses of a probe batch (``signal=ProbeLoss``), or train losses of
-those rounds of a search that were ruined."""
+FEW = 12
+"""Knobs that a legend has at most: a longer one would leave no room, and the pointer tells."""
+_FAR_ABOVE = 10.0
+"""How many times as high as all curves dots are shown: nobody needs to see how high the loss of ruined weights was."""
+_DECADES = 6
+"""How far below its highest point a figure is seen at first: schedules end many decades down."""
+_LOSSES = {
+    "replicas": ("train", "dots: train loss of each replica"),
+    "probe": ("probe", "dots: probe loss"),
+    "ruined": ("train", "dots: train loss of rounds that were ruined"),
+    "train, per round": ("train", "blue: mean train loss of the round"),
+    "train": ("train", "grey: train loss of each step"),
+    "validation": ("validation", "orange: validation loss"),
+}
+"""By its name in the legend: which loss a line or a dot of the figure of losses is, and how the caption says it."""
+_COMPARED = {"validation": "Validation loss", "train": "Train loss", "train, per round": "Mean train loss of a round"}
+"""Those by which runs may be compared, the best first."""
+ASKED = "what the gradients ask for"
+SETBACKS = "upright dashes: earlier weights were put back, or the guess was kept to"
+Style = Literal["line", "curve", "dashed", "thin", "band", "dots", "verdicts"]
+"""A curve is one of several of a kind, which may lie on top of each other. A band is given by the line around it."""
 
 
 class Line(NamedTuple):
-    """Points in the order in which they are joined. Where ``y`` is None the line is broken."""
+    """Points in the order in which they are joined. The line is broken if ``y`` is None."""
 
     x: tuple[float, ...] = ()
     y: tuple[float | None, ...] = ()
@@ -28,255 +45,209 @@ class Line(NamedTuple):
     def __bool__(self) -> bool:
         return any(value is not None for value in self.y)
 
-
-class Band(NamedTuple):
-    """What lies between two lines."""
-
-    low: Line
-    high: Line
-
-    def __bool__(self) -> bool:
-        """Whether it is wider than a line."""
-        return any(a is not None and b is not None and a < b for a, b in zip(self.low.y, self.high.y, strict=False))
-
-    def outline(self) -> Line:
-        """Around it: forth below and back above, one closed piece for each stretch without a gap.
-
-        >>> Band(Line((1, 2), (0.1, 0.2)), Line((1, 2), (0.3, 0.4))).outline()
-        Line(x=(1, 2, 2, 1), y=(0.1, 0.2, 0.4, 0.3))
-        """
-        x: list[float] = []
-        y: list[float | None] = []
-        for low, high in zip(_pieces(self.low), _pieces(self.high), strict=False):
-            around = [*low, *reversed(high)]
-            if x:
-                around.insert(0, (around[0][0], None))
-            x += [point[0] for point in around]
-            y += [point[1] for point in around]
-        return Line(tuple(x), tuple(y))
+    @property
+    def known(self) -> list[float]:
+        return [value for value in self.y if value is not None]
 
 
-def line(points: Iterable[tuple[float, float | None]], limit: int = LIMIT) -> Line:
-    """A line through points; broken where a run went back to an earlier step, and thinned.
+class Trace(NamedTuple):
+    """One part of a figure."""
 
-    >>> line([(1, 0.5), (2, 0.4), (1, 0.5)])
-    Line(x=(1, 2, 1, 1), y=(0.5, 0.4, None, 0.5))
-    """
-    x: list[float] = []
-    y: list[float | None] = []
-    for step, value in points:
-        if x and step < x[-1]:
-            x.append(step)
-            y.append(None)
-        x.append(step)
-        y.append(value)
-    return thinned(Line(tuple(x), tuple(y)), limit)
-
-
-def _pieces(broken: Line) -> list[list[tuple[float, float | None]]]:
-    """The stretches between gaps."""
-    points = zip(broken.x, broken.y, strict=True)
-    groups = itertools.groupby(points, key=lambda point: point[1] is None)
-    return [list(piece) for gap, piece in groups if not gap]
-
-
-def alike(a: Line, b: Line) -> bool:
-    """Whether two lines are one, up to rounding.
-
-    >>> alike(Line((1,), (0.1 + 0.2,)), Line((1,), (0.3,)))
-    True
-    """
-    if a.x != b.x:
-        return False
-    return all(
-        u == v or (u is not None and v is not None and math.isclose(u, v)) for u, v in zip(a.y, b.y, strict=True)
-    )
-
-
-def span(lines: Iterable[Line]) -> tuple[float, float]:
-    """The first and the last step of all of them.
-
-    >>> span([Line((3, 9), (0.1, 0.2)), Line((1,), (0.1,)), Line()])
-    (1, 9)
-    """
-    steps = [x for one in lines for x in one.x]
-    return (min(steps), max(steps)) if steps else (0, 1)
-
-
-def thinned(long: Line, limit: int = LIMIT) -> Line:
-    """At most about ``limit`` points: of each stretch the lowest and the highest, so that no spike is lost.
-
-    First and last point and gaps are kept.
-
-    >>> spike = [0.0] * 5000
-    >>> spike[1234] = 9.0
-    >>> short = thinned(Line(tuple(range(5000)), tuple(spike)), limit=100)
-    >>> len(short.x) <= 102, max(short.y), short.x[0], short.x[-1]
-    (True, 9.0, 0, 4999)
-    """
-    size = len(long.x)
-    if size <= limit:
-        return long
-    stretches = max(1, limit // 3)  # a lowest, a highest and perhaps a gap of each
-    edges = [i * size // stretches for i in range(stretches + 1)]
-    keep = {0, size - 1}
-    for begin, end in itertools.pairwise(edges):
-        keep |= _worth_keeping(long.y, begin, end)
-    chosen = sorted(keep)
-    return Line(tuple(long.x[i] for i in chosen), tuple(long.y[i] for i in chosen))
-
-
-def _worth_keeping(y: Sequence[float | None], begin: int, end: int) -> set[int]:
-    known = [(value, i) for i, value in enumerate(y[begin:end], start=begin) if value is not None]
-    gap = next((i for i in range(begin, end) if y[i] is None), begin)
-    return {gap} if not known else {min(known)[1], max(known)[1], gap}
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None if none is.
-
-    >>> mean([1.0, None, 2.0]), mean([None])
-    (1.5, None)
-    """
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-Marks = Mapping[Word, Line]
-"""Where in a figure stands what a round said."""
-
-
-class Rates(NamedTuple):
-    """One knob over steps."""
-
-    knob: str
-    base: Line
-    band: Band
-    """From the lowest replica to the highest, at each round's last step."""
-    plain: Line
-    """The schedule as it would be if nothing were learned."""
-    reach: Line
-    """What the gradients ask for, of a search."""
-    marks: Marks
-
-
-class Losses(NamedTuple):
-    """Losses over steps."""
-
-    mean: Line
-    """Mean of a round's replicas; of a search without the rounds that were ruined."""
-    band: Band
-    points: Line
-    """What was compared: every replica's signal, in every round."""
-    labels: tuple[str, ...]
-    """One per point."""
-    dots: Dots
-    """What the points are."""
-    train: Line
-    validation: Line
-
-
-class Slopes(NamedTuple):
-    """One knob's hypergradient over rounds."""
-
-    knob: str
-    value: Line
-    band: Band
-    """Two standard errors to both sides; empty where the controller knows none."""
-    marks: Marks
-    """What each round says: "up" is never below 0."""
-    limit: float
-    """Height of a figure in which all rounds are seen, but for a few that are far off."""
+    name: str
+    line: Line
+    style: Style = "line"
+    colour: int = 0
+    """Its place in the palette; -1 is grey."""
+    labels: tuple[str, ...] = ()
+    """One per point, for the pointer: which replica it is, or what the round has said."""
+    in_legend: bool = True
 
 
 class TimeShare(NamedTuple):
-    """Where time went."""
+    """What a phase took."""
 
     phase: str
     seconds: float
     share: float
 
 
-class Event(NamedTuple):
-    """Something that happened once."""
+class Figure(NamedTuple):
+    """One figure of the page: traces over steps, or bars."""
 
-    step: int
-    text: str
-    is_setback: bool = False
-    """Whether weights were put back, or the search has given up."""
-
-
-def rates(run: RunData) -> tuple[Rates, ...]:
-    """Every knob over steps, learning rates or not; of a fixed schedule its rate."""
-    if not run.rounds:
-        nothing = Band(Line(), Line())
-        return (Rates("lr", base_rate(run), nothing, Line(), Line(), {word: Line() for word in WORDS}),)
-    return tuple(_rates(run, g) for g in range(len(run.knobs)))
+    title: str
+    caption: str
+    y_title: str = ""
+    traces: tuple[Trace, ...] = ()
+    is_log: bool = False
+    y_range: tuple[float, float] = (0, 1)
+    """What is seen at first; powers of ten on a logarithmic axis."""
+    steps: tuple[float, float] = (0, 1)
+    events: tuple[Event, ...] = ()
+    bars: tuple[TimeShare, ...] = ()
 
 
-def _rates(run: RunData, g: int) -> Rates:
-    base = [point for r in run.rounds for point in _both(run, r, r.base_before[g], r.base[g])]
-    plain = [point for r in run.rounds for point in _both(run, r, r.plain_before[g], r.plain[g])]
-    seen = [(r.step - 1, [row.values[g] for row in r.replicas]) for r in run.rounds]
-    return Rates(
-        knob=run.knobs[g],
-        base=line(base),
-        band=_band(seen),
-        plain=line(plain),
-        reach=line((r.step, r.reach) for r in run.rounds) if g == 0 else Line(),
-        marks=_marks(run, g, lambda r: r.base[g] if r.step != run.total_steps else r.base_before[g]),
+class Comparison(NamedTuple):
+    """One line per run. A line without points: the run has none."""
+
+    names: tuple[str, ...]
+    kind: str
+    """Which loss: the best that all runs with a loss have, so that like is compared with like."""
+    losses: tuple[Line, ...]
+    rates: tuple[Line, ...]
+
+
+def line(points: Iterable[tuple[float, float | None]], limit: int = LIMIT) -> Line:
+    """A line through points; of a long one each stretch's lowest and highest point, so that no spike is lost.
+
+    First and last point and gaps are kept.
+
+    >>> line([(1, 0.5), (2, 0.4)])
+    Line(x=(1, 2), y=(0.5, 0.4))
+    >>> spike = line(((x, 9.0 if x == 1234 else 0.0) for x in range(5000)), limit=100)
+    >>> len(spike.x) <= 102, max(spike.known), spike.x[0], spike.x[-1]
+    (True, 9.0, 0, 4999)
+    """
+    rows = list(points)
+    if len(rows) > limit:
+        size = math.ceil(3 * len(rows) / limit)
+        stretches = [range(i, min(i + size, len(rows))) for i in range(0, len(rows), size)]
+        known = [[(y, i) for i in stretch if (y := rows[i][1]) is not None] for stretch in stretches]
+        gaps = [next((i for i in stretch if rows[i][1] is None), stretch[0]) for stretch in stretches]
+        extremes = [i for some in known if some for _, i in (min(some), max(some))]
+        rows = [rows[i] for i in sorted({0, len(rows) - 1, *gaps, *extremes})]
+    return Line(tuple(x for x, _ in rows), tuple(y for _, y in rows))
+
+
+def run_figures(run: RunData) -> tuple[Figure, ...]:
+    """The figures of one run; those it has no data for are left out."""
+    kinds = sorted({kind_of(knob) for knob in run.knobs} or {"lr"}, key=lambda kind: (kind != "lr", kind))
+    found = [*(_rates(run, kind) for kind in kinds), _losses(run), _slopes(run), _divergence(run), _time(run)]
+    steps = _span([*(x for r in run.rounds for x in (r.step - 1, r.step)), *run.curve.steps])
+    return tuple(one._replace(steps=steps, events=events(run)) for one in found if one is not None)
+
+
+def comparison_figures(found: Comparison) -> tuple[Figure, ...]:
+    """Curves of several runs over each other."""
+    losses, rates = (
+        [Trace(name, one, "curve", i) for i, (name, one) in enumerate(zip(found.names, lines, strict=True))]
+        for lines in (found.losses, found.rates)
     )
+    rate = "Base rate, the geometric mean over parameter groups."
+    shown = [_figure("Loss", f"{found.kind} of every run.", found.kind.lower(), losses)] if any(found.losses) else []
+    shown += [_figure("Learning rate", rate, "learning rate", rates)] if any(found.rates) else []
+    steps = _span(x for one in (*found.losses, *found.rates) for x in one.x)
+    return tuple(one._replace(steps=steps) for one in shown)
 
 
-def _both(run: RunData, r: Round, before: float | None, after: float | None) -> list[tuple[float, float | None]]:
-    """A round's last step and the step after it, if there is one."""
-    points = [(r.step - 1, before)] + ([(r.step, after)] if r.step != run.total_steps else [])
-    return [(x, y) for x, y in points if y is not None]
+def compare(runs: Sequence[RunData]) -> Comparison:
+    """The runs' curves, all of one kind."""
+    rows = [{trace.name: trace.line for trace in _loss_traces(run)} for run in runs]
+    with_loss = [row for row in rows if row.keys() & _COMPARED.keys()]
+    shared = [name for name in _COMPARED if with_loss and all(name in row for row in with_loss)][:1]
+    losses = tuple(next((row[name] for name in shared or _COMPARED if name in row), Line()) for row in rows)
+    kind = _COMPARED[shared[0]] if shared else "Validation or train loss"
+    return Comparison(tuple(run.name for run in runs), kind, losses, tuple(map(base_rate, runs)))
 
 
 def base_rate(run: RunData) -> Line:
     """One rate for the whole run: the geometric mean of its parameter groups'; without rounds that of its curve."""
+    if not run.rounds:
+        return line((x, y) for x, y in zip(run.curve.steps, run.curve.rates, strict=True) if y is not None)
 
     def common(row: Numbers) -> float | None:
-        return _geometric_mean(row[g] for g in run.rates)
+        known = [value for g in run.rates if (value := row[g]) is not None and value > 0]
+        return geometric_mean(known) if known else None
 
-    if not run.rounds:
-        points = zip(run.curve.steps, run.curve.rates, strict=False)
-        return line((x, y) for x, y in points if y is not None)
-    return line(point for r in run.rounds for point in _both(run, r, common(r.base_before), common(r.base)))
+    return _course(run, common)
 
 
-def steps_of(run: RunData) -> tuple[float, float]:
-    """The first and the last step of all that is shown, so that all figures can have one axis."""
-    rounds = [Line((r.step - 1, r.step)) for r in run.rounds]
-    return span([*rounds, Line(run.curve.steps)])
+def _course(run: RunData, pick: Callable[[Numbers], float | None], plain: bool = False) -> Line:
+    """The base, or what is plain, at each round's last step and at the step after it, if there is one."""
+    rounds = [(r.step, r.plain_before, r.plain) if plain else (r.step, r.base_before, r.base) for r in run.rounds]
+    points = [(x, pick(row)) for step, before, after in rounds for x, row in ((step - 1, before), (step, after))]
+    return line((x, y) for x, y in points if y is not None and x != run.total_steps)
 
 
-def losses(run: RunData) -> Losses:
-    """Losses by replica and round, and the run's own curves."""
-    dots = _dots(run)
-    ruined = [r for r in run.rounds if dots == "ruined" and r.rolled_back_to is not None]
-    by_round = [(r.step, [row.loss for row in r.replicas]) for r in run.rounds if r not in ruined]
-    compared = ruined if dots == "ruined" else run.rounds
-    known = [(r, i, row.signal) for r in compared for i, row in enumerate(r.replicas) if row.signal is not None]
-    known = known[:: math.ceil(len(known) / (2 * LIMIT)) or 1]
+def _rates(run: RunData, kind: str) -> Figure | None:
+    """Base value, the replicas' band, the plain schedule and what gradients ask for, of every knob of one kind."""
+    knobs = [g for g, knob in enumerate(run.knobs) if kind_of(knob) == kind and run.rounds]
+    bases = {run.knobs[g]: _course(run, itemgetter(g)) for g in knobs} or {"lr": base_rate(run)}
+    plains = {f"plain {run.knobs[g]}": _course(run, itemgetter(g), plain=True) for g in knobs}
+    if len({tuple(f"{y:.6g}" for y in one.known) for one in plains.values()}) == 1:  # they share it
+        plains = {"plain schedule" if kind == "lr" else "as given": next(iter(plains.values()))}
+    ends, few = [(r.step - 1, r) for r in run.rounds], len(bases) <= FEW
+    bands = [_band([(x, [row.values[g] for row in r.replicas]) for x, r in ends], i) for i, g in enumerate(knobs)]
+    traces = [
+        *{band.line: band for band in reversed(bands)}.values(),  # the same area again would only be darker
+        *(Trace(name, one, "curve", i, in_legend=few) for i, (name, one) in enumerate(bases.items())),
+        *(Trace(name, one, "dashed", -1, in_legend=len(plains) == 1) for name, one in plains.items()),
+        Trace(ASKED, line((r.step, r.reach) for r in run.rounds if 0 in knobs), "thin", 2),
+        *(_verdicts(run.knobs[g], [(x, r.base_before[g], r.slopes[g]) for x, r in ends]) for g in knobs),
+    ]
+    if not any(bases.values()):
+        return None
+    lines = "Lines: the rate" if run.searched else "Lines: base value" if run.rounds else "Line: the fixed schedule"
+    words = {"band": "band: lowest to highest replica", "dashed": "grey dashes: if nothing were learned"}
+    words |= {"thin": f"thin line: {ASKED}", "verdicts": "markers: what the round said"}
+    there = {trace.style for trace in traces if trace.line}
+    parts = [lines, *(text for style, text in words.items() if style in there)]
+    parts += [SETBACKS] if any(one.is_setback for one in events(run)) else []
+    title, y_title = ("Learning rate", "learning rate") if kind == "lr" else (kind, kind)
+    return _figure(title, f"{', '.join(parts)}.", y_title, traces)
+
+
+def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trace:
+    """From the lowest to the highest of what is known; empty if it would have no width."""
+    known = [(x, values) for x, row in rows if (values := [value for value in row if value is not None])]
+    low, high = line((x, min(values)) for x, values in known), line((x, max(values)) for x, values in known)
+    around = Line(low.x + high.x[::-1], low.y + high.y[::-1]) if low != high else Line()
+    return Trace("", around, "band", colour, in_legend=False)
+
+
+def _verdicts(knob: str, rounds: Iterable[tuple[float, float | None, Slope | None]]) -> Trace:
+    """Markers at the rounds that said something about a knob."""
+    said = [(x, y, slope.word) for x, y, slope in rounds if slope is not None and y is not None]
+    said = said[:: math.ceil(len(said) / LIMIT) or 1]
+    marks = Line(tuple(x for x, _, _ in said), tuple(y for _, y, _ in said))
+    return Trace(knob, marks, "verdicts", labels=tuple(word for _, _, word in said), in_legend=False)
+
+
+def _figure(title: str, caption: str, y_title: str, traces: Sequence[Trace], far: float = math.inf) -> Figure:
+    """A figure on a logarithmic axis if all is above 0 and the highest is more than 8 times as high as the lowest.
+
+    All is seen at first but for what is many decades down, and what is more than ``far`` times as high as all lines.
+    """
+    shown = tuple(trace for trace in traces if trace.line)
+    peak = max([y for one in shown if one.style in ("line", "curve") for y in one.line.known], default=math.inf)
+    known = [y for one in shown for y in one.line.known if y <= far * peak or peak <= 0]
+    low, high = min(known), max(known)
+    if low < 0 or high <= 8 * low:
+        margin = 0.06 * (high - low) or 0.1 * abs(high) or 0.1
+        return Figure(title, caption, y_title, shown, False, (low - margin, high + margin))
+    low = max(min(y for y in known if y > 0), high * 10**-_DECADES)
+    return Figure(title, caption, y_title, shown, True, (math.log10(low) - 0.1, math.log10(high) + 0.1))
+
+
+def _loss_traces(run: RunData) -> list[Trace]:
+    """Losses by replica and round, and the run's own curves; those without points are left out."""
+    replicas = [row for r in run.rounds for row in r.replicas if row.signal is not None and row.loss is not None]
+    probed = any(row.signal != row.loss for row in replicas)
+    dots, colour = ("probe", 2) if probed else ("ruined", 4) if run.searched else ("replicas", 0)
+    kept = [r for r in run.rounds if dots != "ruined" or r.rolled_back_to is None]
+    dotted = [r for r in run.rounds if dots != "ruined" or r.rolled_back_to is not None]
+    points = [(r, i, y) for r in dotted for i, row in enumerate(r.replicas) if (y := row.signal) is not None]
+    points = points[:: math.ceil(len(points) / (2 * LIMIT)) or 1]
+    labels = tuple(_label(run, r, i) for r, i, _ in points)
     curve = run.curve
-    return Losses(
-        mean=line((x, mean(values)) for x, values in by_round),
-        band=_band(by_round),
-        points=Line(tuple(r.step for r, _, _ in known), tuple(signal for _, _, signal in known)),
-        labels=tuple(_label(run, r, i) for r, i, _ in known),
-        dots=dots,
-        train=line(zip(curve.steps, curve.train, strict=True)),
-        validation=line((x, y) for x, y in zip(curve.steps, curve.validation, strict=True) if y is not None),
-    )
-
-
-def _dots(run: RunData) -> Dots:
-    known = [row for r in run.rounds for row in r.replicas if row.signal is not None and row.loss is not None]
-    if any(row.signal != row.loss for row in known):
-        return "probe"
-    return "ruined" if run.searched else "replicas"
+    validation = line((x, y) for x, y in zip(curve.steps, curve.validation, strict=True) if y is not None)
+    traces = [
+        Trace("train", line(zip(curve.steps, curve.train, strict=True)), "thin", -1),
+        _band([(r.step, [row.loss for row in r.replicas]) for r in kept], 0),
+        Trace(dots, Line(tuple(r.step for r, _, _ in points), tuple(y for _, _, y in points)), "dots", colour, labels),
+        Trace("train, per round", line((r.step, r.loss) for r in kept)),
+        Trace("validation", validation, colour=1),
+    ]
+    return [one for one in traces if one.line]
 
 
 def _label(run: RunData, r: Round, i: int) -> str:
@@ -286,24 +257,73 @@ def _label(run: RunData, r: Round, i: int) -> str:
     return ", ".join([*([f"replica {i}"] if len(r.replicas) > 1 else []), *values])
 
 
-def slopes(run: RunData) -> tuple[Slopes, ...]:
-    """The hypergradient of every knob that has one."""
-    found = (_slopes(run, g) for g in range(len(run.knobs)))
-    return tuple(one for one in found if one.value)
+def _losses(run: RunData) -> Figure | None:
+    """Every replica's loss in every round, and the run's own curves."""
+    traces = _loss_traces(run)
+    if not traces:
+        return None
+    names = {trace.name for trace in traces}
+    there = [one for name, one in _LOSSES.items() if name in names]
+    text = ", ".join(words for _, words in there)
+    kinds = [kind for kind in ("train", "probe", "validation") if kind in dict(there)]
+    figure = _figure("Loss", f"{text[0].upper()}{text[1:]}.", f"loss ({', '.join(kinds)})", traces, _FAR_ABOVE)
+    top = 10 ** figure.y_range[1] if figure.is_log else figure.y_range[1]
+    above = sum(y > top for trace in traces if trace.style == "dots" for y in trace.line.known)
+    more = f" {'One dot is' if above == 1 else f'{above} dots are'} above the figure." if above else ""
+    return figure._replace(caption=figure.caption + more)
 
 
-def _slopes(run: RunData, g: int) -> Slopes:
-    known = [(r.step, slope) for r in run.rounds if (slope := r.slopes[g]) is not None]
-    heights = sorted(abs(slope.value) + 2 * (slope.error or 0.0) for _, slope in known) or [0.0]
-    most = heights[math.ceil(0.95 * len(heights)) - 1]
-    with_error = [(x, slope.value, 2 * slope.error) for x, slope in known if slope.error is not None]
-    return Slopes(
-        knob=run.knobs[g],
-        value=line((x, slope.value) for x, slope in known),
-        band=Band(line((x, y - e) for x, y, e in with_error), line((x, y + e) for x, y, e in with_error)),
-        marks=_marks(run, g, lambda r: getattr(r.slopes[g], "value", None)),
-        limit=1.1 * (heights[-1] if heights[-1] < 3 * most else most),
-    )
+def _slopes(run: RunData) -> Figure | None:
+    """The hypergradient of every knob that has one, with two standard errors to both sides."""
+    bands, courses, said = [], [], []
+    for i, knob in enumerate(run.knobs):
+        known = [(r.step, slope) for r in run.rounds if (slope := r.slopes[i]) is not None]
+        errors = [(x, one.value, 2 * one.error) for x, one in known if one.error is not None]
+        bands.append(_band([(x, [y - error, y + error]) for x, y, error in errors], i))
+        course = line((x, one.value) for x, one in known)
+        courses.append(Trace(knob, course, "curve", i, in_legend=len(run.knobs) <= FEW))
+        said.append(_verdicts(knob, [(x, one.value, one) for x, one in known]))
+    words = "Up: above 0, a higher value would have been better. Down: below 0, a lower one."
+    words += " Band: two standard errors; no signal: 0 is in it." if any(band.line for band in bands) else ""
+    traces = tuple(one for one in (*bands, *courses, *said) if one.line)
+    heights = sorted(abs(y) for trace in traces for y in trace.line.known) or [1.0]
+    most = heights[math.ceil(0.95 * len(heights)) - 1]  # all are seen but for a few that are far off
+    limit = 1.1 * (heights[-1] if heights[-1] < 3 * most else most) or 1.0
+    return Figure("Hypergradient", words, "hypergradient", traces, y_range=(-limit, limit)) if traces else None
+
+
+def _divergence(run: RunData) -> Figure | None:
+    """How far replicas were from their mean, relative to its norm."""
+    seen = [(r.step, [row.divergence or None for row in r.replicas]) for r in run.rounds]
+    middle = line((x, mean(values)) for x, values in seen)
+    caption = "Distance of a replica's weights from the mean, relative to its norm, at the end of each round. "
+    caption += "Line: mean over replicas; band: the nearest and the furthest."
+    traces = [_band(seen, 3), Trace("mean over replicas", middle, colour=3, in_legend=False)]
+    return _figure("Replica divergence", caption, "distance / norm", traces) if middle else None
+
+
+def _time(run: RunData) -> Figure | None:
+    caption = "Seconds of the rank that wrote the journal; gather includes waiting for the others."
+    return Figure("Where the time went", caption, bars=bars) if (bars := time_shares(run)) else None
+
+
+def time_shares(run: RunData) -> tuple[TimeShare, ...]:
+    """Seconds by phase; what the run took outside its rounds (evaluation, start) is the rest."""
+    spent: dict[str, float] = {}
+    for phase, seconds in (item for r in run.rounds for item in r.seconds.items()):
+        spent[phase] = spent.get(phase, 0.0) + seconds
+    inside = math.fsum(spent.values())
+    rest = (run.summary.seconds or 0.0) - inside
+    if inside > 0 and rest > 0.01 * inside:
+        spent["outside rounds"] = rest
+    total = math.fsum(spent.values())
+    return tuple(TimeShare(phase, seconds, seconds / total) for phase, seconds in spent.items() if total > 0)
+
+
+def _span(steps: Iterable[float]) -> tuple[float, float]:
+    """The first and the last step of all that is shown, so that figures can have one axis."""
+    known = list(steps) or [0, 1]
+    return min(known), max(known)
 
 
 def lengthening(run: RunData) -> bool:
@@ -313,63 +333,8 @@ def lengthening(run: RunData) -> bool:
     return len(lengths) > 2 and lengths[len(lengths) // 2] >= 2 * lengths[0] and max(lengths) >= 8 * lengths[0]
 
 
-def divergence(run: RunData) -> tuple[Line, Band]:
-    """How far replicas were from their mean, relative to its norm: mean over replicas, lowest and highest."""
-    seen = [(r.step, [row.divergence or None for row in r.replicas]) for r in run.rounds]
-    return line((x, mean(values)) for x, values in seen), _band(seen)
-
-
-def time_shares(run: RunData) -> tuple[TimeShare, ...]:
-    """Seconds by phase; what the run took outside its rounds (evaluation, start) is the rest."""
-    there = {phase for r in run.rounds for phase in r.seconds}
-    usual = [phase for phase in ("train", "probe", "gather", "controller", "converge") if phase in there]
-    phases = [*usual, *sorted(there - set(usual))]
-    known = {phase: math.fsum(r.seconds.get(phase, 0.0) for r in run.rounds) for phase in phases}
-    inside = math.fsum(known.values())
-    rest = (run.summary.seconds or 0.0) - inside
-    if inside > 0 and rest > 0.01 * inside:
-        known["outside rounds"] = rest
-    total = math.fsum(known.values())
-    return tuple(TimeShare(phase, s, s / total) for phase, s in known.items() if total > 0)
-
-
 def events(run: RunData) -> tuple[Event, ...]:
     """What the journal tells besides numbers. Repetitions in rounds that follow each other are one event."""
-    found = [Event(step, "resumed") for step in run.resumes]
-    last = None
-    for r in run.rounds:
-        out = f"replica {', '.join(map(str, r.excluded))} left out" if r.excluded else None
-        lost = f"loss of rank {', '.join(map(str, r.not_finite))} not finite" if r.not_finite else None
-        texts = [text for text in (r.event, out, lost) if text]
-        is_setback = r.rolled_back_to is not None or r.alarm is not None
-        found += [Event(r.step, text, is_setback and text == r.event) for text in texts if texts != last]
-        last = texts
-    return tuple(sorted(found))
-
-
-def alarms(run: RunData) -> tuple[Event, ...]:
-    """What makes the found rate worthless, each told once, where it was first noticed."""
-    first: dict[str, int] = {}
-    for r in run.rounds:
-        if r.alarm:
-            first.setdefault(r.alarm, r.step)
-    return tuple(Event(step, text) for text, step in first.items())
-
-
-def _band(rows: Iterable[tuple[float, list[float | None]]]) -> Band:
-    known = [(x, [v for v in values if v is not None]) for x, values in rows]
-    known = [(x, values) for x, values in known if values]
-    return Band(line((x, min(values)) for x, values in known), line((x, max(values)) for x, values in known))
-
-
-def _marks(run: RunData, g: int, height: Callable[[Round], float | None]) -> Marks:
-    marks: dict[Word, Line] = {}
-    for word in WORDS:
-        chosen = [r for r in run.rounds if (slope := r.slopes[g]) is not None and slope.word == word]
-        marks[word] = line(((r.step, height(r)) for r in sorted(chosen, key=lambda r: r.step)), LIMIT // 3)
-    return marks
-
-
-def _geometric_mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None and value > 0]
-    return geometric_mean(known) if known else None
+    texts = [[event.text for event in r.events] for r in run.rounds]
+    told = [event for i, r in enumerate(run.rounds) if not i or texts[i] != texts[i - 1] for event in r.events]
+    return tuple(sorted([*(Event(step, "resumed") for step in run.resumes), *told]))

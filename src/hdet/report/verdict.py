@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from hdet.auto.telling import BEGINS_ANEW, REPLAYS
 from hdet.report import numbers as say
 from hdet.report.data import WORDS, RunData, journal_in, kind_of
-from hdet.report.series import Line, alarms, base_rate, losses, mean, time_shares
+from hdet.report.series import time_shares
 
 _MOVED = math.log(1.01)
 """How far, in the logarithm, a value must go before one says that it moved."""
@@ -91,8 +91,7 @@ def _given_rate(run: RunData, g: int) -> float | None:
 def fixed_rate(run: RunData) -> float | None:
     """The peak that a plain scheduler's run was given."""
     arguments = run.summary.arguments
-    method = arguments.get("method", arguments.get("fanout"))  # the name in earlier folders
-    return say.finite(arguments.get("lr")) if method == "none" else None
+    return say.finite(arguments.get("lr")) if arguments.get("method") == "none" else None
 
 
 def base_movement(run: RunData) -> Movement | None:
@@ -114,8 +113,7 @@ def ending(run: RunData) -> Ending:
         known = [value for value in values if value is not None]
         if known:
             return Ending(known[-1], words)
-    by_round = [mean(row.loss for row in r.replicas) for r in run.rounds]
-    known = [value for value in by_round if value is not None]
+    known = [r.loss for r in run.rounds if r.loss is not None]
     return Ending(known[-1] if known else None, "last round's train loss")
 
 
@@ -135,7 +133,7 @@ def _crash(run: RunData) -> list[str]:
 
 
 def _rate_words(run: RunData) -> list[str]:
-    base, rounds = base_movement(run), f"{run.number_of_rounds} round{'s' if run.number_of_rounds != 1 else ''}"
+    base, rounds = base_movement(run), f"{len(run.rounds)} round{'s' if len(run.rounds) != 1 else ''}"
     if base is None:
         return []
     if not run.rounds:
@@ -213,7 +211,7 @@ def tiles(run: RunData) -> tuple[Tile, ...]:
     return (
         Tile("Base rate" if run.decays_by_itself else "Peak rate", *_rate_words_short(base)),
         Tile("Final loss", say.loss(end.loss), note),
-        Tile("Rounds", str(run.number_of_rounds), _rounds_note(run)),
+        Tile("Rounds", str(len(run.rounds)), _rounds_note(run)),
         Tile("Time", say.seconds(total or None), f"{say.percent(training)} training" if training is not None else ""),
     )
 
@@ -238,7 +236,6 @@ def _rounds_note(run: RunData) -> str:
     knobs = run.rates or range(len(run.knobs))
     counts = Counter(slope.word for r in run.rounds for g in knobs if (slope := r.slopes[g]))
     words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
-    words = f"of {len(run.rounds)}: {words}" if words and len(run.rounds) < run.number_of_rounds else words
     return f"{words}{f' in {len(run.rates)} groups' if len(run.rates) > 1 else ''}" if words else "nothing was said"
 
 
@@ -268,9 +265,10 @@ class Warned(NamedTuple):
 def advice(run: RunData) -> Advice | None:
     """None where nothing was learned, or where what was learned means nothing."""
     base = base_movement(run)
-    if base is None or not run.rounds or run.summary.crashed or alarms(run) or _standing(run):
+    if base is None or not run.rounds or run.summary.crashed or warned(run) or _standing(run):
         return None
-    again = f"hdet.schedule_from({_journal(run)}, optimizer)", REPLAYS
+    path = json.dumps(str(journal_in(run.path)), ensure_ascii=False)
+    again = f"hdet.schedule_from({path}, optimizer)", REPLAYS
     known = run.total_steps is not None or not (run.searched and "total_steps" in run.arguments)  # else it has no end
     so_far = "" if known and run.rounds[-1].step >= (run.total_steps or 0) else " so far"
     peaks = _listed(run, "end", say.rate(base.end))
@@ -286,24 +284,10 @@ def _listed(run: RunData, which: Literal["start", "end"], one: str) -> str:
     return one if len(set(found)) == 1 else f"[{', '.join(found)}]"
 
 
-def _journal(run: RunData) -> str:
-    """The journal's path, in quotes."""
-    return json.dumps(str(journal_in(run.path)), ensure_ascii=False)
-
-
 def warned(run: RunData) -> tuple[Warned, ...]:
-    """The journal's alarms, without their full stops."""
-    return tuple(Warned(run.name, one.step, one.text.rstrip(". ")) for one in alarms(run))
-
-
-class Comparison(NamedTuple):
-    """One line per run. A line without points: the run has none."""
-
-    names: tuple[str, ...]
-    kind: str
-    """Which loss: the best that all runs with a loss have, so that like is compared with like."""
-    losses: tuple[Line, ...]
-    rates: tuple[Line, ...]
+    """Each alarm once, at the step at which it was first noticed, without its full stop."""
+    first = {r.alarm.rstrip(". "): r.step for r in reversed(run.rounds) if r.alarm}
+    return tuple(Warned(run.name, step, text) for text, step in sorted(first.items(), key=lambda one: one[1]))
 
 
 class Table(NamedTuple):
@@ -316,18 +300,6 @@ class Table(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
-
-
-def compare(runs: Sequence[RunData]) -> Comparison:
-    """The runs' curves, all of one kind."""
-    kinds = ("Validation loss", "Train loss", "Mean train loss of a round")
-    seen = [losses(run) for run in runs]
-    rows = [dict(zip(kinds, (one.validation, one.train, one.mean), strict=True)) for one in seen]
-    with_loss = [row for row in rows if any(row.values())]
-    shared = [kind for kind in kinds if with_loss and all(row[kind] for row in with_loss)]
-    kind = shared[0] if shared else "Validation or train loss"
-    lines = tuple(row[kind] if shared else next(filter(None, row.values()), Line()) for row in rows)
-    return Comparison(tuple(run.name for run in runs), kind, lines, tuple(base_rate(run) for run in runs))
 
 
 def table_of(runs: Sequence[RunData]) -> Table:
@@ -345,7 +317,7 @@ def _row(run: RunData) -> tuple[str, ...]:
     start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
     if not run.rounds:
         found = "fixed"
-    return (run.name, loss, start, found, str(run.number_of_rounds), say.seconds(total))
+    return (run.name, loss, start, found, str(len(run.rounds)), say.seconds(total))
 
 
 def _rank(run: RunData) -> tuple[bool, float]:
