@@ -331,7 +331,7 @@ DISAGREEMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "total steps": ({"total_steps": 40}, {"total_steps": 50}, ["total_steps = 40", "total_steps = 50"]),
     "spread": ({"spread": 0.25}, {"spread": 0.5}, ["spread = 0.25", "spread = 0.5"]),
     "seed": ({"seed": 1}, {"seed": 2}, ["seed = 1", "seed = 2"]),
-    "sigma": ({"sigma": 0.25}, {"sigma": 0.5}, ["sigma = 0.25", "sigma = 0.5"]),
+    "sigma": ({"sigma": 0.25}, {"sigma": 0.5}, ["sigma=0.25", "sigma=0.5"]),
     "auto_lr": ({"auto_lr": True}, {"auto_lr": False}, ["auto_lr"]),
     "decay": ({"decay": "schedule"}, {"decay": "exponential"}, ["decay"]),
     "max_lr": ({"max_lr": 0.1}, {"max_lr": 0.2}, ["disagree on max_lr,", "max_lr = 0.1", "max_lr = 0.2"]),

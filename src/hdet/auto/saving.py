@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from hdet.auto import rule
 from hdet.auto.measure import Measure
 from hdet.auto.progress import UNKNOWN, Progress, Stretch
 from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
@@ -85,19 +84,19 @@ class ResumableSearch(Search):
 
         Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
         """
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps, searches=state["searches"]))
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=state["searches"])
         self.take_over()
         self.memory = _loaded_memory(state)
         self._begins_anew = self.found.phase is Phase.SEARCHING
         self._sampler.made, self._sampler.begun = state["made"], state["begun"]
-        self._resume(t)
+        self._resume(t, state)
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
         if t > 0:
             self.memory.found, self.memory.kept_for = self.rule.kept(), ADOPTED
-        self._resume(t)
+        self._resume(t, {})
 
     def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
         """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
@@ -109,17 +108,13 @@ class ResumableSearch(Search):
 
     def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
         """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
         self.memory.found = self.found.peaking(peak, share)
 
-    def _follow(self, followed: rule.Rule) -> None:
-        self.rule = followed
-        self.ranks.terms = self._terms()
-
-    def _resume(self, t: int) -> None:
+    def _resume(self, t: int, state: Mapping[str, Any]) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
-        self.meeting.resume()
+        self.meeting.resume({**state, "go_back": self._go_back, "highest": self._bounds.lowest})
         self.is_just_loaded, self._is_finished = True, False
         self.chronicle.resume(t, mid_round=self._sampler.progress > 0)
 

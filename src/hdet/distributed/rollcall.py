@@ -7,7 +7,8 @@ equal and are not, the error lists every rank's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
@@ -31,56 +32,12 @@ _LOSS_GIVEN = "loss"
 _METRICS, _STEPS = "metrics", "finish(steps)"
 
 
-def terms_of(
-    kind: str,
-    knobs: Sequence[object],
-    parts: Iterable[object],
-    *,
-    total_steps: int | None,
-    spread: float = 0.0,
-    sync_every: int = 0,
-    seed: int = 0,
-    start: int | None = None,
-    decays: bool = False,
-    controller: object = None,
-    searches: bool = False,
-    go_back: bool | None = None,
-    highest: float | None = None,
-) -> dict[str, float]:
-    """Numbers that must be equal on all replicas; always the same names, since rows must have one length.
-
-    Args:
-        kind: of the run.
-        knobs: compared by their words.
-        parts: further settings, compared by their words.
-        total_steps, spread, sync_every, seed, start, decays, controller, go_back: as the user knows them; NaN for None.
-        highest: the same; the lowest of several.
-        searches: whether the rate is searched, which is ``auto_lr`` of a search.
-    """
-    return {
-        "number of knobs": float(len(knobs)),
-        "spread": spread,
-        "knobs (fingerprint)": fingerprint_of_words([repr(list(knobs))]),
-        "fanout, controller, signal (fingerprint)": fingerprint_of_words([kind, *map(_described, parts)]),
-        "total_steps": _or_nan(total_steps),
-        "sync_every": float(sync_every),
-        "seed": float(seed),
-        "decay (0: schedule, 1: exponential)": float(decays),
-        "auto_lr_start": _or_nan(start),
-        "auto_lr (0: off, 1: on)": float(searches or controller is not None),
-        "go_back (0: off, 1: on)": _or_nan(go_back),
-        "highest": _or_nan(highest),
-        **{name: float(getattr(controller, name, math.nan)) for name in ("sigma", "meta_momentum", "meta_lr")},
-    }
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _described(part: object) -> str:
-    """Equal words for equal parts on all ranks: an address in memory would not be."""
-    return repr(part) if type(part).__repr__ is not object.__repr__ else type(part).__name__
+def in_text(values: Mapping[str, object]) -> dict[str, str]:
+    """Values as text that is equal on all ranks if the values are: without addresses in memory."""
+    return {name: _ADDRESS.sub("", repr(value)) for name, value in values.items()}
 
 
 def check_equal(table: Mapping[str, Sequence[Value]], cure: str, show: Callable[[str, Value], str]) -> None:
@@ -241,7 +198,7 @@ def fingerprints_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
 def call(
     group: ReplicaGroup,
     occasion: Occasion,
-    agreed: Mapping[str, float],
+    step: int,
     weights: Weights,
     shown: Shown,
     *,
@@ -253,7 +210,7 @@ def call(
     Args:
         group: the replicas.
         occasion: why they meet.
-        agreed: named numbers that must be equal on all replicas.
+        step: that of this replica; must be equal on all of them.
         weights: this replica's.
         shown: what else it shows.
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
@@ -263,7 +220,7 @@ def call(
     name = _STEPS if occasion is Occasion.FINISH else _METRICS  # one place in the row
     must_agree = {
         _OCCASION: float(occasion),
-        **agreed,
+        "step": float(step),
         "parameter tensors": float(len(weights.tensors)),
         _SHAPES: fingerprint_of_words(weights.outline),
         _LOSS_GIVEN: float(shown.given) if occasion is Occasion.ROUND_END else 0.0,

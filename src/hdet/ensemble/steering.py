@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hdet.checks import STATE_WORDS, Rule, check_alike, check_state, in_pairs, maybe, numbers, pairs, shown
 from hdet.distributed.group import Seat
-from hdet.distributed.rollcall import RollCall, terms_of
+from hdet.distributed.rollcall import RollCall
 from hdet.ensemble.bases import SETTINGS, Bases, Decaying, Settings
 from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
@@ -193,22 +193,6 @@ class Steering:
         places = self._fan_out.standing(t, self.rounds, seat).places
         rows = zip(self.specs, self.bases.learned, places[seat.replica], strict=True)
         return [spec.value(base, x) for spec, base, x in rows]
-
-    def terms(self, kind: str, parts: Sequence[object]) -> dict[str, float]:
-        """What must be equal on all replicas of a run of this kind, with further parts of its own."""
-        spreads = {spec.spread for spec in self.specs}
-        return terms_of(
-            kind,
-            [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],
-            [self.controller, *parts],
-            total_steps=self.rounds.total_steps,
-            spread=spreads.pop() if len(spreads) == 1 else math.nan,
-            sync_every=self.rounds.length,
-            seed=self.settings.seed,
-            start=self.settings.start,
-            decays=self.settings.decay == "exponential",
-            controller=self.controller,
-        )
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
         """Parameter groups were added to the optimizer: their rates become knobs."""

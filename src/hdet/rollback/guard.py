@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from hdet.checks import Rule, check_state, count, is_finite, maybe, must_be, shown, users_level
 from hdet.distributed.group import ReplicaGroup, Solo, arriving, gather_named
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, Shown, terms_of
+from hdet.distributed.rollcall import Occasion, Shown
 from hdet.distributed.shards import refuse_partitions
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, infinite_buffers, nan_buffers
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
@@ -183,9 +183,7 @@ class Guard:
         self._stepping = -1
         """The step that is being made; -1: none is."""
         self._loans = Loans()
-        self._terms = terms_of("guard", [], [], total_steps=None, sync_every=self._policy.every)
         self._meeting = Meeting(None, {name: repr(value) for name, value in asdict(self._policy).items()})
-        self._meeting.count_steps(optimizer)
         self._set_hooks()
 
     @property
@@ -275,7 +273,7 @@ class Guard:
         self._readings.add(t, loss=loss)
         self._loans.give_back()  # a step that has raised did not
         self._snapshots.watch(self._optimizer)
-        self._meeting.step(self._optimizer, t)
+        self._meeting.check_step(t)
         self._meet()
         self._held = self._held._replace(t=t + 1)
         self._calls += self._calls >= 0
@@ -313,7 +311,7 @@ class Guard:
         if self._meeting.seat.size > 1:
             self._body.first_weights(self._optimizer, needs_model=True)  # raises for what cannot be held so
             with arriving("the first step, where the ranks meet"):
-                group, _ = self._meeting.first(self._held.t, self._terms, self._trained, keeps_journal=False)
+                group, _ = self._meeting.first(self._held.t, self._trained, {}, keeps_journal=False)
         self._meeting.begin(group)
 
     @property
@@ -332,7 +330,6 @@ class Guard:
         self._spacing = SPACING if seen.is_near else self._policy.every
         decision = self._policy.after_look(state, t, seen.steps, is_sound, spacing=self._spacing, known=known)
         self._act(decision, is_finite=seen.is_finite)
-        self._meeting.begin_round()
         has_jumped = decision.action in (Action.ROLL_BACK, Action.TAKE_BACK)  # later readings are of other weights
         size = seen.size if decision.action is Action.KEEP and seen.size is not None else size
         self._held = _Held(t, t if has_jumped else known, decision.state, size)
@@ -355,13 +352,7 @@ class Guard:
         trained = self._trained
         if self._meeting.seat.size > 1:
             self._meeting.roll_call(
-                Occasion.ROUND_END,
-                self._held.t,
-                self._terms,
-                trained,
-                Shown(),
-                expect_equal=False,
-                values=[finite, 0, 0],
+                Occasion.ROUND_END, self._held.t, trained, Shown(), expect_equal=False, values=[finite, 0, 0]
             )
         rows = gather_named(self._meeting.group, row, trained.device)
         size = max(one["size"][0] for one in rows)
@@ -455,7 +446,6 @@ class Guard:
         self._snapshots.watch(self._optimizer)
         self._loans.give_back()
         self._withheld, self._calls, self._stepping = set(), 0, -1
-        self._meeting.resume()
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy sets hooks of its own, since that of an optimizer has none."""
