@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -106,9 +107,9 @@ def different(rank: int, name: str) -> str:
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_that_differs_is_named(name: str) -> None:
     for words in run_ranks(different, 2, name):
-        assert f"replicas disagree on {name}, which must be equal on all of them" in words
-        assert f"rank 0: {name} = True" in words
-        assert f"rank 1: {name} = False" in words
+        assert re.search(f"replicas disagree on .*{name}, which must be equal on all of them", words)
+        assert re.search(f"rank 0: .*{name} = True", words)
+        assert re.search(f"rank 1: .*{name} = False", words)
 
 
 @pytest.mark.parametrize(("last", "sound"), [(1.0, True), (math.inf, True), (math.nan, False)])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from hdet.auto.measure import Measure
-from hdet.auto.progress import UNKNOWN, Progress, Stretch
+from hdet.auto.progress import Progress, Stretch
 from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
 from hdet.auto.search import KIND, Memory, Search
 from hdet.auto.telling import ADOPTED, Found
@@ -171,10 +171,18 @@ def _check_memory(state: Mapping[str, Any]) -> None:
 
 
 def _loaded_memory(state: Mapping[str, Any]) -> Memory:
-    later = state.get("quiet", 0), state.get("rolled_back", 0), list(state.get("peaks", ()))
-    found, told = loaded(state["search"]), {name: state[name] for name in _TOLD if name in state}
-    plain = found, state["ended"], state["highest"], state["falling"], state["has_losses"]
-    return Memory(*plain, *later, **told, progress=_loaded_progress(state.get("progress")))
+    return Memory(
+        found=loaded(state["search"]),
+        rounds=state["ended"],
+        highest=state["highest"],
+        is_falling=state["falling"],
+        has_losses=state["has_losses"],
+        quiet=state["quiet"],
+        rolled_back=state["rolled_back"],
+        peaks=list(state["peaks"]),
+        **{name: state[name] for name in _TOLD},
+        progress=_loaded_progress(state["progress"]),
+    )
 
 
 def _saved_progress(progress: Progress) -> list[list[Any]]:
@@ -182,9 +190,7 @@ def _saved_progress(progress: Progress) -> list[list[Any]]:
     return in_pairs({**rows, "before": progress.before, "turned": progress.turned, "fell": progress.fell})
 
 
-def _loaded_progress(saved: Sequence[Sequence[Any]] | None) -> Progress:
-    if saved is None:  # of an earlier version
-        return UNKNOWN
+def _loaded_progress(saved: Sequence[Sequence[Any]]) -> Progress:
     found: dict[str, Any] = {str(name): value for name, value in saved}
     rows: dict[str, Any] = {
         name: tuple(kind(row[0], int(row[1]), *row[2:3], *map(int, row[3:])) for row in found[name])
