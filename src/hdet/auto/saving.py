@@ -3,60 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
 from hdet.auto.measure import Measure
 from hdet.auto.progress import Progress, Stretch
-from hdet.auto.rule import HIGHEST, LOWEST, Phase, Snapshot, State
+from hdet.auto.rule import Phase, Snapshot, State
 from hdet.auto.search import KIND, Memory, Search
 from hdet.auto.telling import ADOPTED, Found
 from hdet.checks import (
     STATE_VERSION,
     STATE_WORDS,
-    Rule,
     check_run,
-    check_state,
-    count,
-    flag,
     in_pairs,
-    number,
-    pairs,
+    reading,
     run_state,
     shown,
-    some_rates,
-    text,
 )
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
 from hdet.rollback.losses import Losses
 from hdet.rollback.ruin import Block
-from hdet.rollback.saving import any_number, check_course, loaded_course, losses_of, rows_of_numbers, saved_course
+from hdet.rollback.saving import loaded_course, losses_of, saved_course
 from hdet.rollback.snapshots import Snapshots
 
-_LEVEL = Rule(
-    f"a number from {LOWEST:g} to {HIGHEST:g}", lambda value: number.fits(value) and LOWEST <= value <= HIGHEST
-)
-_TOLD = {"kept_for": text, **dict.fromkeys(("rests", "is_bound", "has_settled", "has_peaked"), flag)}
+_TOLD = ("kept_for", "rests", "is_bound", "has_settled", "has_peaked")
 """What of a search was told, and what it says."""
+_FIRST = "load the scheduler's own state first, of the same checkpoint, or leave the search out"
 _ROWS: dict[str, type[Block] | type[Stretch]] = {"start": Block, "stretches": Stretch, "last": Block}
-_PROGRESS = {
-    **{name: rows_of_numbers(len(row._fields)) for name, row in _ROWS.items()},
-    "before": any_number,
-    "turned": count(0),
-    "fell": flag,
-}
-_STATE = {
-    "phase": count(min(Phase), max(Phase)),
-    "level": _LEVEL,
-    "peak": number,
-    **dict.fromkeys(("ceiling", "slowed_from", "pace", "rate"), any_number),
-    "course": pairs,
-    "spared": flag,
-}
 
 
 class ResumableSearch(Search):
@@ -71,24 +47,24 @@ class ResumableSearch(Search):
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from it. Changes nothing."""
         check_run(state, KIND, self.knobs)
-        _check_memory(state)
-        check_state(state, {"searches": flag, "made": count(0), "begun": count(0)}, STATE_WORDS)
+        with reading(STATE_WORDS):
+            _read(state)
 
     @staticmethod
     def found_in(state: Mapping[str, Any]) -> Found:
         """What was found, of a state that :meth:`check` has seen."""
-        return _loaded_memory(state).told
+        return _read(state)[0].told
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from what :meth:`check` has seen.
 
         Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
         """
-        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=state["searches"])
+        memory, searches, made, begun = _read(state)
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=searches)
         self.take_over()
-        self.memory = _loaded_memory(state)
+        self.memory, self._sampler.made, self._sampler.begun = memory, made, begun
         self._begins_anew = self.found.phase is Phase.SEARCHING
-        self._sampler.made, self._sampler.begun = state["made"], state["begun"]
         self._resume(t, state)
 
     def adopt(self, total_steps: int, t: int) -> None:
@@ -158,31 +134,21 @@ def _saved_memory(memory: Memory) -> dict[str, Any]:
     }
 
 
-def _check_memory(state: Mapping[str, Any]) -> None:
-    """Raise unless :func:`_loaded_memory` can read it."""
-    rules = {"search": pairs, "ended": count(0), "highest": number, "falling": flag, "has_losses": flag}
-    later = {"quiet": count(0), "rolled_back": count(0), "peaks": _peaks_of(len(state["knobs"]))}
-    later |= {**_TOLD, "progress": pairs}
-    known = {name: rule for name, rule in later.items() if name in state}  # earlier versions have none
-    check_state(state, {**rules, **known}, STATE_WORDS)
-    check_saved(state["search"])
-    if "progress" in state:
-        check_state({str(name): value for name, value in state["progress"]}, _PROGRESS, STATE_WORDS)
-
-
-def _loaded_memory(state: Mapping[str, Any]) -> Memory:
-    return Memory(
+def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
+    """What is remembered, whether it searches, and how many steps and rounds were made."""
+    memory = Memory(
         found=loaded(state["search"]),
-        rounds=state["ended"],
-        highest=state["highest"],
+        rounds=int(state["ended"]),
+        highest=float(state["highest"]),
         is_falling=state["falling"],
         has_losses=state["has_losses"],
-        quiet=state["quiet"],
-        rolled_back=state["rolled_back"],
+        quiet=int(state["quiet"]),
+        rolled_back=int(state["rolled_back"]),
         peaks=list(state["peaks"]),
         **{name: state[name] for name in _TOLD},
         progress=_loaded_progress(state["progress"]),
     )
+    return memory, bool(state["searches"]), int(state["made"]), int(state["begun"])
 
 
 def _saved_progress(progress: Progress) -> list[list[Any]]:
@@ -199,10 +165,6 @@ def _loaded_progress(saved: Sequence[Sequence[Any]]) -> Progress:
     return Progress(**rows, before=found["before"], turned=int(found["turned"]), fell=found["fell"])
 
 
-def _peaks_of(groups: int) -> Rule:
-    return Rule(f"a list of at most {groups} rates", lambda value: some_rates.fits(value) and len(value) <= groups)
-
-
 def saved(state: State) -> list[list[Any]]:
     """Without snapshots: they are saved with what lies in them."""
     found = {**state._asdict(), "phase": int(state.phase), "course": saved_course(state.course)}
@@ -210,17 +172,10 @@ def saved(state: State) -> list[list[Any]]:
     return in_pairs(found)
 
 
-def check_saved(search: Sequence[Sequence[Any]]) -> None:
-    """Raise unless :func:`loaded` can read it."""
-    what = f"{STATE_WORDS}, in what it says about the search,"
-    found = {str(name): value for name, value in search}
-    check_state(found, _STATE, what)
-    check_course(found["course"], what)
-
-
-def loaded(search: Sequence[Sequence[Any]]) -> State:
+def loaded(search: Sequence[Any]) -> State:
     """From :func:`saved`."""
-    found = {name: value for name, value in search if name in State._fields}
+    given: dict[str, Any] = dict(search)
+    found = {name: given[name] for name in State._fields if name != "snapshots"}
     return State(**{**found, "phase": Phase(found["phase"]), "course": loaded_course(found["course"])})
 
 
@@ -256,25 +211,14 @@ class Held(NamedTuple):
     @classmethod
     def read(cls, saved: Mapping[str, Any], optimizer: Optimizer, t: int, groups: Sequence[int], seat: Seat) -> Held:
         """From :meth:`saved`; raises unless it is of step ``t`` and fits the optimizer."""
-        with _fitting(saved, t):
+        with reading("the state of a search", _FIRST):
+            if (saved["version"], saved["step"]) != (STATE_VERSION, t):
+                raise ValueError(
+                    f"it is of version {saved['version']} at step {saved['step']}, the scheduler {STATE_VERSION} at {t}"
+                )
             return cls(
                 losses_of(saved["losses"], seat),
                 tuple(Snapshot(int(step), int(slot)) for step, slot in saved["kept"]),
                 Measure.loaded(saved["measure"], groups, optimizer),
                 Snapshots.loaded(saved["snapshots"], optimizer),
             )
-
-
-@contextmanager
-def _fitting(search: Mapping[str, Any], t: int) -> Iterator[None]:
-    """Inside, what lies in tensors is read, which must be of step ``t``: whatever does not fit becomes one error."""
-    try:
-        version, step = search["version"], search["step"]
-        if (version, step) != (STATE_VERSION, t):
-            raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
-        yield
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
-        raise ArgumentError(
-            f"the state of a search does not fit this scheduler ({type(error).__name__}: {error}); load the "
-            "scheduler's own state first, of the same checkpoint, or leave the search out"
-        ) from error
