@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from hdet.errors import ArgumentError, JournalError
-from hdet.journal import LastRun, RoundLine, last_run
+from hdet.journal import JournalData, read_journal
 from hdet.journal.reading import in_order
 from hdet.report.numbers import finite
 
@@ -229,13 +229,13 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
     journal = journal_in(path)
     if not path.is_dir():
         name = path.resolve().parent.name if path.name == "journal.jsonl" else path.stem
-        return _run(name, path, last_run(path), Summary(), Curve())
+        return _run(name, path, read_journal(path), Summary(), Curve())
     summary = read_summary(path / "run.json")
     begun = journal.exists() and journal.stat().st_size > 0  # the file of a run that crashed early is empty
     if not begun and summary is None:
         raise JournalError(f"{path} is no run's folder: it has neither journal.jsonl nor run.json; name another")
     summary = summary or Summary()
-    data = last_run(journal) if begun else LastRun(journal, {}, [], {})
+    data = read_journal(journal) if begun else JournalData({})
     return _run(summary.name or path.resolve().name, path, data, summary, read_curve(path / "curve.csv"))
 
 
@@ -246,11 +246,11 @@ def journal_in(path: Path) -> Path:
     return path / "journal.jsonl" if path.is_dir() else path
 
 
-def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -> RunData:
+def _run(name: str, path: Path, data: JournalData, summary: Summary, curve: Curve) -> RunData:
     try:
         header, knobs = data.header, _knobs(data)
         arguments = header.get("arguments") or summary.arguments
-        last = data.last_round() or {}
+        last = data.rounds[-1] if data.rounds else {}
         if "total_steps" in last:  # the run may have got another length
             arguments = {**arguments, "total_steps": last["total_steps"]}
         starts = _starts(arguments, knobs)
@@ -262,7 +262,7 @@ def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -
             starts=starts,
             replicas=int(header.get("replicas") or 0),
             rounds=tuple(_rounds(data, knobs, starts, decays)),
-            number_of_rounds=len(data.places),
+            number_of_rounds=len(data.rounds),
             resumes=tuple(int(record["step"]) for record in data.resumes),
             arguments=arguments,
             made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
@@ -275,12 +275,12 @@ def _run(name: str, path: Path, data: LastRun, summary: Summary, curve: Curve) -
         ) from error
 
 
-def _knobs(data: LastRun) -> tuple[str, ...]:
+def _knobs(data: JournalData) -> tuple[str, ...]:
     """The header's names, and those of groups that were added later: the last round has them all.
 
     Journals of earlier versions have no names for the latter.
     """
-    names, last = [str(name) for name in data.header.get("knobs") or ()], data.last_round() or {}
+    names, last = [str(name) for name in data.header.get("knobs") or ()], data.rounds[-1] if data.rounds else {}
     own = last.get("knobs") or [*names, *(f"lr[{g}]" for g in range(len(names), len(last.get("base") or ())))]
     return tuple(dict.fromkeys([*names, *own]))
 
@@ -294,25 +294,21 @@ def _starts(arguments: Mapping[str, Any], knobs: Sequence[str]) -> Numbers:
     return tuple(own if own is not None else other for own, other in zip(first, default, strict=True))
 
 
-def _rounds(run: LastRun, knobs: Sequence[str], starts: Numbers, decays: bool) -> Iterator[Round]:
+def _rounds(run: JournalData, knobs: Sequence[str], starts: Numbers, decays: bool) -> Iterator[Round]:
     """In order: what was learned before a round stands in the round before it, unless the run went back between."""
-    step, learned, every = 0, starts, math.ceil(len(run.places) / _MOST)
+    step, learned, every = 0, starts, math.ceil(len(run.rounds) / _MOST)
     passed: dict[str, float] = {}
-    before: RoundLine | None = None
-    for number, line in enumerate(run.rounds(), start=1):
-        if number % every and number < len(run.places) and (seconds := line.quiet_seconds()) is not None:
-            passed, before = _added(passed, seconds), line
-            continue
-        if before is not None:
-            record, before = in_order(before.record(), knobs), None
-            step, learned = _step_of(record), _numbers(record.get("learned"), len(starts))
-        record = in_order(line.record(), knobs)
-        found = _round(record, len(starts), starts, decays)
-        climbs = record.get("shape") is not None  # the base has a course of its own between the rounds
-        follows = found.step > step and found.event is None and not decays and not climbs
-        plain = _scaled(found.base_before, learned, starts) if follows else found.plain_before
-        yield found._replace(plain_before=plain, seconds=_added(passed, found.seconds))
-        step, learned, passed = found.step, found.learned, {}
+    for number, record in enumerate(run.rounds, start=1):
+        found = _round(in_order(record, knobs), len(starts), starts, decays)
+        passed = _added(passed, found.seconds)
+        is_told = found.event or found.alarm or found.excluded or found.not_finite
+        if is_told or number % every == 0 or number == len(run.rounds):
+            climbs = record.get("shape") is not None  # the base has a course of its own between the rounds
+            follows = found.step > step and found.event is None and not decays and not climbs
+            plain = _scaled(found.base_before, learned, starts) if follows else found.plain_before
+            yield found._replace(plain_before=plain, seconds=passed)
+            passed = {}
+        step, learned = found.step, found.learned
 
 
 def _added(some: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
