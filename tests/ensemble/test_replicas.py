@@ -376,8 +376,8 @@ def _other_rates_and_a_checkpoint(rank: int) -> int:
 
 def test_replicas_with_other_parameters() -> None:
     for message in run_ranks(_other_shapes, 2):
-        assert "rank 0: 2 tensors, number 0: parameter (3, 4)" in message
-        assert "rank 1: 2 tensors, number 0: parameter (4, 3)" in message
+        assert "rank 0: tensor 0 of the model = parameter (3, 4)" in message
+        assert "rank 1: tensor 0 of the model = parameter (4, 3)" in message
 
 
 def _other_shapes(rank: int) -> str:

@@ -186,17 +186,10 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
         raise ArgumentError(f"path must be the path of a file, but {found} is a folder; name a file in it")
     if given.exists() and not given.is_file():
         raise ArgumentError(
-            f"path must be the path of a regular file, but {given} is {_kind(given)}; a checkpoint is written to one "
-            "file and replaces another: give a path on a disk"
+            f"path must be the path of a regular file, but {given} is a device, a pipe or a socket; a checkpoint is "
+            "written to one file and replaces another: give a path on a disk"
         )
     return found
-
-
-def _kind(path: Path) -> str:
-    """Of what is no regular file, in words."""
-    if path.is_fifo():
-        return "a pipe"
-    return "a socket" if path.is_socket() else "a device"
 
 
 def _content(parts: Mapping[str, Any], losses: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import Group, ReplicaGroup, Seat, Solo, connect, find_seat
 from hdet.distributed.presence import presence
-from hdet.distributed.rollcall import Occasion, RollCall, Shown, call, check_arguments, in_text, in_words
+from hdet.distributed.rollcall import Occasion, RollCall, Shown, call, check_arguments, in_text
 from hdet.distributed.weights import NO_WEIGHTS, Weights
 from hdet.errors import ArgumentError
 
@@ -99,7 +99,7 @@ class Meeting:
         group = within or self.group
         alone = group.seat.size == 1
         if not alone:
-            presence().arrive(f"{in_words(occasion)}, step {t}")
+            presence().arrive(f"{occasion.value}, step {t}")
         known = NO_WEIGHTS if alone else weights  # nobody to compare with: do not read them
         return call(group, occasion, t, known, shown, expect_equal=expect_equal, values=values)
 

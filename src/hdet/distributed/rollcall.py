@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
-from typing import NamedTuple, TypeVar
+from enum import Enum
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +20,6 @@ from hdet.distributed.group import ReplicaGroup
 from hdet.distributed.shards import place
 from hdet.distributed.weights import Weights, fingerprint, fingerprint_of_words, halves, to_host
 from hdet.errors import DisagreementError
-
-Value = TypeVar("Value", float, str)
 
 _CURE = (
     "Give every rank the same arguments, and call step(), observe(), converge(), consensus() and finish() equally "
@@ -40,37 +39,20 @@ def in_text(values: Mapping[str, object]) -> dict[str, str]:
     return {name: _ADDRESS.sub("", repr(value)) for name, value in values.items()}
 
 
-def check_equal(table: Mapping[str, Sequence[Value]], cure: str, show: Callable[[str, Value], str]) -> None:
-    """Raise unless every row of ``table`` (name -> one value per replica) has one value only.
-
-    NaN equals NaN here: it stands for "none".
-
-    Args:
-        table: what was gathered.
-        cure: what the user can do about it.
-        show: turns (name, value) into words.
-    """
-    unequal = [name for name, values in table.items() if len({_comparable(v) for v in values}) > 1]
+def check_equal(table: Mapping[str, Sequence[str]], cure: str) -> None:
+    """Raise unless every row of ``table`` (name -> one text per rank) has one text only; ``cure``: what to do then."""
+    unequal = [name for name, texts in table.items() if len(set(texts)) > 1]
     if not unequal:
         return
-    lines = [
-        f"  rank {rank}: " + ", ".join(f"{name} = {show(name, table[name][rank])}" for name in unequal)
-        for rank in range(len(table[unequal[0]]))
-    ]
-    odd = _odd_ones(table, unequal)
-    raise DisagreementError(
-        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{odd}:\n"
-        + "\n".join(lines)
-        + f"\n{cure}"
-    )
-
-
-def _odd_ones(table: Mapping[str, Sequence[Value]], unequal: Sequence[str]) -> str:
-    """Which ranks are not as most of them are, in words; nothing where no value is that of most ranks."""
-    shown = [tuple(_comparable(table[name][rank]) for name in unequal) for rank in range(len(table[unequal[0]]))]
+    ranks = range(len(table[unequal[0]]))
+    shown = [", ".join(f"{name} = {table[name][rank]}" for name in unequal) for rank in ranks]
     usual = max(shown, key=shown.count)
-    odd = [rank for rank, values in enumerate(shown) if values != usual]
-    return f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
+    odd = [rank for rank, text in enumerate(shown) if text != usual]
+    look = f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
+    lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(shown))
+    raise DisagreementError(
+        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{look}:\n{lines}\n{cure}"
+    )
 
 
 def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: torch.device) -> None:
@@ -84,53 +66,32 @@ def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: t
     rows = group.gather_objects(dict(arguments))
     names = dict.fromkeys(name for row in rows for name in row)
     table = {name: [row.get(name, "that of a checkpoint") for row in rows] for name in names}
-    check_equal(table, "Give every rank the same arguments, and load the same checkpoint.", lambda name, value: value)
+    check_equal(table, "Give every rank the same arguments, and load the same checkpoint.")
 
 
-def check_shapes(shapes: Sequence[Sequence[str]]) -> None:
+def _check_shapes(shapes: Sequence[Sequence[str]]) -> None:
     """Raise with the first tensor that differs between replicas. ``shapes[rank]`` describes a rank's tensors."""
-    for i in range(max(len(own) for own in shapes)):
-        at_i = [own[i] if i < len(own) else "missing" for own in shapes]
-        if len(set(at_i)) > 1:
-            lines = [f"  rank {rank}: {len(own)} tensors, number {i}: {at_i[rank]}" for rank, own in enumerate(shapes)]
-            raise DisagreementError(
-                "replicas disagree on the number or shapes of the parameters, which must be equal on all of them:\n"
-                + "\n".join(lines)
-                + "\nBuild the same model and optimizer on every rank, with parameter groups in the same order."
-            )
+    cure = "Build the same model and optimizer on every rank, with parameter groups in the same order."
+    for i, at_i in enumerate(zip_longest(*shapes, fillvalue="missing")):
+        check_equal({f"tensor {i} of the model": at_i}, cure)
 
 
-def _comparable(value: float | str) -> float | str:
-    return "none" if value != value else value
+class Occasion(Enum):
+    """Why the replicas meet: the call that brought them together, in words."""
+
+    FIRST_STEP = "step(), the first"
+    ROUND_END = "step(), at the end of a round"
+    CONVERGE = "converge()"
+    CONSENSUS = "consensus()"
+    METRICS = "step(metrics=...)"
+    BUFFERS = "step(), averaging buffers"
+    FINISH = "finish()"
 
 
-class Occasion(IntEnum):
-    """Why the replicas meet."""
-
-    FIRST_STEP = 0
-    ROUND_END = 1
-    CONVERGE = 2
-    CONSENSUS = 3
-    METRICS = 4
-    BUFFERS = 5
-    FINISH = 6
-
-
+_OCCASIONS = list(Occasion)
+"""Ranks show the number of theirs."""
 _TOLD = (Occasion.METRICS, Occasion.FINISH)
 """Where the number that is shown was given by the user, and must be equal."""
-
-
-def in_words(occasion: Occasion) -> str:
-    """The call that brought the replicas together."""
-    return {
-        Occasion.FIRST_STEP: "step(), the first",
-        Occasion.ROUND_END: "step(), at the end of a round",
-        Occasion.CONVERGE: "converge()",
-        Occasion.CONSENSUS: "consensus()",
-        Occasion.METRICS: "step(metrics=...)",
-        Occasion.BUFFERS: "step(), averaging buffers",
-        Occasion.FINISH: "finish()",
-    }[occasion]
 
 
 class RollCall(NamedTuple):
@@ -219,7 +180,7 @@ def call(
     """
     name = _STEPS if occasion is Occasion.FINISH else _METRICS  # one place in the row
     must_agree = {
-        _OCCASION: float(occasion),
+        _OCCASION: float(_OCCASIONS.index(occasion)),
         "step": float(step),
         "parameter tensors": float(len(weights.tensors)),
         _SHAPES: fingerprint_of_words(weights.outline),
@@ -238,8 +199,8 @@ def call(
     table = dict(zip(must_agree, columns, strict=False))
     in_one_call = len(set(table[_OCCASION])) == 1
     if in_one_call and len(set(table[_SHAPES])) > 1:
-        check_shapes(group.gather_objects(weights.outline))
-    check_equal(table, _CURE, _in_words)
+        _check_shapes(group.gather_objects(weights.outline))
+    check_equal({name: [_in_words(name, value) for value in column] for name, column in table.items()}, _CURE)
 
     has_journal, parts, loss, probe, sound, *bits = columns[len(must_agree) :]
     return RollCall(
@@ -272,7 +233,7 @@ def _all_equal(parts: list[float], columns: list[list[float]]) -> bool:
 
 def _in_words(name: str, value: float) -> str:
     if name == _OCCASION:
-        return in_words(Occasion(int(value)))
+        return _OCCASIONS[int(value)].value
     if name == _LOSS_GIVEN:
         return "given" if value else "missing"
     if value != value:

@@ -25,10 +25,9 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _log = logging.getLogger("hdet")
 _PATIENCE = 10.0
 """Seconds to wait for a run of another process to leave the file: one that is being stopped may take some."""
-_BLOCK = 1 << 16
 _LONGEST = 1 << 20
 """Bytes of a header that are looked at; one that is longer counts as cut off there."""
-_RUN = re.compile(rb'^\{"run":"([^"]*)"', re.MULTILINE)
+_RUN = re.compile(rb'\{"run":"([^"]*)"')
 
 
 class Journal:
@@ -68,16 +67,11 @@ class Journal:
         """The id of the run that wrote the last line; None: there is none."""
         if not self.begun:
             return None
+        last = None
         with self.path.open("rb") as file:
-            place, text = file.seek(0, os.SEEK_END), b""
-            while place > 0:
-                size = min(_BLOCK, place)
-                place = file.seek(place - size)
-                text = file.read(size) + text[:_BLOCK]  # a line may begin in one block and go on in the next
-                found = _RUN.findall(text)
-                if found:
-                    return str(found[-1].decode(errors="replace"))
-        return None
+            for line in file:
+                last = _RUN.match(line) or last
+        return last[1].decode(errors="replace") if last is not None else None
 
     def claim(self) -> None:
         """Open the file for this run alone. Another run of this process has to leave it, and the log says so.
