@@ -161,10 +161,6 @@ def _is_whole(value: Any) -> bool:
     return is_finite(value) and (isinstance(value, Integral) or value == int(value))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _is_rate(value: Any) -> bool:
     whole = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
     return bool(value.isfinite()) if whole else is_finite(value)
@@ -189,14 +185,6 @@ def count(least: int, most: float = math.inf) -> Rule:
     )
 
 
-def numbers(length: int, of: str = "one per knob") -> Rule:
-    """So many finite numbers."""
-    return Rule(
-        f"{length} finite numbers, {of}",
-        lambda value: _is_list(value) and len(value) == length and all(map(is_finite, value)),
-    )
-
-
 def rates(length: int) -> Rule:
     """So many rates, floats or tensors."""
     return Rule(
@@ -213,15 +201,6 @@ def one_of(*choices: Any) -> Rule:
 def maybe(rule: Rule) -> Rule:
     """None, or what another rule asks for."""
     return Rule(f"None or {rule.words}", lambda value: value is None or rule.fits(value))
-
-
-def alike(example: Any) -> Rule:
-    """A flag or numbers as in an example: one, or a list of as many."""
-    if isinstance(example, bool):
-        return flag
-    if _is_list(example):
-        return numbers(len(example), "as many as here")
-    return number if is_finite(example) else Rule("a number", _is_number)
 
 
 def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:
