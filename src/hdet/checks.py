@@ -17,7 +17,7 @@ from torch import Tensor
 from hdet.errors import ArgumentError
 
 _LONGEST = 200
-STATE_VERSION = 6
+STATE_VERSION = 7
 STATE_WORDS = "the checkpoint's hdet state"
 _CURE = "the checkpoint is damaged or of something else: load an earlier one, or the right one"
 

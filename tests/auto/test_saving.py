@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from torch.optim import Adam
 
 from hdet.auto.rule import Phase, Snapshot, State
-from hdet.auto.saving import loaded, saved
 from hdet.rollback.ruin import Block, Course
+from hdet.rollback.saving import fields_of, from_fields
 from tests.auto.runs import built, search_of
 
 numbers = st.floats()
@@ -43,31 +44,42 @@ states = st.builds(
 
 
 @given(states)
-def test_it_comes_back_as_it_was_but_for_snapshots(state: State) -> None:
-    plain = saved(state)
+def test_it_comes_back_as_it_was(state: State) -> None:
+    plain = fields_of(state)
     assert json.loads(json.dumps(plain)) == plain or "nan" in repr(state)  # plain numbers and lists
-    assert repr(loaded(plain)) == repr(state._replace(snapshots=()))
-    assert isinstance(loaded(plain).phase, Phase)
+    assert repr(from_fields(State, plain)) == repr(state)
+    assert isinstance(from_fields(State, plain).phase, Phase)
 
 
 @given(states)
 def test_what_a_later_version_may_add_is_left_out(state: State) -> None:
-    plain = [*saved(state), ["mood", 3.0]]
-    assert repr(loaded(plain)) == repr(state._replace(snapshots=()))
+    assert repr(from_fields(State, {**fields_of(state), "mood": 3.0})) == repr(state)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in saved(State())])
+@pytest.mark.parametrize("name", State._fields)
 def test_a_state_with_something_missing_is_refused(name: str) -> None:
+    plain = fields_of(State())
+    del plain[name]
     with pytest.raises(KeyError, match=name):
-        loaded([pair for pair in saved(State()) if pair[0] != name])
+        from_fields(State, plain)
 
 
-@pytest.mark.parametrize("name", Course._fields)
-def test_a_course_with_something_missing_is_refused(name: str) -> None:
-    plain = dict(saved(State()))
-    course = [pair for pair in plain["course"] if pair[0] != name]
-    with pytest.raises(KeyError, match=name):
-        loaded([*{**plain, "course": course}.items()])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("phase", 3),
+        ("phase", "first"),
+        ("level", None),
+        ("level", [1.0]),
+        ("ceiling", "high"),
+        ("course", 3),
+        ("course", []),
+        ("course", fields_of(State())["course"][1:]),
+    ],
+)
+def test_what_is_not_of_its_type_is_refused(name: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        from_fields(State, {**fields_of(State()), name: value})
 
 
 def test_a_search_that_has_not_begun_comes_back() -> None:

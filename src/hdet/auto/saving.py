@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from hdet.auto.measure import Measure
-from hdet.auto.progress import Progress, Stretch
 from hdet.auto.rule import Phase, Snapshot, State
 from hdet.auto.search import KIND, Memory, Search
 from hdet.auto.telling import ADOPTED, Found
@@ -25,14 +24,10 @@ from hdet.checks import (
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
 from hdet.rollback.losses import Losses
-from hdet.rollback.ruin import Block
-from hdet.rollback.saving import loaded_course, losses_of, saved_course
+from hdet.rollback.saving import fields_of, from_fields, losses_of, plain
 from hdet.rollback.snapshots import Snapshots
 
-_TOLD = ("kept_for", "rests", "is_bound", "has_settled", "has_peaked")
-"""What of a search was told, and what it says."""
 _FIRST = "load the scheduler's own state first, of the same checkpoint, or leave the search out"
-_ROWS: dict[str, type[Block] | type[Stretch]] = {"start": Block, "stretches": Stretch, "last": Block}
 
 
 class ResumableSearch(Search):
@@ -120,63 +115,16 @@ class ResumableSearch(Search):
 
 
 def _saved_memory(memory: Memory) -> dict[str, Any]:
-    return {
-        "search": saved(memory.found),
-        "ended": memory.rounds,
-        "highest": memory.highest,
-        "falling": memory.is_falling,
-        "has_losses": memory.has_losses,
-        "quiet": memory.quiet,
-        "rolled_back": memory.rolled_back,
-        "peaks": list(memory.peaks),
-        **{name: getattr(memory, name) for name in _TOLD},
-        "progress": _saved_progress(memory.progress),
-    }
+    """By name; snapshots are saved with what lies in them."""
+    found = in_pairs(fields_of(memory.found._replace(snapshots=())))
+    return {**fields_of(memory), "found": found}
 
 
 def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
     """What is remembered, whether it searches, and how many steps and rounds were made."""
-    memory = Memory(
-        found=loaded(state["search"]),
-        rounds=int(state["ended"]),
-        highest=float(state["highest"]),
-        is_falling=state["falling"],
-        has_losses=state["has_losses"],
-        quiet=int(state["quiet"]),
-        rolled_back=int(state["rolled_back"]),
-        peaks=list(state["peaks"]),
-        **{name: state[name] for name in _TOLD},
-        progress=_loaded_progress(state["progress"]),
-    )
+    found = from_fields(State, dict(state["found"]))
+    memory = from_fields(Memory, {**state, "found": plain(found)})
     return memory, bool(state["searches"]), int(state["made"]), int(state["begun"])
-
-
-def _saved_progress(progress: Progress) -> list[list[Any]]:
-    rows = {name: [list(row) for row in getattr(progress, name)] for name in _ROWS}
-    return in_pairs({**rows, "before": progress.before, "turned": progress.turned, "fell": progress.fell})
-
-
-def _loaded_progress(saved: Sequence[Sequence[Any]]) -> Progress:
-    found: dict[str, Any] = {str(name): value for name, value in saved}
-    rows: dict[str, Any] = {
-        name: tuple(kind(row[0], int(row[1]), *row[2:3], *map(int, row[3:])) for row in found[name])
-        for name, kind in _ROWS.items()
-    }
-    return Progress(**rows, before=found["before"], turned=int(found["turned"]), fell=found["fell"])
-
-
-def saved(state: State) -> list[list[Any]]:
-    """Without snapshots: they are saved with what lies in them."""
-    found = {**state._asdict(), "phase": int(state.phase), "course": saved_course(state.course)}
-    del found["snapshots"]
-    return in_pairs(found)
-
-
-def loaded(search: Sequence[Any]) -> State:
-    """From :func:`saved`."""
-    given: dict[str, Any] = dict(search)
-    found = {name: given[name] for name in State._fields if name != "snapshots"}
-    return State(**{**found, "phase": Phase(found["phase"]), "course": loaded_course(found["course"])})
 
 
 def has_tensors(search: Any) -> bool:

@@ -51,14 +51,14 @@ from hdet.rollback.retreat import (
     Step,
 )
 from hdet.rollback.ruin import BLOCKS
-from hdet.rollback.saving import loaded_retreat, rows_of, saved_retreat
+from hdet.rollback.saving import fields_of, from_fields, rows_of
 from hdet.rollback.sizes import gradient_norm, largest, memory_of, not_finite, screened
 from hdet.rollback.snapshots import Snapshots
 
 __all__ = ["Guard"]
 
 _log = logging.getLogger("hdet")
-_VERSION = 2
+_VERSION = 3
 _PATIENCE = 64
 """So many calls without a step of the optimizer: nobody will tell us of any. A GradScaler leaves out fewer in a row."""
 _CAPTURE = (
@@ -426,7 +426,7 @@ class Guard:
             "step": t,
             "looked": looked,
             "size": size,
-            **saved_retreat(state),
+            **fields_of(state),
             "readings": self._of_all or [self._readings.saved()],
             "snapshots": self._snapshots.saved(self._optimizer),
         }
@@ -458,7 +458,7 @@ class Guard:
         with reading(_WORDS, "build model and optimizer as they were when it was saved"):
             readings = Readings.loaded(rows_of(state["readings"], self._meeting.seat))
             snapshots = Snapshots.loaded(state["snapshots"], self._optimizer, host=OLD)
-            found = loaded_retreat(state).remembering(snapshots.present(self._optimizer))
+            found = from_fields(Retreat, state).remembering(snapshots.present(self._optimizer))
             held = _Held(int(state["step"]), int(state["looked"]), found, float(state["size"]))
         return held, readings, snapshots
 
