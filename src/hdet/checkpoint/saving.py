@@ -243,7 +243,7 @@ def _tensors_in(part: Any) -> Iterator[Tensor]:
 
 
 def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's content, once every part of hdet has seen that its own fits. Changes nothing."""
+    """The file's content, once every scheduler of hdet has seen that its own fits. Changes nothing."""
     file = found.file
     _refuse_another(found)
     content = read(file)
@@ -262,7 +262,7 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
     for name, part in _inside(parts).items():
         if name not in inside:
             raise ArgumentError(f"{file} has no state of the scheduler {name!r}; build it as it was when it was saved")
-        if isinstance(part, Scheduler | Guard):
+        if isinstance(part, Scheduler):
             part.check_state_dict(inside[name])
     for name, scheduler in _searches(parts).items():
         scheduler.check_search_state_dict(searches.get(name, {}), inside[name])

@@ -431,10 +431,6 @@ class Guard:
             "snapshots": self._snapshots.saved(self._optimizer),
         }
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        self._read(state)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`. The arguments stay this guard's own. Raises before anything is changed."""
         self._held, self._readings, self._snapshots = self._read(state)

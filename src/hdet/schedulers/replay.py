@@ -89,11 +89,8 @@ def _rates_of(optimizer: Optimizer, knobs: Sequence[str]) -> list[str]:
 
 
 def _knobs(data: JournalData, record: Mapping[str, Any]) -> list[str]:
-    """The names that the lists of a round go by. Earlier versions have none for groups that were added."""
-    names = [str(name) for name in data.header["knobs"]]
-    own = record.get("knobs")
-    more = range(len(names), len(record.get("base") or ()))
-    return [*names, *(f"lr[{g}]" for g in more)] if own is None else [str(name) for name in own]
+    """The names that the lists of a round go by: the header's, unless groups were added."""
+    return [str(name) for name in record.get("knobs") or data.header["knobs"]]
 
 
 def _beginnings(data: JournalData) -> dict[str, int]:
