@@ -71,13 +71,7 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
         schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
         kind = type(schedules[0]).__name__
         self._peak = peak_of(list(zip(parts_of(optimizer), schedules, strict=True)), total_steps, every, lead)
-        alike = {
-            "lr": repr(guesses),
-            "schedule": kind,
-            "schedule_every": repr(every),
-            "the schedule's peak": repr(tuple(self._peak)),
-            "highest": repr(highest),
-        }
+        alike = {"the schedule's peak": repr(tuple(self._peak))}
         told = {
             "max_lr": "auto",
             "guess": guesses,
