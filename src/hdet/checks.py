@@ -52,8 +52,8 @@ def is_one_of(value: object, words: Collection[str | None]) -> bool:
     return (value is None or isinstance(value, str)) and value in words
 
 
-def takes(function: Any, *arguments: object, **keywords: object) -> bool:
-    """Whether it can be called with such arguments, as far as Python knows. A class is no function.
+def takes(function: Any, *arguments: object) -> bool:
+    """Whether it can be called with so many arguments, as far as Python knows. A class is no function.
 
     >>> takes(lambda x: x, 1), takes(lambda x: x), takes(3), takes(int)
     (True, False, False, False)
@@ -61,8 +61,7 @@ def takes(function: Any, *arguments: object, **keywords: object) -> bool:
     if not callable(function) or isinstance(function, type):
         return False
     try:
-        called = getattr(function, "forward", function)  # a module's __call__ takes anything
-        inspect.signature(called).bind(*arguments, **keywords)
+        inspect.signature(getattr(function, "forward", function)).bind(*arguments)  # a module's __call__ takes anything
     except TypeError:
         return False
     except ValueError:  # written in C

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
-from hdet.checks import is_finite, shown, takes
+from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
 from hdet.journal.file import Journal
 
@@ -96,19 +97,28 @@ def open_journal(journal: Journals) -> Sink | None:
     if isinstance(journal, (list, tuple)):
         sinks = [sink for sink in map(open_journal, journal) if sink is not None]
         return Several(sinks) if len(sinks) > 1 else sinks[0] if sinks else None
-    if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and takes(journal.write, {}):
+    if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and _takes(journal.write, {}):
         return journal
-    if isinstance(journal, ScalarWriter) and takes(journal.add_scalar, "", 0.0, 0):
+    if isinstance(journal, ScalarWriter) and _takes(journal.add_scalar, "", 0.0, 0):
         return Tracked(journal)
-    if isinstance(journal, MetricsLogger) and takes(journal.log_metrics, {}, step=0):
+    if isinstance(journal, MetricsLogger) and _takes(journal.log_metrics, {}, step=0):
         return Tracked(journal)
-    if isinstance(journal, DictLogger) and takes(journal.log, {}, step=0):
+    if isinstance(journal, DictLogger) and _takes(journal.log, {}, step=0):
         return Tracked(journal)
     raise ArgumentError(
         "journal must be a path, an object with write(record), add_scalar(tag, value, step), log(dict, step=) or "
         f"log_metrics(dict, step=), a list of these, or None, but got journal={shown(journal)}; for instance "
         'journal="run.jsonl"'
     )
+
+
+def _takes(method: Any, *arguments: object, **keywords: object) -> bool:
+    """Whether a method can be called so. A logger's log() and a tensor's mean something else."""
+    try:
+        inspect.signature(method).bind(*arguments, **keywords)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, float]:
