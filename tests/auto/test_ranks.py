@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import warnings
@@ -94,6 +95,20 @@ def test_ranks_decide_alike_whoever_has_a_loss(kind: str) -> None:
     first, *others = run_ranks(ddp, 3, kind)
     assert all(other == first for other in others)
     assert first[1] < 0.5 * final_loss(network())
+
+
+def resumed(rank: int) -> str:
+    model, optimizer, scheduler = built(1e-3, 60)
+    state = copy.deepcopy(scheduler.state_dict())
+    state["hdet"]["rolled_back"] = rank
+    scheduler.load_state_dict(state)
+    return str(error_of(lambda: train(model, optimizer, scheduler, range(60))))
+
+
+def test_ranks_that_go_on_from_different_checkpoints_are_told() -> None:
+    for words in run_ranks(resumed, 2):
+        assert "replicas disagree on rolled_back, which must be equal on all of them" in words
+        assert "rank 1: rolled_back = 1" in words
 
 
 ARGUMENTS: dict[str, tuple[Any, Any]] = {"go_back": (True, False), "auto_lr": (True, False)}

@@ -26,6 +26,8 @@ _CURE = (
     "often on all of them; metrics must be reduced over all ranks, or come from consensus()."
 )
 _SHAPES = "parameter shapes"
+_LONGEST = 200
+"""Characters of a value that a message shows."""
 _OCCASION = "call"
 _LOSS_GIVEN = "loss"
 _METRICS, _STEPS = "metrics", "finish(steps)"
@@ -45,7 +47,7 @@ def check_equal(table: Mapping[str, Sequence[str]], cure: str) -> None:
     if not unequal:
         return
     ranks = range(len(table[unequal[0]]))
-    shown = [", ".join(f"{name} = {table[name][rank]}" for name in unequal) for rank in ranks]
+    shown = [", ".join(f"{name} = {table[name][rank][:_LONGEST]}" for name in unequal) for rank in ranks]
     usual = max(shown, key=shown.count)
     odd = [rank for rank, text in enumerate(shown) if text != usual]
     look = f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
