@@ -75,7 +75,7 @@ def test_the_rate_rises_over_the_first_part() -> None:
     model, optimizer, scheduler = built(1e-3, None)
     rates = [row[0] for row in train(model, optimizer, scheduler, range(DEFAULT.shortest + 50))]
     peak = DEFAULT.shortest
-    state = scheduler.state_dict()["hdet"]["search"]
+    state = scheduler.state_dict()["hdet"]["found"]
     assert dict(state)["peak"] == peak
     assert rates[peak + 1] >= rates[peak] > rates[peak - 20]
 
@@ -439,7 +439,7 @@ def test_a_run_goes_on_with_another_length(first: int | None, then: int | None, 
         run = Searching.loaded(path, steps=then)
     assert run.scheduler.total_steps == (then or math.inf)
     peak = DEFAULT.shortest if then is None else 0.3 * then - 1
-    found = dict(run.scheduler.state_dict()["hdet"]["search"])
+    found = dict(run.scheduler.state_dict()["hdet"]["found"])
     assert found["peak"] == peak
     rate = run.optimizer.param_groups[0]["lr"]
     assert rate == run.scheduler.get_last_lr()[0]

@@ -38,7 +38,7 @@ from hdet.auto.telling import (
 from hdet.checks import warn_unless_by_steps
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, terms_of
+from hdet.distributed.rollcall import Occasion
 from hdet.distributed.shards import refuse_partitions
 from hdet.errors import DivergedError, ResumeWarning
 from hdet.journal.chronicle import Chronicle, Clock
@@ -231,7 +231,7 @@ class Search:
         self._go_back = go_back
         self._bounds = bounds
         self._groups = list(groups)
-        self.ranks = Ranks(meeting, chronicle, model, self._terms())
+        self.ranks = Ranks(meeting, chronicle, model)
         self._hook = StepHook()
         self._sampler = Sampler(groups, rule.constants)
         self._snapshots = Snapshots()
@@ -296,7 +296,6 @@ class Search:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
         self._bounds = self._bounds.grown(new)
         self.knobs = list(knobs)
-        self.ranks.terms = self._terms()
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -356,7 +355,7 @@ class Search:
             schedule: the plain schedule of each parameter group at a step.
             peak: the step at which its rising phase ends.
         """
-        self.meeting.step(optimizer, before)
+        self.meeting.check_step(before)
         if before == 0 and self.seat.replica == 0:
             warn_unless_by_steps()
         if loss is not None:
@@ -433,7 +432,6 @@ class Search:
         self.memory.rests = self._rests(end)
         clock.lap("controller")
         self.losses.reset()
-        self.meeting.begin_round()
         if gathered.writer == self.meeting.group.rank:
             now = end.schedule(end.after)  # another one, if the guess is kept to from here on
             bases, schedules = (base, self.rates(now, end.after)), (then, now)
@@ -545,11 +543,6 @@ class Search:
             self._teller.warn(lost_words(t, is_falling=self.memory.is_falling), ResumeWarning)
 
     # -- the other ranks ----------------------------------------------------------------------------------------------
-
-    def _terms(self) -> dict[str, float]:
-        searches, back = self.rule.searches, self._go_back
-        steps, highest = self.total_steps, self._bounds.lowest
-        return terms_of(KIND, self.knobs, [], total_steps=steps, searches=searches, go_back=back, highest=highest)
 
     def converge(self, optimizer: Optimizer, t: int) -> None:
         """Average the buffers now, and nothing else. Collective."""

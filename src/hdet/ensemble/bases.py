@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from hdet.checks import Rule, count, integer, maybe, one_of
 from hdet.ensemble.design import Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.published import Controller, Update
@@ -15,13 +14,6 @@ from hdet.parameters import Rate, as_type_of
 
 Decay = Literal["schedule", "exponential"]
 DECAYS: tuple[Decay, ...] = ("schedule", "exponential")
-SETTINGS: dict[str, Rule] = {
-    "sync_every": count(1),
-    "seed": integer,
-    "decay": one_of(*DECAYS),
-    "auto_lr_start": maybe(count(0)),
-}
-"""What :meth:`Settings.from_state` needs."""
 
 
 @dataclass(frozen=True)

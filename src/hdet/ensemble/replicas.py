@@ -100,7 +100,6 @@ class Replicas:
         """The optimizer is known: no step has been made yet."""
         refuse_partitions(optimizer, _NOT_AVERAGED)
         self._body.remember(optimizer)
-        self.meeting.count_steps(optimizer)
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
@@ -125,7 +124,7 @@ class Replicas:
             schedule: the plain schedule of each knob at a step; anything for knobs that have none.
             floors: the schedule's lowest value of each knob.
         """
-        self.meeting.step(optimizer, before)
+        self.meeting.check_step(before)
         if before == 0 and self.seat.replica == 0:
             warn_unless_by_steps()
         if loss is not None:
@@ -177,7 +176,6 @@ class Replicas:
             end.optimizer.state.clear()
         self._mean.reset()
         self.losses.reset()
-        self.meeting.begin_round()
         if after == self.total_steps:
             self.chronicle.close()
         self.chronicle.begin_round()
@@ -199,19 +197,14 @@ class Replicas:
             return RollCall.alone()
         shown = Shown(self.losses.mean(), self.losses.count > 0, signal, keeps)
         weights, equal = self._body.weights(end.optimizer), not self.steering.has_spread
-        terms, t = self._terms(), end.span[0]
-        return self.meeting.roll_call(Occasion.ROUND_END, t, terms, weights, shown, expect_equal=equal)
+        return self.meeting.roll_call(Occasion.ROUND_END, end.span[0], weights, shown, expect_equal=equal)
 
     # -- the other replicas ---------------------------------------------------------------------------------------
-
-    def _terms(self) -> dict[str, float]:
-        return self.steering.terms(_KIND, [self._signal.kind, self._reset_state, self._body.with_state])
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
         if self.meeting.is_due:  # every step asks
-            terms, agreed = self._terms(), self._begin_together
-            meet(self.meeting, self.chronicle, t, lambda: self._first_weights(optimizer), terms, agreed)
+            meet(self.meeting, self.chronicle, t, lambda: self._first_weights(optimizer), self._begin_together)
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
@@ -240,7 +233,7 @@ class Replicas:
         equal = not self.steering.has_spread or self.steering.rounds.ends_at(t)
         with arriving(what):
             weights = self._body.weights(optimizer)
-            roll = self.meeting.roll_call(occasion, t, self._terms(), weights, Shown(), expect_equal=equal)
+            roll = self.meeting.roll_call(occasion, t, weights, Shown(), expect_equal=equal)
             refuse_diverged(roll, what)
             converge(group, self._alike or group, weights, roll, measure=False)
 
@@ -264,8 +257,8 @@ class Replicas:
         self._meet(optimizer, t)
         if self.seat.size > 1:
             with arriving(f"comparing metrics at step {t}"):
-                shown, terms = Shown(signal=metrics), self._terms()
-                self.meeting.roll_call(Occasion.METRICS, t, terms, NO_WEIGHTS, shown, expect_equal=False)
+                shown = Shown(signal=metrics)
+                self.meeting.roll_call(Occasion.METRICS, t, NO_WEIGHTS, shown, expect_equal=False)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -283,17 +276,18 @@ class Replicas:
         """Go on at step ``t`` from what :meth:`check` has seen."""
         self.steering.load(state, total_steps)
         self._mean.reset()
-        self._resume(t)
+        self._resume(t, state)
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
         self.steering.adopt(total_steps)
-        self._resume(t)
+        self._resume(t, {})
 
-    def _resume(self, t: int) -> None:
+    def _resume(self, t: int, state: Mapping[str, Any]) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
-        self.meeting.resume()
+        own = {"signal": self._signal.kind, "reset_state": self._reset_state, "with_state": self._body.with_state}
+        self.meeting.resume({**state, **own})
         self.is_just_loaded = True
         self.chronicle.resume(t, mid_round=self.steering.rounds.is_inside(t))
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from hdet.checks import STATE_WORDS, Rule, check_alike, check_state, in_pairs, maybe, numbers, pairs, shown
+from hdet.checks import STATE_WORDS, in_pairs, reading, shown
 from hdet.distributed.group import Seat
-from hdet.distributed.rollcall import RollCall, terms_of
-from hdet.ensemble.bases import SETTINGS, Bases, Decaying, Settings
+from hdet.distributed.rollcall import RollCall
+from hdet.ensemble.bases import Bases, Decaying, Settings
 from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
@@ -22,13 +22,6 @@ from hdet.ensemble.published import Controller, Published, Update, comparable
 from hdet.errors import ArgumentError
 from hdet.journal.chronicle import round_record
 from hdet.parameters import Rate, direction
-
-CONTROLLER = {
-    "controller": maybe(Rule("a controller's name", lambda value: isinstance(value, str))),
-    "controller_arguments": pairs,
-    "controller_state": pairs,
-}
-"""What :func:`controller_from` needs."""
 
 _OURS: dict[str, type[Published] | type[Normalised]] = {
     "Published": Published,
@@ -107,23 +100,15 @@ def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: in
     name = saved["controller"]
     if name is None:
         return None, None
-    controller, what = here, f"{STATE_WORDS}, in what it says about the controller {name},"
+    controller = here
     if name in _OURS:
-        usual = dataclasses.asdict(_OURS[name]())
-        controller = _OURS[name](**check_alike(saved["controller_arguments"], usual, what))
-        begin = controller.init(knobs)
-        return controller, begin._replace(**check_alike(saved["controller_state"], begin._asdict(), what))
-    if controller is None or type(controller).__name__ != name:
+        controller = _OURS[name](**dict(saved["controller_arguments"]))
+    elif controller is None or type(controller).__name__ != name:
         raise ArgumentError(
             f"the checkpoint was written with a controller {name}, but here it is {shown(here)}; "
             f"build it with auto_lr={name}(...) or controller={name}(...) before loading"
         )
-    try:
-        return controller, controller.init(knobs)._replace(**dict(saved["controller_state"]))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"{what} does not fit the one given here: {error}; give the one it was saved with"
-        ) from error
+    return controller, controller.init(knobs)._replace(**dict(saved["controller_state"]))
 
 
 class Ending(NamedTuple):
@@ -193,22 +178,6 @@ class Steering:
         places = self._fan_out.standing(t, self.rounds, seat).places
         rows = zip(self.specs, self.bases.learned, places[seat.replica], strict=True)
         return [spec.value(base, x) for spec, base, x in rows]
-
-    def terms(self, kind: str, parts: Sequence[object]) -> dict[str, float]:
-        """What must be equal on all replicas of a run of this kind, with further parts of its own."""
-        spreads = {spec.spread for spec in self.specs}
-        return terms_of(
-            kind,
-            [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],
-            [self.controller, *parts],
-            total_steps=self.rounds.total_steps,
-            spread=spreads.pop() if len(spreads) == 1 else math.nan,
-            sync_every=self.rounds.length,
-            seed=self.settings.seed,
-            start=self.settings.start,
-            decays=self.settings.decay == "exponential",
-            controller=self.controller,
-        )
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
         """Parameter groups were added to the optimizer: their rates become knobs."""
@@ -303,18 +272,22 @@ class Steering:
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from it. Changes nothing."""
-        each = numbers(len(self.specs))
-        check_state(state, {**SETTINGS, **CONTROLLER, "learned": each, "starts": each, "bases": each}, STATE_WORDS)
-        controller_from(state, self.controller, len(self.specs))
+        with reading(STATE_WORDS):
+            self._read(state, None)
 
     def load(self, state: Mapping[str, Any], total_steps: int | None) -> None:
         """Go on from what :meth:`check` has seen."""
-        settings = Settings.from_state(state, total_steps)
+        self.settings, self.controller, self.bases, spreads = self._read(state, total_steps)
+        self._fan_out.load(spreads, self.settings.seed)
+
+    def _read(
+        self, state: Mapping[str, Any], total_steps: int | None
+    ) -> tuple[Settings, Controller | None, Bases, list[float]]:
+        """Settings, controller, bases and spreads."""
         controller, memory = controller_from(state, self.controller, len(self.specs))
-        self._fan_out.load(state["spreads"], settings.seed)
-        self.settings, self.controller = settings, controller
         decaying = Decaying(list(state["starts"]), list(state["bases"]))
-        self.bases = Bases(list(state["learned"]), decaying, memory)
+        bases = Bases(list(state["learned"]), decaying, memory)
+        return Settings.from_state(state, total_steps), controller, bases, list(state["spreads"])
 
     def adopt(self, total_steps: int) -> None:
         """Another length."""

@@ -135,6 +135,7 @@ class Ensemble(OnSchedule[Replicas]):
         }
         rates = [float(row["lr"]) for row in optimizer.param_groups]
         alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
+        alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec, _ in first])}
         state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
         fan_out = FanOut([spec for spec, _ in first], Balanced(), seed, columns_of(self._knobs, optimizer))
         settings = Settings(Rounds(length, total_steps), seed, "schedule", start)

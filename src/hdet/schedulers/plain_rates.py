@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.auto.saving import ResumableSearch
-from hdet.checks import Rule, check_state, count, fields, maybe, shown, some_rates
+from hdet.checks import shown
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, with_added
@@ -157,7 +157,6 @@ class OnSchedule(Generic[Run]):
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         refuse_foreign(state_dict, set(self.state_dict()), self._name, f"a state of {self._name}")
-        check_state(state_dict, self._rules(), "the checkpoint")
         has_schedule = state_dict["schedule"] is not None
         if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain.values):
             raise ArgumentError(
@@ -166,15 +165,6 @@ class OnSchedule(Generic[Run]):
                 f"{len(self._plain.values)}; build optimizer and scheduler as they were when it was saved"
             )
         check_schedule(self.schedule, state_dict["schedule"])
-
-    def _rules(self) -> dict[str, Rule]:
-        return {
-            "step": count(0),
-            "total_steps": maybe(count(1)),
-            "plain_lrs": some_rates,
-            "schedule": maybe(fields),
-            "hdet": fields,
-        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
