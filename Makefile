@@ -40,11 +40,11 @@ test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelera
 test-doors: export PIP_CONSTRAINT := constraints.txt
 test-doors: export YOLO_OFFLINE := true
 test-doors: export YOLO_CONFIG_DIR := build/doors
-test-doors: ## against the real fastai and ultralytics, in build/doors: some minutes
+test-doors: ## the examples for fastai and ultralytics against the real ones, in build/doors: some minutes
 	test -x build/doors/bin/python || $(PYTHON) -m venv build/doors
 	build/doors/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
 	build/doors/bin/python -m pip install -e . fastai ultralytics pytest pytest-timeout hypothesis
-	build/doors/bin/python -m pytest tests/integrations/test_fastai.py tests/integrations/test_ultralytics.py $(PYTEST_ARGS)
+	build/doors/bin/python -m pytest tests/examples/test_fastai_autolr.py tests/examples/test_ultralytics_autolr.py $(PYTEST_ARGS)
 
 # By hand, not in CI: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
 test-oldest: PYTHON := python$(OLDEST_PYTHON)

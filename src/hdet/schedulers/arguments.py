@@ -19,7 +19,6 @@ from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.shards import is_distributed, refuse_flat
-from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
@@ -80,12 +79,6 @@ def rate_names(optimizer: Optimizer) -> list[str]:
     if len(counts) == 1:
         return [f"lr[{g}]" for g in range(counts[0])]
     return [f"lr[{part}.{g}]" for part, count in enumerate(counts) for g in range(count)]
-
-
-def rate_knobs(names: Sequence[str], spread: float) -> list[KnobSpec]:
-    """Learning rates as knobs."""
-    scale = scale_named("relative")
-    return [KnobSpec(name, scale, float(spread), scheduled=True) for name in names]
 
 
 def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any, highest: Any) -> None:

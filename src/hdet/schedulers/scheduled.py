@@ -191,6 +191,11 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
         self._peak = Peak(int(state_dict["peak"]), rates + [None] * (len(state_dict["plain_lrs"]) - len(rates)))
 
     @property
+    def search(self) -> ResumableSearch:
+        """The search for the factor."""
+        return self._run
+
+    @property
     def found(self) -> Found:
         """What was found so far: the peak rates, the status of the search, how often training was rolled back."""
         return self._run.memory.told
