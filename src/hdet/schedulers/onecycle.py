@@ -23,15 +23,18 @@ from hdet.schedulers.arguments import Ours, rate_names
 from hdet.schedulers.cycle import Phase, annealed, phase_at, take_in
 from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
 from hdet.schedulers.onecycle_ensemble import replicas_of
-from hdet.schedulers.onecycle_search import is_auto, searched
-from hdet.schedulers.plan import Plan, planned_in
+from hdet.schedulers.plan import Plan
 from hdet.schedulers.run import Run
+from hdet.schedulers.search_arguments import is_auto, searched
+from hdet.schedulers.torch_arguments import SCHEDULE
 from hdet.schedulers.torch_states import NEEDED, check_torch_state, up_to_date
 
 _NOT_SAVED = {"_run", "_search", "_has_doubted", "_counted", "_plan", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
+_ARGUMENTS = (SCHEDULE, ("spread", "sync_every", "auto_lr_start", "decay", "seed"), ("go_back", "highest"))
+"""Of the constructor: torch's own, those of an ensemble, and those of a search."""
 
 
 class OneCycleLR(lr_scheduler.OneCycleLR):
@@ -122,35 +125,15 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         go_back: bool = True,
         highest: float | Sequence[float | None] | None = None,
     ) -> None:
+        given = dict(locals())
         self._has_doubted = False
         self._counted = 0
         """torch's count of steps, without those that Accelerate adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
         if not isinstance(optimizer, Optimizer):
             _torch.__init__(self, optimizer, 1.0)  # raises
-        schedule: dict[str, Any] = {
-            "max_lr": max_lr,
-            "total_steps": total_steps,
-            "epochs": epochs,
-            "steps_per_epoch": steps_per_epoch,
-            "pct_start": pct_start,
-            "anneal_strategy": anneal_strategy,
-            "cycle_momentum": cycle_momentum,
-            "base_momentum": base_momentum,
-            "max_momentum": max_momentum,
-            "div_factor": div_factor,
-            "final_div_factor": final_div_factor,
-            "three_phase": three_phase,
-            "last_epoch": last_epoch,
-        }
-        for_ensemble = {
-            "spread": spread,
-            "sync_every": sync_every,
-            "auto_lr_start": auto_lr_start,
-            "decay": decay,
-            "seed": seed,
-        }
-        ours, for_search = Ours(group, model, journal), {"go_back": go_back, "highest": highest}
+        schedule, for_ensemble, for_search = ({name: given[name] for name in names} for names in _ARGUMENTS)
+        ours = Ours(group, model, journal)
         if is_auto(max_lr):
             self._search = searched(optimizer, schedule, ours, auto_lr, for_ensemble, **for_search)
             self._run: Run = self._search
@@ -366,13 +349,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         ours = state_dict["hdet"]
         check_state(state_dict, {"hdet": fields}, "the checkpoint")
         self._run.check(ours)
-        check_state(ours, {"owns_rates": flag}, "the checkpoint's hdet state")
-        if "planned" in ours:  # earlier versions have none
-            check_state(ours, {"planned": maybe(count(1))}, "the checkpoint's hdet state")
-        planned = planned_in(state_dict)
-        if self.search is not None and planned != self._plan.length:
+        check_state(ours, {"owns_rates": flag, "planned": maybe(count(1))}, "the checkpoint's hdet state")
+        if self._search is not None and ours["planned"] != self._plan.length:
             saved, t = Plan.saved_in(state_dict), state_dict["last_epoch"]
-            self._plan.check_goes_on(saved, planned, t, self.search.found_in(ours).max_lr)
+            self._plan.check_goes_on(saved, ours["planned"], t, self._search.found_in(ours).max_lr)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
@@ -387,9 +367,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if not all("base_momentum" in group for group in self.optimizer.param_groups):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
-        ours, search = state_dict.get("hdet"), self.search
-        takes_length = ours is None or search is None
-        if takes_length:
+        ours, search = state_dict.get("hdet"), self._search
+        if ours is None or search is None:
             tell_another_length(self._plan.length, total_steps, self._run.seat)
         if ours is None:
             self._run.adopt(total_steps, t)
@@ -397,9 +376,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._run.load(ours, Plan.saved_in(state_dict).length, t)
         super().load_state_dict(torch_state)
         self._counted = self._step_count
-        if takes_length:
+        if ours is None or search is None:
             self._plan = Plan.of(self)
-        elif search is not None and planned_in(state_dict) != self._plan.length:
+        elif ours["planned"] != self._plan.length:
             self._plan.put(self)
             search.replan(self._plan.length, self._peak())
             self._last_lr = self._rates()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from hdet.journal.file import mapped
 from hdet.parameters import copy_rate
 from hdet.schedulers.arguments import LONGEST
 
+SCHEDULE = tuple(name for name in inspect.signature(OneCycleLR).parameters if name not in ("optimizer", "verbose"))
+"""Names of torch's arguments; ``verbose`` has no effect in torch 2.6, and is gone after it."""
 LENGTHS = ("total_steps", "epochs", "steps_per_epoch")
 _HIGHEST = torch.finfo(torch.float32).max
 """No rate above it can be multiplied with gradients."""
