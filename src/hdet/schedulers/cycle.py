@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from hdet.checks import shown
@@ -32,22 +32,16 @@ def phase_at(phases: Sequence[Phase], t: float) -> tuple[Phase, float]:
     return phases[-1], (t - start) / (end - start)
 
 
-def annealed(groups: Sequence[Mapping[str, Any]], start: str, end: str, part: float, shape: str) -> list[Any]:
-    """What each parameter group has between two of its levels.
+def _cosine(start: Any, end: Any, part: float) -> Any:
+    return end + (start - end) / 2.0 * (math.cos(math.pi * part) + 1)
 
-    Args:
-        groups: of the optimizer.
-        start, end: the names of the levels.
-        part: how much of the way is made, from 0 to 1.
-        shape: "cos" or "linear".
 
-    >>> annealed([{"max_lr": 1.0, "min_lr": 0.0}], "max_lr", "min_lr", 0.75, "linear")
-    [0.25]
-    """
-    if shape == "linear":
-        return [(group[end] - group[start]) * part + group[start] for group in groups]
-    weight = math.cos(math.pi * part) + 1
-    return [group[end] + (group[start] - group[end]) / 2.0 * weight for group in groups]
+def _linear(start: Any, end: Any, part: float) -> Any:
+    return (end - start) * part + start
+
+
+ANNEALINGS: dict[str, Callable[[Any, Any, float], Any]] = {"cos": _cosine, "linear": _linear}
+"""From one level to another, of which ``part`` of the way is made: numbers, or tensors of one."""
 
 
 def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, by_lr: bool, momenta: bool) -> None:

@@ -20,7 +20,7 @@ from hdet.errors import ArgumentError
 from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.schedulers.arguments import Ours, rate_names
-from hdet.schedulers.cycle import Phase, annealed, phase_at, take_in
+from hdet.schedulers.cycle import ANNEALINGS, Phase, phase_at, take_in
 from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
 from hdet.schedulers.onecycle_ensemble import replicas_of
 from hdet.schedulers.plan import Plan
@@ -285,8 +285,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """The plain schedule at step ``t``, of which the run makes its rates."""
         self._take_in_new_groups()
         phase, part = self._phase_at(t)
-        groups = self.optimizer.param_groups
-        return annealed(groups, phase["start_lr"], phase["end_lr"], part, self._anneal_func_type)
+        anneal, start, end = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"]
+        return [anneal(group[start], group[end], part) for group in self.optimizer.param_groups]
 
     def _phase_at(self, t: float) -> tuple[Phase, float]:
         """The phase, and which part of it is over. A search climbs by itself: the rise is held at its peak."""
@@ -296,27 +296,25 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def _rates(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``. Writes momenta."""
         phase, part = self._phase_at(self.last_epoch)
-        groups, shape = self.optimizer.param_groups, self._anneal_func_type
-        if self.cycle_momentum:
-            momenta = annealed(groups, phase["start_momentum"], phase["end_momentum"], part, shape)
-            for group, momentum in zip(groups, momenta, strict=True):
-                if self.use_beta1:
-                    group["betas"] = (momentum, *group["betas"][1:])
-                else:
-                    group["momentum"] = momentum
-        return self._run.rates(annealed(groups, phase["start_lr"], phase["end_lr"], part, shape), self.last_epoch)
+        anneal, start, end = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"]
+        rates = []
+        for group in self.optimizer.param_groups:
+            rates.append(anneal(group[start], group[end], part))
+            if self.cycle_momentum:
+                momentum = anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], part)
+                group.update({"betas": (momentum, *group["betas"][1:])} if self.use_beta1 else {"momentum": momentum})
+        return self._run.rates(rates, self.last_epoch)
 
     def _write(self, rates: Sequence[float | Tensor]) -> None:
         """Put rates into the optimizer, each as the type it was, and remember them as torch's ``step()`` does."""
-        last = []
+        self._last_lr = []
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             if isinstance(group["lr"], Tensor):
                 put_rate(group, rate)
-                last.append(copy_rate(group["lr"]))
+                rate = copy_rate(group["lr"])
             else:
                 group["lr"] = rate
-                last.append(rate)
-        self._last_lr = last
+            self._last_lr.append(rate)
 
     def _write_again(self) -> None:
         self._write(self.get_last_lr())
