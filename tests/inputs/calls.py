@@ -188,8 +188,8 @@ def _evaluate(probe: Any, given: dict[str, Any]) -> None:
     probe()
 
 
-SCHEDULE = frozenset(inspect.signature(torch.optim.lr_scheduler.OneCycleLR).parameters)
-"""Arguments of torch's OneCycleLR, which checks them."""
+SCHEDULE = frozenset(inspect.signature(torch.optim.lr_scheduler.OneCycleLR).parameters) - {"verbose"}
+"""Arguments of torch's OneCycleLR, which checks them; ``verbose`` of torch 2.6 has no effect there."""
 _WORDS = {"optimizer": ("Optimizer",), "total_steps": ("total steps",)}
 
 CALLS = [
