@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -41,7 +42,9 @@ _LEVELS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
 
 def emptied(optimizer: Optimizer) -> Optimizer:
     """An optimizer of nothing with the same groups, for a scheduler to write to."""
-    groups = [{key: value for key, value in row.items() if key != "params"} for row in optimizer.param_groups]
+    groups = [
+        {key: copy.copy(value) for key, value in row.items() if key != "params"} for row in optimizer.param_groups
+    ]
     empty = SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)
     empty.defaults = optimizer.defaults
     for row, values in zip(empty.param_groups, groups, strict=True):
