@@ -23,6 +23,7 @@ from hdet.checks import (
 )
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
+from hdet.parameters import Rate
 from hdet.rollback.losses import Losses
 from hdet.rollback.saving import fields_of, from_fields, losses_of, plain
 from hdet.rollback.snapshots import Snapshots
@@ -105,6 +106,14 @@ class ResumableSearch(Search):
             self.losses, kept, self._sampler.measure, self._snapshots = held
             self.memory.found = self.found._replace(snapshots=kept)
             self._begins_anew = False
+
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """The rates of all ranks: none has another one."""
+        return self.rates(schedule, t)
+
+    def multipliers(self, t: int, seat: Seat) -> list[float]:
+        """Of a rank's rates: all have the same."""
+        return [1.0] * len(self.knobs)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ResumableSearch):

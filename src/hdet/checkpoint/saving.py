@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.auto.search import Search
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.checks import must_be, shown
 from hdet.distributed.group import ReplicaGroup, arriving, connect, find_seat
@@ -383,7 +382,7 @@ def _schedulers(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
 def _searches(parts: Mapping[str, Any]) -> dict[str, Searching]:
     """Those that search."""
     found = {name: one for name, one in _schedulers(parts).items() if isinstance(one, Searching)}
-    return {name: one for name, one in found.items() if isinstance(one._run, Search)}
+    return {name: one for name, one in found.items() if one.search is not None}
 
 
 def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:

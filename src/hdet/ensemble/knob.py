@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -177,3 +178,9 @@ class KnobSpec:
 def bounded_factor(m: float) -> float:
     """A learned factor, kept within :data:`FACTOR_LIMITS`."""
     return min(max(m, FACTOR_LIMITS[0]), FACTOR_LIMITS[1])
+
+
+def rate_knobs(names: Sequence[str], spread: float) -> list[KnobSpec]:
+    """Learning rates as knobs."""
+    scale = scale_named("relative")
+    return [KnobSpec(name, scale, float(spread), scheduled=True) for name in names]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from hdet.distributed.rollcall import Occasion, RollCall, Shown
 from hdet.distributed.shards import hold_alike, local, refuse_partitions, resharded
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, warn_without_ensemble
 from hdet.ensemble.converge import converge, refuse_diverged
+from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
@@ -92,7 +93,25 @@ class Replicas:
 
     def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """This replica's values of scheduled knobs at step ``t``."""
-        return self.steering.rates(schedule, t, self.seat)
+        return self.steering.rates(schedule, t, self.meeting.seat)
+
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """The shared values, around which the replicas spread."""
+        return self.steering.base(schedule, t)
+
+    def multipliers(self, t: int, seat: Seat) -> list[float]:
+        """rho of a replica for each knob."""
+        return list(self.steering.multipliers(t, seat))
+
+    def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
+        """Parameter groups were added to the optimizer: their rates spread as far as the others'.
+
+        Args:
+            new: their numbers among all groups.
+            knobs: a name for each group, as they are now.
+        """
+        spread = max((spec.spread for spec in self.steering.specs), default=0.0)
+        self.steering.grow(rate_knobs([knobs[g] for g in new], spread))
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -112,7 +131,7 @@ class Replicas:
         after: int,
         loss: float | Tensor | None,
         schedule: Callable[[int], list[float]],
-        floors: Callable[[], list[float]],
+        peak: Callable[[], float] | None = None,
     ) -> None:
         """A step of training was made, and the schedule goes on. Where a round ends, that is a collective.
 
@@ -122,7 +141,7 @@ class Replicas:
             after: the one to come.
             loss: of that step, if it is known.
             schedule: the plain schedule of each knob at a step; anything for knobs that have none.
-            floors: the schedule's lowest value of each knob.
+            peak: not used: replicas follow the schedule's rise as it is.
         """
         self.meeting.check_step(before)
         if before == 0 and self.seat.replica == 0:
@@ -132,7 +151,7 @@ class Replicas:
         if self.is_just_loaded:
             self._first_step_since_loading(before)
         self._meet(optimizer, before)
-        if self.seat.size == 1:
+        if not self.chronicle.is_claimed and self.seat.size == 1:
             self.chronicle.claim(Solo(), writes=True)
         if self._signal.wants_mean:
             start, end = self.steering.rounds.span(after)
@@ -140,7 +159,7 @@ class Replicas:
                 self._mean.add(self._body.weights(optimizer).parameters)
         if self.steering.rounds.ends_at(after):
             with arriving(f"the end of a round, at step {after}"):
-                self._end_round(Ending(optimizer, (before, after), schedule, floors))
+                self._end_round(Ending(optimizer, (before, after), schedule))
 
     # -- the end of a round ---------------------------------------------------------------------------------------
 

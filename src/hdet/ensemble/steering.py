@@ -119,8 +119,10 @@ class Ending(NamedTuple):
     """The step in the round, and the step to come."""
     schedule: Callable[[int], list[float]]
     """The plain schedule per knob at a step; anything for knobs that have none."""
-    floors: Callable[[], list[float]]
-    """The schedule's lowest value per knob."""
+
+    def floors(self) -> list[float]:
+        """The lowest rate of each group of a OneCycle, to which the published decay goes down."""
+        return [float(group["min_lr"]) for group in self.optimizer.param_groups]
 
 
 class Steering:
@@ -164,10 +166,10 @@ class Steering:
 
     def rates(self, schedule: Sequence[Rate], t: int, seat: Seat) -> list[Rate]:
         """A replica's values of scheduled knobs at step ``t``: base times rho."""
-        rho = self.multipliers(t, seat)
+        rho = self._fan_out.standing(t, self.settings.rounds, seat).rho  # every step comes here
         if self.settings.decay == "exponential":
             return list(map(mul, self.base(schedule, t), rho))
-        return list(map(mul, map(mul, schedule, self.bases.learned), rho))  # every step comes here
+        return list(map(mul, map(mul, schedule, self.bases.learned), rho))
 
     def multipliers(self, t: int, seat: Seat) -> list[float]:
         """rho of a replica per knob."""

@@ -107,7 +107,7 @@ class Chronicle:
         self.arguments = dict(arguments)
         self._pens = [_Pen(one) for one in (sink.sinks if isinstance(sink, Several) else [sink]) if one is not None]
         self._resumed: tuple[int, bool] | None = None
-        self._is_claimed = False
+        self.is_claimed = False
         self._knobs: list[str] | None = None
         """Those of the header, once there is a round; none where an earlier process may have written it."""
         self._added: dict[str, int] = {}
@@ -138,9 +138,9 @@ class Chronicle:
             group: the ranks.
             writes: whether this rank is the one that writes.
         """
-        if self._is_claimed:
+        if self.is_claimed:
             return
-        self._is_claimed = True
+        self.is_claimed = True
         error = self._claimed() if writes else None
         refused = [rank for rank, (row,) in enumerate(group.gather([float(error is not None)])) if row]
         if error is not None:
@@ -201,7 +201,7 @@ class Chronicle:
                 pen.sink.close()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _is_claimed=False)
+        self.__dict__.update(state, is_claimed=False)
 
 
 def meet(

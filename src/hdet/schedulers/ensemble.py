@@ -79,6 +79,8 @@ class Ensemble(OnSchedule[Replicas]):
         allow_uninformative: explore knobs of the loss under shared gradients, though that shows nothing.
     """
 
+    search: None = None
+    """As in :class:`hdet.OneCycleLR`: an ensemble has none."""
     _name = "hdet.Ensemble"
     _written: tuple[list[float], list[float]] | None = None
 
@@ -164,7 +166,7 @@ class Ensemble(OnSchedule[Replicas]):
         if metrics is not None:
             self._check_metrics(metrics)
         schedule = partial(self._schedule, metrics=metrics)
-        self._run.step(self.optimizer, self._step, t, loss, schedule, self._floors)
+        self._run.step(self.optimizer, self._step, t, loss, schedule)
         self._plain.step(metrics)
         self._step = t
         self._write_values()
@@ -225,9 +227,6 @@ class Ensemble(OnSchedule[Replicas]):
         """At this step or at the next one."""
         plain = self._plain.values if t == self._step else self._plain.ahead(metrics)
         return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
-
-    def _floors(self) -> list[float]:
-        return [0.0] * len(self._knobs)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.auto.saving import ResumableSearch
 from hdet.checks import shown
-from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, with_added
 from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
+from hdet.schedulers.run import Run
 
-Run = TypeVar("Run", ResumableSearch, Replicas)
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 class Schedule(Protocol):
@@ -95,7 +94,7 @@ class PlainRates:
             put_rate(row, rate)
 
 
-class OnSchedule(Generic[Run]):
+class OnSchedule(Generic[AnyRun]):
     """A run on a schedule of the user's: what ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common.
 
     Args:
@@ -107,10 +106,10 @@ class OnSchedule(Generic[Run]):
     _name: ClassVar[str]
     """In messages."""
 
-    def __init__(self, optimizer: Optimizer, schedule: Schedule | None, run: Run) -> None:
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | None, run: AnyRun) -> None:
         self.optimizer = optimizer
         self.schedule = schedule
-        self._run: Run = run
+        self._run = run
         self._step = 0
         self._plain = PlainRates(optimizer, schedule)
         run.begin(optimizer)

@@ -13,10 +13,11 @@ from hdet.auto.telling import Found, found_html
 from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, parts_of, put_rate, with_added
-from hdet.schedulers.arguments import Ours, rate_names, search_of
+from hdet.schedulers.arguments import Ours, rate_names
 from hdet.schedulers.peak import Peak, peak_of
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
 from hdet.schedulers.plan import LengthError
+from hdet.schedulers.search_arguments import search_of
 
 _RISE = 0.1
 """The search climbs for this part of the run at least, also on a schedule that falls from its first step on (LOG, any
@@ -175,6 +176,11 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
     def _load_run(self, state_dict: Mapping[str, Any]) -> None:
         self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
+
+    @property
+    def search(self) -> ResumableSearch:
+        """The search for the factor."""
+        return self._run
 
     @property
     def found(self) -> Found:
