@@ -76,10 +76,8 @@ def run(arguments: Sequence[str], line: typer.Typer = app, name: str = "hdet") -
     as_json = "--json" in arguments
     try:
         code = line(list(arguments), prog_name=name, standalone_mode=False)
-    except (ArgumentError, JournalError) as error:
-        return complain(str(error), as_json, code=2)
     except HdetError as error:
-        return complain(str(error), as_json, code=1)
+        return complain(str(error), as_json, code=2 if isinstance(error, (ArgumentError, JournalError)) else 1)
     except _Usage as error:
         return complain(f"{_text_of(error)} See `{_command_of(error, name)} --help`.", as_json, code=2)
     except KeyboardInterrupt:
