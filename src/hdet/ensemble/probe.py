@@ -82,7 +82,8 @@ class ProbeBatch:
         example = "for instance lambda model, batch: criterion(model(batch[0]), batch[1])"
         must_be("a function of model and batch", takes(loss_fn, None, None), example, loss_fn=loss_fn)
         must_be('"probe" or "eval"', is_one_of(mode, ("probe", "eval")), 'leave it out for "probe"', mode=mode)
-        fits = not isinstance(loader, nn.Module) and (takes(loader, 0) or _is_iterable(loader))
+        no_batches = isinstance(loader, (str, bytes, type, nn.Module)) or getattr(loader, "ndim", None) == 0
+        fits = not no_batches and (takes(loader, 0) or isinstance(loader, Iterable))
         must_be("an iterable of batches or batch_fn(round)", fits, "for instance a DataLoader", loader=loader)
         fits = isinstance(autocast, torch.dtype) or is_one_of(autocast, ("inherit", None))
         cure = "leave it out where loss_fn casts by itself"
@@ -270,13 +271,6 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_mapped(item, change) for item in value)
     return change(value) if isinstance(value, Tensor) else value
-
-
-def _is_iterable(loader: object) -> bool:
-    """Of batches: a text is none, nor is a class, nor a number in a tensor."""
-    if isinstance(loader, (str, bytes, type)) or (isinstance(loader, Tensor) and loader.ndim == 0):
-        return False
-    return isinstance(loader, Iterable)
 
 
 def _device_of(model: nn.Module) -> torch.device:

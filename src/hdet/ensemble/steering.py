@@ -23,10 +23,7 @@ from hdet.errors import ArgumentError
 from hdet.journal.chronicle import round_record
 from hdet.parameters import Rate, direction
 
-_OURS: dict[str, type[Published] | type[Normalised]] = {
-    "Published": Published,
-    "Normalised": Normalised,
-}
+_OURS: dict[str, type[Published] | type[Normalised]] = {"Published": Published, "Normalised": Normalised}
 
 
 class Standing(NamedTuple):

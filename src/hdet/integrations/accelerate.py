@@ -117,7 +117,7 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     accelerator.register_load_state_pre_hook(lambda models, folder: folders.append(folder))
 
 
-class Guard:
+class Guard(rollback.Guard):
     """:class:`hdet.Guard` in a loop of Accelerate: it rolls training back if it is ruined.
 
     .. code-block:: python
@@ -139,30 +139,20 @@ class Guard:
 
     def __init__(self, accelerator: Accelerator, optimizer: Any, model: Any, **options: Any) -> None:
         _check_accelerator(accelerator, "Guard(accelerator, optimizer, model)")
-        guard, inner = rollback.Guard(optimizer, model, **options), unwrapped(optimizer)
-        self.guard = guard
+        super().__init__(optimizer, model, **options)
+        inner = unwrapped(optimizer)
         self._accelerator = accelerator
-        self._losses: list[float | Tensor] = []
-        accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_guard(folder, guard, inner))
-        accelerator.register_load_state_pre_hook(lambda models, folder: read_guard(folder, guard, inner))
+        self._accumulated: list[float | Tensor] = []
+        accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_guard(folder, self, inner))
+        accelerator.register_load_state_pre_hook(lambda models, folder: read_guard(folder, self, inner))
 
     def step(self, loss: float | Tensor | None = None) -> None:
-        """Call it after every ``optimizer.step()``, on all ranks. A step counts where gradients were synchronised."""
+        """Call it after every ``optimizer.step()``, on all ranks. A step counts if gradients were synchronised."""
         if loss is not None:
-            self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+            self._accumulated.append(loss.detach() if isinstance(loss, Tensor) else loss)
         if self._accelerator.sync_gradients:
-            losses, self._losses = self._losses, []
-            self.guard.step(sum(losses) / len(losses) if losses else None)
-
-    @property
-    def times(self) -> int:
-        """As in :class:`hdet.Guard`."""
-        return self.guard.times
-
-    @property
-    def factor(self) -> float:
-        """As in :class:`hdet.Guard`."""
-        return self.guard.factor
+            losses, self._accumulated = self._accumulated, []
+            super().step(sum(losses) / len(losses) if losses else None)
 
 
 class PreparedScheduler:

@@ -79,10 +79,8 @@ class _Joined(TrainerCallback):  # type: ignore[misc]  # an optional package
             raise ArgumentError(
                 f"attach() takes a transformers.Trainer, but got {shown(trainer)}; call {name}(...).attach(trainer)"
             )
-        others = [
-            other for other in trainer.callback_handler.callbacks if other is not self and isinstance(other, kind)
-        ]
-        if self._trainer is not None or any(other._trainer is trainer for other in others):
+        there = [one._trainer for one in trainer.callback_handler.callbacks if isinstance(one, kind)]
+        if self._trainer is not None or any(other is trainer for other in there):
             raise ArgumentError(
                 f"a Trainer and {name} can be attached once, but one of them is already; make a new {name}"
             )
