@@ -22,7 +22,7 @@ from hdet.ensemble.knobs import Knob
 from hdet.ensemble.published import Controller
 from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import Signal, TrainLoss
-from hdet.ensemble.steering import FanOut, Steering
+from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.chronicle import Chronicle
@@ -139,10 +139,14 @@ class Ensemble(OnSchedule[Replicas]):
         alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
         alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec, _ in first])}
         state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
-        fan_out = FanOut([spec for spec, _ in first], Balanced(), seed, columns_of(self._knobs, optimizer))
+        specs, bases, columns = (
+            [spec for spec, _ in first],
+            [base for _, base in first],
+            columns_of(self._knobs, optimizer),
+        )
         settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
         run = Replicas(
-            Steering(settings, fan_out, rule, [base for _, base in first]),
+            Steering(settings, specs, Balanced(), columns, rule, bases),
             Body(model, with_state=state == "average"),
             Meeting(group, alike),
             Chronicle(open_journal(journal), told),

@@ -17,7 +17,7 @@ from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.replicas import Replicas
-from hdet.ensemble.steering import FanOut, Steering
+from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
@@ -65,12 +65,12 @@ def replicas_of(
     start = _resolved_start(auto_lr_start, rounds, steps, made._schedule_phases[0]["end_step"])
     settings = Settings(rounds, int(seed), decay, start)
     specs = rate_knobs(rate_names(optimizer), spread)
-    fan_out = FanOut(specs, Permuted(), settings.seed, shared_rates(optimizer))
+    learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
     settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
     told = {**told_of(schedule), "total_steps": steps, **told_of(settled)}
     isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
     return Replicas(
-        Steering(settings, fan_out, controller, [spec.start(0.0) for spec in specs]),
+        Steering(settings, specs, Permuted(), columns, controller, learned),
         Body(ours.model, with_state=isolated),  # moments differ between arms, and only there
         Meeting(ours.group, alike_of(schedule)),
         Chronicle(journal, told),
