@@ -249,6 +249,17 @@ def table(content: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def page_cells(content: dict[str, Any], fault: str) -> str:
+    """A fault's cells as docs/guard.md has them: for each way the workloads in turn, or one entry if all are alike."""
+    by_name = {(row["workload"], row["way"]): row for row in content["rows"] if row["fault"] == fault}
+    workloads = dict.fromkeys(workload for workload, _ in by_name)
+    cells = []
+    for way in WAYS:
+        shown = [_shown(mean(by_name[workload, way]["ratios"])) for workload in workloads]
+        cells.append(shown[0] if len({*shown}) == 1 else "/".join(shown))
+    return " | ".join(cells)
+
+
 def _shown(ratio: float) -> str:
     return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.0f}" if ratio < 1e4 else "lost"
 

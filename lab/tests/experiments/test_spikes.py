@@ -79,6 +79,11 @@ def test_alarms_are_those_that_were_not_taken_back_or_cost_something() -> None:
     ]
 
 
-def test_the_page_has_the_table_of_the_file() -> None:
-    page = Path(spikes.__file__).parents[2] / "docs" / "guard.md"
-    assert spikes.table(json.loads(spikes.RESULTS.read_text())) in page.read_text(encoding="utf-8")
+def test_the_page_has_the_figures_of_the_file() -> None:
+    page = (Path(spikes.__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
+    content = json.loads(spikes.RESULTS.read_text())
+    faults = dict.fromkeys(row["fault"] for row in content["rows"] if row["fault"] != "none")
+    assert len(faults) == 6
+    for fault in faults:
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {fault}: "))
+        assert line.endswith(f"| {spikes.page_cells(content, fault)} |"), fault

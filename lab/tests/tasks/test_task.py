@@ -161,5 +161,5 @@ def test_sizes_are_positive_integers(task: Task, value: object) -> None:
 def test_unknown_names() -> None:
     with pytest.raises(ArgumentError, match="must be one of feed, text, digits, but got 'imagenet'"):
         task_named("imagenet")
-    with pytest.raises(ArgumentError, match="the task digits has the options width, batch_size, but got depth"):
+    with pytest.raises(ArgumentError, match="the task digits has the options path, width, batch_size, but got depth"):
         task_named("digits", depth=3)
