@@ -188,10 +188,7 @@ class Run:
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state
         self.decisions.append((end, decision))
-        back = decision.rolled_back_to
-        self._progress = progress if back is None else self._progress.rolled_back(back)
-        if decision.is_harder:
-            self._progress = Progress().after(blocks, end)
+        self._progress = decision.progress(self._progress, progress, evidence)
         self._falling = evidence.shape < self.rule.constants.falling
         if decision.anew or measured.sums is None:
             self._stretch = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from hdet.auto.progress import UNKNOWN, Progress
+from hdet.auto.progress import Progress
 from hdet.auto.rule import next_end
 from hdet.rollback.losses import merged, table_of
 from hdet.rollback.ruin import Block
@@ -95,14 +95,6 @@ def test_few_losses_say_nothing(losses: list[float]) -> None:
     assert not progress.has_fallen()
     assert not progress.is_flat
     assert not progress.is_in_vain
-
-
-def test_who_does_not_know_the_beginning_says_nothing() -> None:
-    progress = UNKNOWN
-    for _ in range(20):
-        progress = progress.after([Block(1.0, 2)])
-    assert not progress.is_known
-    assert not progress.is_flat
 
 
 def back(then: float, *later: float) -> Progress:

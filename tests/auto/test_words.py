@@ -211,15 +211,6 @@ def test_a_resumed_run_says_the_same(loss: Losses, at: int, lines: Callable[[], 
     assert lines()[told:] == lines()[:told]
 
 
-def test_a_state_of_before_says_nothing_of_losses() -> None:
-    first, second = Run(constant).go_on(20), Run(constant)
-    state = copy.deepcopy(first.scheduler.state_dict())
-    for name in ("kept_for", "rests", "is_bound", "has_settled", "has_peaked", "progress"):
-        del state["hdet"][name]
-    second.scheduler.load_state_dict(state)
-    assert second.go_on(STEPS - 20).doubts == []
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -73,7 +73,6 @@ def test_without_its_state_it_begins_anew(tmp_path: Path) -> None:
         ("near", []),
         ("far", 3),
         ("slowed", 3),
-        ("slowed", [-1, 0, 1.0, 1.0]),
         ("slowed", [1, 0, 1.0, 1.0, 1.0]),
         ("before", [1]),
         ("usual", [[1.0]]),

@@ -187,10 +187,6 @@ class Progress(NamedTuple):
         return [(first, few), *((total / steps, steps) for total, steps in found if steps > few)]
 
 
-UNKNOWN = Progress(start=(Block(math.nan, 1),) * 2)
-"""Of a run whose first losses nobody remembers: nothing follows from later ones."""
-
-
 def _noise(a: Block, b: Block, c: Block) -> float:
     """Of a single step, from three neighbours: of normal numbers half are closer to the line than 0.6745 deviations."""
     return abs(a.mean - 2 * b.mean + c.mean) / math.sqrt(1 / a.steps + 4 / b.steps + 1 / c.steps) / 0.6745

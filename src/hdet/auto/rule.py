@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hdet.auto.constants import DEFAULT, Constants
+from hdet.auto.progress import Progress
 from hdet.rollback.ruin import FEWEST, LIMITS, Block, Course, Limits, Verdict, accused, judge
 
 NEVER_MOVED = "no step has moved the weights"
@@ -199,6 +200,15 @@ class Decision(NamedTuple):
     """Whether the way that the reach is measured along begins anew."""
     is_harder: bool = False
     """Whether the data have become harder: earlier losses are no measure any more."""
+
+    def progress(self, before: Progress, after: Progress, evidence: Evidence) -> Progress:
+        """What is remembered of the losses: those of ruined weights are no progress.
+
+        ``before``, ``after``: without the losses of the round, and with them.
+        """
+        if self.rolled_back_to is not None:
+            return before.rolled_back(self.rolled_back_to)
+        return Progress().after(evidence.blocks, evidence.span[1]) if self.is_harder else after
 
 
 @dataclass(frozen=True)

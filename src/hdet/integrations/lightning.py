@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.auto.saving import ResumableSearch
+from hdet.auto.search import Search
 from hdet.checks import not_by_steps
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.lengths import Ending, check_length, lengths_in
@@ -469,6 +469,6 @@ def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
 def _rate(scheduler: Scheduler | None) -> float | Tensor:
     """The base rate of the first parameter group, of a search that of the first one that is searched."""
     if isinstance(scheduler, (OneCycleLR, ScheduledSearch)):
-        return scheduler.base_lrs_now[scheduler._run.lead if isinstance(scheduler._run, ResumableSearch) else 0]
+        return scheduler.base_lrs_now[scheduler._run.lead if isinstance(scheduler._run, Search) else 0]
     rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"] if scheduler is not None else math.nan
     return rate

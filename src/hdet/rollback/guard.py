@@ -51,7 +51,7 @@ from hdet.rollback.retreat import (
     Step,
 )
 from hdet.rollback.ruin import BLOCKS
-from hdet.rollback.saving import any_number, check_retreat, loaded_retreat, rows_of, saved_retreat
+from hdet.rollback.saving import loaded_retreat, rows_of, saved_retreat
 from hdet.rollback.sizes import gradient_norm, largest, memory_of, not_finite, screened
 from hdet.rollback.snapshots import Snapshots
 
@@ -73,11 +73,6 @@ _ARGUMENTS = {
     "most": (count(0), "0 raises at once"),
 }
 _WORDS = "the checkpoint's state of a hdet.Guard"
-_STATE = {
-    **dict.fromkeys(("step", "looked"), count(0)),
-    **dict.fromkeys(("readings", "snapshots"), Rule("a list", lambda x: isinstance(x, (list, tuple)))),
-    "size": any_number,
-}
 _NAMES = ("loss", "norm")
 LAG = 2
 """Steps after which numbers are read off a device: it has work to do meanwhile."""
@@ -470,18 +465,19 @@ class Guard:
             raise ArgumentError(
                 f"{_WORDS} must be a dict of version {_VERSION}, but got {shown(state)}; give what state_dict() gave"
             )
-        check_state(state, _STATE, _WORDS)
-        check_retreat(state, _WORDS)
+        check_state(state, dict.fromkeys(("step", "looked"), count(0)), _WORDS)
+        found = loaded_retreat(state, _WORDS)
         try:
             readings = Readings.loaded(rows_of(state["readings"], self._meeting.seat))
             snapshots = Snapshots.loaded(state["snapshots"], self._optimizer, host=OLD)
-            found = loaded_retreat(state).remembering(snapshots.present(self._optimizer))
+            found = found.remembering(snapshots.present(self._optimizer))
+            held = _Held(int(state["step"]), int(state["looked"]), found, float(state["size"]))
         except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
             raise ArgumentError(
                 f"{_WORDS} does not fit this optimizer ({type(error).__name__}: {error}); build model and optimizer as "
                 "they were when it was saved"
             ) from error
-        return _Held(int(state["step"]), int(state["looked"]), found, float(state["size"])), readings, snapshots
+        return held, readings, snapshots
 
 
 def _checked(**given: Any) -> Policy:

@@ -1,104 +1,109 @@
-"""What a judge and a guard remember, and the losses of a round, in a checkpoint: plain numbers in lists."""
+"""What the judge, the guard and the search remember, in a checkpoint: plain numbers in lists.
+
+What a field must be follows from its type, so that a state is checked and read in one go.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from enum import IntEnum
+from numbers import Real
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from hdet.checks import Rule, check_state, count, in_pairs, maybe, pairs
+from hdet.checks import Rule, check_state, pairs
 from hdet.distributed.group import Seat
 from hdet.rollback.losses import Losses
-from hdet.rollback.retreat import Kept, Retreat, Slowed, Usual
-from hdet.rollback.ruin import Block, Course
+from hdet.rollback.retreat import Retreat
+from hdet.rollback.ruin import Course
 
-any_number = Rule("a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool))
-_NUMBERS = Rule("a list of numbers", lambda value: _is_list(value) and all(map(any_number.fits, value)))
-
-
-def rows_of_numbers(length: int) -> Rule:
-    """A list of lists of so many numbers."""
-    words = "pairs of numbers" if length == 2 else f"lists of {length} numbers"
-    return Rule(words, lambda value: _is_list(value) and all(_NUMBERS.fits(x) and len(x) == length for x in value))
+_PLAIN: dict[type, Any] = {float: Real, int: Real, bool: bool, str: str}
+"""What numbers and words may be in a file; some kinds of files make a float of an integer."""
 
 
-_BLOCKS = rows_of_numbers(2)
-_SLOWED = Rule(
-    "two counts and two factors",
-    lambda value: (
-        _NUMBERS.fits(value) and len(value) == 4 and min(value[:2]) >= 0 and all(0 < x <= 1 for x in value[2:])
-    ),
-)
-_PLAIN = ("losses", "usual", "kept", "slowed", "before", "replaced")
-"""What a guard remembers that is made of numbers."""
-_RETREAT = {
-    **dict.fromkeys(("near", "far"), pairs),
-    **dict.fromkeys(("begun", "since_well", "withheld"), count(0)),
-    "losses": _NUMBERS,
-    "usual": Rule(
-        "two lists of numbers", lambda value: _is_list(value) and len(value) == 2 and all(map(_NUMBERS.fits, value))
-    ),
-    "kept": _BLOCKS,
-    "slowed": _SLOWED,
-    "before": maybe(_SLOWED),
-    "replaced": maybe(Rule("a pair of numbers", lambda value: _NUMBERS.fits(value) and len(value) == 2)),
-}
-_COURSE = {
-    **dict.fromkeys(("lowest", "gain", "accused", "tolerated"), any_number),
-    **dict.fromkeys(("before", "kinks", "latest", "changes"), _NUMBERS),
-    "recent": _BLOCKS,
-    "dark": count(0),
-}
+def plain(value: Any) -> Any:
+    """Tuples as lists, and members of an enum as numbers."""
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return int(value) if isinstance(value, IntEnum) else value
 
 
-def saved_course(course: Course) -> list[list[Any]]:
-    """As pairs of a name and plain numbers."""
-    return in_pairs({name: _listed(value) for name, value in course._asdict().items()})
+def in_named_pairs(record: Any, but: Sequence[str] = ()) -> list[list[Any]]:
+    """The fields of a named tuple: torch.distributed.checkpoint would make keys of a dict's names."""
+    return [[name, plain(value)] for name, value in record._asdict().items() if name not in but]
 
 
-def check_course(saved: Sequence[Sequence[Any]], what: str) -> None:
-    """Raise unless :func:`loaded_course` can read it; ``what`` is the state in words."""
-    check_state({str(name): value for name, value in saved}, _COURSE, what)
+def named(state: Mapping[str, Any], name: str, what: str) -> dict[str, Any]:
+    """The pairs of names and values that are called ``name`` in a state, as a dict; ``what`` is the state in words."""
+    check_state(state, {name: pairs}, what)
+    return dict(state[name])
 
 
-def loaded_course(saved: Sequence[Sequence[Any]]) -> Course:
-    """From :func:`saved_course`."""
-    found: dict[str, Any] = {
-        name: tuple(value) if _is_list(value) else value for name, value in saved if name in Course._fields
-    }
-    found["recent"] = tuple(Block(mean, int(steps)) for mean, steps in found["recent"])
-    return Course(**found)
+def fields_of(kind: type, saved: Mapping[str, Any], what: str, but: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a record from :func:`plain` ones. One that is missing or of another type raises; more are left out.
+
+    Args:
+        kind: the class of the record, whose annotations say what its fields are.
+        saved: the fields by name.
+        what: the state in words.
+        but: fields that are not read.
+    """
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in but}
+    check_state(saved, {name: Rule(f"of the type {hint}", _fits(hint)) for name, hint in hints.items()}, what)
+    return {name: _read(hint, saved[name]) for name, hint in hints.items()}
+
+
+def _fits(hint: Any) -> Any:
+    def fits(value: Any) -> bool:
+        try:
+            _read(hint, value)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return fits
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """A value of a type, from what :func:`plain` made of it; anything else raises."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is UnionType:  # a record or None
+        return None if value is None else _read(inner[0], value)
+    if kind in (tuple, list):
+        return kind(_read(inner[0], item) for item in _listed(value))
+    if issubclass(hint, tuple):
+        hints = get_type_hints(hint).values()
+        return hint(*(_read(own, item) for own, item in zip(hints, _listed(value), strict=True)))
+    if issubclass(hint, IntEnum):
+        return hint(value)
+    if not isinstance(value, _PLAIN[hint]) or isinstance(value, bool) is not (hint is bool):
+        raise TypeError(f"{value!r} is no {hint.__name__}")
+    found: Any = int(value) if hint is int else value
+    if hint is int and found != value:
+        raise ValueError(f"{value!r} is no integer")
+    return found
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{value!r} is no list")
+    return value
+
+
+def course_of(state: Mapping[str, Any], name: str, what: str) -> Course:
+    """From :func:`in_named_pairs`, as :func:`named` finds them."""
+    return Course(**fields_of(Course, named(state, name, what), what))
 
 
 def saved_retreat(state: Retreat) -> dict[str, Any]:
     """By name."""
-    courses = {"near": saved_course(state.near), "far": saved_course(state.far)}
-    plain = {name: _listed(getattr(state, name)) for name in _PLAIN}
-    return {**courses, **plain, "begun": state.begun, "since_well": state.since_well, "withheld": state.withheld}
+    return {n: in_named_pairs(v) if isinstance(v, Course) else plain(v) for n, v in state._asdict().items()}
 
 
-def check_retreat(saved: Mapping[str, Any], what: str) -> None:
-    """Raise unless :func:`loaded_retreat` can read it; ``what`` is the state in words."""
-    check_state(saved, _RETREAT, what)
-    for name in ("near", "far"):
-        check_course(saved[name], what)
-
-
-def loaded_retreat(saved: Mapping[str, Any]) -> Retreat:
-    """From :func:`saved_retreat`."""
-    norms, losses = saved["usual"]
-    return Retreat(
-        near=loaded_course(saved["near"]),
-        far=loaded_course(saved["far"]),
-        begun=int(saved["begun"]),
-        losses=tuple(saved["losses"]),
-        usual=Usual(tuple(norms), tuple(losses)),
-        kept=tuple(Kept(int(step), int(slot)) for step, slot in saved["kept"]),
-        slowed=Slowed(*saved["slowed"]),
-        before=None if saved["before"] is None else Slowed(*saved["before"]),
-        replaced=None if saved["replaced"] is None else Kept(*saved["replaced"]),
-        since_well=int(saved["since_well"]),
-        withheld=int(saved["withheld"]),
-    )
+def loaded_retreat(saved: Mapping[str, Any], what: str) -> Retreat:
+    """From :func:`saved_retreat`; ``what`` is the state in words."""
+    own = fields_of(Retreat, saved, what, but=("near", "far"))
+    return Retreat(near=course_of(saved, "near", what), far=course_of(saved, "far", what), **own)
 
 
 def rows_of(rows: Sequence[Sequence[Any]], seat: Seat) -> list[Any]:
@@ -110,11 +115,3 @@ def rows_of(rows: Sequence[Sequence[Any]], seat: Seat) -> list[Any]:
 def losses_of(rows: Sequence[Sequence[Sequence[float]]], seat: Seat) -> Losses:
     """This rank's, from what :meth:`Losses.saved` gave on each."""
     return Losses.loaded(rows_of(rows, seat))
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, (list, tuple))

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hdet.auto.bounds import NO_BOUNDS, Bounds
 from hdet.auto.constants import DEFAULT
 from hdet.auto.rule import Rule
-from hdet.auto.saving import ResumableSearch
+from hdet.auto.search import Search
 from hdet.checks import is_int, is_real, must_be, shown, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import check_group
@@ -116,7 +116,7 @@ def search_of(
     searches: bool = True,
     go_back: Any = True,
     highest: Any = None,
-) -> ResumableSearch:
+) -> Search:
     """The search for the rates of an optimizer, from a guess for each parameter group. Groups at 0 are left alone.
 
     ``told``: arguments for the journal; ``alike``: those that must be equal on all ranks, in words.
@@ -135,7 +135,7 @@ def search_of(
         )
     groups = [g for g, guess in enumerate(guesses) if guess > 0]
     everybody = None if isinstance(ours.group, Arms) else ours.group  # ranks of one model decide together
-    return ResumableSearch(
+    return Search(
         rule,
         rate_names(optimizer),
         groups,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.auto.saving import ResumableSearch
+from hdet.auto.search import Search
 from hdet.checks import must_be, shown
 from hdet.distributed.arms import Arms
 from hdet.ensemble.knobs import Knob
@@ -48,7 +48,7 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
         )
     if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
-    if isinstance(getattr(schedule, "_run", None), (Replicas, ResumableSearch)):
+    if isinstance(getattr(schedule, "_run", None), (Replicas, Search)):
         raise ArgumentError(
             "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
         )

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.auto.saving import ResumableSearch, has_tensors
+from hdet.auto.saving import has_tensors
+from hdet.auto.search import Search
 from hdet.auto.telling import Found, found_html
 from hdet.checks import check_state, count, fields, flag, maybe, must_be, shown, users_level
 from hdet.distributed.group import Group, Seat
@@ -143,7 +144,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         ours = Ours(group, model, journal)
         run = onecycle_run(optimizer, schedule, last_epoch, ours, fanout, go_back, highest)
         if run is not None:  # torch calls step() in its constructor: the run must be there
-            self._run: ResumableSearch | Replicas = run
+            self._run: Search | Replicas = run
         super().__init__(optimizer, last_epoch=last_epoch, **schedule)
         if self._run.total_steps is None:
             Plan.of(self).without_end().put(self)
@@ -198,7 +199,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """
         run, plan = self._run, Plan.of(self)
         now = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
-        if not isinstance(run, ResumableSearch):
+        if not isinstance(run, Search):
             raise ArgumentError(
                 'finish() is for max_lr="auto", but this scheduler was made with a number as max_lr, and ends at step '
                 f"{self.total_steps}; make it with the total_steps that training is to have"
@@ -248,7 +249,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
         As of the last round that has ended. The same on every rank, and no collective.
         """
-        return self._run.memory.told if isinstance(self._run, ResumableSearch) else None
+        return self._run.memory.told if isinstance(self._run, Search) else None
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows of a search. None: it shows what it shows of any object."""
@@ -267,17 +268,17 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _base(self, t: int) -> list[float | Tensor]:
         values, run = self._values(t), self._run
-        return run.rates(values, t) if isinstance(run, ResumableSearch) else run.steering.base(values, t)
+        return run.rates(values, t) if isinstance(run, Search) else run.steering.base(values, t)
 
     def _multipliers(self, t: int, seat: Seat) -> list[float]:
-        if isinstance(self._run, ResumableSearch):
+        if isinstance(self._run, Search):
             return [1.0] * len(self._run.knobs)
         return list(self._run.steering.multipliers(t, seat))
 
     @property
     def _holds_rise(self) -> bool:
         """Whether the schedule's rising phase is held at its peak, since a search climbs by itself."""
-        return isinstance(self._run, ResumableSearch) and self._run.holds_rise
+        return isinstance(self._run, Search) and self._run.holds_rise
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -340,7 +341,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._last_lr = torch_private.rates_now(self)
         if ours is None:
             return
-        if isinstance(self._run, ResumableSearch):
+        if isinstance(self._run, Search):
             self._last_lr = self._run.held(self._last_lr)
         rho = self._multipliers(t, self._run.seat)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
@@ -352,7 +353,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _is_of_another_length(self, state: Mapping[str, Any]) -> bool:
         """Whether it is of a search that was made with another length."""
-        return isinstance(self._run, ResumableSearch) and "hdet" in state and planned_in(state) != self._plan.length
+        return isinstance(self._run, Search) and "hdet" in state and planned_in(state) != self._plan.length
 
     def _write_again(self) -> None:
         torch_private.write_rates(self, self.get_last_lr())
@@ -363,7 +364,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
         Has this rank's losses of a round that has not ended; :func:`hdet.save` has those of all ranks.
         """
-        return self._run.tensors(self.optimizer, self.last_epoch) if isinstance(self._run, ResumableSearch) else {}
+        return self._run.tensors(self.optimizer, self.last_epoch) if isinstance(self._run, Search) else {}
 
     def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
         """Raise unless a search can be loaded once ``state_dict`` is. Changes nothing."""
@@ -375,8 +376,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if has_tensors(state_dict):
             self._searching().load_tensors(state_dict, self.optimizer, self.last_epoch)
 
-    def _searching(self) -> ResumableSearch:
-        if not isinstance(self._run, ResumableSearch):
+    def _searching(self) -> Search:
+        if not isinstance(self._run, Search):
             raise ArgumentError(
                 "the state of a search does not fit this scheduler, which was built with a number as max_lr and "
                 "searches nothing; leave the search out"
@@ -418,7 +419,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
         if epoch == 0:
             self._take_in_new_groups()
-            if isinstance(self._run, ResumableSearch):
+            if isinstance(self._run, Search):
                 self._run.take_over()
         _torch._update_lr(self, epoch)
 
@@ -427,7 +428,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if t > self.total_steps:
             return  # torch says so
         self._take_in_new_groups()
-        if isinstance(self._run, ResumableSearch):
+        if isinstance(self._run, Search):
             self._run.step(self.optimizer, self.last_epoch, t, loss, self._schedule, self._peak)
         else:
             self._run.step(self.optimizer, self.last_epoch, t, loss, self._schedule, self._floors)
@@ -442,7 +443,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         self._counts = group_counts(self.optimizer)
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
         run.chronicle.add([names[g] for g in new], max(self.last_epoch, 0))
-        if isinstance(run, ResumableSearch):
+        if isinstance(run, Search):
             run.grow(new, names)
         else:
             spread = max((spec.spread for spec in run.steering.specs), default=0.0)

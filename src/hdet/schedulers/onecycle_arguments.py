@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from hdet.auto.constants import DEFAULT
-from hdet.auto.saving import ResumableSearch
+from hdet.auto.search import Search
 from hdet.checks import is_int, is_one_of, is_real, must_be, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.meeting import Meeting
@@ -64,7 +64,7 @@ def onecycle_run(
     fanout: Fanout,
     go_back: Any,
     highest: Any,
-) -> ResumableSearch | Replicas | None:
+) -> Search | Replicas | None:
     """The run behind an ``hdet.OneCycleLR``; None where torch will refuse the schedule.
 
     ``schedule`` has torch's other arguments; ``max_lr="auto"`` in it becomes the optimizer's own rates.

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.auto.saving import ResumableSearch
+from hdet.auto.search import Search
 from hdet.checks import Rule, check_state, count, fields, maybe, shown, some_rates
 from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, with_added
 from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
 
-Run = TypeVar("Run", ResumableSearch, Replicas)
+Run = TypeVar("Run", Search, Replicas)
 
 
 class Schedule(Protocol):
