@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import Adam
 
-from hdet.auto.rule import Phase, Snapshot, State
+from hdet.auto.rule import Phase, State
 from hdet.auto.saving import loaded, saved
 from hdet.errors import ArgumentError
+from hdet.rollback.retreat import Snapshot
 from hdet.rollback.ruin import Block, Course
 from tests.auto.runs import built, search_of
 

@@ -11,11 +11,12 @@ from torch.optim import Optimizer
 from hdet.auto.measure import Measure
 from hdet.auto.memory import Memory
 from hdet.auto.progress import Progress
-from hdet.auto.rule import Snapshot, State
+from hdet.auto.rule import State
 from hdet.checks import STATE_VERSION, STATE_WORDS, shown
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
 from hdet.rollback.losses import Losses
+from hdet.rollback.retreat import Snapshot
 from hdet.rollback.saving import course_of, fields_of, in_named_pairs, losses_of, named, plain
 from hdet.rollback.snapshots import Snapshots
 

@@ -23,7 +23,7 @@ from hdet.auto.measure import Measure
 from hdet.auto.memory import Memory
 from hdet.auto.progress import Progress
 from hdet.auto.ranks import Gathered, Ranks
-from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
+from hdet.auto.rule import Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling, StepHook
 from hdet.auto.saving import Held, has_tensors, loaded_memory, saved_memory
 from hdet.auto.telling import ADOPTED, NOT_SEARCHED, TOO_SHORT, Found, Teller, lost_words, record_of
@@ -36,6 +36,7 @@ from hdet.errors import DivergedError, ResumeWarning
 from hdet.journal.chronicle import Chronicle, Clock
 from hdet.parameters import Rate, direction, end_step, stands_still, with_added
 from hdet.rollback.losses import Losses
+from hdet.rollback.retreat import Action
 from hdet.rollback.snapshots import START, Snapshots
 
 _Rate = TypeVar("_Rate", float, Rate)

@@ -44,10 +44,10 @@ from hdet.rollback.retreat import (
     Action,
     Cause,
     Decision,
-    Kept,
     Policy,
     Retreat,
     Slowed,
+    Snapshot,
     Step,
 )
 from hdet.rollback.ruin import BLOCKS
@@ -227,7 +227,7 @@ class Guard:
         self._stepping = t
         if not state.kept:
             self._keep(0)
-            self._held = self._held._replace(state=state._replace(kept=(Kept(t, 0),)))
+            self._held = self._held._replace(state=state._replace(kept=(Snapshot(t, 0),)))
         if self.factor != 1:
             self._loans.lower_rates(self._optimizer, self.factor)
         return True
