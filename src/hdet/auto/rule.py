@@ -161,7 +161,12 @@ class Evidence(NamedTuple):
     @property
     def gradient(self) -> float:
         """The largest number of the round's gradients; 0: there were none. NaN is not hidden."""
-        return max(self.gradients, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
+        return largest_size(self.gradients)
+
+
+def largest_size(sizes: Sequence[float]) -> float:
+    """The largest of some sizes, without hiding NaN; 0 if there are none."""
+    return max(sizes, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
 
 
 class Decision(NamedTuple):

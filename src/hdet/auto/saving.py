@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -64,35 +64,17 @@ def has_tensors(search: Any) -> bool:
     return len(search) > 0
 
 
-class Held(NamedTuple):
-    """What a search holds in tensors, and the losses of the round so far."""
-
-    losses: Losses
-    kept: tuple[Snapshot, ...]
-    measure: Measure
-    snapshots: Snapshots
-
-    def saved(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
-        """At step ``t``: the tensors themselves, no copies."""
-        return {
-            "version": STATE_VERSION,
-            "step": t,
-            "losses": [self.losses.saved()],
-            "kept": [list(one) for one in self.kept],
-            "measure": self.measure.saved(optimizer),
-            "snapshots": self.snapshots.saved(optimizer),
-        }
-
-    @classmethod
-    def read(cls, saved: Mapping[str, Any], optimizer: Optimizer, t: int, groups: Sequence[int], seat: Seat) -> Held:
-        """From :meth:`saved`; raises unless it is of step ``t`` and fits the optimizer."""
-        with _fitting(saved, t):
-            return cls(
-                losses_of(saved["losses"], seat),
-                tuple(Snapshot(int(step), int(slot)) for step, slot in saved["kept"]),
-                Measure.loaded(saved["measure"], groups, optimizer),
-                Snapshots.loaded(saved["snapshots"], optimizer),
-            )
+def read_tensors(
+    search: Any, optimizer: Optimizer, t: int, groups: Sequence[int], seat: Seat
+) -> tuple[Losses, tuple[Snapshot, ...], Measure, Snapshots]:
+    """The tensors of a search; raises unless they are of step ``t`` and fit the optimizer."""
+    with _fitting(search, t):
+        return (
+            losses_of(search["losses"], seat),
+            tuple(Snapshot(int(step), int(slot)) for step, slot in search["kept"]),
+            Measure.loaded(search["measure"], groups, optimizer),
+            Snapshots.loaded(search["snapshots"], optimizer),
+        )
 
 
 @contextmanager

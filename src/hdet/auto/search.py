@@ -25,9 +25,9 @@ from hdet.auto.progress import Progress
 from hdet.auto.ranks import Gathered, Ranks
 from hdet.auto.rule import Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling, StepHook
-from hdet.auto.saving import Held, has_tensors, loaded_memory, saved_memory
+from hdet.auto.saving import has_tensors, loaded_memory, read_tensors, saved_memory
 from hdet.auto.telling import ADOPTED, NOT_SEARCHED, TOO_SHORT, Found, Teller, lost_words, record_of
-from hdet.checks import STATE_WORDS, check_run, check_state, count, flag, run_state, warn_unless_by_steps
+from hdet.checks import STATE_VERSION, STATE_WORDS, check_run, check_state, count, flag, run_state, warn_unless_by_steps
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion, terms_of
@@ -37,6 +37,7 @@ from hdet.journal.chronicle import Chronicle, Clock
 from hdet.parameters import Rate, direction, end_step, stands_still, with_added
 from hdet.rollback.losses import Losses
 from hdet.rollback.retreat import Action
+from hdet.rollback.saving import plain
 from hdet.rollback.snapshots import START, Snapshots
 
 _Rate = TypeVar("_Rate", float, Rate)
@@ -471,7 +472,7 @@ class Search:
 
         Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
         """
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps, searches=state["searches"]))
+        self._follow(total_steps=total_steps, searches=state["searches"])
         self.take_over()
         self.memory = loaded_memory(state)
         self._begins_anew = self.found.phase is Phase.SEARCHING
@@ -480,7 +481,7 @@ class Search:
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
+        self._follow(total_steps=total_steps)
         if t > 0:
             self.memory.found, self.memory.kept_for = self.rule.kept(), ADOPTED
         self._resume(t)
@@ -495,11 +496,12 @@ class Search:
 
     def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
         """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
-        self._follow(dataclasses.replace(self.rule, total_steps=total_steps))
+        self._follow(total_steps=total_steps)
         self.memory.found = self.found.peaking(peak, share)
 
-    def _follow(self, followed: Rule) -> None:
-        self.rule = followed
+    def _follow(self, **changes: Any) -> None:
+        """Go on by a rule with some other arguments."""
+        self.rule = dataclasses.replace(self.rule, **changes)
         self.ranks.terms = self._terms()
 
     def _resume(self, t: int) -> None:
@@ -511,17 +513,24 @@ class Search:
 
     def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
         """What it holds in tensors at step ``t``, and the losses of the round so far: this rank's."""
-        return Held(self.losses, self.found.snapshots, self._sampler.measure, self._snapshots).saved(optimizer, t)
+        return {
+            "version": STATE_VERSION,
+            "step": t,
+            "losses": [self.losses.saved()],
+            "kept": plain(self.found.snapshots),
+            "measure": self._sampler.measure.saved(optimizer),
+            "snapshots": self._snapshots.saved(optimizer),
+        }
 
     def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
         if has_tensors(search):
-            Held.read(search, optimizer, t, self._groups, self.seat)
+            read_tensors(search, optimizer, t, self._groups, self.seat)
 
     def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
         if has_tensors(search):
-            held = Held.read(search, optimizer, t, self._groups, self.seat)
+            held = read_tensors(search, optimizer, t, self._groups, self.seat)
             self.losses, kept, self._sampler.measure, self._snapshots = held
             self.memory.found = self.found._replace(snapshots=kept)
             self._begins_anew = False
