@@ -1,5 +1,7 @@
 r"""When a guard rolls back, to which snapshot, and what becomes of the rate: the rule behind ``hdet.Guard``. Pure.
 
+A search shares its snapshots and actions, and lowers the rate by a rule of its own (:mod:`hdet.auto.rule`).
+
 A guard looks at the last steps every :data:`LOOK` steps. Three things are ruin:
 
 1. a single loss or gradient that is NaN, infinite or out of all proportion (:class:`Usual`), unless its step was
@@ -206,8 +208,8 @@ class Retreat(NamedTuple):
 
     def remembering(self, slots: Container[int]) -> Retreat:
         """The state if only the snapshots in some slots can be put back."""
-        replaced = present([self.replaced], slots) if self.replaced is not None else ()
-        return self._replace(kept=present(self.kept, slots), replaced=replaced[0] if replaced else None)
+        is_there = self.replaced is not None and self.replaced.slot in slots
+        return self._replace(kept=present(self.kept, slots), replaced=self.replaced if is_there else None)
 
 
 class Cause(IntEnum):
