@@ -108,7 +108,7 @@ def damaged(state: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
         ("made", -1),
         ("begun", "one"),
         ("ended", 0.5),
-        ("highest", "high"),
+        ("highest", math.nan),
         ("falling", None),
         ("has_losses", 0),
         ("knobs", ["lr[0]", "lr[1]"]),

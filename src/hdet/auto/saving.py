@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from hdet.auto.measure import Measure
 from hdet.auto.memory import Memory
 from hdet.auto.progress import Progress
-from hdet.auto.rule import State
-from hdet.checks import STATE_VERSION, STATE_WORDS, shown
+from hdet.auto.rule import HIGHEST, LOWEST, State
+from hdet.checks import STATE_VERSION, STATE_WORDS, Rule, check_state, count, is_finite, number, shown, some_rates
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError
 from hdet.rollback.losses import Losses
@@ -20,6 +20,7 @@ from hdet.rollback.retreat import Snapshot
 from hdet.rollback.saving import course_of, fields_of, in_named_pairs, losses_of, named, plain
 from hdet.rollback.snapshots import Snapshots
 
+_LEVEL = Rule("a number within the bounds of a search", lambda value: is_finite(value) and LOWEST <= value <= HIGHEST)
 _NAMES = {"rounds": "ended", "is_falling": "falling"}
 """What the fields of a memory are called in a file, if not as here."""
 _RECORDS = ("found", "progress")
@@ -34,6 +35,7 @@ def saved_memory(memory: Memory) -> dict[str, Any]:
 
 def loaded_memory(state: Mapping[str, Any]) -> Memory:
     """From :func:`saved_memory`. What does not fit raises."""
+    check_state(state, {"ended": count(0), "highest": number, "peaks": some_rates}, STATE_WORDS)
     here = {field: state[name] for field, name in _NAMES.items() if name in state}
     own = fields_of(Memory, {**state, **here}, STATE_WORDS, but=_RECORDS)
     progress = fields_of(Progress, named(state, "progress", STATE_WORDS), STATE_WORDS)
@@ -50,6 +52,7 @@ def loaded(search: Any) -> State:
     """From :func:`saved`. What does not fit raises."""
     what = f"{STATE_WORDS}, in what it says about the search,"
     found = named({"search": search}, "search", what)
+    check_state(found, {"level": _LEVEL, "peak": number}, what)
     own = fields_of(State, found, what, but=("snapshots", "course"))
     return State(**own, course=course_of(found, "course", what))
 

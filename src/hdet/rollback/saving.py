@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from numbers import Real
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from hdet.checks import Rule, check_state, pairs
+from hdet.checks import Rule, check_state, integer, is_real, pairs
 from hdet.distributed.group import Seat
 from hdet.rollback.losses import Losses
 from hdet.rollback.retreat import Retreat
 from hdet.rollback.ruin import Course
-
-_PLAIN: dict[type, Any] = {float: Real, int: Real, bool: bool, str: str}
-"""What numbers and words may be in a file; some kinds of files make a float of an integer."""
 
 
 def plain(value: Any) -> Any:
@@ -49,8 +45,13 @@ def fields_of(kind: type, saved: Mapping[str, Any], what: str, but: Sequence[str
         but: fields that are not read.
     """
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in but}
-    check_state(saved, {name: Rule(f"of the type {hint}", _fits(hint)) for name, hint in hints.items()}, what)
+    rules = {name: Rule(f"of the type {_word(hint)}", _fits(hint)) for name, hint in hints.items()}
+    check_state(saved, rules, what)
     return {name: _read(hint, saved[name]) for name, hint in hints.items()}
+
+
+def _word(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("hdet.rollback.", "")
 
 
 def _fits(hint: Any) -> Any:
@@ -74,14 +75,13 @@ def _read(hint: Any, value: Any) -> Any:
     if issubclass(hint, tuple):
         hints = get_type_hints(hint).values()
         return hint(*(_read(own, item) for own, item in zip(hints, _listed(value), strict=True)))
-    if issubclass(hint, IntEnum):
-        return hint(value)
-    if not isinstance(value, _PLAIN[hint]) or isinstance(value, bool) is not (hint is bool):
+    if issubclass(hint, int) and hint is not bool:  # a count or a member of an enum; some files make it a float
+        if not integer.fits(value):
+            raise TypeError(f"{value!r} is no integer")
+        return hint(int(value))
+    if not (is_real(value) if hint is float else isinstance(value, hint)):
         raise TypeError(f"{value!r} is no {hint.__name__}")
-    found: Any = int(value) if hint is int else value
-    if hint is int and found != value:
-        raise ValueError(f"{value!r} is no integer")
-    return found
+    return value
 
 
 def _listed(value: Any) -> Sequence[Any]:
