@@ -36,15 +36,16 @@ test-lab: $(STAMP) ## the other tests: the documentation's blocks, examples/, an
 test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelerate, DeepSpeed, torchtitan: some minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
 
+DOORS := $(addprefix tests/examples/test_,fastai_autolr.py timm_schedule.py ultralytics_autolr.py)
 # An environment of their own: fastai and ultralytics bring much, and ultralytics is AGPL. Nothing is downloaded in the tests.
 test-doors: export PIP_CONSTRAINT := constraints.txt
 test-doors: export YOLO_OFFLINE := true
 test-doors: export YOLO_CONFIG_DIR := build/doors
-test-doors: ## against the real fastai and ultralytics, in build/doors: some minutes
+test-doors: ## the examples for fastai, timm and ultralytics against the real ones, in build/doors: some minutes
 	test -x build/doors/bin/python || $(PYTHON) -m venv build/doors
 	build/doors/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
-	build/doors/bin/python -m pip install -e . fastai ultralytics pytest pytest-timeout hypothesis
-	build/doors/bin/python -m pytest tests/integrations/test_fastai.py tests/integrations/test_ultralytics.py $(PYTEST_ARGS)
+	build/doors/bin/python -m pip install -e . fastai timm ultralytics pytest pytest-timeout hypothesis
+	build/doors/bin/python -m pytest $(DOORS) $(PYTEST_ARGS)
 
 # By hand, not in CI: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
 test-oldest: PYTHON := python$(OLDEST_PYTHON)

@@ -69,6 +69,7 @@ COVERED = {
     "rollback/sizes": "rollback: guard guard_ranks",
     "rollback/snapshots": "rollback: storage snapshots; setups: going_back; rollback: guard guard_resume",
     # schedulers: what users construct
+    "schedulers/cycle": "ensemble: golden against_torch; auto: found endless",
     "schedulers/ensemble": "ensemble: rates_without_knobs journal_of_a_run knobs ensemble; setups: rates_table",
     "schedulers/onecycle": "ensemble: rounds golden against_torch; auto: golden hooks endless; setups: rates_table",
     "schedulers/peak": "setups: peaks",
@@ -77,7 +78,6 @@ COVERED = {
     "schedulers/replay": "journal: replay; cli: schedule; ensemble: journal_of_a_run",
     "schedulers/scheduled": "setups: rates_table added_groups late_groups late_group_of_several lengths several",
     "schedulers/several": "setups: late_group_of_several order_of_several late_groups several",
-    "schedulers/torch_onecycle": "ensemble: golden against_torch; auto: found endless",
 }
 """What makes rates and weights, and the tests that cover it, fast ones first; "auto: rule": tests/auto/test_rule.py."""
 FAMILIES = (

@@ -209,7 +209,7 @@ def _all(optimizer: Optimizer) -> list[Tensor]:
 def put_rate(group: dict[str, Any], rate: Rate) -> None:
     """Write a rate into a param group: in place where it is a tensor."""
     if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
+        group["lr"].fill_(rate.squeeze() if isinstance(rate, Tensor) else rate)
     else:
         group["lr"] = rate
 

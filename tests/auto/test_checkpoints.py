@@ -102,15 +102,11 @@ def damaged(state: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
         ("version", 5),
         ("way", "replicas"),
         ("way", "probed"),
-        ("searches", 1),
-        ("search", [["level", 0.0]]),
-        ("search", None),
-        ("made", -1),
+        ("found", [["level", 0.0]]),
+        ("found", None),
         ("begun", "one"),
-        ("ended", 0.5),
-        ("highest", math.nan),
-        ("falling", None),
-        ("has_losses", 0),
+        ("rounds", None),
+        ("highest", "high"),
         ("knobs", ["lr[0]", "lr[1]"]),
     ],
 )
@@ -187,9 +183,9 @@ def test_copies_of_a_scheduler_go_their_own_way() -> None:
     train(model, optimizer, scheduler, range(10))
     for other in (copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler.state_dict()))):
         state = other if isinstance(other, dict) else other.state_dict()
-        search = dict(state["hdet"]["search"])
+        search = dict(state["hdet"]["found"])
         assert search["level"] == pytest.approx(math.log(scheduler._run.found.peak_factor))
-        assert repr(search) == repr(dict(scheduler.state_dict()["hdet"]["search"]))
+        assert repr(search) == repr(dict(scheduler.state_dict()["hdet"]["found"]))
 
 
 def test_nothing_is_left_on_the_optimizer() -> None:

@@ -216,8 +216,6 @@ def test_a_resumed_run_says_the_same(loss: Losses, at: int, lines: Callable[[], 
     [
         ("progress", [["start", [[1.0]]]]),
         ("progress", [["start", []], ["stretches", [[1.0, 2]]], ["last", []], ["before", 0.0], ["turned", 0]]),
-        ("has_peaked", 1),
-        ("kept_for", None),
     ],
 )
 def test_a_damaged_state_is_refused(name: str, value: object) -> None:

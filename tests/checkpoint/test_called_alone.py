@@ -33,7 +33,7 @@ def test_a_call_on_one_rank_alone_is_named_with_the_missing_ranks(call: str, tmp
     kind, words = run_ranks(_alone, 3, call, path, group_timeout=2)[1]
     assert kind == "LostReplicaError"
     assert f"a collective failed in hdet.{call}({path!r})" in words
-    assert "These ranks have not come:\n  rank 0: never seen\n  rank 2: never seen" in words
+    assert "Missing ranks:\n  rank 0: never seen\n  rank 2: never seen" in words
     assert "hdet.exists() equally often" in words
 
 

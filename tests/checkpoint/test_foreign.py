@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -91,22 +88,13 @@ def test_states_of_each_other(into: str, of: str) -> None:
     assert rates(scheduler) == own
 
 
-def test_what_is_said_of_damaged_numbers() -> None:
+def test_what_is_said_of_something_missing() -> None:
     scheduler = trained()
-    for name, value, words in (
-        ("learned", [1.0, math.nan], r"has learned=\[1.0, nan\], but it must be 2 finite numbers, one per knob"),
-        ("learned", [1.0], "must be 2 finite numbers"),
-        ("sync_every", 0, "has sync_every=0, but it must be an integer, at least 1"),
-        ("controller_state", [["velocity", [0.0]]], "2 finite numbers, as many as here"),
-        ("controller_arguments", [["sigma", 0.1]], r"has the entries \['sigma'\], but must have"),
-        ("way", 3, r"must be one of \['replicas', 'search'\]"),
-    ):
+    for name in ("learned", "sync_every", "controller_state", "controller_arguments", "spreads"):
         state = copy.deepcopy(scheduler.state_dict())
-        state["hdet"][name] = value
-        with pytest.raises(hdet.ArgumentError, match=words + r".*; the checkpoint is damaged"):
-            scheduler.load_state_dict(state)
         del state["hdet"][name]
-        with pytest.raises(hdet.ArgumentError, match=f"the checkpoint's hdet state.* has no '{name}', which must be"):
+        words = f"the checkpoint's hdet state does not fit .*{name}.*; the checkpoint is damaged"
+        with pytest.raises(hdet.ArgumentError, match=words):
             scheduler.load_state_dict(state)
 
 
@@ -120,39 +108,29 @@ def test_a_state_of_torch_is_taken() -> None:
     assert scheduler.last_epoch == 7
 
 
-# -- mutated at random ------------------------------------------------------------------------------------------------
-
-STRANGE = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=3),
-    st.just(10**400),
-    st.lists(st.one_of(st.floats(), st.text(max_size=2), st.none()), max_size=3),
-    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
-    st.just(torch.ones(3)),
-)
+# -- something is missing ---------------------------------------------------------------------------------------------
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a state."""
+    """Every entry of a state that has a name: in a dict, or in a list of pairs."""
     found = [path] if path else []
-    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    if isinstance(value, dict):
+        rows = list(value.items())
+    elif isinstance(value, list) and all(isinstance(one, list) and one and isinstance(one[0], str) for one in value):
+        rows = list(enumerate(value))
+    else:
+        return found
     for key, item in rows:
         found += places(item, (*path, key))
     return found
 
 
-def mutated(state: Any, path: tuple[Any, ...], removes: bool, value: Any) -> Any:
+def without(state: Any, path: tuple[Any, ...]) -> Any:
     state = copy.deepcopy(state)
     target = state
     for key in path[:-1]:
         target = target[key]
-    if removes:
-        del target[path[-1]]
-    else:
-        target[path[-1]] = value
+    del target[path[-1]]
     return state
 
 
@@ -162,22 +140,16 @@ BARE: dict[str, Callable[[], Any]] = {**KINDS, "search": lambda: Searching().sch
 
 @pytest.mark.filterwarnings("ignore::hdet.ResumeWarning")
 @pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data())
-def test_no_damage_is_obscure_or_half_loaded(kind: str, data: st.DataObject) -> None:
+def test_a_state_without_an_entry_is_refused_or_goes_on(kind: str) -> None:
     """Either it is refused and nothing has changed, or the scheduler goes on."""
-    scheduler = BARE[kind]()
-    before, own = repr(scheduler.state_dict()), rates(scheduler)
-    path = data.draw(st.sampled_from(places(STATES[kind])))
-    state = mutated(STATES[kind], path, data.draw(st.booleans()), data.draw(STRANGE))
-    try:
-        scheduler.load_state_dict(state)
-    except hdet.ArgumentError:
-        assert repr(scheduler.state_dict()) == before
-        assert rates(scheduler) == own
-        return
-    scheduler.optimizer._opt_called = True
-    try:
-        scheduler.step()
-    except ValueError as error:  # torch's own: the step counter is at the schedule's end
-        if "total steps" not in str(error):
-            raise
+    for path in places(STATES[kind]):
+        scheduler = BARE[kind]()
+        before, own = repr(scheduler.state_dict()), rates(scheduler)
+        try:
+            scheduler.load_state_dict(without(STATES[kind], path))
+        except hdet.ArgumentError:
+            assert repr(scheduler.state_dict()) == before, path
+            assert rates(scheduler) == own, path
+        else:
+            scheduler.optimizer._opt_called = True
+            scheduler.step()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +37,6 @@ def test_bad_input_is_one_line(
     assert "hdet: " + said.json["error"] == said.complaint
     assert "Traceback" not in said.err
     assert list(tmp_path.iterdir()) == []  # nothing was begun
-
-
-@pytest.mark.parametrize("command", ["train", "ablate", "demo"])
-@pytest.mark.parametrize("further", [(), ("--out", "a folder", "--steps", "5"), ("--help",), ("--no-such-option",)])
-def test_a_command_that_moved_says_where_it_went(
-    command: str, further: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = hdet_here(capsys, command, *further)
-    assert (said.code, said.out) == (2, "")
-    words = shlex.join(["python", "-m", "lab", command, *further])
-    assert said.complaint == f"hdet: hdet {command} moved: clone the repository and run {words}"
-    as_json = hdet_here(capsys, command, *further, "--json")
-    assert as_json.json == {"error": as_json.complaint.removeprefix("hdet: "), "code": 2}
-
-
-def test_a_command_that_moved_needs_no_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "typer", None)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    assert "moved: clone the repository" in hdet_here(capsys, "train").complaint
 
 
 def test_through_the_real_entry_point(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_file_that_is_written_has_the_names_as_they_are(tmp_path: Path, journa
 
 def test_complaints(tmp_path: Path, journal: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / f"no journal {EVIL}").write_text(f"{EVIL}\n{EVIL}\n")
-    write_journal(tmp_path / "field.jsonl", a_header(), a_round(0, base=EVIL), a_round(1))
+    write_journal(tmp_path / "field.jsonl", a_header(), {**a_round(0), "step": EVIL}, a_round(1))
     for command in (
         ("report", tmp_path / f"no journal {EVIL}"),
         ("report", tmp_path / "field.jsonl"),

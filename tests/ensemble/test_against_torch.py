@@ -45,11 +45,13 @@ def snapshot(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 def run(make: Callable[[Optimizer], Any], optimizer: Optimizer, steps: int) -> list[Any]:
     scheduler = make(optimizer)
-    rows = [(snapshot(optimizer), scheduler.get_last_lr())]
+    rows = [
+        (snapshot(optimizer), copy.deepcopy(scheduler.get_last_lr()))
+    ]  # torch 2.6 gives the optimizer's own tensors
     for _ in range(steps):
         optimizer.step()
         scheduler.step()
-        rows.append((snapshot(optimizer), scheduler.get_last_lr()))
+        rows.append((snapshot(optimizer), copy.deepcopy(scheduler.get_last_lr())))
     return rows
 
 

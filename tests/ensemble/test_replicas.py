@@ -331,7 +331,7 @@ DISAGREEMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "total steps": ({"total_steps": 40}, {"total_steps": 50}, ["total_steps = 40", "total_steps = 50"]),
     "spread": ({"spread": 0.25}, {"spread": 0.5}, ["spread = 0.25", "spread = 0.5"]),
     "seed": ({"seed": 1}, {"seed": 2}, ["seed = 1", "seed = 2"]),
-    "sigma": ({"sigma": 0.25}, {"sigma": 0.5}, ["sigma = 0.25", "sigma = 0.5"]),
+    "sigma": ({"sigma": 0.25}, {"sigma": 0.5}, ["sigma=0.25", "sigma=0.5"]),
     "auto_lr": ({"auto_lr": True}, {"auto_lr": False}, ["auto_lr"]),
     "decay": ({"decay": "schedule"}, {"decay": "exponential"}, ["decay"]),
     "max_lr": ({"max_lr": 0.1}, {"max_lr": 0.2}, ["disagree on max_lr,", "max_lr = 0.1", "max_lr = 0.2"]),
@@ -376,8 +376,8 @@ def _other_rates_and_a_checkpoint(rank: int) -> int:
 
 def test_replicas_with_other_parameters() -> None:
     for message in run_ranks(_other_shapes, 2):
-        assert "rank 0: 2 tensors, number 0: parameter (3, 4)" in message
-        assert "rank 1: 2 tensors, number 0: parameter (4, 3)" in message
+        assert "rank 0: tensor 0 of the model = parameter (3, 4)" in message
+        assert "rank 1: tensor 0 of the model = parameter (4, 3)" in message
 
 
 def _other_shapes(rank: int) -> str:

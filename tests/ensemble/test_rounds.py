@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hdet
-from hdet.ensemble.bases import Bases, Decaying, decay_rate
+from hdet.ensemble.bases import Bases, decay_rate
 from hdet.ensemble.design import Rounds, default_length
 from hdet.ensemble.knob import KnobSpec, scale_named
 
@@ -41,10 +41,10 @@ def test_published_formula_would_grow_but_ours_decays() -> None:
 
 
 def test_decaying_base_never_goes_below_the_floor() -> None:
-    state = Decaying.begin([1.0, 0.5])
+    state = Bases.begin([1.0, 1.0], None)
     for _ in range(50):
-        state = state.after_round(moves=[-2.0, 0.0], floors=[0.1, 0.05], rounds=5)
-    assert state.bases == [0.1, 0.05]
+        state = state.after_round(moves=[-2.0, 0.0], schedule=[1.0, 0.5], floors=[0.1, 0.05], rounds=5)
+    assert state.decayed == [0.1, 0.05]
 
 
 @given(st.lists(st.tuples(st.floats(1e-15, 1e15), st.floats(-1e3, 1e3)), min_size=1, max_size=5))
@@ -69,17 +69,13 @@ def test_rounds_left_and_a_run_without_an_end() -> None:
 
 
 def test_groups_that_come_late_decay_from_where_they_begin() -> None:
-    state = Decaying.begin([1.0]).after_round([0.0], [0.25], rounds=2)
-    assert state.bases == [pytest.approx(0.5)]
-    late = state.grown(2)
-    assert (late.starts, late.bases[1:]) == ([1.0, 0.0, 0.0], [0.0, 0.0])
-    begun = late.begun([9.0, 4.0, 8.0])
-    assert (begun.starts, begun.bases) == ([1.0, 4.0, 8.0], [pytest.approx(0.5), 4.0, 8.0])
-    assert begun.after_round([0.0, 0.5, 0.0], [0.25, 1.0, 8.0], rounds=2).bases == [
-        pytest.approx(0.25),
-        pytest.approx(3.0),
-        8.0,
-    ]
+    state = Bases.begin([1.0], None).after_round([0.0], [1.0], [0.25], rounds=2)
+    assert state.decayed == [pytest.approx(0.5)]
+    late = state.grown(2, None)
+    assert (late.starts, late.decayed[1:]) == ([1.0, 0.0, 0.0], [0.0, 0.0])
+    begun = late.after_round([0.0, 0.5, 0.0], [9.0, 4.0, 8.0], [0.25, 1.0, 8.0], rounds=2)
+    assert begun.starts == [1.0, 4.0, 8.0]
+    assert begun.decayed == [pytest.approx(0.25), pytest.approx(3.0), 8.0]
 
 
 def test_nothing_decays_to_a_floor_above_it() -> None:
@@ -89,8 +85,8 @@ def test_nothing_decays_to_a_floor_above_it() -> None:
 
 
 def test_rates_that_are_added_begin_unlearned() -> None:
-    grown = Bases([0.5], Decaying([2.0], [1.0]), "old").grown(2, "new")
-    assert grown == Bases([0.5, 1.0, 1.0], Decaying([2.0, 0.0, 0.0], [1.0, 0.0, 0.0]), "new")
+    grown = Bases([0.5], [2.0], [1.0], "old").grown(2, "new")
+    assert grown == Bases([0.5, 1.0, 1.0], [2.0, 0.0, 0.0], [1.0, 0.0, 0.0], "new")
 
 
 def test_one_replica_alone_is_told_nothing_when_it_is_resumed_inside_a_round() -> None:

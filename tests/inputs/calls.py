@@ -17,7 +17,6 @@ from torch import nn
 import hdet
 from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.integrations.accelerate import prepare
-from hdet.integrations.timm import TimmSchedule
 
 __all__ = ["CALLS", "NOT_CALLED", "Call"]
 
@@ -33,7 +32,7 @@ class Call:
         name: as users write it.
         function: what is called.
         right: makes arguments that are accepted, anew for every call; gets a folder.
-        torchs: arguments that torch itself checks: its errors must name them too.
+        torchs: arguments that torch itself checks, and refuses in its own words.
         use: what users do with the result: it must not fail either.
         words: other names under which messages speak of an argument.
     """
@@ -164,16 +163,6 @@ class _Accelerator:
     def register_load_state_pre_hook(self, hook: Any) -> None: ...
 
 
-class _Timms:
-    """A scheduler of timm, as far as it is called."""
-
-    def __init__(self) -> None:
-        self.optimizer = optimizer_of()
-
-    def step_update(self, num_updates: int) -> None: ...
-    def step(self, epoch: int) -> None: ...
-
-
 def _train(scheduler: Any, given: dict[str, Any]) -> None:
     """Two steps; where there is no gradient, the optimizer moves nothing."""
     for _ in range(2):
@@ -199,8 +188,8 @@ def _evaluate(probe: Any, given: dict[str, Any]) -> None:
     probe()
 
 
-SCHEDULE = frozenset(inspect.signature(torch.optim.lr_scheduler.OneCycleLR).parameters)
-"""Arguments of torch's OneCycleLR, which checks them."""
+SCHEDULE = frozenset(inspect.signature(torch.optim.lr_scheduler.OneCycleLR).parameters) - {"verbose"}
+"""Arguments of torch's OneCycleLR, which checks them; ``verbose`` of torch 2.6 has no effect there."""
 _WORDS = {"optimizer": ("Optimizer",), "total_steps": ("total steps",)}
 
 CALLS = [
@@ -249,7 +238,6 @@ CALLS = [
     ),
     Call("knobs.scalar", hdet.knobs.scalar, _scalar),
     Call("knobs.custom", hdet.knobs.custom, _custom),
-    Call("TimmSchedule", TimmSchedule, lambda _: {"scheduler": _Timms()}),
     Call(
         "accelerate.prepare",
         prepare,

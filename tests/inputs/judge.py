@@ -1,4 +1,4 @@
-"""Whether an error helps: it is one of hdet's, or torch's own about torch's own argument, and names the argument."""
+"""Whether an error helps: it is one of hdet's and names the argument, or torch's own about an argument of torch's."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def complaint(call: Call, spoilt: dict[str, Any], folder: Path) -> str | None:
         except Exception as error:
             if any(frame.name == "loss_fn" for frame in traceback.extract_tb(error.__traceback__)):
                 return None  # the user's own function has raised it
-            theirs = call.torchs if _is_torchs(error) else frozenset[str]()
-            may_name = set(spoilt) if isinstance(error, HdetError) else theirs & set(spoilt)
-            if any(_names(call, name, spoilt[name], str(error)) for name in may_name):
+            if _is_torchs(error) and call.torchs & set(spoilt):
+                return None
+            is_ours = isinstance(error, HdetError)
+            if is_ours and any(_names(call, name, value, str(error)) for name, value in spoilt.items()):
                 return None
             where = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"

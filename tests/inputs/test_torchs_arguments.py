@@ -1,9 +1,8 @@
-"""torch's own arguments: what torch takes is taken, and what it refuses is refused by name."""
+"""torch's own arguments: what torch takes is taken, and what it refuses it refuses in its own words."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 import warnings
 from collections.abc import Callable
@@ -48,18 +47,34 @@ REFUSED = {
 """What torch takes and hdet does not, on purpose."""
 
 
-def test_the_judge_takes_no_excuse_from_torch(tmp_path: Path) -> None:
-    theirs = dataclasses.replace(PLAIN[0], function=lr_scheduler.OneCycleLR, use=lambda result, given: None)
-    assert complaint(theirs, {"total_steps": 0}, tmp_path) is None  # Expected positive integer total_steps
-    for argument, value in (("total_steps", "100"), ("div_factor", None), ("pct_start", "0.3")):
-        assert complaint(theirs, {argument: value}, tmp_path) is not None
-
-
 @pytest.mark.parametrize("call", WITH_TORCHS, ids=lambda call: call.name)
 @pytest.mark.parametrize("argument", sorted(SCHEDULE))
-def test_whatever_torch_refuses_is_refused_by_name(call: Call, argument: str, tmp_path: Path) -> None:
+def test_whatever_torch_refuses_is_refused(call: Call, argument: str, tmp_path: Path) -> None:
     wrong = {name: complaint(call, {argument: odd()}, tmp_path) for name, odd in ODD.items()}
     assert {name: words for name, words in wrong.items() if words is not None} == {}
+
+
+def error_of(make: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
+    try:
+        make(**arguments)
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", PLAIN, ids=lambda call: call.name)
+@pytest.mark.parametrize("argument", sorted(SCHEDULE - {"optimizer"}))
+def test_torch_refuses_in_its_own_words_and_nothing_is_changed(call: Call, argument: str) -> None:
+    for name, odd in ODD.items():
+        theirs = error_of(lr_scheduler.OneCycleLR, {**call.right(Path()), argument: odd()})
+        if theirs is None or name in {'"0.1"', '"auto"', '"keep"', '""', "null byte", "surrogate", "not UTF-8"}:
+            continue  # hdet knows what a text may be
+        given = {**call.right(Path()), argument: odd()}
+        before = copy.deepcopy(given["optimizer"].state_dict())
+        ours = error_of(hdet.OneCycleLR, given)
+        assert isinstance(ours, (type(theirs), hdet.ArgumentError)), name
+        assert given["optimizer"].state_dict() == before, name
 
 
 def accepts(call: Call, kind: Callable[..., Any], spoilt: dict[str, Any]) -> bool:
@@ -87,25 +102,14 @@ def test_whatever_torch_takes_is_taken(call: Call, argument: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"total_steps": "100"}, r"total_steps must be an integer, at least 1, but got total_steps='100'; "),
-        ({"total_steps": numpy.int64(100)}, r"total_steps must be .*int64\(100\)\)?; .*int\(total_steps\)"),
-        ({"total_steps": None, "epochs": numpy.int64(3), "steps_per_epoch": 4}, r"epochs must be .*int\(epochs\)"),
-        ({"div_factor": None}, r"div_factor must be a number other than 0, but got div_factor=None; .*25"),
-        ({"div_factor": 0}, r"div_factor must be .*; .*25"),
-        ({"final_div_factor": torch.tensor(0.0)}, r"final_div_factor must be a number other than 0"),
-        ({"final_div_factor": 1e-320}, r"final_div_factor must .*, but got final_div_factor=1e-320.*; "),
-        ({"max_lr": None}, r"max_lr must be a number, or a list .*, but got max_lr=None; "),
-        ({"max_lr": ["a", 0.1]}, r"max_lr must be a number, or a list .*'a'"),
+        ({"final_div_factor": 1e-320}, r"final_div_factor must .*, but got final_div_factor=1e-320; "),
+        ({"final_div_factor": numpy.ones(2)}, r"final_div_factor must be a number that leaves rates finite"),
         ({"max_lr": 1e300}, r"max_lr must be finite and not below 0, but got max_lr=1e\+300"),
-        ({"max_momentum": None}, r"max_momentum must be a number, or a list"),
-        ({"pct_start": "0.3"}, r"pct_start must be a float from 0 to 1, but got pct_start='0.3'; .*0.3"),
-        ({"pct_start": numpy.float32(0.5)}, r"pct_start must be a float .*float\(pct_start\)"),
-        ({"pct_start": 0.1, "total_steps": 10}, r"pct_start must not .* step 0, but got pct_start=0.1.*10.*; "),
-        ({"anneal_strategy": None}, r"anneal_strategy must be .*cos.*linear.*, but got anneal_strategy=None; "),
-        ({"cycle_momentum": numpy.ones(2)}, r"cycle_momentum must be True or False, but got cycle_momentum=array"),
-        ({"three_phase": torch.ones(0)}, r"three_phase must be True or False, but got three_phase=tensor"),
-        ({"last_epoch": "3"}, r"last_epoch must be .*, but got last_epoch='3'; "),
-        ({"last_epoch": 50}, r"last_epoch must be .* below total_steps = 50, but got last_epoch=50; "),
+        ({"max_lr": math.nan}, r"max_lr must be finite and not below 0, but got max_lr=nan; "),
+        ({"max_momentum": math.nan}, r"max_momentum must be a number, but got max_momentum=nan; "),
+        ({"pct_start": math.nan}, r"pct_start must be a number, but got pct_start=nan; "),
+        ({"total_steps": 10**21}, r"total_steps must be at most .*steps_per_epoch, but got total_steps=10+; "),
+        ({"max_lr": "0.1"}, r"max_lr must be a number, a list of numbers or \"auto\", but got max_lr='0.1'; "),
     ],
 )
 def test_the_words(arguments: dict[str, Any], words: str) -> None:

@@ -5,7 +5,7 @@ After each of these all of them know the same, so that they decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -52,16 +52,12 @@ class Ranks:
         meeting: who they are.
         chronicle: the journal, which one of them writes.
         model: its buffers are averaged; None: nobody knows them.
-        terms: what must be equal on all ranks.
     """
 
-    def __init__(
-        self, meeting: Meeting, chronicle: Chronicle, model: nn.Module | None, terms: Mapping[str, float]
-    ) -> None:
+    def __init__(self, meeting: Meeting, chronicle: Chronicle, model: nn.Module | None) -> None:
         self.meeting = meeting
         self._chronicle = chronicle
         self._body = Body(model)
-        self.terms = terms
 
     @property
     def seat(self) -> Seat:
@@ -72,12 +68,11 @@ class Ranks:
         """The optimizer is known: no step has been made yet."""
         self._body.remember(optimizer)
         self._body.set_aside(nan_buffers(self._body.model))  # what was never a number does not become none
-        self.meeting.count_steps(optimizer)
 
     def meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
         if self.meeting.is_due:  # every step asks
-            meet(self.meeting, self._chronicle, t, lambda: self._first_weights(optimizer), self.terms)
+            meet(self.meeting, self._chronicle, t, lambda: self._first_weights(optimizer))
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         self._body.first_weights(optimizer, needs_model=False)  # raises for what cannot be trained so
@@ -88,7 +83,7 @@ class Ranks:
         self.meet(optimizer, t)
         with arriving(f"finish(), at step {t}"):
             weights, shown, unread = _what_trains(optimizer), Shown(signal=float(steps)), (1.0, 0.0, 0.0)
-            self.meeting.roll_call(Occasion.FINISH, t, self.terms, weights, shown, expect_equal=False, values=unread)
+            self.meeting.roll_call(Occasion.FINISH, t, weights, shown, expect_equal=False, values=unread)
 
     # -- buffers --------------------------------------------------------------------------------------------------
 
@@ -103,7 +98,7 @@ class Ranks:
         if group.seat.size == 1 or not weights.buffers:
             return
         with arriving(f"averaging the buffers at step {t}"):
-            roll = self.meeting.roll_call(occasion, t, self.terms, weights, Shown(), expect_equal=True)
+            roll = self.meeting.roll_call(occasion, t, weights, Shown(), expect_equal=True)
             if any(roll.finite) and not roll.moving_equal:
                 average_(weights.buffers, group, roll.finite)
 
@@ -170,10 +165,8 @@ class Ranks:
         keeps = self._chronicle.is_kept
         if not bits and not keeps:
             return RollCall.alone()._replace(finite=[bool(finite[0])])
-        values, shown, terms = [*finite, *(bits or (0, 0))], Shown(journal=keeps), self.terms
-        roll = self.meeting.roll_call(
-            Occasion.ROUND_END, span[0], terms, weights, shown, expect_equal=True, values=values
-        )
+        values, shown = [*finite, *(bits or (0, 0))], Shown(journal=keeps)
+        roll = self.meeting.roll_call(Occasion.ROUND_END, span[0], weights, shown, expect_equal=True, values=values)
         if not roll.moving_equal and all(roll.finite):
             raise DisagreementError(
                 f"the ranks hold different weights at step {span[1]}, but a search is for one model: wrap it in "

@@ -27,10 +27,10 @@ from hdet.auto.rule import Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling, StepHook
 from hdet.auto.saving import has_tensors, loaded_memory, read_tensors, saved_memory
 from hdet.auto.telling import ADOPTED, NOT_SEARCHED, TOO_SHORT, Found, Teller, lost_words, record_of
-from hdet.checks import STATE_VERSION, STATE_WORDS, check_run, check_state, count, flag, run_state, warn_unless_by_steps
+from hdet.checks import STATE_VERSION, STATE_WORDS, check_run, reading, run_state, warn_unless_by_steps
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, terms_of
+from hdet.distributed.rollcall import Occasion
 from hdet.distributed.shards import refuse_partitions
 from hdet.errors import DivergedError, ResumeWarning
 from hdet.journal.chronicle import Chronicle, Clock
@@ -113,7 +113,7 @@ class Search:
         self._go_back = go_back
         self._bounds = bounds
         self._groups = list(groups)
-        self.ranks = Ranks(meeting, chronicle, model, self._terms())
+        self.ranks = Ranks(meeting, chronicle, model)
         self._hook = StepHook()
         self._sampler = Sampler(groups, rule.constants)
         self._snapshots = Snapshots()
@@ -159,6 +159,14 @@ class Search:
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
 
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """The rates of all ranks: none has another one."""
+        return self.rates(schedule, t)
+
+    def multipliers(self, t: int, seat: Seat) -> list[float]:
+        """Of a rank's rates: all have the same."""
+        return [1.0] * len(self.knobs)
+
     def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
         """Rates of a checkpoint, which may have had other bounds."""
         factor = min(self._bounds.factor(rates), 1.0)
@@ -178,7 +186,6 @@ class Search:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
         self._bounds = self._bounds.grown(new)
         self.knobs = list(knobs)
-        self.ranks.terms = self._terms()
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -238,7 +245,7 @@ class Search:
             schedule: the plain schedule of each parameter group at a step.
             peak: the step at which its rising phase ends.
         """
-        self.meeting.step(optimizer, before)
+        self.meeting.check_step(before)
         if before == 0 and self.seat.replica == 0:
             warn_unless_by_steps()
         if loss is not None:
@@ -315,7 +322,6 @@ class Search:
         self.memory.rests = self._rests(end)
         clock.lap("controller")
         self.losses.reset()
-        self.meeting.begin_round()
         if gathered.writer == self.meeting.group.rank:
             now = end.schedule(end.after)  # another one, if the guess is kept to from here on
             bases, schedules = (base, self.rates(now, end.after)), (then, now)
@@ -434,11 +440,6 @@ class Search:
 
     # -- the other ranks ----------------------------------------------------------------------------------------------
 
-    def _terms(self) -> dict[str, float]:
-        searches, back = self.rule.searches, self._go_back
-        steps, highest = self.total_steps, self._bounds.lowest
-        return terms_of(KIND, self.knobs, [], total_steps=steps, searches=searches, go_back=back, highest=highest)
-
     def converge(self, optimizer: Optimizer, t: int) -> None:
         """Average the buffers now, and nothing else. Collective."""
         self.ranks.meet(optimizer, t)
@@ -459,32 +460,32 @@ class Search:
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from it. Changes nothing."""
         check_run(state, KIND, self.knobs)
-        loaded_memory(state)
-        check_state(state, {"searches": flag, "made": count(0), "begun": count(0)}, STATE_WORDS)
+        with reading(STATE_WORDS):
+            _read(state)
 
     @staticmethod
     def found_in(state: Mapping[str, Any]) -> Found:
         """What was found, of a state that :meth:`check` has seen."""
-        return loaded_memory(state).told
+        return _read(state)[0].told
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
         """Go on at step ``t`` from what :meth:`check` has seen.
 
         Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
         """
-        self._follow(total_steps=total_steps, searches=state["searches"])
+        memory, searches, made, begun = _read(state)
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=searches)
         self.take_over()
-        self.memory = loaded_memory(state)
+        self.memory, self._sampler.made, self._sampler.begun = memory, made, begun
         self._begins_anew = self.found.phase is Phase.SEARCHING
-        self._sampler.made, self._sampler.begun = state["made"], state["begun"]
-        self._resume(t)
+        self._resume(t, state)
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
-        self._follow(total_steps=total_steps)
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
         if t > 0:
             self.memory.found, self.memory.kept_for = self.rule.kept(), ADOPTED
-        self._resume(t)
+        self._resume(t, {})
 
     def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
         """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
@@ -496,18 +497,13 @@ class Search:
 
     def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
         """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
-        self._follow(total_steps=total_steps)
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
         self.memory.found = self.found.peaking(peak, share)
 
-    def _follow(self, **changes: Any) -> None:
-        """Go on by a rule with some other arguments."""
-        self.rule = dataclasses.replace(self.rule, **changes)
-        self.ranks.terms = self._terms()
-
-    def _resume(self, t: int) -> None:
+    def _resume(self, t: int, state: Mapping[str, Any]) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
-        self.meeting.resume()
+        self.meeting.resume({**state, "go_back": self._go_back, "highest": self._bounds.lowest})
         self.is_just_loaded, self._is_finished = True, False
         self.chronicle.resume(t, mid_round=self._sampler.progress > 0)
 
@@ -564,6 +560,11 @@ class Search:
             self._sampler.measure = Measure.loaded(measure, self._groups, optimizer)
             self._hook.begin(optimizer, self, Search._before_step)
             self._snapshots.watch(optimizer)
+
+
+def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
+    """What is remembered, whether it searches, and how many steps and rounds were made."""
+    return loaded_memory(state), bool(state["searches"]), int(state["made"]), int(state["begun"])
 
 
 def _level(rate: float, guess: float) -> float:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
-from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -91,7 +90,7 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
     _sweep(path, alone=_claimed(path))
     with _draft_of(path) as (draft, file):
         hashed = _Hashed(file)
-        _pickled({**content, "name": path.name}, hashed)
+        _pickled(content, hashed)
         hashed.finish()
         file.close()
         _refuse_unreadable(draft)
@@ -132,7 +131,7 @@ def _sweep(path: Path, *, alone: bool) -> None:
 @contextmanager
 def _draft_of(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
     """A new file, never one that is there nor where a link points to; as private as the checkpoint before."""
-    draft, before = _new_draft(path), next(iter(_own(path)), None)
+    draft, before = _new_draft(path), next(iter(kept(path)), None)
     mode = 0o666 if before is None else stat.S_IMODE(before.stat().st_mode)
     with ExitStack() as afterwards:
         afterwards.callback(_drafts.discard, draft)
@@ -202,13 +201,8 @@ def _sync_folder(folder: Path) -> None:
 # -- which files ------------------------------------------------------------------------------------------------------
 
 
-def kept(path: Path) -> Iterator[Path]:
+def kept(path: Path) -> list[Path]:
     """The checkpoints that are there, newest first."""
-    yield from _own(path)
-    yield from _old_copies(path)
-
-
-def _own(path: Path) -> list[Path]:
     return [*([path] if path.is_file() else []), *_copies(path)]
 
 
@@ -220,26 +214,6 @@ def _copies(path: Path) -> list[Path]:
     """Those before the one at ``path``, newest first."""
     found = _beside(path, rf"{re.escape(path.name)}\.hdet-[1-9][0-9]*")
     return sorted((file for file in found if file.is_file()), key=lambda file: int(file.name.rpartition("-")[2]))
-
-
-def _old_copies(path: Path) -> Iterator[Path]:
-    """Those that an earlier hdet kept as ``path.1``, ``path.2``, ...: it wrote their last line, under another name."""
-    for number in count(1):
-        file = path.with_name(f"{path.name}.{number}")
-        if not file.is_file():
-            return
-        if _is_a_copy(file):
-            yield file
-
-
-def _is_a_copy(file: Path) -> bool:
-    """Whether hdet has written it, and not because a user has chosen this name."""
-    try:
-        return digest_of(file) is not None and bool(read(file)["name"] != file.name)
-    except OSError:  # somebody else's, who does not let us read it
-        return False
-    except (CheckpointError, LookupError, TypeError):  # damaged, or from before names were written
-        return True
 
 
 def _beside(path: Path, name: str) -> list[Path]:

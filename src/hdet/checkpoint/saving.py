@@ -8,17 +8,15 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.auto.search import Search
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
-from hdet.checkpoint.parts import check_fits
-from hdet.checks import check_state, fields, must_be, shown
+from hdet.checks import must_be, shown
 from hdet.distributed.group import ReplicaGroup, arriving, connect, find_seat
 from hdet.distributed.presence import presence
 from hdet.distributed.shards import is_sharded
@@ -81,11 +79,9 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
 def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
     """Resume from a checkpoint of :func:`save`. All ranks call it; their number may differ from when it was saved.
 
-    Before anything is changed the file's checksum is verified, and the states of models, optimizers, schedulers,
-    searches and GradScalers are checked. The state of an optimizer is compared with that of a new one of its class
-    after a step on small parameters. Some parts cannot be checked in advance: models and optimizers with hooks on
-    ``load_state_dict``, optimizers that cannot be built from their ``defaults`` or stepped without a closure, and other
-    classes. If one of these fails, the error says what has changed by then.
+    The file's checksum is verified first. Then the parts load their states one after the other. If one of them does not
+    fit, on any rank, all parts get back the state that they had, and the error names the part. Until then there is a
+    copy of each state in the host's memory.
 
     A damaged file is skipped with a :class:`hdet.CheckpointWarning`, and the one before it is loaded.
 
@@ -106,7 +102,12 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
     stateful = _together(group, what, lambda: _stateful(parts))
     content = _together(group, what, lambda: _checked_content(found, stateful))
     values = copy.deepcopy(content["values"])
-    _together(group, what, lambda: _put_back(found.file, content, stateful))
+    before: dict[str, _Kept] = {}
+    try:
+        _together(group, what, lambda: _load_parts(content, stateful, before))
+    except HdetError:  # on this rank or on another
+        _put_back(stateful, before)
+        raise
     return {**{name: value for name, value in parts.items() if name not in stateful}, **values}
 
 
@@ -140,10 +141,7 @@ def _from_first(group: ReplicaGroup, what: str, action: Callable[[], Result]) ->
 
 
 def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
-    """What ``action`` gives on this rank. If it fails on one, all raise. Collective.
-
-    What it did not foresee must have changed nothing.
-    """
+    """What ``action`` gives on this rank. If it fails on one, all raise. Collective."""
     failure: Exception | None = None
     result: Result | None = None
     try:
@@ -187,17 +185,10 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
         raise ArgumentError(f"path must be the path of a file, but {found} is a folder; name a file in it")
     if given.exists() and not given.is_file():
         raise ArgumentError(
-            f"path must be the path of a regular file, but {given} is {_kind(given)}; a checkpoint is written to one "
-            "file and replaces another: give a path on a disk"
+            f"path must be the path of a regular file, but {given} is a device, a pipe or a socket; a checkpoint is "
+            "written to one file and replaces another: give a path on a disk"
         )
     return found
-
-
-def _kind(path: Path) -> str:
-    """Of what is no regular file, in words."""
-    if path.is_fifo():
-        return "a pipe"
-    return "a socket" if path.is_socket() else "a device"
 
 
 def _content(parts: Mapping[str, Any], losses: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -251,25 +242,29 @@ def _tensors_in(part: Any) -> Iterator[Tensor]:
 
 
 def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's content, once every part has seen that its own fits. Changes nothing."""
+    """The file's content, once every scheduler of hdet has seen that its own fits. Changes nothing."""
     file = found.file
     _refuse_another(found)
     content = read(file)
     _refuse_another(found)
     if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
         raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
-    check_state(content, dict.fromkeys(("states", "values", "searches"), fields), f"the checkpoint {file}")
     states, searches = content["states"], content["searches"]
     _refuse_sharded_parts(parts, {name: one for name, one in _searches(parts).items() if name in searches})
-    for name, part in parts.items():
+    for name in parts:
         if name not in states:
             has = f"the states {shown(sorted(states))} and the values {shown(sorted(content['values']))}"
             raise ArgumentError(
                 f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
             )
-        check_fits(name, part, states[name])
+    inside = _inside({name: states[name] for name in parts})
+    for name, part in _inside(parts).items():
+        if name not in inside:
+            raise ArgumentError(f"{file} has no state of the scheduler {name!r}; build it as it was when it was saved")
+        if isinstance(part, Scheduler):
+            part.check_state_dict(inside[name])
     for name, scheduler in _searches(parts).items():
-        scheduler.check_search_state_dict(searches.get(name, {}), _inside(states)[name])
+        scheduler.check_search_state_dict(searches.get(name, {}), inside[name])
     return content
 
 
@@ -283,27 +278,80 @@ def _refuse_another(found: Whole) -> None:
         )
 
 
-def _put_back(file: Path, content: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    """First what could not be checked, and a scheduler after its optimizer."""
-    done: list[str] = []
+class _Kept(NamedTuple):
+    """What a part was before it was loaded."""
+
+    state: Any
+    searches: dict[str, Any]
+
+
+def _kept(name: str, part: Any) -> _Kept:
+    """The tensors of guards and searches are not copied: a load puts others in their place."""
+    searches = {inside: one.search_state_dict() for inside, one in _searches({name: part}).items()}
+    return _Kept(part.state_dict() if isinstance(part, Guard) else _copied(part.state_dict()), searches)
+
+
+def _copied(state: Any) -> Any:
+    """Large tensors go to the host: a device may be nearly full."""
+    if isinstance(state, Tensor) and state.device.type not in ("cpu", "meta"):
+        return state.detach().cpu()
+    if not isinstance(state, dict):
+        return copy.deepcopy(state)
+    copied = copy.copy(state)  # a model's has attributes of its own
+    copied.update((key, _copied(value)) for key, value in state.items())
+    return copied
+
+
+def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: dict[str, _Kept]) -> None:
+    """A scheduler after its optimizer, and those of hdet, which have been checked, last.
+
+    ``before``: gets what each part was, before it is changed.
+    """
     for name, part in sorted(parts.items(), key=lambda pair: _turn(pair[1])):
+        before[name], options = _kept(name, part), _options(part)
         try:
             part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
-            for inside, scheduler in _searches({name: part}).items():
-                scheduler.load_search_state_dict(content["searches"].get(inside, {}))
+            lost = sorted(options - _options(part))
+            if lost:  # torch would notice at the next step
+                raise ValueError(f"its groups have no {lost}")
+        except HdetError:
+            raise
         except Exception as error:
-            rest = sorted(parts.keys() - {*done, name})
-            raise CheckpointError(
-                f"the part {name!r} did not take its state from {file}, which could not be known before "
-                f"({type(error).__name__}: {error}). It may have changed; changed: {done}; as before: {rest}. Build "
-                "the parts as they were when they were saved, all of them anew, and load again"
+            raise ArgumentError(
+                f"the checkpoint's state of {name!r} does not fit a {type(part).__name__}, which it is here "
+                f"({type(error).__name__}: {error}); build the parts as they were when they were saved"
             ) from error
-        done.append(name)
+        for inside, scheduler in _searches({name: part}).items():
+            scheduler.load_search_state_dict(content["searches"].get(inside, {}))
+
+
+def _options(part: Any) -> set[str]:
+    """Those of an optimizer's class that all of its groups have; none of other parts."""
+    if not isinstance(part, Optimizer):
+        return set()
+    return {name for name in part.defaults if all(name in group for group in part.param_groups)}
+
+
+def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
+    """Raises only once all other parts are as they were."""
+    refused: dict[str, Exception] = {}
+    for name, own in before.items():
+        try:
+            parts[name].load_state_dict(own.state)
+            for inside, scheduler in _searches({name: parts[name]}).items():
+                scheduler.load_search_state_dict(own.searches[inside])
+        except Exception as error:
+            refused[name] = error
+    if refused:
+        raise CheckpointError(
+            f"parts did not fit, and these have not taken back their own states either: {shown(refused)}. Build them "
+            "anew, as they were when they were saved, and load again"
+        )
 
 
 def _turn(part: Any) -> int:
-    kinds: tuple[Any, ...] = (nn.Module, Optimizer, (LRScheduler, Ensemble, ScheduledSearch))
-    return next((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), 0)
+    kinds: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, (OneCycleLR, Ensemble, ScheduledSearch, Guard))
+    return max((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), default=0)
 
 
 # -- parts ------------------------------------------------------------------------------------------------------------
@@ -334,7 +382,7 @@ def _schedulers(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
 def _searches(parts: Mapping[str, Any]) -> dict[str, Searching]:
     """Those that search."""
     found = {name: one for name, one in _schedulers(parts).items() if isinstance(one, Searching)}
-    return {name: one for name, one in found.items() if isinstance(one._run, Search)}
+    return {name: one for name, one in found.items() if one.search is not None}
 
 
 def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 
 from hdet.errors import INSTALL, harmless
-
-_MOVED = ("ablate", "demo", "train")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,9 +17,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: without the program's name; None: those of the process.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    if given and given[0] in _MOVED:
-        cure = f"clone the repository and run {shlex.join(['python', '-m', 'lab', *given])}"
-        sys.exit(complain(f"hdet {given[0]} moved: {cure}", "--json" in given, code=2))
     check_packages("--json" in given)
     from hdet.cli.app import run
 

@@ -76,12 +76,13 @@ def run(arguments: Sequence[str], line: typer.Typer = app, name: str = "hdet") -
     as_json = "--json" in arguments
     try:
         code = line(list(arguments), prog_name=name, standalone_mode=False)
-    except (ArgumentError, JournalError) as error:
-        return complain(str(error), as_json, code=2)
     except HdetError as error:
-        return complain(str(error), as_json, code=1)
+        return complain(str(error), as_json, code=2 if isinstance(error, (ArgumentError, JournalError)) else 1)
     except _Usage as error:
-        return complain(f"{_text_of(error)} See `{_command_of(error, name)} --help`.", as_json, code=2)
+        text, context = " ".join(getattr(error, "format_message", error.__str__)().split()), getattr(error, "ctx", None)
+        end = "" if text.endswith((".", "?")) else "."
+        command = name if context is None else context.command_path
+        return complain(f"{text}{end} See `{command} --help`.", as_json, code=2)
     except KeyboardInterrupt:
         return complain("stopped", as_json, code=128 + signal.SIGINT)
     except OSError as error:
@@ -92,14 +93,3 @@ def run(arguments: Sequence[str], line: typer.Typer = app, name: str = "hdet") -
         text = f"{type(error).__name__}: {error}; this is a mistake in hdet, HDET_DEBUG=1 shows where"
         return complain(text, as_json, code=1)
     return code if isinstance(code, int) else 0
-
-
-def _text_of(error: Exception) -> str:
-    """What click says, as one sentence."""
-    text = " ".join(getattr(error, "format_message", error.__str__)().split())
-    return text if text.endswith((".", "?")) else f"{text}."
-
-
-def _command_of(error: Exception, name: str) -> str:
-    context = getattr(error, "ctx", None)
-    return str(context.command_path) if context is not None else name

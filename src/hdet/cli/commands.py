@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from hdet.cli.output import Force, Json, Output, plot, refuse_to_overwrite, say_alarms, say_what_next
+from hdet.cli.output import Force, Json, Output, plot, refuse_to_overwrite, say_alarms
 from hdet.errors import ArgumentError, harmless
 from hdet.files import write_atomically
 from hdet.journal import JournalData, read_journal
@@ -44,7 +44,9 @@ def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = Fa
     refuse_to_overwrite(out, force)
     write_report([data], out, title=title)
     output.say(words.verdict(data))
-    say_what_next(output, data)
+    say_alarms(output, [data])
+    if (found := words.advice(data)) is not None:
+        output.say(str(found))
     output.say(str(out))
     output.result(out=out, verdict=words.verdict(data), rounds=len(data.rounds))
 

@@ -20,7 +20,7 @@ from hdet.report import numbers as say
 from hdet.report.data import RunData
 from hdet.report.numbers import plain_json
 from hdet.report.series import Line
-from hdet.report.verdict import Table, advice, warned
+from hdet.report.verdict import Table, warned
 
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON, last on stdout; the rest goes to stderr.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
@@ -67,13 +67,6 @@ def say_alarms(output: Output, runs: Sequence[RunData]) -> None:
         output.say(str(one), style="bold red")
 
 
-def say_what_next(output: Output, run: RunData) -> None:
-    """How to use what a run found, or why not to."""
-    say_alarms(output, [run])
-    if (found := advice(run)) is not None:
-        output.say(str(found))
-
-
 def refuse_to_overwrite(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise ArgumentError(f"{path} exists already; name another file with -o, or replace it with --force")
@@ -92,7 +85,8 @@ def plot(names: Sequence[str], lines: Sequence[Line], title: str, width: int = 8
     a: a run, b: another
     """
     letters = [chr(ord("a") + i % 26) for i in range(len(names))]
-    points = [(x, y, letter) for line, letter in zip(lines, letters, strict=True) for x, y in _known(line)]
+    rows = [(x, y, letter) for line, letter in zip(lines, letters, strict=True) for x, y in zip(*line[:2], strict=True)]
+    points = [(x, y, letter) for x, y, letter in rows if y is not None]
     if not points:
         return f"{title}: none of the runs has a curve"
     columns = max(2, width - 11)
@@ -110,7 +104,3 @@ def plot(names: Sequence[str], lines: Sequence[Line], title: str, width: int = 8
     axis = f"{say.number(left, 6)}{say.number(right, 6):>{columns - len(say.number(left, 6))}}"
     legend = ", ".join(f"{letter}: {name}" for letter, name in zip(letters, names, strict=True))
     return "\n".join([title, *drawn, " " * 9 + "└" + "─" * columns, " " * 10 + axis, legend])
-
-
-def _known(line: Line) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]

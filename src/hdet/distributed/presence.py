@@ -1,4 +1,4 @@
-"""Presence: ranks note in the process group's store that they have come, so that an error can say who has not."""
+"""Presence: ranks note in the process group's store where they are, so that an error can say who is missing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ _GRACE = 0.5
 _PATIENCE = timedelta(seconds=10)
 """How long a store may take to answer before its host counts as lost."""
 _STORE_ERRORS = RuntimeError, ValueError, OSError  # of sockets, time-outs, closed files
+_NOTICED = "noticed"
 
 
 class Presence:
     """What the ranks of a process group know of each other without a collective.
 
-    A note costs one message to the store. Notes are for people: where one cannot be written, nothing happens.
+    Each rank has one note: where it is, an error of its own, or that it has noticed a failure. A note costs one message
+    to the store. Notes are for people: if one cannot be written, nothing happens.
 
     Args:
         store: of the default process group; None: torch does not tell it.
@@ -32,62 +34,46 @@ class Presence:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
-        self._meetings = 0
 
     def arrive(self, where: str) -> None:
         """This rank comes to a meeting of all ranks."""
-        self._meetings += 1
         self._note(where=where)
 
     def leave(self, where: str, error: BaseException) -> None:
         """This rank leaves a meeting, by an error of its own."""
-        first_line = (str(error).splitlines() or [""])[0]
-        self._note(where=where, error=f"{type(error).__name__}: {first_line}")
+        self._note(where=where, error=f"{type(error).__name__}: {_first_line(error)}")
 
     def report(self) -> str:
-        """In words: who has not come to the meeting where this rank is, and when each was last seen.
+        """In words: which ranks have not noticed that the collective failed, and when each was last seen.
 
-        If every rank has come, it names those that have not noticed that the meeting failed.
+        These are the ranks that are dead, silent, late, or somewhere else.
         """
         if self._store is None:
             return "Nobody knows who: torch does not tell where the ranks could have noted it."
-        self._set(_noticed(self._rank), "")
+        self._note(where=_NOTICED)
         time.sleep(_GRACE)
         others = [rank for rank in range(self._size) if rank != self._rank]
         try:
             with _impatient(self._store):
                 notes = {rank: self._read(rank) for rank in others}
-                silent = [rank for rank in others if not self._store.check([_noticed(rank)])]
         except _STORE_ERRORS as error:
             return (
-                f"The store of the process group does not answer ({_short(error)}): its host was lost, which is the "
-                "launcher's machine or rank 0."
+                f"The store of the process group does not answer ({_first_line(error)}): its host was lost, which is "
+                "the launcher's machine or rank 0."
             )
-        absent = [
-            f"  rank {rank}: {_in_words(note)}"
-            for rank, note in notes.items()
-            if note is None or "error" in note or note["meeting"] < self._meetings
-        ]
-        if absent:
-            return "\n".join(["These ranks have not come:", *absent])
-        if not silent:
-            return "Every rank has come and has noticed: the network between them was lost."
-        lost = [f"  rank {rank}: {_in_words(notes[rank])}" for rank in silent]
-        return "\n".join(["Every rank has come, but these have not noticed: lost since, or still waiting.", *lost])
+        missing = [f"  rank {rank}: {_in_words(note)}" for rank, note in notes.items() if note["where"] != _NOTICED]
+        if not missing:
+            return "Every rank has noticed: the network between them was lost."
+        return "\n".join(["Missing ranks:", *missing])
 
     def _note(self, **words: str) -> None:
-        note = {"meeting": self._meetings, "time": time.time(), **words}
-        self._set(_key(self._rank), json.dumps(note))
+        if self._store is not None:
+            with suppress(*_STORE_ERRORS):  # the collective fails too, and says so
+                self._store.set(_key(self._rank), json.dumps({"time": time.time(), **words}))
 
-    def _set(self, key: str, text: str) -> None:
-        if self._store is None:
-            return
-        with suppress(*_STORE_ERRORS):  # the collective fails too, and says so
-            self._store.set(key, text)
-
-    def _read(self, rank: int) -> dict[str, Any] | None:
+    def _read(self, rank: int) -> dict[str, Any]:
         if not self._store.check([_key(rank)]):  # get() would wait for it
-            return None
+            return {"where": None}
         note: dict[str, Any] = json.loads(self._store.get(_key(rank)))
         return note
 
@@ -115,10 +101,6 @@ def _key(rank: int) -> str:
     return f"hdet/presence/{rank}"
 
 
-def _noticed(rank: int) -> str:
-    return f"hdet/noticed/{rank}"
-
-
 @contextmanager
 def _impatient(store: Any) -> Iterator[None]:
     """A store whose host is gone would be waited for as long as the ranks first waited for each other: minutes."""
@@ -130,13 +112,13 @@ def _impatient(store: Any) -> Iterator[None]:
         store.set_timeout(before)
 
 
-def _in_words(note: dict[str, Any] | None) -> str:
-    if note is None:
+def _in_words(note: dict[str, Any]) -> str:
+    if note["where"] is None:
         return "never seen"
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(note["time"]))
     ago = f"{moment}, {max(0.0, time.time() - note['time']):.0f} s ago, at {note['where']}"
     return f"left with {note['error']} ({ago})" if "error" in note else f"last seen {ago}"
 
 
-def _short(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -7,9 +7,11 @@ equal and are not, the error lists every rank's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
-from typing import NamedTuple, TypeVar
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,101 +21,40 @@ from hdet.distributed.shards import place
 from hdet.distributed.weights import Weights, fingerprint, fingerprint_of_words, halves, to_host
 from hdet.errors import DisagreementError
 
-Value = TypeVar("Value", float, str)
-
 _CURE = (
     "Give every rank the same arguments, and call step(), observe(), converge(), consensus() and finish() equally "
     "often on all of them; metrics must be reduced over all ranks, or come from consensus()."
 )
 _SHAPES = "parameter shapes"
+_LONGEST = 200
+"""Characters of a value that a message shows."""
 _OCCASION = "call"
 _LOSS_GIVEN = "loss"
 _METRICS, _STEPS = "metrics", "finish(steps)"
 
 
-def terms_of(
-    kind: str,
-    knobs: Sequence[object],
-    parts: Iterable[object],
-    *,
-    total_steps: int | None,
-    spread: float = 0.0,
-    sync_every: int = 0,
-    seed: int = 0,
-    start: int | None = None,
-    decays: bool = False,
-    controller: object = None,
-    searches: bool = False,
-    go_back: bool | None = None,
-    highest: float | None = None,
-) -> dict[str, float]:
-    """Numbers that must be equal on all replicas; always the same names, since rows must have one length.
-
-    Args:
-        kind: of the run.
-        knobs: compared by their words.
-        parts: further settings, compared by their words.
-        total_steps, spread, sync_every, seed, start, decays, controller, go_back: as the user knows them; NaN for None.
-        highest: the same; the lowest of several.
-        searches: whether the rate is searched, which is ``auto_lr`` of a search.
-    """
-    return {
-        "number of knobs": float(len(knobs)),
-        "spread": spread,
-        "knobs (fingerprint)": fingerprint_of_words([repr(list(knobs))]),
-        "fanout, controller, signal (fingerprint)": fingerprint_of_words([kind, *map(_described, parts)]),
-        "total_steps": _or_nan(total_steps),
-        "sync_every": float(sync_every),
-        "seed": float(seed),
-        "decay (0: schedule, 1: exponential)": float(decays),
-        "auto_lr_start": _or_nan(start),
-        "auto_lr (0: off, 1: on)": float(searches or controller is not None),
-        "go_back (0: off, 1: on)": _or_nan(go_back),
-        "highest": _or_nan(highest),
-        **{name: float(getattr(controller, name, math.nan)) for name in ("sigma", "meta_momentum", "meta_lr")},
-    }
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+def in_text(values: Mapping[str, object]) -> dict[str, str]:
+    """Values as text that is equal on all ranks if the values are: without addresses in memory."""
+    return {name: _ADDRESS.sub("", repr(value)) for name, value in values.items()}
 
 
-def _described(part: object) -> str:
-    """Equal words for equal parts on all ranks: an address in memory would not be."""
-    return repr(part) if type(part).__repr__ is not object.__repr__ else type(part).__name__
-
-
-def check_equal(table: Mapping[str, Sequence[Value]], cure: str, show: Callable[[str, Value], str]) -> None:
-    """Raise unless every row of ``table`` (name -> one value per replica) has one value only.
-
-    NaN equals NaN here: it stands for "none".
-
-    Args:
-        table: what was gathered.
-        cure: what the user can do about it.
-        show: turns (name, value) into words.
-    """
-    unequal = [name for name, values in table.items() if len({_comparable(v) for v in values}) > 1]
+def check_equal(table: Mapping[str, Sequence[str]], cure: str) -> None:
+    """Raise unless every row of ``table`` (name -> one text per rank) has one text only; ``cure``: what to do then."""
+    unequal = [name for name, texts in table.items() if len(set(texts)) > 1]
     if not unequal:
         return
-    lines = [
-        f"  rank {rank}: " + ", ".join(f"{name} = {show(name, table[name][rank])}" for name in unequal)
-        for rank in range(len(table[unequal[0]]))
-    ]
-    odd = _odd_ones(table, unequal)
-    raise DisagreementError(
-        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{odd}:\n"
-        + "\n".join(lines)
-        + f"\n{cure}"
-    )
-
-
-def _odd_ones(table: Mapping[str, Sequence[Value]], unequal: Sequence[str]) -> str:
-    """Which ranks are not as most of them are, in words; nothing where no value is that of most ranks."""
-    shown = [tuple(_comparable(table[name][rank]) for name in unequal) for rank in range(len(table[unequal[0]]))]
+    ranks = range(len(table[unequal[0]]))
+    shown = [", ".join(f"{name} = {table[name][rank][:_LONGEST]}" for name in unequal) for rank in ranks]
     usual = max(shown, key=shown.count)
-    odd = [rank for rank, values in enumerate(shown) if values != usual]
-    return f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
+    odd = [rank for rank, text in enumerate(shown) if text != usual]
+    look = f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
+    lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(shown))
+    raise DisagreementError(
+        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{look}:\n{lines}\n{cure}"
+    )
 
 
 def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: torch.device) -> None:
@@ -127,53 +68,32 @@ def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: t
     rows = group.gather_objects(dict(arguments))
     names = dict.fromkeys(name for row in rows for name in row)
     table = {name: [row.get(name, "that of a checkpoint") for row in rows] for name in names}
-    check_equal(table, "Give every rank the same arguments, and load the same checkpoint.", lambda name, value: value)
+    check_equal(table, "Give every rank the same arguments, and load the same checkpoint.")
 
 
-def check_shapes(shapes: Sequence[Sequence[str]]) -> None:
+def _check_shapes(shapes: Sequence[Sequence[str]]) -> None:
     """Raise with the first tensor that differs between replicas. ``shapes[rank]`` describes a rank's tensors."""
-    for i in range(max(len(own) for own in shapes)):
-        at_i = [own[i] if i < len(own) else "missing" for own in shapes]
-        if len(set(at_i)) > 1:
-            lines = [f"  rank {rank}: {len(own)} tensors, number {i}: {at_i[rank]}" for rank, own in enumerate(shapes)]
-            raise DisagreementError(
-                "replicas disagree on the number or shapes of the parameters, which must be equal on all of them:\n"
-                + "\n".join(lines)
-                + "\nBuild the same model and optimizer on every rank, with parameter groups in the same order."
-            )
+    cure = "Build the same model and optimizer on every rank, with parameter groups in the same order."
+    for i, at_i in enumerate(zip_longest(*shapes, fillvalue="missing")):
+        check_equal({f"tensor {i} of the model": at_i}, cure)
 
 
-def _comparable(value: float | str) -> float | str:
-    return "none" if value != value else value
+class Occasion(Enum):
+    """Why the replicas meet: the call that brought them together, in words."""
+
+    FIRST_STEP = "step(), the first"
+    ROUND_END = "step(), at the end of a round"
+    CONVERGE = "converge()"
+    CONSENSUS = "consensus()"
+    METRICS = "step(metrics=...)"
+    BUFFERS = "step(), averaging buffers"
+    FINISH = "finish()"
 
 
-class Occasion(IntEnum):
-    """Why the replicas meet."""
-
-    FIRST_STEP = 0
-    ROUND_END = 1
-    CONVERGE = 2
-    CONSENSUS = 3
-    METRICS = 4
-    BUFFERS = 5
-    FINISH = 6
-
-
+_OCCASIONS = list(Occasion)
+"""Ranks show the number of theirs."""
 _TOLD = (Occasion.METRICS, Occasion.FINISH)
 """Where the number that is shown was given by the user, and must be equal."""
-
-
-def in_words(occasion: Occasion) -> str:
-    """The call that brought the replicas together."""
-    return {
-        Occasion.FIRST_STEP: "step(), the first",
-        Occasion.ROUND_END: "step(), at the end of a round",
-        Occasion.CONVERGE: "converge()",
-        Occasion.CONSENSUS: "consensus()",
-        Occasion.METRICS: "step(metrics=...)",
-        Occasion.BUFFERS: "step(), averaging buffers",
-        Occasion.FINISH: "finish()",
-    }[occasion]
 
 
 class RollCall(NamedTuple):
@@ -241,7 +161,7 @@ def fingerprints_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
 def call(
     group: ReplicaGroup,
     occasion: Occasion,
-    agreed: Mapping[str, float],
+    step: int,
     weights: Weights,
     shown: Shown,
     *,
@@ -253,7 +173,7 @@ def call(
     Args:
         group: the replicas.
         occasion: why they meet.
-        agreed: named numbers that must be equal on all replicas.
+        step: that of this replica; must be equal on all of them.
         weights: this replica's.
         shown: what else it shows.
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
@@ -262,8 +182,8 @@ def call(
     """
     name = _STEPS if occasion is Occasion.FINISH else _METRICS  # one place in the row
     must_agree = {
-        _OCCASION: float(occasion),
-        **agreed,
+        _OCCASION: float(_OCCASIONS.index(occasion)),
+        "step": float(step),
         "parameter tensors": float(len(weights.tensors)),
         _SHAPES: fingerprint_of_words(weights.outline),
         _LOSS_GIVEN: float(shown.given) if occasion is Occasion.ROUND_END else 0.0,
@@ -281,8 +201,8 @@ def call(
     table = dict(zip(must_agree, columns, strict=False))
     in_one_call = len(set(table[_OCCASION])) == 1
     if in_one_call and len(set(table[_SHAPES])) > 1:
-        check_shapes(group.gather_objects(weights.outline))
-    check_equal(table, _CURE, _in_words)
+        _check_shapes(group.gather_objects(weights.outline))
+    check_equal({name: [_in_words(name, value) for value in column] for name, column in table.items()}, _CURE)
 
     has_journal, parts, loss, probe, sound, *bits = columns[len(must_agree) :]
     return RollCall(
@@ -315,7 +235,7 @@ def _all_equal(parts: list[float], columns: list[list[float]]) -> bool:
 
 def _in_words(name: str, value: float) -> str:
     if name == _OCCASION:
-        return in_words(Occasion(int(value)))
+        return _OCCASIONS[int(value)].value
     if name == _LOSS_GIVEN:
         return "given" if value else "missing"
     if value != value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from hashlib import sha256
 from itertools import chain, islice
@@ -218,16 +218,17 @@ def _is_averaged(tensor: Tensor) -> bool:
 
 def infinite_buffers(model: nn.Module | None) -> frozenset[str]:
     """Names of float buffers with infinities but no NaN: masks, which say nothing about divergence."""
-    buffers = model.named_buffers() if model is not None else ()
-    held = ((name, local(b)) for name, b in buffers if b.is_floating_point() and not b.is_meta)
-    return frozenset(name for name, b in held if bool(b.isinf().any() & ~b.isnan().any()))
+    return _buffers_that(model, lambda b: b.isinf().any() & ~b.isnan().any())
 
 
 def nan_buffers(model: nn.Module | None) -> frozenset[str]:
     """Names of float buffers with NaN. Synchronises host and device."""
+    return _buffers_that(model, lambda b: b.isnan().any())
+
+
+def _buffers_that(model: nn.Module | None, has: Callable[[Tensor], Tensor]) -> frozenset[str]:
     buffers = model.named_buffers() if model is not None else ()
-    held = ((name, local(b)) for name, b in buffers if _is_averaged(b) and not b.is_meta)
-    return frozenset(name for name, b in held if bool(b.isnan().any()))
+    return frozenset(name for name, b in buffers if _is_averaged(b) and not b.is_meta and bool(has(local(b))))
 
 
 def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:

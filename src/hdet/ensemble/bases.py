@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from hdet.checks import Rule, count, integer, maybe, one_of
 from hdet.ensemble.design import Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.published import Controller, Update
@@ -15,13 +14,6 @@ from hdet.parameters import Rate, as_type_of
 
 Decay = Literal["schedule", "exponential"]
 DECAYS: tuple[Decay, ...] = ("schedule", "exponential")
-SETTINGS: dict[str, Rule] = {
-    "sync_every": count(1),
-    "seed": integer,
-    "decay": one_of(*DECAYS),
-    "auto_lr_start": maybe(count(0)),
-}
-"""What :meth:`Settings.from_state` needs."""
 
 
 @dataclass(frozen=True)
@@ -74,71 +66,33 @@ def decay_rate(start: float, floor: float, rounds: int) -> float:
     return 1.0 - math.pow(max(floor, 0.0) / start, 1.0 / rounds)
 
 
-class Decaying(NamedTuple):
-    """The published decay, per knob: base <- max(floor, base (1 - gamma)(1 + move)), constant within a round.
-
-    >>> state = Decaying.begin([1.0])
-    >>> state = state.after_round(moves=[0.0], floors=[0.01], rounds=2)
-    >>> [round(base, 12) for base in state.bases]
-    [0.1]
-    """
-
-    starts: list[float]
-    """Base at S_warm, from which gamma follows."""
-    bases: list[float]
-
-    @classmethod
-    def begin(cls, schedule: Sequence[float]) -> Decaying:
-        """At S_warm, from the schedule's values there."""
-        return cls(list(schedule), list(schedule))
-
-    def begun(self, schedule: Sequence[float]) -> Decaying:
-        """Knobs that have not begun (groups added late) begin here, from the schedule's values."""
-        starts = [start or value for start, value in zip(self.starts, schedule, strict=True)]
-        bases = [base if start else value for start, base, value in zip(self.starts, self.bases, schedule, strict=True)]
-        return Decaying(starts, bases)
-
-    def grown(self, more: int) -> Decaying:
-        """With further knobs that have not begun."""
-        return Decaying(self.starts + [0.0] * more, self.bases + [0.0] * more)
-
-    def after_round(self, moves: Sequence[float], floors: Sequence[float], rounds: int) -> Decaying:
-        """One round later. ``rounds`` is K, the rounds from S_warm to the end."""
-        bases = [
-            max(floor, base * (1 - decay_rate(start, floor, rounds)) * (1 + move))
-            for start, base, floor, move in zip(self.starts, self.bases, floors, moves, strict=True)
-        ]
-        return self._replace(bases=bases)
-
-
 class Bases(NamedTuple):
     """What was learned of each knob, the exponential decay, and the controller's state."""
 
     learned: list[float]
     """A value, or 1 for a factor on a schedule that nothing has moved."""
-    decaying: Decaying
-    """Base values of the exponential decay; zeros before S_warm."""
+    starts: list[float]
+    """Base values at which the exponential decay began, from which gamma follows; 0 for knobs that have not begun."""
+    decayed: list[float]
+    """Base values that the exponential decay has come to."""
     controller: Any
 
     @classmethod
     def begin(cls, learned: Sequence[float], controller: Controller | None) -> Bases:
         """Before the first round."""
-        state = controller.init(len(learned)) if controller is not None else None
-        return cls(list(learned), Decaying.begin([0.0] * len(learned)), state)
+        zeros, state = [0.0] * len(learned), controller.init(len(learned)) if controller is not None else None
+        return cls(list(learned), zeros, zeros, state)
 
     def grown(self, more: int, controller: Any) -> Bases:
         """With further rates, which begin unlearned; the controller begins anew."""
-        return Bases(self.learned + [1.0] * more, self.decaying.grown(more), controller)
-
-    def decays(self, settings: Settings, t: int) -> bool:
-        """Whether the exponential decay has begun at step ``t``."""
-        began = settings.start is not None and t >= settings.start
-        return settings.decay == "exponential" and began and any(self.decaying.starts)
+        zeros = [0.0] * more
+        return Bases(self.learned + [1.0] * more, self.starts + zeros, self.decayed + zeros, controller)
 
     def scheduled(self, schedule: Sequence[Rate], settings: Settings, t: int) -> list[Rate]:
-        """The base values of scheduled knobs; each keeps the type of its schedule."""
-        if self.decays(settings, t):
-            rows = zip(schedule, self.decaying.starts, self.decaying.bases, strict=True)
+        """The base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
+        began = settings.start is not None and t >= settings.start
+        if settings.decay == "exponential" and began and any(self.starts):
+            rows = zip(schedule, self.starts, self.decayed, strict=True)
             return [as_type_of(value, base) if start else value for value, start, base in rows]
         return [value if m == 1.0 else value * m for value, m in zip(schedule, self.learned, strict=True)]
 
@@ -149,26 +103,33 @@ class Bases(NamedTuple):
         rows = zip(specs, self.scheduled(schedule, settings, t), self.learned, strict=True)
         return [float(value) if spec.scheduled else m for spec, value, m in rows]
 
-    def moved(
-        self,
-        update: Update | None,
-        specs: Sequence[KnobSpec],
-        settings: Settings,
-        schedule: Callable[[], list[float]],
-        floors: Callable[[], list[float]],
-    ) -> Bases:
-        """After a round in which the controller was allowed to move. ``update``: None without a signal.
+    def moved(self, update: Update, specs: Sequence[KnobSpec]) -> Bases:
+        """After a round in which the controller moved what was learned."""
+        rows = zip(specs, self.learned, update.moves, strict=True)
+        return self._replace(learned=[spec.moved(value, move) for spec, value, move in rows], controller=update.state)
 
-        ``schedule``, ``floors``: the plain schedule of each knob after the round, and its lowest value.
+    def after_round(
+        self, moves: Sequence[float], schedule: Sequence[float], floors: Sequence[float], rounds: int
+    ) -> Bases:
+        """After a round of the published decay: base <- max(floor, base (1 - gamma)(1 + move)).
+
+        Knobs that have not begun (all of them at S_warm, later groups that were added) begin at the schedule's value.
+
+        Args:
+            moves: of the controller, per knob.
+            schedule: the plain schedule of each knob after the round.
+            floors: the schedule's lowest value of each knob.
+            rounds: K, the rounds from S_warm to the end.
+
+        >>> bases = Bases.begin([1.0], None).after_round(moves=[0.0], schedule=[1.0], floors=[0.01], rounds=2)
+        >>> [round(base, 12) for base in bases.decayed]
+        [0.1]
         """
-        state = update.state if update is not None else self.controller
-        if settings.decay == "schedule":
-            learned = self.learned
-            if update is not None:
-                rows = zip(specs, self.learned, update.moves, strict=True)
-                learned = [spec.moved(value, move) for spec, value, move in rows]
-            return Bases(learned, self.decaying, state)
-        moves = update.moves if update is not None else [0.0] * len(specs)
-        rounds_left = settings.rounds.left_from(settings.start or 0)
-        decaying = self.decaying.begun(schedule()).after_round(moves, floors(), rounds_left)
-        return Bases(self.learned, decaying, state)
+        starts = [start or value for start, value in zip(self.starts, schedule, strict=True)]
+        rows = zip(self.starts, self.decayed, schedule, strict=True)
+        begun = [base if start else value for start, base, value in rows]
+        decayed = [
+            max(floor, base * (1 - decay_rate(start, floor, rounds)) * (1 + move))
+            for start, base, floor, move in zip(starts, begun, floors, moves, strict=True)
+        ]
+        return self._replace(starts=starts, decayed=decayed)

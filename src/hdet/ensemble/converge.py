@@ -22,28 +22,19 @@ def refuse_diverged(roll: RollCall, what: str) -> None:
     """Raise if no replica is live; otherwise say in the log who is left out."""
     if all(roll.live):
         return
-    lines = [
-        f"  replica {r}: loss {loss}, weights {'finite' if finite else 'not finite'}"
-        for r, (loss, finite) in enumerate(zip(roll.losses, roll.finite, strict=True))
-    ]
+    rows = enumerate(zip(roll.losses, roll.finite, strict=True))
+    lines = "\n".join(f"  replica {r}: loss {loss}, weights {'' if fine else 'not '}finite" for r, (loss, fine) in rows)
     if not any(roll.live):
         raise DivergedError(
             f"training has diverged in {what}: no replica has a finite loss and finite weights. The weights were left "
-            "as they are.\n"
-            + "\n".join(lines)
-            + "\nGo back to a checkpoint and lower max_lr, or clip gradients; where "
-            "gradients are shared, one replica's NaN reaches all of them through the all-reduce."
+            f"as they are.\n{lines}\nGo back to a checkpoint and lower max_lr, or clip gradients; if gradients are "
+            "shared, one replica's NaN reaches all of them through the all-reduce."
         )
-    _log.warning("%s: replicas left out of the mean because they are not finite:\n%s", what, "\n".join(lines))
+    _log.warning("%s: replicas left out of the mean because they are not finite:\n%s", what, lines)
 
 
 def converge(
-    group: ReplicaGroup,
-    alike: ReplicaGroup,
-    weights: Weights,
-    roll: RollCall,
-    *,
-    measure: bool,
+    group: ReplicaGroup, alike: ReplicaGroup, weights: Weights, roll: RollCall, *, measure: bool
 ) -> list[float] | None:
     """Average what differs, in place. With ``measure`` also a second small gather.
 

@@ -40,7 +40,8 @@ class Rounds:
 
     def ends_at(self, t: int) -> bool:
         """Whether a round ends when the counter arrives at ``t``."""
-        return 0 < t <= self._last and (t % self.length == 0 or t >= self._last - 1)
+        last = self._last  # every step asks
+        return (t % self.length == 0 or t >= last - 1) and 0 < t <= last
 
     def is_inside(self, t: int) -> bool:
         """Whether a round has begun and is not over at step ``t``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -132,17 +133,11 @@ class KnobSpec:
     scheduled: bool = False
 
     def __post_init__(self) -> None:
-        if not (is_finite(self.spread) and self.spread >= 0):
-            raise ArgumentError(
-                f"spread of knob {self.name!r} must be a finite number, at least 0, but got "
-                f"spread={shown(self.spread)}; it is the distance of the outermost replicas from the base, in the "
-                "knob's scale"
-            )
-        if self.scale.name == "relative" and self.spread > 1:
-            raise ArgumentError(
-                f"spread of knob {self.name!r} must be at most 1 on the relative scale, but got "
-                f'spread={shown(self.spread)}; use scale="log" for wider spreads'
-            )
+        relative = self.scale.name == "relative"
+        rule = "at least 0 and at most 1 on the relative scale" if relative else "a finite number, at least 0"
+        fits = is_finite(self.spread) and 0 <= self.spread <= (1 if relative else math.inf)
+        cure = 'it is how far the outermost replicas are from the base, in the knob\'s scale; scale="log" takes any'
+        must_be(f"{rule}, for knob {shown(self.name)}", fits, cure, spread=self.spread)
         low, high = self.bounds
         if not low < high or not self.scale.fits(self.spread, self.bounds):
             raise ArgumentError(
@@ -177,3 +172,9 @@ class KnobSpec:
 def bounded_factor(m: float) -> float:
     """A learned factor, kept within :data:`FACTOR_LIMITS`."""
     return min(max(m, FACTOR_LIMITS[0]), FACTOR_LIMITS[1])
+
+
+def rate_knobs(names: Sequence[str], spread: float) -> list[KnobSpec]:
+    """Learning rates as knobs."""
+    scale = scale_named("relative")
+    return [KnobSpec(name, scale, float(spread), scheduled=True) for name in names]

@@ -50,8 +50,9 @@ class Knob:
     def __post_init__(self) -> None:
         must_be("a KnobSpec", isinstance(self.spec, KnobSpec), "use hdet.knobs.custom(...)", spec=self.spec)
         _check_functions(self.read, self.write)
-        usual, acts = '"loss" is the usual one', is_one_of(self.acts, ("update", "loss"))
-        must_be('"update" or "loss"', acts, usual, acts=self.acts)
+        fits = is_one_of(self.acts, ("update", "loss"))
+        must_be('"update" or "loss"', fits, '"loss" is the usual one', acts=self.acts)
+        must_be("True or False", isinstance(self.regularises, bool), "leave it out", regularises=self.regularises)
 
 
 def lr(
@@ -70,12 +71,10 @@ def lr(
         groups: which groups, by index or by their "name"; None: all.
     """
     must_be('"relative" or "log" here', is_one_of(scale, ("relative", "log")), "leave it out", scale=scale)
-    knobs, optimizer = [], unwrapped(optimizer)
-    for index in _group_indices(optimizer, groups):
-        name = f"lr[{_group_name(optimizer, index)}]"
-        spec = KnobSpec(name, scale_named(scale), spread, scheduled=True)
-        read, write = _group_field(optimizer, [index], "lr", None)
-        knobs.append(Knob(spec, read, write, "update", group=index))
+    optimizer, knobs = unwrapped(optimizer), []
+    for i in _group_indices(optimizer, groups):
+        spec = KnobSpec(f"lr[{_group_name(optimizer, i)}]", scale_named(scale), spread, scheduled=True)
+        knobs.append(Knob(spec, *_group_field(optimizer, [i], "lr", None), "update", group=i))
     return knobs
 
 
@@ -101,33 +100,25 @@ def optimizer(
     """
     optimizer = unwrapped(optimizer)
     indices = _group_indices(optimizer, groups)
-    must_be("a key of the groups", isinstance(field, str), 'for instance "momentum"', field=field)
-    must_be("an integer or None", index is None or is_int(index), "0 is the first entry", index=index)
-    for i in indices:
-        if field not in optimizer.param_groups[i]:
-            fields = sorted(set(optimizer.param_groups[i]) - {"params"})
-            raise ArgumentError(f"field must be one of {fields}, which parameter group {i} has, but got {shown(field)}")
-        value = optimizer.param_groups[i][field]
-        entries = value if isinstance(value, (list, tuple)) else [value]
-        if isinstance(value, (list, tuple)) != (index is not None) or not (index is None or 0 <= index < len(entries)):
-            raise ArgumentError(
-                f"{field} is {shown(value)}; give index= (from 0 to {len(entries) - 1}) where it has several entries, "
-                "and only there"
-            )
-        if not _is_number(entries[index or 0]):
-            raise ArgumentError(f"field must be a number to explore, but {field} is {shown(value)}; choose another")
-    if field == "lr":
-        raise ArgumentError("the learning rate follows a schedule: use hdet.knobs.lr(optimizer) for it")
-    read, write = _group_field(optimizer, indices, field, index)
-    values = {_group_field(optimizer, [i], field, index)[0]() for i in indices}
-    if len(values) > 1:
-        raise ArgumentError(
-            f"one knob has one base value, but {field} is {shown(sorted(values))} in groups {indices}; "
-            "call hdet.knobs.optimizer once for each of them, with groups=[...]"
+    chosen = [optimizer.param_groups[i] for i in indices]
+    fields = sorted(set.intersection(*map(set, chosen)) - {"params", "lr"})
+    fits, cure = is_one_of(field, [*fields]), "the learning rate, which follows a schedule, is hdet.knobs.lr(optimizer)"
+    must_be(f"one of {fields}, which these parameter groups have", fits, cure, field=field)
+    for value in (group[field] for group in chosen):
+        several = isinstance(value, (list, tuple))
+        rule = f"the number of an entry, from 0 to {len(value) - 1}" if several else "None"
+        fits = (
+            is_int(index) and 0 <= index < len(value)
+            if several and index is not None
+            else several == (index is not None)
         )
+        must_be(rule, fits, f"{field} is {shown(value)}", index=index)
+    values = [group[field] if index is None else group[field][index] for group in chosen]
+    cure = "call hdet.knobs.optimizer once for each of them, with groups=[...]"
+    _check_base("field", field, values, all(map(_is_number, values)), cure)
     where = "" if groups is None else ",".join(_group_name(optimizer, i) for i in indices)
     name = field + (f".{index}" if index is not None else "") + (f"[{where}]" if where else "")
-    return _knob(name, spread, scale, bounds, read, write, "update")
+    return _knob(name, spread, scale, bounds, *_group_field(optimizer, indices, field, index), "update")
 
 
 def module(
@@ -152,18 +143,9 @@ def module(
     check_model(model, needed=True)
     must_be("a name", isinstance(attribute, str), 'for instance "p"', attribute=attribute)
     modules = _choose_modules(model, which)
-    for m in modules:
-        if not _is_number(getattr(m, attribute, None)) or isinstance(getattr(m, attribute), Tensor):
-            raise ArgumentError(
-                f"attribute must name a number to explore, but {shown(attribute)} of {type(m).__name__} is "
-                f"{shown(getattr(m, attribute, None))}; give the name of a float attribute, or other modules as which"
-            )
-    values = {float(getattr(m, attribute)) for m in modules}
-    if len(values) > 1:
-        raise ArgumentError(
-            f"one knob has one base value, but {attribute} is {shown(sorted(values))} in the chosen modules; "
-            "choose those that share a value, and call hdet.knobs.module once for each value"
-        )
+    values = [getattr(m, attribute, None) for m in modules]
+    cure = "choose modules that share a value, and call hdet.knobs.module once for each value"
+    _check_base("attribute", attribute, values, all(map(is_real, values)), cure)
     label = which if isinstance(which, str) else type(modules[0]).__name__
     if regularises is None:
         regularises = any(_names_regulariser(type(m).__name__) for m in modules) or _names_regulariser(attribute)
@@ -172,7 +154,9 @@ def module(
         for m in modules:
             setattr(m, attribute, value)
 
-    read = _reader(lambda: getattr(modules[0], attribute))
+    def read() -> float:
+        return float(getattr(modules[0], attribute))
+
     return _knob(f"{label}.{attribute}", spread, scale, bounds, read, write, "loss", regularises)
 
 
@@ -222,7 +206,7 @@ def custom(
     _check_functions(read, write)
     if not _is_number(read()):
         raise ArgumentError(f"read must return a number, but gave {shown(read())}; it is called without arguments")
-    return _knob(name, spread, scale, bounds, _reader(read), write, acts, regularises)
+    return _knob(name, spread, scale, bounds, lambda: float(read()), write, acts, regularises)
 
 
 def _knob(
@@ -235,13 +219,20 @@ def _knob(
     acts: Literal["update", "loss"],
     regularises: bool = False,
 ) -> Knob:
-    must_be("True or False", isinstance(regularises, bool), "leave it out", regularises=regularises)
-    if not (isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(_is_number(bound) for bound in bounds)):
-        raise ArgumentError(f"bounds of knob {name!r} must be two numbers, but got bounds={shown(bounds)}; (low, high)")
-    low, high = bounds
-    spec = KnobSpec(name, scale_named(scale), spread, (float(low), float(high)))
+    fits = isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(map(_is_number, bounds))
+    must_be("two numbers", fits, "give (low, high)", bounds=bounds)
+    spec = KnobSpec(name, scale_named(scale), spread, (float(bounds[0]), float(bounds[1])))
     spec.start(read())  # a base that the scale cannot hold is refused here
     return Knob(spec, read, write, acts, regularises)
+
+
+def _check_base(argument: str, name: str, values: Sequence[Any], are_numbers: bool, cure: str) -> None:
+    """Raise unless all that one knob writes to holds the same number."""
+    if not are_numbers:
+        words = f"{shown(name)} is {shown(values)}; choose another"
+        raise ArgumentError(f"{argument} must name a number to explore, but {words}")
+    if len(found := {float(value) for value in values}) > 1:
+        raise ArgumentError(f"one knob has one base value, but {shown(name)} is {shown(sorted(found))}; {cure}")
 
 
 def _check_name(name: object) -> None:
@@ -258,10 +249,6 @@ def _is_number(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex() and not value.is_meta
     return is_real(value)
-
-
-def _reader(read: Callable[[], Any]) -> Callable[[], float]:
-    return lambda: float(read())
 
 
 def _group_field(
@@ -288,25 +275,14 @@ def _group_field(
 
 def _group_indices(optimizer: Optimizer, groups: Sequence[int | str] | None) -> list[int]:
     check_optimizer(optimizer)
-    everything = optimizer.param_groups
-    fits = groups is None or (isinstance(groups, Sequence) and not isinstance(groups, (str, bytes)))
-    must_be("a list of indices or names", fits, "leave it out for all groups", groups=groups)
+    names = [group.get("name") for group in optimizer.param_groups]
     if groups is None:
-        return list(range(len(everything)))
-    names = [group.get("name") for group in everything]
-    indices = []
-    for wanted in groups:
-        if isinstance(wanted, str) and wanted in names:
-            indices.append(names.index(wanted))
-        elif isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted < len(everything):
-            indices.append(wanted)
-        else:
-            raise ArgumentError(
-                f"groups must name parameter groups, but there is none {shown(wanted)}: there are {len(everything)}, "
-                f'named {names}; give an index, or put a "name" into the param group'
-            )
-    if not indices:
-        raise ArgumentError("groups must name at least one parameter group, but got an empty list; None means all")
+        return list(range(len(names)))
+    wanted = groups if isinstance(groups, Sequence) and not isinstance(groups, (str, bytes)) else []
+    indices: list[Any] = [names.index(one) if isinstance(one, str) and one in names else one for one in wanted]
+    fits = indices and all(is_int(i) and 0 <= i < len(names) for i in indices)
+    rule = f'indices or the "name" of at least one of the {len(names)} parameter groups, which are named {names}'
+    must_be(rule, fits, "leave it out for all groups", groups=groups)
     return indices
 
 
@@ -315,18 +291,17 @@ def _group_name(optimizer: Optimizer, index: int) -> str:
 
 
 def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn.Module]) -> list[nn.Module]:
-    fits = isinstance(which, (str, type, Iterable)) and not isinstance(which, Tensor)
-    must_be("a module type, a pattern of names or modules", fits, "for instance nn.Dropout", which=which)
+    found: list[Any] = []
     if isinstance(which, str):
         found = [m for name, m in model.named_modules() if fnmatch.fnmatchcase(name.removeprefix("module."), which)]
     elif isinstance(which, type):
         found = [m for m in model.modules() if isinstance(m, which)]
-    else:
+    elif isinstance(which, Iterable) and not isinstance(which, Tensor):
         found = list(which)
     if not found or not all(isinstance(m, nn.Module) for m in found):
         raise ArgumentError(
-            f"which must match modules, but no module of the model matches {shown(which)}; its modules are "
-            f"{sorted({type(m).__name__ for m in model.modules()})}"
+            f"which must be a module type, a pattern of names or modules, but no module of the model matches "
+            f"{shown(which)}; its modules are {sorted({type(m).__name__ for m in model.modules()})}"
         )
     return found
 

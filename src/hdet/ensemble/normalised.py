@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from hdet.checks import is_finite, must_be, shown
@@ -36,12 +37,6 @@ def centred(values: Sequence[float]) -> list[float]:
     """Less their mean."""
     mean = math.fsum(values) / len(values)
     return [v - mean for v in values]
-
-
-def centred_columns(rows: list[list[float]]) -> list[list[float]]:
-    """Each column less its mean."""
-    columns = [centred(column) for column in zip(*rows, strict=True)]
-    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def standardised(signals: Sequence[float]) -> tuple[list[float], float]:
@@ -151,8 +146,9 @@ class Normalised:
     def update(self, state: NormalisedState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
         """One round."""
         knobs = len(state.moment)
-        spreads = [max(abs(v) for v in column) for column in zip(*offsets, strict=True)]
-        x = centred_columns([[v / s if s else 0.0 for v, s in zip(row, spreads, strict=True)] for row in offsets])
+        columns = list(zip(*offsets, strict=True))
+        spreads = [max(map(abs, column)) for column in columns]
+        x = [centred([v / s if s else 0.0 for v in column]) for column, s in zip(columns, spreads, strict=True)]
         y, unit = standardised(signals)
         state = _remembered(state, x, y)
         covariance = self._covariance(state)
@@ -160,28 +156,15 @@ class Normalised:
             return Update(state, [0.0] * knobs, [1.0 / len(y)] * len(y), [0.0] * knobs)
         slopes = times(covariance, state.moment)
         errors = self._errors(state, covariance, slopes)
-        lengths = self._lengths(state, slopes, errors)  # in spreads, with their sign
+        freedom = state.squares[1] - knobs
+        directions = [self._direction(slope, error, freedom) for slope, error in zip(slopes, errors, strict=True)]
+        steps = [self._next_step(*row) for row in zip(state.step, state.sign, directions, strict=True)]
+        lengths = [direction * step for direction, step in zip(directions, steps, strict=True)]  # in spreads
         state = _forgotten(state, covariance, slopes, [abs(length) for length in lengths])
-        state = state._replace(
-            step=[
-                self._next_step(step, sign, length)
-                for step, sign, length in zip(state.step, state.sign, lengths, strict=True)
-            ],
-            slope=slopes,
-            error=errors,
-            sign=[
-                math.copysign(1.0, length) if length else sign for length, sign in zip(lengths, state.sign, strict=True)
-            ],
-        )
+        signs = [math.copysign(1.0, one) if one else sign for one, sign in zip(lengths, state.sign, strict=True)]
+        state = state._replace(step=steps, slope=slopes, error=errors, sign=signs)
         moves = [length * spread for length, spread in zip(lengths, spreads, strict=True)]
         return Update(state, moves, [1.0 / len(y)] * len(y), [-slope * unit for slope in slopes])
-
-    def _lengths(self, state: NormalisedState, slopes: list[float], errors: list[float]) -> list[float]:
-        """How far each knob goes, in spreads."""
-        freedom = state.squares[1] - len(slopes)
-        directions = [self._direction(slope, error, freedom) for slope, error in zip(slopes, errors, strict=True)]
-        rows = zip(directions, state.step, state.sign, strict=True)
-        return [direction * self._next_step(step, sign, direction) for direction, step, sign in rows]
 
     def _next_step(self, step: float, sign: float, direction: float) -> float:
         """Longer while the direction stays, half where it turns, the same where nothing moves or has moved."""
@@ -221,12 +204,9 @@ class Normalised:
 
 
 def _remembered(state: NormalisedState, x: list[list[float]], y: list[float]) -> NormalisedState:
-    """One more round in the sums."""
-    knobs = len(state.moment)
-    gram = [
-        state.gram[g * knobs + h] + math.fsum(row[g] * row[h] for row in x) for g in range(knobs) for h in range(knobs)
-    ]
-    moment = [state.moment[g] + math.fsum(row[g] * v for row, v in zip(x, y, strict=True)) for g in range(knobs)]
+    """One more round in the sums. ``x``: a column of places for each knob."""
+    gram = [old + dot(*pair) for old, pair in zip(state.gram, product(x, x), strict=True)]
+    moment = [old + dot(column, y) for old, column in zip(state.moment, x, strict=True)]
     squares = [state.squares[0] + math.fsum(v * v for v in y), state.squares[1] + len(y) - 1]
     return state._replace(gram=gram, moment=moment, squares=squares)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hdet.checks import is_one_of, must_be, shown, takes
-from hdet.distributed.group import ReplicaGroup, Solo
+from hdet.distributed.group import ReplicaGroup
 from hdet.distributed.shards import resharded
 from hdet.errors import ArgumentError, ProbeWarning
 from hdet.parameters import check_model, copies_of, copy_all_
@@ -82,7 +82,8 @@ class ProbeBatch:
         example = "for instance lambda model, batch: criterion(model(batch[0]), batch[1])"
         must_be("a function of model and batch", takes(loss_fn, None, None), example, loss_fn=loss_fn)
         must_be('"probe" or "eval"', is_one_of(mode, ("probe", "eval")), 'leave it out for "probe"', mode=mode)
-        fits = not isinstance(loader, nn.Module) and (takes(loader, 0) or _is_iterable(loader))
+        no_batches = isinstance(loader, (str, bytes, type, nn.Module)) or getattr(loader, "ndim", None) == 0
+        fits = not no_batches and (takes(loader, 0) or isinstance(loader, Iterable))
         must_be("an iterable of batches or batch_fn(round)", fits, "for instance a DataLoader", loader=loader)
         fits = isinstance(autocast, torch.dtype) or is_one_of(autocast, ("inherit", None))
         cure = "leave it out where loss_fn casts by itself"
@@ -102,12 +103,12 @@ class ProbeBatch:
         """Draw and share the batch of round ``k``. Collective."""
         if self._round == k:
             return
-        outline: _Outline = None, []
+        batch, device = None, _device_of(self.model)
         failure: Exception | None = None
         if group.rank == 0:
             try:
-                with rng_put_back(_device_of(self.model)):
-                    outline = _outlined(self._draw(k), _device_of(self.model))
+                with rng_put_back(device):
+                    batch = _moved(self._draw(k), device)
             except Exception as error:  # whatever the user's loader raises, the others must hear of it
                 failure = error
         reason = group.broadcast_object(None if failure is None else repr(failure))
@@ -115,8 +116,7 @@ class ProbeBatch:
             raise failure
         if reason is not None:
             raise ArgumentError(f"rank 0 could not draw the probe batch of round {k}: {reason}; correct its loader")
-        self._batch = _shared(outline, group, _device_of(self.model))
-        self._round = k
+        self._batch, self._round = _shared(batch, group, device), k
 
     def __call__(self) -> Tensor:
         """The loss at the model's weights of this moment."""
@@ -124,7 +124,7 @@ class ProbeBatch:
         batch, device = self._batch, _device_of(inner)
         with rng_put_back(device):
             if self._round is None:  # called by hand: a batch of this process alone, which no round will use
-                batch = _shared(_outlined(self._draw(0), device), Solo(), device)
+                batch = _moved(self._draw(0), device)
             with torch.no_grad(), resharded(inner), probing(inner, self.mode), self._cast(device):
                 _seed(self._round or 0, device)  # what is random is the same for all replicas
                 return _one_number(self.loss_fn(inner, batch), "loss_fn", self.loss_fn)
@@ -236,49 +236,30 @@ def _seed(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
 
 
-_Outline = tuple[Any, list[Tensor]]
-"""A batch whose tensors are taken out, and these."""
-
-
-def _outlined(batch: Any, device: torch.device) -> _Outline:
+def _moved(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on ``device``."""
-    tensors: list[Tensor] = []
-
-    def take(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        tensors.append(leaf.to(device).contiguous())
-        return _Place(len(tensors) - 1, leaf.shape, leaf.dtype)
-
-    return _mapped(batch, take), tensors
+    return _mapped(batch, lambda tensor: tensor.to(device).contiguous())
 
 
-def _shared(outline: _Outline, group: ReplicaGroup, device: torch.device) -> Any:
+def _shared(batch: Any, group: ReplicaGroup, device: torch.device) -> Any:
     """Rank 0's batch on every rank. Tensors travel as tensors, the rest pickled."""
+    outline = _mapped(batch, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+    outline = group.broadcast_object(outline)
 
-    def fill(leaf: Any) -> Any:
-        if not isinstance(leaf, _Place):
-            return leaf
-        mine = outline[1][leaf.number] if group.rank == 0 else torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+    def filled(tensor: Tensor) -> Tensor:
+        mine = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
         group.broadcast_(mine)
         return mine
 
-    return _mapped(group.broadcast_object(outline[0]), fill)
+    return _mapped(batch if group.rank == 0 else outline, filled)
 
 
-class _Place:
-    """Stands for a tensor in the outline of a batch."""
-
-    def __init__(self, number: int, shape: torch.Size, dtype: torch.dtype) -> None:
-        self.number, self.shape, self.dtype = number, shape, dtype
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``change`` applied to every leaf of mappings, lists, (named) tuples and dataclasses, in a fixed order."""
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``change`` applied to every tensor in mappings, lists, (named) tuples and dataclasses, in a fixed order."""
     if isinstance(value, Mapping):
         changed = {key: _mapped(item, change) for key, item in value.items()}
-        if type(value) is dict or not isinstance(value, MutableMapping):
-            return changed if type(value) is dict else type(value)(changed)  # type: ignore[call-arg]
+        if not isinstance(value, MutableMapping):
+            return type(value)(changed)  # type: ignore[call-arg]
         clone = copy.copy(value)  # some cannot be made from a dict alone: defaultdict
         clone.update(changed)
         return clone
@@ -289,14 +270,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         return type(value)(*(_mapped(item, change) for item in value))
     if isinstance(value, (list, tuple)):
         return type(value)(_mapped(item, change) for item in value)
-    return change(value)
-
-
-def _is_iterable(loader: object) -> bool:
-    """Of batches: a text is none, nor is a class, nor a number in a tensor."""
-    if isinstance(loader, (str, bytes, type)) or (isinstance(loader, Tensor) and loader.ndim == 0):
-        return False
-    return isinstance(loader, Iterable)
+    return change(value) if isinstance(value, Tensor) else value
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from hdet.distributed.rollcall import Occasion, RollCall, Shown
 from hdet.distributed.shards import hold_alike, local, refuse_partitions, resharded
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, warn_without_ensemble
 from hdet.ensemble.converge import converge, refuse_diverged
+from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
@@ -92,7 +93,25 @@ class Replicas:
 
     def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """This replica's values of scheduled knobs at step ``t``."""
-        return self.steering.rates(schedule, t, self.seat)
+        return self.steering.rates(schedule, t, self.meeting.seat)
+
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """The shared values, around which the replicas spread."""
+        return self.steering.base(schedule, t)
+
+    def multipliers(self, t: int, seat: Seat) -> list[float]:
+        """rho of a replica for each knob."""
+        return list(self.steering.multipliers(t, seat))
+
+    def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
+        """Parameter groups were added to the optimizer: their rates spread as far as the others'.
+
+        Args:
+            new: their numbers among all groups.
+            knobs: a name for each group, as they are now.
+        """
+        spread = max((spec.spread for spec in self.steering.specs), default=0.0)
+        self.steering.grow(rate_knobs([knobs[g] for g in new], spread))
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -100,7 +119,6 @@ class Replicas:
         """The optimizer is known: no step has been made yet."""
         refuse_partitions(optimizer, _NOT_AVERAGED)
         self._body.remember(optimizer)
-        self.meeting.count_steps(optimizer)
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
@@ -113,7 +131,7 @@ class Replicas:
         after: int,
         loss: float | Tensor | None,
         schedule: Callable[[int], list[float]],
-        floors: Callable[[], list[float]],
+        peak: Callable[[], float] | None = None,
     ) -> None:
         """A step of training was made, and the schedule goes on. Where a round ends, that is a collective.
 
@@ -123,9 +141,9 @@ class Replicas:
             after: the one to come.
             loss: of that step, if it is known.
             schedule: the plain schedule of each knob at a step; anything for knobs that have none.
-            floors: the schedule's lowest value of each knob.
+            peak: not used: replicas follow the schedule's rise as it is.
         """
-        self.meeting.step(optimizer, before)
+        self.meeting.check_step(before)
         if before == 0 and self.seat.replica == 0:
             warn_unless_by_steps()
         if loss is not None:
@@ -133,7 +151,7 @@ class Replicas:
         if self.is_just_loaded:
             self._first_step_since_loading(before)
         self._meet(optimizer, before)
-        if self.seat.size == 1:
+        if not self.chronicle.is_claimed and self.seat.size == 1:
             self.chronicle.claim(Solo(), writes=True)
         if self._signal.wants_mean:
             start, end = self.steering.rounds.span(after)
@@ -141,7 +159,7 @@ class Replicas:
                 self._mean.add(self._body.weights(optimizer).parameters)
         if self.steering.rounds.ends_at(after):
             with arriving(f"the end of a round, at step {after}"):
-                self._end_round(Ending(optimizer, (before, after), schedule, floors))
+                self._end_round(Ending(optimizer, (before, after), schedule))
 
     # -- the end of a round ---------------------------------------------------------------------------------------
 
@@ -177,7 +195,6 @@ class Replicas:
             end.optimizer.state.clear()
         self._mean.reset()
         self.losses.reset()
-        self.meeting.begin_round()
         if after == self.total_steps:
             self.chronicle.close()
         self.chronicle.begin_round()
@@ -199,19 +216,14 @@ class Replicas:
             return RollCall.alone()
         shown = Shown(self.losses.mean(), self.losses.count > 0, signal, keeps)
         weights, equal = self._body.weights(end.optimizer), not self.steering.has_spread
-        terms, t = self._terms(), end.span[0]
-        return self.meeting.roll_call(Occasion.ROUND_END, t, terms, weights, shown, expect_equal=equal)
+        return self.meeting.roll_call(Occasion.ROUND_END, end.span[0], weights, shown, expect_equal=equal)
 
     # -- the other replicas ---------------------------------------------------------------------------------------
-
-    def _terms(self) -> dict[str, float]:
-        return self.steering.terms(_KIND, [self._signal.kind, self._reset_state, self._body.with_state])
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
         if self.meeting.is_due:  # every step asks
-            terms, agreed = self._terms(), self._begin_together
-            meet(self.meeting, self.chronicle, t, lambda: self._first_weights(optimizer), terms, agreed)
+            meet(self.meeting, self.chronicle, t, lambda: self._first_weights(optimizer), self._begin_together)
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
@@ -240,7 +252,7 @@ class Replicas:
         equal = not self.steering.has_spread or self.steering.rounds.ends_at(t)
         with arriving(what):
             weights = self._body.weights(optimizer)
-            roll = self.meeting.roll_call(occasion, t, self._terms(), weights, Shown(), expect_equal=equal)
+            roll = self.meeting.roll_call(occasion, t, weights, Shown(), expect_equal=equal)
             refuse_diverged(roll, what)
             converge(group, self._alike or group, weights, roll, measure=False)
 
@@ -264,8 +276,8 @@ class Replicas:
         self._meet(optimizer, t)
         if self.seat.size > 1:
             with arriving(f"comparing metrics at step {t}"):
-                shown, terms = Shown(signal=metrics), self._terms()
-                self.meeting.roll_call(Occasion.METRICS, t, terms, NO_WEIGHTS, shown, expect_equal=False)
+                shown = Shown(signal=metrics)
+                self.meeting.roll_call(Occasion.METRICS, t, NO_WEIGHTS, shown, expect_equal=False)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -283,17 +295,18 @@ class Replicas:
         """Go on at step ``t`` from what :meth:`check` has seen."""
         self.steering.load(state, total_steps)
         self._mean.reset()
-        self._resume(t)
+        self._resume(t, state)
 
     def adopt(self, total_steps: int, t: int) -> None:
         """Go on from a checkpoint of torch's own scheduler: only the counters are known."""
         self.steering.adopt(total_steps)
-        self._resume(t)
+        self._resume(t, {})
 
-    def _resume(self, t: int) -> None:
+    def _resume(self, t: int, state: Mapping[str, Any]) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
-        self.meeting.resume()
+        own = {"signal": self._signal.kind, "reset_state": self._reset_state, "with_state": self._body.with_state}
+        self.meeting.resume({**state, **own})
         self.is_just_loaded = True
         self.chronicle.resume(t, mid_round=self.steering.rounds.is_inside(t))
 

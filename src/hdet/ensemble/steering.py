@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from hdet.checks import STATE_WORDS, Rule, check_alike, check_state, in_pairs, maybe, numbers, pairs, shown
+from hdet.checks import STATE_WORDS, in_pairs, reading, shown
 from hdet.distributed.group import Seat
-from hdet.distributed.rollcall import RollCall, terms_of
-from hdet.ensemble.bases import SETTINGS, Bases, Decaying, Settings
+from hdet.distributed.rollcall import RollCall
+from hdet.ensemble.bases import Bases, Settings
 from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
@@ -23,17 +23,7 @@ from hdet.errors import ArgumentError
 from hdet.journal.chronicle import round_record
 from hdet.parameters import Rate, direction
 
-CONTROLLER = {
-    "controller": maybe(Rule("a controller's name", lambda value: isinstance(value, str))),
-    "controller_arguments": pairs,
-    "controller_state": pairs,
-}
-"""What :func:`controller_from` needs."""
-
-_OURS: dict[str, type[Published] | type[Normalised]] = {
-    "Published": Published,
-    "Normalised": Normalised,
-}
+_OURS: dict[str, type[Published] | type[Normalised]] = {"Published": Published, "Normalised": Normalised}
 
 
 class Standing(NamedTuple):
@@ -46,49 +36,6 @@ class Standing(NamedTuple):
     """x in [-1, 1]: ``places[replica][knob]``"""
     rho: list[float]
     """This replica's multiplier per knob."""
-
-
-class FanOut:
-    """The knobs, and a design that places the replicas on them.
-
-    Args:
-        specs: the knobs.
-        design: a function of seed and round.
-        seed: of the design.
-        columns: the column of the design that each knob takes: its own, unless two share one value.
-    """
-
-    def __init__(self, specs: Sequence[KnobSpec], design: Design, seed: int, columns: Sequence[int]) -> None:
-        self.specs = list(specs)
-        self._design = design
-        self._seed = seed
-        self._columns = list(columns)
-        self._known: Standing | None = None
-
-    def standing(self, t: int, rounds: Rounds, seat: Seat) -> Standing:
-        """Who stands where at step ``t``. Remembered for the rest of the round: every step asks."""
-        known, whole = self._known, int(t)  # torch allows fractions of an epoch
-        if known is None or whole not in known.steps or known.seat != seat:
-            rows = self._design.places(seat.size, len(self.specs), self._seed, rounds.index(whole))
-            rows = [[row[column] for column in self._columns] for row in rows]
-            rho = [spec.factor(x) for spec, x in zip(self.specs, rows[seat.replica], strict=True)]
-            known = self._known = Standing(range(whole, rounds.next_end(whole + 1)), seat, rows, rho)
-        return known
-
-    def grow(self, more: Sequence[KnobSpec]) -> None:
-        """Further knobs, each with a column of its own."""
-        self._columns += range(len(self.specs), len(self.specs) + len(more))
-        self.specs += more
-        self._known = None
-
-    def load(self, spreads: Sequence[float], seed: int) -> None:
-        """Spreads and seed of a checkpoint."""
-        pairs = zip(self.specs, spreads, strict=True)
-        self.specs = [dataclasses.replace(spec, spread=float(spread)) for spec, spread in pairs]
-        self._seed, self._known = seed, None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_known": None}
 
 
 def controller_saved(controller: Controller | None, state: Any) -> dict[str, Any]:
@@ -107,23 +54,15 @@ def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: in
     name = saved["controller"]
     if name is None:
         return None, None
-    controller, what = here, f"{STATE_WORDS}, in what it says about the controller {name},"
+    controller = here
     if name in _OURS:
-        usual = dataclasses.asdict(_OURS[name]())
-        controller = _OURS[name](**check_alike(saved["controller_arguments"], usual, what))
-        begin = controller.init(knobs)
-        return controller, begin._replace(**check_alike(saved["controller_state"], begin._asdict(), what))
-    if controller is None or type(controller).__name__ != name:
+        controller = _OURS[name](**dict(saved["controller_arguments"]))
+    elif controller is None or type(controller).__name__ != name:
         raise ArgumentError(
             f"the checkpoint was written with a controller {name}, but here it is {shown(here)}; "
             f"build it with auto_lr={name}(...) or controller={name}(...) before loading"
         )
-    try:
-        return controller, controller.init(knobs)._replace(**dict(saved["controller_state"]))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"{what} does not fit the one given here: {error}; give the one it was saved with"
-        ) from error
+    return controller, controller.init(knobs)._replace(**dict(saved["controller_state"]))
 
 
 class Ending(NamedTuple):
@@ -134,8 +73,10 @@ class Ending(NamedTuple):
     """The step in the round, and the step to come."""
     schedule: Callable[[int], list[float]]
     """The plain schedule per knob at a step; anything for knobs that have none."""
-    floors: Callable[[], list[float]]
-    """The schedule's lowest value per knob."""
+
+    def floors(self) -> list[float]:
+        """The lowest rate of each group of a OneCycle, to which the published decay goes down."""
+        return [float(group["min_lr"]) for group in self.optimizer.param_groups]
 
 
 class Steering:
@@ -143,25 +84,31 @@ class Steering:
 
     Args:
         settings: rounds, seed, decay, and when the controller begins.
-        fan_out: where replicas stand.
+        specs: the knobs.
+        design: places the replicas on them, a function of seed and round.
+        columns: the column of the design that each knob takes: its own, unless two share one value.
         controller: moves the base values, or None.
         learned: what is learned of each knob before the first round: a value, or 1 for a factor on a schedule.
     """
 
     def __init__(
-        self, settings: Settings, fan_out: FanOut, controller: Controller | None, learned: Sequence[float]
+        self,
+        settings: Settings,
+        specs: Sequence[KnobSpec],
+        design: Design,
+        columns: Sequence[int],
+        controller: Controller | None,
+        learned: Sequence[float],
     ) -> None:
         self.settings = settings
+        self.specs = list(specs)
         self.controller = controller
         self.bases = Bases.begin(learned, controller)
-        self._fan_out = fan_out
+        self._design = design
+        self._columns = list(columns)
+        self._known: Standing | None = None
 
     # -- values ---------------------------------------------------------------------------------------------------
-
-    @property
-    def specs(self) -> list[KnobSpec]:
-        """The knobs."""
-        return self._fan_out.specs
 
     @property
     def rounds(self) -> Rounds:
@@ -179,40 +126,35 @@ class Steering:
 
     def rates(self, schedule: Sequence[Rate], t: int, seat: Seat) -> list[Rate]:
         """A replica's values of scheduled knobs at step ``t``: base times rho."""
-        rho = self.multipliers(t, seat)
+        rho = self._standing(t, seat).rho  # every step comes here
         if self.settings.decay == "exponential":
             return list(map(mul, self.base(schedule, t), rho))
-        return list(map(mul, map(mul, schedule, self.bases.learned), rho))  # every step comes here
+        return list(map(mul, map(mul, schedule, self.bases.learned), rho))
 
     def multipliers(self, t: int, seat: Seat) -> list[float]:
         """rho of a replica per knob."""
-        return self._fan_out.standing(t, self.rounds, seat).rho
+        return self._standing(t, seat).rho
+
+    def _standing(self, t: int, seat: Seat) -> Standing:
+        """Who stands where at step ``t``. Remembered for the rest of the round: every step asks."""
+        known, whole = self._known, int(t)  # torch allows fractions of an epoch
+        if known is None or whole not in known.steps or known.seat != seat:
+            rows = self._design.places(seat.size, len(self.specs), self.settings.seed, self.rounds.index(whole))
+            rows = [[row[column] for column in self._columns] for row in rows]
+            rho = [spec.factor(x) for spec, x in zip(self.specs, rows[seat.replica], strict=True)]
+            known = self._known = Standing(range(whole, self.rounds.next_end(whole + 1)), seat, rows, rho)
+        return known
 
     def values(self, t: int, seat: Seat) -> list[float]:
         """A replica's value of each knob that has no schedule; anything for the others."""
-        places = self._fan_out.standing(t, self.rounds, seat).places
-        rows = zip(self.specs, self.bases.learned, places[seat.replica], strict=True)
+        rows = zip(self.specs, self.bases.learned, self._standing(t, seat).places[seat.replica], strict=True)
         return [spec.value(base, x) for spec, base, x in rows]
-
-    def terms(self, kind: str, parts: Sequence[object]) -> dict[str, float]:
-        """What must be equal on all replicas of a run of this kind, with further parts of its own."""
-        spreads = {spec.spread for spec in self.specs}
-        return terms_of(
-            kind,
-            [(spec.name, spec.scale.name, spec.spread, spec.bounds) for spec in self.specs],
-            [self.controller, *parts],
-            total_steps=self.rounds.total_steps,
-            spread=spreads.pop() if len(spreads) == 1 else math.nan,
-            sync_every=self.rounds.length,
-            seed=self.settings.seed,
-            start=self.settings.start,
-            decays=self.settings.decay == "exponential",
-            controller=self.controller,
-        )
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
         """Parameter groups were added to the optimizer: their rates become knobs."""
-        self._fan_out.grow(more)
+        self._columns += range(len(self.specs), len(self.specs) + len(more))
+        self.specs += more
+        self._known = None
         state = self.controller.init(len(self.specs)) if self.controller is not None else None
         self.bases = self.bases.grown(len(more), state)
 
@@ -237,20 +179,23 @@ class Steering:
             return self.bases, None
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
         update = self._consult(self.controller, before, roll, seat, sign) if has_signal and sign else None
-        return self.bases.moved(update, self.specs, self.settings, lambda: end.schedule(after), end.floors), update
+        if self.settings.decay == "schedule":
+            return self.bases if update is None else self.bases.moved(update, self.specs), update
+        bases = self.bases if update is None else self.bases._replace(controller=update.state)
+        moves = [0.0] * len(self.specs) if update is None else update.moves
+        rounds = self.rounds.left_from(self.settings.start or 0)
+        return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
 
     def _consult(self, controller: Controller, t: int, roll: RollCall, seat: Seat, sign: float) -> Update | None:
         """What the controller says, to which lower is better; None with only one replica to look at."""
-        live = roll.live
-        signals = comparable([sign * signal for signal, is_live in zip(roll.signals, live, strict=True) if is_live])
+        places = self._standing(t, seat).places
+        live = [
+            (sign * signal, row) for signal, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives
+        ]
+        signals = comparable([signal for signal, _ in live])
         if signals is None:
             return None
-        places = self._fan_out.standing(t, self.rounds, seat).places
-        offsets = [
-            [spec.spread * x for spec, x in zip(self.specs, row, strict=True)]
-            for row, is_live in zip(places, live, strict=True)
-            if is_live
-        ]
+        offsets = [[spec.spread * x for spec, x in zip(self.specs, row, strict=True)] for _, row in live]
         update = controller.update(self.bases.controller, signals, offsets)
         if len(update.moves) != len(self.specs) or not all(map(math.isfinite, update.moves)):
             raise ArgumentError(
@@ -272,7 +217,7 @@ class Steering:
         """The round for the journal, before it is moved."""
         before, after = end.span
         base = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
-        places = self._fan_out.standing(before, self.rounds, seat).places
+        places = self._standing(before, seat).places
         return round_record(
             k=self.rounds.index(before),
             step=after,
@@ -296,28 +241,31 @@ class Steering:
         return {
             **self.settings.state(),
             "learned": list(self.bases.learned),
-            "starts": list(self.bases.decaying.starts),
-            "bases": list(self.bases.decaying.bases),
+            "starts": list(self.bases.starts),
+            "bases": list(self.bases.decayed),
             **controller_saved(self.controller, self.bases.controller),
         }
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from it. Changes nothing."""
-        each = numbers(len(self.specs))
-        check_state(state, {**SETTINGS, **CONTROLLER, "learned": each, "starts": each, "bases": each}, STATE_WORDS)
-        controller_from(state, self.controller, len(self.specs))
+        with reading(STATE_WORDS):
+            self._read(state, None)
 
     def load(self, state: Mapping[str, Any], total_steps: int | None) -> None:
         """Go on from what :meth:`check` has seen."""
-        settings = Settings.from_state(state, total_steps)
-        controller, memory = controller_from(state, self.controller, len(self.specs))
-        self._fan_out.load(state["spreads"], settings.seed)
-        self.settings, self.controller = settings, controller
-        decaying = Decaying(list(state["starts"]), list(state["bases"]))
-        self.bases = Bases(list(state["learned"]), decaying, memory)
+        self.settings, self.controller, self.bases, self.specs = self._read(state, total_steps)
+        self._known = None
+
+    def _read(
+        self, state: Mapping[str, Any], total_steps: int | None
+    ) -> tuple[Settings, Controller | None, Bases, list[KnobSpec]]:
+        rows = zip(self.specs, state["spreads"], strict=True)
+        specs = [dataclasses.replace(spec, spread=float(spread)) for spec, spread in rows]
+        controller, memory = controller_from(state, self.controller, len(specs))
+        bases = Bases(list(state["learned"]), list(state["starts"]), list(state["bases"]), memory)
+        return Settings.from_state(state, total_steps), controller, bases, specs
 
     def adopt(self, total_steps: int) -> None:
         """Another length."""
         rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
-        self.settings = dataclasses.replace(self.settings, rounds=rounds)
-        self._fan_out.load([spec.spread for spec in self.specs], self.settings.seed)
+        self.settings, self._known = dataclasses.replace(self.settings, rounds=rounds), None

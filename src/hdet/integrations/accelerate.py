@@ -7,14 +7,12 @@ torch. With :func:`prepare` it counts optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from numbers import Integral
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from hdet.checks import shown
+from hdet.checks import must_be, shown
 from hdet.errors import ArgumentError
 from hdet.integrations.lengths import lengths_in
 from hdet.integrations.searches import read_guard, read_search, write_guard, write_search
@@ -27,21 +25,11 @@ from hdet.schedulers.scheduled import ScheduledSearch
 __all__ = ["Accelerator", "Guard", "PreparedScheduler", "keep_search", "prepare"]
 
 HdetScheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
+Accelerator: TypeAlias = Any
+"""An ``accelerate.Accelerator``."""
 _SCHEDULERS = (OneCycleLR, ScheduledSearch, Ensemble)
 _ENGINES = ("DEEPSPEED", "MEGATRON_LM")
 """They step the scheduler themselves, and hold the weights in partitions."""
-
-
-class Accelerator(Protocol):
-    """What is used of ``accelerate.Accelerator``."""
-
-    step_scheduler_with_optimizer: bool
-
-    @property
-    def sync_gradients(self) -> bool: ...
-    def prepare_scheduler(self, scheduler: Any) -> Any: ...
-    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> Any: ...
-    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> Any: ...
 
 
 def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedScheduler) -> PreparedScheduler:
@@ -63,32 +51,32 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
         scheduler: an ``hdet.OneCycleLR``, a result of ``hdet.auto`` or an ``hdet.Ensemble``, made with the optimizer
             before or after ``accelerator.prepare``.
     """
-    if not (hasattr(accelerator, "sync_gradients") and callable(getattr(accelerator, "prepare_scheduler", None))):
-        raise ArgumentError(
-            f"accelerator must be an accelerate.Accelerator, but got {shown(accelerator)}; call "
-            "prepare(accelerator, scheduler)"
-        )
+    _check_accelerator(accelerator, "prepare(accelerator, scheduler)")
     engine = getattr(getattr(accelerator, "distributed_type", None), "value", None)
     if engine in _ENGINES:
         raise ArgumentError(
             f"hdet needs a loop that steps the scheduler and whole weights on every rank, but distributed_type is "
             f"{engine}; use plain data parallelism (MULTI_GPU)"
         )
-    if isinstance(getattr(scheduler, "scheduler", None), _SCHEDULERS) and not isinstance(scheduler, PreparedScheduler):
-        raise ArgumentError(
-            f"scheduler must be hdet's own, but got {type(scheduler).__name__}, made by accelerator.prepare(...), "
-            "which steps it once per process; leave the scheduler out there"
-        )
-    if not isinstance(scheduler, (*_SCHEDULERS, PreparedScheduler)):
+    if isinstance(scheduler, PreparedScheduler):
+        accelerator.prepare_scheduler(scheduler)
+        return scheduler
+    if not isinstance(scheduler, _SCHEDULERS):
+        ours = isinstance(getattr(scheduler, "scheduler", None), _SCHEDULERS)
+        cure = "leave the scheduler out there: accelerator.prepare(...) steps it once per process"
         raise ArgumentError(
             f"scheduler must be an hdet.OneCycleLR, what hdet.auto makes or an hdet.Ensemble, but got "
-            f"{shown(scheduler)}; give other schedulers to accelerator.prepare(...)"
+            f"{shown(scheduler)}; {cure if ours else 'give other schedulers to accelerator.prepare(...)'}"
         )
-    prepared = scheduler if isinstance(scheduler, PreparedScheduler) else PreparedScheduler(accelerator, scheduler)
+    prepared = PreparedScheduler(accelerator, scheduler)
     accelerator.prepare_scheduler(prepared)  # for save_state and load_state
-    if prepared is not scheduler:
-        keep_search(accelerator, prepared)
+    keep_search(accelerator, prepared)
     return prepared
+
+
+def _check_accelerator(accelerator: object, call: str) -> None:
+    fits = hasattr(accelerator, "sync_gradients")
+    must_be("an accelerate.Accelerator", fits, f"call {call}", accelerator=accelerator)
 
 
 def keep_search(accelerator: Accelerator, prepared: Any) -> None:
@@ -129,7 +117,7 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     accelerator.register_load_state_pre_hook(lambda models, folder: folders.append(folder))
 
 
-class Guard:
+class Guard(rollback.Guard):
     """:class:`hdet.Guard` in a loop of Accelerate: it rolls training back if it is ruined.
 
     .. code-block:: python
@@ -150,35 +138,21 @@ class Guard:
     """
 
     def __init__(self, accelerator: Accelerator, optimizer: Any, model: Any, **options: Any) -> None:
-        if not hasattr(accelerator, "sync_gradients"):
-            raise ArgumentError(
-                f"accelerator must be an accelerate.Accelerator, but got {accelerator!r}; call "
-                "Guard(accelerator, optimizer, model)"
-            )
-        guard, inner = rollback.Guard(optimizer, model, **options), unwrapped(optimizer)
-        self.guard = guard
+        _check_accelerator(accelerator, "Guard(accelerator, optimizer, model)")
+        super().__init__(optimizer, model, **options)
+        inner = unwrapped(optimizer)
         self._accelerator = accelerator
-        self._losses: list[float | Tensor] = []
-        accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_guard(folder, guard, inner))
-        accelerator.register_load_state_pre_hook(lambda models, folder: read_guard(folder, guard, inner))
+        self._accumulated: list[float | Tensor] = []
+        accelerator.register_save_state_pre_hook(lambda models, weights, folder: write_guard(folder, self, inner))
+        accelerator.register_load_state_pre_hook(lambda models, folder: read_guard(folder, self, inner))
 
     def step(self, loss: float | Tensor | None = None) -> None:
-        """Call it after every ``optimizer.step()``, on all ranks. A step counts where gradients were synchronised."""
+        """Call it after every ``optimizer.step()``, on all ranks. A step counts if gradients were synchronised."""
         if loss is not None:
-            self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+            self._accumulated.append(loss.detach() if isinstance(loss, Tensor) else loss)
         if self._accelerator.sync_gradients:
-            losses, self._losses = self._losses, []
-            self.guard.step(sum(losses) / len(losses) if losses else None)
-
-    @property
-    def times(self) -> int:
-        """As in :class:`hdet.Guard`."""
-        return self.guard.times
-
-    @property
-    def factor(self) -> float:
-        """As in :class:`hdet.Guard`."""
-        return self.guard.factor
+            losses, self._accumulated = self._accumulated, []
+            super().step(sum(losses) / len(losses) if losses else None)
 
 
 class PreparedScheduler:
@@ -207,22 +181,6 @@ class PreparedScheduler:
         loss = kwargs.get("loss", args[0] if args else None)
         if loss is not None and not isinstance(loss, Integral):  # a positional integer is torch's epoch
             self.scheduler.observe(loss)
-
-    def observe(self, loss: float | Tensor) -> None:
-        """Count a loss of this replica towards the round."""
-        self.scheduler.observe(loss)
-
-    def consensus(self) -> AbstractContextManager[None]:
-        """Averaged weights inside ``with``, to evaluate and save replicas that train apart. A collective."""
-        return self.scheduler.consensus()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own."""
-        return self.scheduler.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The scheduler's own."""
-        self.scheduler.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("scheduler", "accelerator"):  # a copy in the making has neither yet

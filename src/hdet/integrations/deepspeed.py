@@ -7,7 +7,8 @@ known by the attribute in which it keeps the masters.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,14 +27,14 @@ from hdet.schedulers.several import auto as auto_of
 __all__ = ["auto", "optimizer_of"]
 
 Hook = Callable[..., Any]
-_PARALLEL = {
+_UNKNOWN = {
     "pipeline_parallelism": "pipeline parallelism",
     "has_moe_layers": "experts of its own on each rank",
     "mpu": "model parallelism",
+    "swap_optimizer": "its optimizer's memory in NVMe",
+    "zenflow": "its optimizer's memory in ZenFlow",
 }
-"""What makes ranks hold other weights than those of ZeRO's partitions, by the engine's attributes."""
-_ELSEWHERE = {"swap_optimizer": "NVMe", "zenflow": "ZenFlow"}
-"""Where an optimizer's memory may lie out of reach, by the wrapper's attributes."""
+"""What hdet cannot measure or copy, by the attributes of an engine or of its optimizer."""
 
 
 def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | ScheduledSearch:
@@ -100,17 +101,11 @@ def _check(engine: Any) -> None:
             f"the engine has a scheduler already, {type(engine.lr_scheduler).__name__}; leave lr_scheduler= and the "
             'config\'s "scheduler" out of deepspeed.initialize'
         )
-    for name, what in _PARALLEL.items():
-        if getattr(engine, name, None):
+    for name, what in _UNKNOWN.items():
+        if getattr(engine, name, None) or getattr(engine.optimizer, name, None):
             raise ArgumentError(
-                f"hdet measures ZeRO's partitions over all ranks, but this engine has {what}; use data parallelism "
-                "alone, or DeepSpeed's own schedulers"
-            )
-    for name, what in _ELSEWHERE.items():
-        if getattr(engine.optimizer, name, False):
-            raise ArgumentError(
-                f"hdet copies what the optimizer remembers, but this engine keeps it in {what}; leave that out, or "
-                "use DeepSpeed's own schedulers"
+                f"hdet measures and copies what ZeRO's ranks hold in memory, but this engine has {what}; leave that "
+                "out, or use DeepSpeed's own schedulers"
             )
 
 
@@ -244,23 +239,11 @@ class Masters(Partitioned):
         raise RuntimeError("hdet looks at the optimizer of a DeepSpeed engine and steps nothing: call engine.step()")
 
 
-class _Row(MutableMapping[str, Any]):
+class _Row(UserDict[str, Any]):
     """A parameter group whose parameters are the masters; all else is read and written where it is."""
 
     def __init__(self, row: dict[str, Any], masters: list[Tensor]) -> None:
-        self._row, self._masters = row, masters
+        self.data, self._masters = row, masters
 
     def __getitem__(self, name: str) -> Any:
-        return self._masters if name == "params" else self._row[name]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._row[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._row[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._row)
-
-    def __len__(self) -> int:
-        return len(self._row)
+        return self._masters if name == "params" else self.data[name]

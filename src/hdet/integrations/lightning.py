@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.auto.search import Search
 from hdet.checks import not_by_steps
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.lengths import Ending, check_length, lengths_in
@@ -54,10 +53,18 @@ def _callback_classes() -> tuple[type, ...]:
 
 
 _CALLBACKS = _callback_classes()
-_Callback: Any = type("_Callback", _CALLBACKS, {}) if _CALLBACKS else object
+_Base: Any = type("_Base", _CALLBACKS, {}) if _CALLBACKS else object
 
 
-class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional package
+class _Callback(_Base):  # type: ignore[misc]  # the type of an optional package
+    def __init__(self) -> None:
+        if not _CALLBACKS:
+            name = type(self).__name__
+            raise ModuleNotFoundError(f"{name} needs Lightning, which is not installed: pip install lightning")
+        super().__init__()
+
+
+class AutoLR(_Callback):
     """Finds the learning rate while a LightningModule trains.
 
     .. code-block:: python
@@ -92,8 +99,6 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
     """
 
     def __init__(self, journal: Journals = None, *, finish: int | None = None, **onecycle: Any) -> None:
-        if not _CALLBACKS:
-            raise ModuleNotFoundError("AutoLR needs Lightning, which is not installed: pip install lightning")
         super().__init__()
         open_journal(journal)
         self.journal = journal
@@ -145,38 +150,32 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         """Add a scheduler, or find the user's: optimizers are there, and nothing is restored yet."""
         _check_optimizers(trainer, pl_module)
         configs = trainer.strategy.lr_scheduler_configs
-        if len(configs) == 1 and _is_schedule(configs[0].scheduler):
-            config = configs[0]
-            self._check_nothing_given("schedule", "schedule_every")
-            every = config.frequency * (1 if config.interval == "step" else _steps_of_an_epoch(trainer))
-            self.story = Story(trainer)
-            given = {"schedule": config.scheduler, "schedule_every": every}
-            self.scheduler = self._new_scheduler(trainer, pl_module, self.story, **given)
-            config.scheduler, config.interval, config.frequency = self.scheduler, "step", 1
-        elif configs:
+        if configs and not _is_schedule(configs):
             self._check_nothing_given("journal", *self.onecycle)
             self.scheduler, self.story = _hdet_scheduler(configs), None
         else:
+            config = configs[0] if configs else part_of_lightning(trainer, "utilities.types").LRSchedulerConfig(None)
+            schedule: dict[str, Any] = {}
+            if configs:
+                self._check_nothing_given("schedule", "schedule_every")
+                every = config.frequency * (1 if config.interval == "step" else _steps_of_an_epoch(trainer))
+                schedule = {"schedule": config.scheduler, "schedule_every": every}
             self.story = Story(trainer)
-            self.scheduler = self._new_scheduler(trainer, pl_module, self.story)
-            config = part_of_lightning(trainer, "utilities.types").LRSchedulerConfig
-            trainer.strategy.lr_scheduler_configs = [config(self.scheduler, interval="step")]
+            self.scheduler = self._new_scheduler(trainer, pl_module, self.story, **schedule)
+            config.scheduler, config.interval, config.frequency = self.scheduler, "step", 1
+            trainer.strategy.lr_scheduler_configs = [config]
         if self.ending is not None:
             self.ending.check(self.scheduler)
             self._min_steps = trainer.fit_loop.epoch_loop.min_steps
         state, self._state = self._state, None
         if state is not None and self.story is not None:
-            with lengths_in(*self._length_words, "AutoLR(finish=...)"):
+            given = self.onecycle.get("total_steps") is not None
+            source = "total_steps of AutoLR" if given else "max_steps and max_epochs of the trainer"
+            trainers = "resume with Trainer(max_steps={steps}), or the max_epochs that make as many"
+            cure = "resume with AutoLR(total_steps={steps})" if given else trainers
+            with lengths_in(source, cure, "AutoLR(finish=...)"):
                 self.scheduler.check_state_dict(state)
         self._save_together(trainer)
-
-    @property
-    def _length_words(self) -> tuple[str, str]:
-        """What gives the run's length, and how to give that of a checkpoint."""
-        if self.onecycle.get("total_steps") is not None:
-            return "total_steps of AutoLR", "resume with AutoLR(total_steps={steps})"
-        give = "resume with Trainer(max_steps={steps}), or the max_epochs that make as many"
-        return "max_steps and max_epochs of the trainer", give
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Go on with a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
@@ -192,9 +191,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
         if self.onecycle.get("total_steps") is None and not falls:
             check_length(_total_steps(trainer) or math.inf, self.scheduler, "max_epochs and max_steps")
 
-    def _new_scheduler(
-        self, trainer: Any, pl_module: Any, story: Story, **schedule: Any
-    ) -> OneCycleLR | ScheduledSearch:
+    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story, **schedule: Any) -> Scheduler:
         arguments = {"total_steps": None, **self.onecycle, **schedule}
         if arguments["total_steps"] is None and ("schedule" in arguments or self.ending is None):
             arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
@@ -301,7 +298,7 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
             together.close()
 
 
-class Guard(_Callback):  # type: ignore[misc]  # the type of an optional package
+class Guard(_Callback):
     """:class:`hdet.Guard` in a trainer of Lightning: it rolls training back if it is ruined, at any schedule.
 
     .. code-block:: python
@@ -316,8 +313,6 @@ class Guard(_Callback):  # type: ignore[misc]  # the type of an optional package
     """
 
     def __init__(self, **options: Any) -> None:
-        if not _CALLBACKS:
-            raise ModuleNotFoundError("Guard needs Lightning, which is not installed: pip install lightning")
         super().__init__()
         self.options = options
         self.guard: rollback.Guard | None = None
@@ -427,9 +422,10 @@ def _check_optimizers(trainer: Any, module: Any) -> None:
         )
 
 
-def _is_schedule(scheduler: Any) -> bool:
-    """Whether it is a scheduler of torch, whose rates are known in advance."""
-    return isinstance(scheduler, LRScheduler) and not isinstance(scheduler, (OneCycleLR, ReduceLROnPlateau))
+def _is_schedule(configs: list[Any]) -> bool:
+    """Whether there is one scheduler, of torch, whose rates are known in advance."""
+    one = configs[0].scheduler if len(configs) == 1 else None
+    return isinstance(one, LRScheduler) and not isinstance(one, (OneCycleLR, ReduceLROnPlateau))
 
 
 def _steps_of_an_epoch(trainer: Any) -> int:
@@ -441,13 +437,12 @@ def _steps_of_an_epoch(trainer: Any) -> int:
 def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     """The scheduler of the user's own."""
     if len(configs) != 1 or not isinstance(configs[0].scheduler, (OneCycleLR, ScheduledSearch, Ensemble)):
-        names = [type(config.scheduler).__name__ for config in configs]
+        names = ", ".join(type(config.scheduler).__name__ for config in configs)
         raise ArgumentError(
-            f"AutoLR needs one schedule whose rates are known in advance, but configure_optimizers returned "
-            f"{', '.join(names)}; return only the optimizer, or with it one scheduler of torch or of hdet"
+            f"AutoLR needs one schedule whose rates are known in advance, but configure_optimizers returned {names}; "
+            "return only the optimizer, or with it one scheduler of torch or of hdet"
         )
-    words = not_by_steps(configs[0])
-    if words is not None:
+    if (words := not_by_steps(configs[0])) is not None:
         raise ArgumentError(words)
     found: Scheduler = configs[0].scheduler
     return found
@@ -469,6 +464,6 @@ def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
 def _rate(scheduler: Scheduler | None) -> float | Tensor:
     """The base rate of the first parameter group, of a search that of the first one that is searched."""
     if isinstance(scheduler, (OneCycleLR, ScheduledSearch)):
-        return scheduler.base_lrs_now[scheduler._run.lead if isinstance(scheduler._run, Search) else 0]
+        return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.lead]
     rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"] if scheduler is not None else math.nan
     return rate

@@ -9,9 +9,6 @@ from typing import Any
 from hdet.auto.telling import listed
 from hdet.journal import open_journal
 
-_KEPT = "kept to the guess"
-"""How the events begin that end a search without a result."""
-
 
 class Story:
     """A sink: passes a search on to the trainer's loggers as numbers, and to people as sentences. On one rank."""
@@ -20,8 +17,6 @@ class Story:
         self._trainer = trainer
         self._header: Mapping[str, Any] = {}
         self._last: Mapping[str, Any] | None = None
-        self._kept: str | None = None
-        """Why the search was given up, if it was."""
         self.verdict: str | None = None
         """What the search came to."""
 
@@ -32,14 +27,12 @@ class Story:
         if record["kind"] != "round":
             return
         self._last = record
-        step, loggers = int(record["step"]), open_journal(list(self._trainer.loggers))
+        loggers = open_journal(list(self._trainer.loggers))
         if loggers is not None:
             loggers.write(self._header)
             loggers.write(record)
         if record["event"]:
-            self._say(f"step {step}: {record['event']}; the rate is {listed(record['base'])}")
-        if str(record["event"]).startswith(_KEPT):
-            self._kept = record["event"]
+            self._say(f"step {record['step']}: {record['event']}; the rate is {listed(record['base'])}")
 
     def conclude(self, guesses: Sequence[float]) -> None:
         """Say what rates were found.
@@ -48,9 +41,10 @@ class Story:
         """
         if self._last is None:
             return
-        found = f"found the rate {listed(self._last['found_rates'])}, from a guess of {listed(guesses)}"
-        why = f"; the search has stopped: {self._last['why']}" if self._last["status"] == "stopped" else ""
-        self.verdict = f"{self._kept} ({listed(guesses)})" if self._kept else f"{found}{why}"
+        stopped = self._last["status"] == "stopped"
+        found = "the search has stopped at" if stopped else "found"
+        why = f": {self._last['why']}" if stopped else ""
+        self.verdict = f"{found} the rate {listed(self._last['found_rates'])}, from a guess of {listed(guesses)}{why}"
         self._say(self.verdict)
 
     def _say(self, words: str) -> None:

@@ -18,8 +18,6 @@ from hdet.distributed.shards import place
 from hdet.errors import ResumeWarning
 from hdet.files import replacing
 from hdet.rollback.guard import Guard
-from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.scheduled import ScheduledSearch
 
 NAME = "hdet_search"
 """What a search is called in a checkpoint of all ranks."""
@@ -32,7 +30,7 @@ def search_of(scheduler: Any, *, alone: bool = False) -> dict[str, Any]:
 
     ``alone``: with the losses of this rank, where the others may not be there any more. No collective.
     """
-    found = scheduler.search_state_dict() if isinstance(scheduler, (OneCycleLR, ScheduledSearch)) else {}
+    found = scheduler.search_state_dict() if getattr(scheduler, "search", None) is not None else {}
     if found and not alone:
         found["losses"] = [row for own in connect(None).gather_objects(found["losses"]) for row in own]
     return found
@@ -55,7 +53,8 @@ def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
 
     A checkpoint without it is one of a run without hdet's callback: the scheduler itself says what is missing.
     """
-    if not (isinstance(scheduler, (OneCycleLR, ScheduledSearch)) and scheduler._run.is_just_loaded):
+    running = getattr(scheduler, "search", None)
+    if running is None or not running.is_just_loaded:
         return
     file = _file(folder, scheduler.optimizer)
     search = _read(file)

@@ -43,19 +43,13 @@ _OURS = ("max_lr", "total_steps", "epochs", "steps_per_epoch", "last_epoch", "mo
 """Arguments of a scheduler that :class:`AutoLR` fills in."""
 
 
-class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
-    """Joins a Trainer: its scheduler is given the loss, and what is evaluated and saved is the ranks' one model.
-
-    The loss of every optimizer step is observed, undivided by accumulation.
-    """
+class _Joined(TrainerCallback):  # type: ignore[misc]  # an optional package
+    """Puts functions in front of a Trainer's methods, and sums the loss of every optimizer step."""
 
     def __init__(self) -> None:
         self._trainer: Trainer = None
         self._loss: Tensor | float = 0.0
         """Of the micro-batches since the last optimizer step; the Trainer has divided each."""
-        self.ending: Ending | None = None
-        self._shown = False
-        """Whether the weights are the replicas' mean at the moment."""
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, before its ``train()``; also as a callback, if it is not one yet. Gives the trainer."""
@@ -63,24 +57,92 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         self._trainer = trainer
         if not any(callback is self for callback in trainer.callback_handler.callbacks):
             trainer.add_callback(self)
-        for name in ("evaluate", "predict", "save_model"):
-            setattr(trainer, name, self._with_mean(getattr(trainer, name)))
-        trainer.training_step = self._observed(trainer.training_step)
-        trainer.log = self._logged(trainer.log)
-        trainer._save_optimizer_and_scheduler = self._followed(trainer._save_optimizer_and_scheduler, write_search)
-        trainer._load_optimizer_and_scheduler = self._followed(trainer._load_optimizer_and_scheduler, read_search)
+        trainer.training_step = self._summed(trainer.training_step)
+        trainer._save_optimizer_and_scheduler = self._followed(trainer._save_optimizer_and_scheduler, self._save)
+        trainer._load_optimizer_and_scheduler = self._followed(trainer._load_optimizer_and_scheduler, self._load)
         return trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to count losses anew. A checkpoint is loaded by now, and no step is made yet."""
-        _check_attached(self)
+        """A checkpoint is loaded by now, and no step is made yet."""
+        if self._trainer is None:
+            name = type(self).__name__
+            raise ArgumentError(
+                f"{name} is a callback of this Trainer, but was not attached to it, so it hears of no loss; write "
+                f"{name}(...).attach(trainer) before trainer.train()"
+            )
+        self._loss = 0.0
+
+    def _check(self, trainer: Trainer) -> None:
+        """Raise for a trainer that cannot be joined: a guard can be there beside AutoLR, but nothing twice."""
+        name, kind = type(self).__name__, Guard if isinstance(self, Guard) else _Attached
+        if not hasattr(trainer, "callback_handler"):
+            raise ArgumentError(
+                f"attach() takes a transformers.Trainer, but got {shown(trainer)}; call {name}(...).attach(trainer)"
+            )
+        there = [one._trainer for one in trainer.callback_handler.callbacks if isinstance(one, kind)]
+        if self._trainer is not None or any(other is trainer for other in there):
+            raise ArgumentError(
+                f"a Trainer and {name} can be attached once, but one of them is already; make a new {name}"
+            )
+
+    def _summed(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """``training_step`` gives a micro-batch's share of the step's loss: their sum is the loss undivided."""
+
+        def summed(*args: Any, **kwargs: Any) -> Tensor:
+            loss = training_step(*args, **kwargs)
+            self._loss = self._loss + loss.detach()
+            if self._trainer.accelerator.sync_gradients:
+                total, self._loss = self._loss, 0.0
+                self._observe(total)
+            return loss
+
+        return summed
+
+    def _followed(self, method: Callable[..., None], then: Callable[[str], None]) -> Callable[..., None]:
+        """Optimizer and scheduler are written to a folder, or read from it, and then what is ours."""
+
+        def followed(folder: str | None) -> None:
+            give = "resume with max_steps={steps}, or the num_train_epochs that make as many"
+            with lengths_in("max_steps and num_train_epochs of the TrainingArguments", give, "AutoLR(finish=...)"):
+                method(folder)
+            if folder is not None:
+                then(folder)
+
+        return followed
+
+    # What to do with the loss of a step that the optimizer is about to make, and with the folder of a checkpoint:
+
+    def _observe(self, loss: Tensor | float) -> None: ...
+    def _save(self, folder: str) -> None: ...
+    def _load(self, folder: str) -> None: ...
+
+
+class _Attached(_Joined):
+    """The Trainer's scheduler is given the loss, and what is evaluated and saved is the ranks' one model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ending: Ending | None = None
+        self._shown = False
+        """Whether the weights are the replicas' mean at the moment."""
+
+    def attach(self, trainer: Trainer) -> Trainer:
+        """Join ``trainer``, before its ``train()``; also as a callback, if it is not one yet. Gives the trainer."""
+        super().attach(trainer)
+        for name in ("evaluate", "predict", "save_model"):
+            setattr(trainer, name, self._with_mean(getattr(trainer, name)))
+        trainer.log = self._logged(trainer.log)
+        return trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a schedule that is too short for the run."""
+        super().on_train_begin(args, state, control, **kwargs)
         scheduler = self._scheduler
         if self.ending is not None:
             self.ending.check(scheduler)
         falls = self.ending is not None and self.ending.is_under_way(scheduler)
         if isinstance(scheduler, OneCycleLR) and not falls:  # past its end torch has no rate
             check_length(state.max_steps, scheduler, "max_steps and num_train_epochs")
-        self._loss = 0.0
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """One model for what comes after training, where training stopped inside a round. Collective."""
@@ -88,18 +150,19 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
             self._scheduler.converge()
 
     @property
-    def _scheduler(self) -> OneCycleLR | ScheduledSearch:
-        scheduler: OneCycleLR | ScheduledSearch = self._trainer.lr_scheduler
-        return scheduler
+    def _scheduler(self) -> Any:
+        return self._trainer.lr_scheduler
 
-    def _check(self, trainer: Trainer) -> None:
-        """Raise for a trainer that cannot be joined."""
-        _check_trainer(self, trainer)
+    def _observe(self, loss: Tensor | float) -> None:
+        self._scheduler.observe(loss)
 
-    def _seen(self) -> None:
-        """A loss was observed, and the optimizer is about to step."""
+    def _save(self, folder: str) -> None:
+        write_search(folder, self._scheduler)
 
-    def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def _load(self, folder: str) -> None:
+        read_search(folder, self._scheduler)
+
+    def _news(self) -> dict[str, Any]:
         """What is added to the logs."""
         return {}
 
@@ -120,36 +183,10 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
 
         return shown
 
-    def _observed(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """``training_step`` gives a micro-batch's share of the step's loss: their sum is the loss undivided."""
-
-        def observed(*args: Any, **kwargs: Any) -> Tensor:
-            loss = training_step(*args, **kwargs)
-            self._loss = self._loss + loss.detach()
-            if self._trainer.accelerator.sync_gradients:
-                self._scheduler.observe(self._loss)
-                self._loss = 0.0
-                self._seen()
-            return loss
-
-        return observed
-
-    def _followed(self, method: Callable[..., None], then: Callable[[str, Any], None]) -> Callable[..., None]:
-        """Optimizer and scheduler are written to a folder, or read from it, and then the search."""
-
-        def followed(folder: str | None) -> None:
-            give = "resume with max_steps={steps}, or the num_train_epochs that make as many"
-            with lengths_in("max_steps and num_train_epochs of the TrainingArguments", give, "AutoLR(finish=...)"):
-                method(folder)
-            if folder is not None:
-                then(folder, self._scheduler)
-
-        return followed
-
     def _logged(self, log: Callable[..., None]) -> Callable[..., None]:
         def logged(logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
             if "learning_rate" in logs:  # what the Trainer says of training, not of an evaluation
-                logs.update(self._news(logs))
+                logs.update(self._news())
             log(logs, *args, **kwargs)
 
         return logged
@@ -175,11 +212,6 @@ class Replicas(_Attached):
         self._last_step: tuple[int, Rate] = (0, 0.0)
         """Step and base rate of the last optimizer step: the Trainer logs when the scheduler has gone on."""
 
-    @property
-    def _replicas(self) -> OneCycleLR:
-        scheduler: OneCycleLR = self._trainer.lr_scheduler
-        return scheduler
-
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)
         if not isinstance(trainer.lr_scheduler, OneCycleLR):
@@ -188,12 +220,13 @@ class Replicas(_Attached):
                 f"{shown(trainer.lr_scheduler)}; give one, or use AutoLR() to have one made that finds the rate"
             )
 
-    def _seen(self) -> None:
-        self._last_step = self._replicas.last_epoch, self._replicas.base_lrs_now[0]
+    def _observe(self, loss: Tensor | float) -> None:
+        super()._observe(loss)
+        self._last_step = self._scheduler.last_epoch, self._scheduler.base_lrs_now[0]
 
-    def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def _news(self) -> dict[str, Any]:
         step, base = self._last_step[0], float(self._last_step[1])
-        rows = enumerate(self._replicas.replica_multipliers(step))
+        rows = enumerate(self._scheduler.replica_multipliers(step))
         return {"learning_rate": base, "hdet/rate": base, **{f"hdet/rate/{r}": base * row[0] for r, row in rows}}
 
 
@@ -315,13 +348,13 @@ class AutoLR(_Attached):
 
         return ended
 
-    def _news(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+    def _news(self) -> dict[str, Any]:
         event, found = self._events.taken(), self._scheduler.found
         told = _told(found) if found is not None else {}
         return {**told, **({"hdet/event": event} if event else {})}
 
 
-class Guard(TrainerCallback):  # type: ignore[misc]  # an optional package
+class Guard(_Joined):
     """:class:`hdet.Guard` in a Trainer: it rolls training back if it is ruined, at the Trainer's own schedule.
 
     .. code-block:: python
@@ -338,66 +371,38 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # an optional package
     """
 
     def __init__(self, **options: Any) -> None:
+        super().__init__()
         self.options = options
         self.guard: rollback.Guard | None = None
         """There once ``train()`` has begun."""
-        self._trainer: Trainer = None
-        self._loss: Tensor | float = 0.0
-        """Of the micro-batches since the last optimizer step; the Trainer has divided each."""
+        self._of_step: Tensor | float | None = None
+        """The loss of the step that is being made."""
         self._folder: str | None = None
         """Of the checkpoint that training goes on from."""
 
-    def attach(self, trainer: Trainer) -> Trainer:
-        """Join ``trainer``, before its ``train()``; also as a callback, if it is not one yet. Gives the trainer."""
-        _check_trainer(self, trainer)
-        self._trainer = trainer
-        if not any(callback is self for callback in trainer.callback_handler.callbacks):
-            trainer.add_callback(self)
-        step, save, load = (
-            getattr(trainer, name)
-            for name in ("training_step", "_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler")
-        )
-
-        def training_step(*args: Any, **kwargs: Any) -> Tensor:
-            loss: Tensor = step(*args, **kwargs)
-            self._loss = self._loss + loss.detach()
-            return loss
-
-        def saved(folder: str) -> None:
-            save(folder)
-            if self.guard is not None:
-                write_guard(folder, self.guard, unwrapped(trainer.optimizer))
-
-        def loaded(folder: str | None) -> None:
-            load(folder)
-            self._folder = folder
-
-        trainer.training_step = training_step
-        trainer._save_optimizer_and_scheduler, trainer._load_optimizer_and_scheduler = saved, loaded
-        return trainer
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the guard, and go on with that of a checkpoint: the optimizer is there, and no step is made yet."""
-        _check_attached(self)
-        trainer, folder, self._folder = self._trainer, self._folder, None
-        self._loss, self.guard = 0.0, rollback.Guard(trainer.optimizer, trainer.model, **self.options)
+        super().on_train_begin(args, state, control, **kwargs)
+        folder, self._folder, self._of_step = self._folder, None, None
+        self.guard = rollback.Guard(self._trainer.optimizer, self._trainer.model, **self.options)
         if folder is not None:
-            read_guard(folder, self.guard, unwrapped(trainer.optimizer))
+            read_guard(folder, self.guard, unwrapped(self._trainer.optimizer))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped, and the scheduler too. Where a round ends, a collective."""
-        loss, self._loss = self._loss, 0.0
+        """The optimizer has stepped, and the scheduler too. If a round ends, this is a collective."""
+        loss, self._of_step = self._of_step, None
         if self.guard is not None:
             self.guard.step(loss)
 
+    def _observe(self, loss: Tensor | float) -> None:
+        self._of_step = loss
 
-def _check_attached(callback: _Attached | Guard) -> None:
-    if callback._trainer is None:
-        name = type(callback).__name__
-        raise ArgumentError(
-            f"{name} is a callback of this Trainer, but was not attached to it, so it hears of no loss; write "
-            f"{name}(...).attach(trainer) before trainer.train()"
-        )
+    def _save(self, folder: str) -> None:
+        if self.guard is not None:
+            write_guard(folder, self.guard, unwrapped(self._trainer.optimizer))
+
+    def _load(self, folder: str) -> None:
+        self._folder = folder
 
 
 def _check_sharding(trainer: Trainer, optimizer: Any) -> None:
@@ -436,17 +441,3 @@ class _Events:
     def taken(self) -> str:
         kept, self._kept = self._kept, []
         return "; ".join(kept)
-
-
-def _check_trainer(callback: _Attached | Guard, trainer: Trainer) -> None:
-    """Raise for a trainer that cannot be joined: a guard can be there beside AutoLR, but nothing twice."""
-    name, kind = type(callback).__name__, Guard if isinstance(callback, Guard) else _Attached
-    if not all(hasattr(trainer, part) for part in ("callback_handler", "training_step", "lr_scheduler")):
-        raise ArgumentError(
-            f"attach() takes a transformers.Trainer, but got {shown(trainer)}; call {name}(...).attach(trainer)"
-        )
-    if callback._trainer is not None or any(
-        other is not callback and isinstance(other, kind) and other._trainer is trainer
-        for other in trainer.callback_handler.callbacks
-    ):
-        raise ArgumentError(f"a Trainer and {name} can be attached once, but one of them is already; make a new {name}")

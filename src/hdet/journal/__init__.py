@@ -9,7 +9,7 @@ An experiment tracker (TensorBoard, W&B, MLflow) can take a round's main numbers
 """
 
 from hdet.journal.file import SCHEMA, Journal
-from hdet.journal.reading import JournalData, LastRun, RoundLine, last_run, read_journal
+from hdet.journal.reading import JournalData, read_journal
 from hdet.journal.sinks import Journals, Several, Sink, open_journal, scalars
 
 __all__ = [
@@ -17,11 +17,8 @@ __all__ = [
     "Journal",
     "JournalData",
     "Journals",
-    "LastRun",
-    "RoundLine",
     "Several",
     "Sink",
-    "last_run",
     "open_journal",
     "read_journal",
     "scalars",

@@ -107,7 +107,7 @@ class Chronicle:
         self.arguments = dict(arguments)
         self._pens = [_Pen(one) for one in (sink.sinks if isinstance(sink, Several) else [sink]) if one is not None]
         self._resumed: tuple[int, bool] | None = None
-        self._is_claimed = False
+        self.is_claimed = False
         self._knobs: list[str] | None = None
         """Those of the header, once there is a round; none where an earlier process may have written it."""
         self._added: dict[str, int] = {}
@@ -118,6 +118,11 @@ class Chronicle:
     def is_kept(self) -> bool:
         """Whether this rank has a journal."""
         return self.sink is not None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run goes on from a checkpoint, whose values replace the arguments."""
+        return self._resumed is not None
 
     def give_up(self) -> None:
         """Write nothing any more: somebody else does."""
@@ -133,9 +138,9 @@ class Chronicle:
             group: the ranks.
             writes: whether this rank is the one that writes.
         """
-        if self._is_claimed:
+        if self.is_claimed:
             return
-        self._is_claimed = True
+        self.is_claimed = True
         error = self._claimed() if writes else None
         refused = [rank for rank, (row,) in enumerate(group.gather([float(error is not None)])) if row]
         if error is not None:
@@ -177,13 +182,13 @@ class Chronicle:
         replicas = len(record["replicas"])
         record["seconds"] = {"train": ended - self._round_began, **record["seconds"]}
         if self._knobs is None:
-            self._knobs = [] if self._resumed is not None else list(knobs)
+            self._knobs = [] if self.is_resumed else list(knobs)
         if knobs != self._knobs:
             record["knobs"] = list(knobs)
         if self._added:
             record["added"], self._added = self._added, {}
         for pen in self._pens:
-            goes_on = self._resumed is not None and getattr(pen.sink, "begun", False)
+            goes_on = self.is_resumed and getattr(pen.sink, "begun", False)
             opening = [] if goes_on else [_header(self.arguments, replicas, knobs)]
             if self._resumed is not None:
                 opening.append(_resume(self._resumed[0], replicas, self._resumed[1]))
@@ -196,7 +201,7 @@ class Chronicle:
                 pen.sink.close()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _is_claimed=False)
+        self.__dict__.update(state, is_claimed=False)
 
 
 def meet(
@@ -204,7 +209,6 @@ def meet(
     chronicle: Chronicle,
     t: int,
     weights: Callable[[], Weights],
-    terms: Mapping[str, float],
     agreed: Callable[[ReplicaGroup, RollCall], None] | None = None,
 ) -> None:
     """The ranks see each other for the first time: whether they agree, and who writes. Collective.
@@ -216,7 +220,6 @@ def meet(
         chronicle: the journal of this one.
         t: the step.
         weights: this rank's, checked; asked for when it has others to compare with.
-        terms: what must be equal on all ranks.
         agreed: what else is to be made ready once they are.
     """
     chronicle.begin_round()
@@ -225,9 +228,9 @@ def meet(
         if dist.get_rank() > 0:  # of several ranks that are one replica, one writes the journal
             chronicle.give_up()
         return
-    own = weights()
+    own, given = weights(), {} if chronicle.is_resumed else chronicle.arguments
     with arriving("the first step, where the replicas meet"):
-        group, roll = meeting.first(t, terms, own, keeps_journal=chronicle.is_kept)
+        group, roll = meeting.first(t, own, given, keeps_journal=chronicle.is_kept)
         if agreed is not None:
             agreed(group, roll)
         if roll.writer is not None:

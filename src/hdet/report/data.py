@@ -1,7 +1,7 @@
 """A run as data: what a report needs of a journal, and of the folder it lies in, checked and typed.
 
-A folder is as ``python -m lab train`` leaves it: ``run.json`` and ``curve.csv`` beside the journal. Numbers that are
-missing, NaN or infinite are None here, so that later code need not check.
+A folder is as the commands of ``python -m lab`` leave it: ``run.json`` and ``curve.csv`` beside the journal. Numbers
+that are missing, NaN or infinite are None here, so that later code need not check.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import Rule, check_state, count, is_finite, maybe, must_be, shown, users_level
+from hdet.checks import Rule, count, is_finite, maybe, must_be, reading, shown, users_level
 from hdet.distributed.group import ReplicaGroup, Solo, arriving, gather_named
 from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, Shown, terms_of
+from hdet.distributed.rollcall import Occasion, Shown
 from hdet.distributed.shards import refuse_partitions
 from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, infinite_buffers, nan_buffers
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
@@ -50,14 +50,14 @@ from hdet.rollback.retreat import (
     Step,
 )
 from hdet.rollback.ruin import BLOCKS
-from hdet.rollback.saving import loaded_retreat, rows_of, saved_retreat
+from hdet.rollback.saving import fields_of, from_fields, rows_of
 from hdet.rollback.sizes import gradient_norm, largest, memory_of, not_finite, screened
 from hdet.rollback.snapshots import Snapshots
 
 __all__ = ["Guard"]
 
 _log = logging.getLogger("hdet")
-_VERSION = 2
+_VERSION = 3
 _PATIENCE = 64
 """So many calls without a step of the optimizer: nobody will tell us of any. A GradScaler leaves out fewer in a row."""
 _CAPTURE = (
@@ -177,9 +177,7 @@ class Guard:
         self._stepping = -1
         """The step that is being made; -1: none is."""
         self._loans = Loans()
-        self._terms = terms_of("guard", [], [], total_steps=None, sync_every=self._policy.every)
         self._meeting = Meeting(None, {name: repr(value) for name, value in asdict(self._policy).items()})
-        self._meeting.count_steps(optimizer)
         hook_steps(optimizer, self, Guard._step_begins, Guard._step_is_over)
 
     @property
@@ -256,7 +254,7 @@ class Guard:
         self._readings.add(t, loss=loss)
         self._loans.give_back()  # a step that has raised did not
         self._snapshots.watch(self._optimizer)
-        self._meeting.step(self._optimizer, t)
+        self._meeting.check_step(t)
         self._meet()
         self._held = self._held._replace(t=t + 1)
         self._calls += self._calls >= 0
@@ -294,7 +292,7 @@ class Guard:
         if self._meeting.seat.size > 1:
             self._body.first_weights(self._optimizer, needs_model=True)  # raises for what cannot be held so
             with arriving("the first step, where the ranks meet"):
-                group, _ = self._meeting.first(self._held.t, self._terms, self._trained, keeps_journal=False)
+                group, _ = self._meeting.first(self._held.t, self._trained, {}, keeps_journal=False)
         self._meeting.begin(group)
 
     @property
@@ -313,7 +311,6 @@ class Guard:
         self._spacing = SPACING if seen.is_near else self._policy.every
         decision = self._policy.after_look(state, t, seen.steps, is_sound, spacing=self._spacing, known=known)
         self._act(decision, is_finite=seen.is_finite)
-        self._meeting.begin_round()
         has_jumped = decision.action in (Action.ROLL_BACK, Action.TAKE_BACK)  # later readings are of other weights
         size = seen.size if decision.action is Action.KEEP and seen.size is not None else size
         self._held = _Held(t, t if has_jumped else known, decision.state, size)
@@ -336,13 +333,7 @@ class Guard:
         trained = self._trained
         if self._meeting.seat.size > 1:
             self._meeting.roll_call(
-                Occasion.ROUND_END,
-                self._held.t,
-                self._terms,
-                trained,
-                Shown(),
-                expect_equal=False,
-                values=[finite, 0, 0],
+                Occasion.ROUND_END, self._held.t, trained, Shown(), expect_equal=False, values=[finite, 0, 0]
             )
         rows = gather_named(self._meeting.group, row, trained.device)
         size = max(one["size"][0] for one in rows)
@@ -421,14 +412,10 @@ class Guard:
             "step": t,
             "looked": looked,
             "size": size,
-            **saved_retreat(state),
+            **fields_of(state),
             "readings": self._of_all or [self._readings.saved()],
             "snapshots": self._snapshots.saved(self._optimizer),
         }
-
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        self._read(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`. The arguments stay this guard's own. Raises before anything is changed."""
@@ -436,7 +423,6 @@ class Guard:
         self._snapshots.watch(self._optimizer)
         self._loans.give_back()
         self._withheld, self._calls, self._stepping = set(), 0, -1
-        self._meeting.resume()
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy sets hooks of its own, since that of an optimizer has none."""
@@ -451,18 +437,11 @@ class Guard:
             raise ArgumentError(
                 f"{_WORDS} must be a dict of version {_VERSION}, but got {shown(state)}; give what state_dict() gave"
             )
-        check_state(state, dict.fromkeys(("step", "looked"), count(0)), _WORDS)
-        found = loaded_retreat(state, _WORDS)
-        try:
+        with reading(_WORDS, "build model and optimizer as they were when it was saved"):
             readings = Readings.loaded(rows_of(state["readings"], self._meeting.seat))
             snapshots = Snapshots.loaded(state["snapshots"], self._optimizer, host=OLD)
-            found = found.remembering(snapshots.present(self._optimizer))
+            found = from_fields(Retreat, state).remembering(snapshots.present(self._optimizer))
             held = _Held(int(state["step"]), int(state["looked"]), found, float(state["size"]))
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError, RuntimeError) as error:
-            raise ArgumentError(
-                f"{_WORDS} does not fit this optimizer ({type(error).__name__}: {error}); build model and optimizer as "
-                "they were when it was saved"
-            ) from error
         return held, readings, snapshots
 
 

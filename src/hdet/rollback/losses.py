@@ -155,7 +155,7 @@ def scalar_of(loss: object) -> float | Tensor:
     """A loss as a number, or as it is if it is a tensor of one element on a device; anything else raises."""
     if not isinstance(loss, Tensor):
         return _number(loss)
-    if loss.numel() != 1 or loss.is_complex():
+    if loss.numel() != 1 or loss.dtype.is_complex:
         raise ArgumentError(
             f"a loss must be one real number, but got a tensor of shape {tuple(loss.shape)}, {loss.dtype}; "
             "reduce it first, for instance loss.mean()"

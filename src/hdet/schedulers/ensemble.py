@@ -22,7 +22,7 @@ from hdet.ensemble.knobs import Knob
 from hdet.ensemble.published import Controller
 from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import Signal, TrainLoss
-from hdet.ensemble.steering import FanOut, Steering
+from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.chronicle import Chronicle
@@ -79,6 +79,8 @@ class Ensemble(OnSchedule[Replicas]):
         allow_uninformative: explore knobs of the loss under shared gradients, though that shows nothing.
     """
 
+    search: None = None
+    """As in :class:`hdet.OneCycleLR`: an ensemble has none."""
     _name = "hdet.Ensemble"
     _written: tuple[list[float], list[float]] | None = None
 
@@ -135,11 +137,16 @@ class Ensemble(OnSchedule[Replicas]):
         }
         rates = [float(row["lr"]) for row in optimizer.param_groups]
         alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
+        alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec, _ in first])}
         state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
-        fan_out = FanOut([spec for spec, _ in first], Balanced(), seed, columns_of(self._knobs, optimizer))
+        specs, bases, columns = (
+            [spec for spec, _ in first],
+            [base for _, base in first],
+            columns_of(self._knobs, optimizer),
+        )
         settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
         run = Replicas(
-            Steering(settings, fan_out, rule, [base for _, base in first]),
+            Steering(settings, specs, Balanced(), columns, rule, bases),
             Body(model, with_state=state == "average"),
             Meeting(group, alike),
             Chronicle(open_journal(journal), told),
@@ -163,7 +170,7 @@ class Ensemble(OnSchedule[Replicas]):
         if metrics is not None:
             self._check_metrics(metrics)
         schedule = partial(self._schedule, metrics=metrics)
-        self._run.step(self.optimizer, self._step, t, loss, schedule, self._floors)
+        self._run.step(self.optimizer, self._step, t, loss, schedule)
         self._plain.step(metrics)
         self._step = t
         self._write_values()
@@ -224,9 +231,6 @@ class Ensemble(OnSchedule[Replicas]):
         """At this step or at the next one."""
         plain = self._plain.values if t == self._step else self._plain.ahead(metrics)
         return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
-
-    def _floors(self) -> list[float]:
-        return [0.0] * len(self._knobs)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,16 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.auto.search import Search
 from hdet.checks import must_be, shown
 from hdet.distributed.arms import Arms
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.published import Controller, Published
-from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.errors import ArgumentError
 from hdet.parameters import shared_rates, unwrapped
+from hdet.schedulers.onecycle import OneCycleLR
+from hdet.schedulers.plain_rates import OnSchedule
 
 
 def flat_knobs(knobs: Any) -> list[Knob]:
@@ -48,7 +48,7 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
         )
     if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
-    if isinstance(getattr(schedule, "_run", None), (Replicas, Search)):
+    if isinstance(schedule, (OneCycleLR, OnSchedule)):
         raise ArgumentError(
             "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
         )

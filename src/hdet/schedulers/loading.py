@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import alike, check_state, number, shown, users_level
+from hdet.checks import shown, users_level
 from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError, ResumeWarning
 
@@ -123,10 +123,3 @@ def check_schedule(schedule: Any, state: Any) -> None:
             f"the checkpoint's schedule is {what_it_is(state)} without {missing}, but here it is a "
             f"{type(schedule).__name__}; build the ensemble with the schedule it was saved with"
         )
-    plain = {key: alike(value) for key, value in own.items() if key in state and _is_plain(value)}
-    check_state(state, plain, f"the checkpoint's schedule, a {type(schedule).__name__},")
-
-
-def _is_plain(value: Any) -> bool:
-    """A number, a flag, or a list of numbers."""
-    return number.fits(value) or isinstance(value, bool) or (isinstance(value, list) and all(map(number.fits, value)))

@@ -17,21 +17,25 @@ from hdet.auto.telling import Found, found_html
 from hdet.checks import check_state, count, fields, flag, maybe, must_be, shown, users_level
 from hdet.distributed.group import Group, Seat
 from hdet.ensemble.published import Controller
-from hdet.ensemble.replicas import Replicas
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
-from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, unwrapped, with_added
-from hdet.schedulers import torch_onecycle as torch_private
-from hdet.schedulers.arguments import Ours, rate_knobs, rate_names
+from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
+from hdet.schedulers.arguments import Ours, rate_names
+from hdet.schedulers.cycle import ANNEALINGS, Phase, phase_at, take_in
 from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
-from hdet.schedulers.onecycle_arguments import Fanout, onecycle_run
-from hdet.schedulers.plan import Plan, planned_in
-from hdet.schedulers.torch_onecycle import take_in
+from hdet.schedulers.onecycle_ensemble import replicas_of
+from hdet.schedulers.plan import Plan
+from hdet.schedulers.run import Run
+from hdet.schedulers.search_arguments import is_auto, searched
+from hdet.schedulers.torch_arguments import SCHEDULE
+from hdet.schedulers.torch_states import NEEDED, check_torch_state, up_to_date
 
-_NOT_SAVED = {"_run", "_is_auto", "_has_doubted", "_counted", "_plan", "_counts"}
+_NOT_SAVED = {"_run", "_search", "_has_doubted", "_counted", "_plan", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
-"""Called by name at every step: ``super()`` is slow before Python 3.12."""
+"""Called by name: ``super()`` is slow before Python 3.12."""
+_ARGUMENTS = (SCHEDULE, ("spread", "sync_every", "auto_lr_start", "decay", "seed"), ("go_back", "highest"))
+"""Of the constructor: torch's own, those of an ensemble, and those of a search."""
 
 
 class OneCycleLR(lr_scheduler.OneCycleLR):
@@ -88,6 +92,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             is no bound. All groups share one factor: it rises until the first group is at its bound.
     """
 
+    _search: Search | None = None
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -120,32 +126,22 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         go_back: bool = True,
         highest: float | Sequence[float | None] | None = None,
     ) -> None:
-        self._is_auto = isinstance(max_lr, str)
+        given = dict(locals())
         self._has_doubted = False
         self._counted = 0
         """torch's count of steps, without those that Accelerate adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
-        schedule: dict[str, Any] = {
-            "max_lr": max_lr,
-            "total_steps": total_steps,
-            "epochs": epochs,
-            "steps_per_epoch": steps_per_epoch,
-            "pct_start": pct_start,
-            "anneal_strategy": anneal_strategy,
-            "cycle_momentum": cycle_momentum,
-            "base_momentum": base_momentum,
-            "max_momentum": max_momentum,
-            "div_factor": div_factor,
-            "final_div_factor": final_div_factor,
-            "three_phase": three_phase,
-        }
-        published = (sigma, meta_momentum, meta_lr)
-        fanout = Fanout(spread, sync_every, auto_lr, auto_lr_start, decay, published, seed)
+        if not isinstance(optimizer, Optimizer):
+            _torch.__init__(self, optimizer, 1.0)  # raises
+        schedule, for_ensemble, for_search = ({name: given[name] for name in names} for names in _ARGUMENTS)
         ours = Ours(group, model, journal)
-        run = onecycle_run(optimizer, schedule, last_epoch, ours, fanout, go_back, highest)
-        if run is not None:  # torch calls step() in its constructor: the run must be there
-            self._run: Search | Replicas = run
-        super().__init__(optimizer, last_epoch=last_epoch, **schedule)
+        if is_auto(max_lr):
+            self._search = searched(optimizer, schedule, ours, auto_lr, for_ensemble, **for_search)
+            self._run: Run = self._search
+        else:
+            published = (sigma, meta_momentum, meta_lr)
+            self._run = replicas_of(optimizer, schedule, ours, auto_lr, published, for_search, **for_ensemble)
+        _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
         if self._run.total_steps is None:
             Plan.of(self).without_end().put(self)
         self._plan = Plan.of(self)
@@ -171,13 +167,19 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             loss, epoch = _loss_and_epoch(value, epoch, loss)
             if epoch is not None and epoch is value:
                 self._check_positional(epoch)
-        self._step_count = min(self._step_count, self._counted)
-        if not torch_private.in_constructor(self):
-            self._before_step(loss, self.last_epoch + 1 if epoch is None else epoch)
-        if self._step_count == 1 or epoch is not None:
-            self._step_and_warn(epoch)
+        if self._step_count > self._counted:
+            self._step_count = self._counted
+        t = self.last_epoch + 1 if epoch is None else epoch
+        is_inside = t <= self.total_steps  # if not, torch raises
+        if is_inside and self._step_count > 0:  # torch's constructor makes a step too
+            self._take_in_new_groups()
+            self._run.step(self.optimizer, self.last_epoch, t, loss, self._rates_at, self._peak)
+        if is_inside and self._step_count > 1 and epoch is None:
+            self._step_count += 1
+            self.last_epoch = t
+            self._write(self._rates())
         else:
-            _torch.step(self, epoch)
+            self._step_and_warn(epoch)
         self._counted = self._step_count
 
     def observe(self, loss: float | Tensor) -> None:
@@ -197,9 +199,9 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         Args:
             steps: steps that training still makes; ``total_steps`` is known from now on.
         """
-        run, plan = self._run, Plan.of(self)
+        plan = Plan.of(self)
         now = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
-        if not isinstance(run, Search):
+        if self.search is None:
             raise ArgumentError(
                 'finish() is for max_lr="auto", but this scheduler was made with a number as max_lr, and ends at step '
                 f"{self.total_steps}; make it with the total_steps that training is to have"
@@ -207,11 +209,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         plan.check_finish(now, steps)
         self._take_in_new_groups()
         peaks = sum(float(group["max_lr"]) for group in self.optimizer.param_groups)
-        share = 1.0 if plan.has_fallen(now) else sum(self._schedule(now)) / peaks
-        run.finish(self.optimizer, now, int(steps), share)
+        share = 1.0 if plan.has_fallen(now) else sum(self._rates_at(now)) / peaks
+        self.search.finish(self.optimizer, now, int(steps), share)
         plan.finished(now, int(steps)).put(self)
-        if torch_private.own_rates(self):  # inside SequentialLR they may be another scheduler's
-            torch_private.write_rates(self, torch_private.rates_now(self))
+        if self._owns_rates():  # inside SequentialLR they may be another scheduler's
+            self._write(self._rates())
 
     def converge(self) -> None:
         """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
@@ -231,17 +233,22 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
-        rises = self._holds_rise and self.last_epoch < self._peak()
-        try:
-            schedule = self._torchs_at(self._peak()) if rises else _torch.get_lr(self)
-        except ZeroDivisionError:  # by the length of the last phase, to which pct_start leaves no step
-            schedule = self._torchs_at(torch_private.last_end(self))
-        return self._run.rates(schedule, self.last_epoch)
+        if self.last_epoch > self.total_steps:
+            return _torch.get_lr(self)  # raises
+        if not self._get_lr_called_within_step:
+            words = "To get the last learning rate computed by the scheduler, please use `get_last_lr()`."
+            warnings.warn(words, UserWarning, stacklevel=2)
+        return self._rates()
 
     @property
     def base_lrs_now(self) -> list[float | Tensor]:
         """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
-        return self._base(self.last_epoch)
+        return self._run.base(self._values(self.last_epoch), self.last_epoch)
+
+    @property
+    def search(self) -> Search | None:
+        """The search for the rate; None without one."""
+        return self._search
 
     @property
     def found(self) -> Found | None:
@@ -249,7 +256,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
         As of the last round that has ended. The same on every rank, and no collective.
         """
-        return self._run.memory.told if isinstance(self._run, Search) else None
+        return None if self.search is None else self.search.memory.told
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows of a search. None: it shows what it shows of any object."""
@@ -259,26 +266,64 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     @property
     def multipliers(self) -> list[float]:
         """rho of this replica for each parameter group in the current round; 1 in a search."""
-        return self._multipliers(self.last_epoch, self._run.seat)
+        return self._run.multipliers(self.last_epoch, self._run.seat)
 
     def replica_multipliers(self, step: int | None = None) -> list[list[float]]:
         """rho of all replicas, a row for each, at a step (None: now). The same on every rank, and no collective."""
         t, size = self.last_epoch if step is None else step, self._run.seat.size
-        return [self._multipliers(t, Seat(replica, size)) for replica in range(size)]
+        return [self._run.multipliers(t, Seat(replica, size)) for replica in range(size)]
 
-    def _base(self, t: int) -> list[float | Tensor]:
-        values, run = self._values(t), self._run
-        return run.rates(values, t) if isinstance(run, Search) else run.steering.base(values, t)
+    # -- the schedule -----------------------------------------------------------------------------------------------
 
-    def _multipliers(self, t: int, seat: Seat) -> list[float]:
-        if isinstance(self._run, Search):
-            return [1.0] * len(self._run.knobs)
-        return list(self._run.steering.multipliers(t, seat))
+    def _peak(self) -> float:
+        """The step at which its rise ends."""
+        return float(self._schedule_phases[0]["end_step"])
 
-    @property
-    def _holds_rise(self) -> bool:
-        """Whether the schedule's rising phase is held at its peak, since a search climbs by itself."""
-        return isinstance(self._run, Search) and self._run.holds_rise
+    def _rates_at(self, t: int) -> list[float]:
+        return [float(value) for value in self._values(t)]
+
+    def _values(self, t: int) -> list[float | Tensor]:
+        """The plain schedule at step ``t``, of which the run makes its rates."""
+        self._take_in_new_groups()
+        phase, part = self._phase_at(t)
+        anneal, start, end = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"]
+        return [anneal(group[start], group[end], part) for group in self.optimizer.param_groups]
+
+    def _phase_at(self, t: float) -> tuple[Phase, float]:
+        """The phase, and which part of it is over. A search climbs by itself: the rise is held at its peak."""
+        is_held = self._search is not None and self._search.holds_rise
+        return phase_at(self._schedule_phases, max(t, self._peak()) if is_held else t)
+
+    def _rates(self) -> list[float | Tensor]:
+        """This replica's rates at ``last_epoch``. Writes momenta."""
+        phase, part = self._phase_at(self.last_epoch)
+        anneal, start, end = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"]
+        rates = []
+        for group in self.optimizer.param_groups:
+            rates.append(anneal(group[start], group[end], part))
+            if self.cycle_momentum:
+                momentum = anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], part)
+                group.update({"betas": (momentum, *group["betas"][1:])} if self.use_beta1 else {"momentum": momentum})
+        return self._run.rates(rates, self.last_epoch)
+
+    def _write(self, rates: Sequence[float | Tensor]) -> None:
+        """Put rates into the optimizer, each as the type it was, and remember them as torch's ``step()`` does."""
+        self._last_lr = []
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                put_rate(group, rate)
+                rate = copy_rate(group["lr"])
+            else:
+                group["lr"] = rate
+            self._last_lr.append(rate)
+
+    def _write_again(self) -> None:
+        self._write(self.get_last_lr())
+
+    def _owns_rates(self) -> bool:
+        """Whether the optimizer's rates are those that were written here last: no other scheduler has changed them."""
+        rates, last = [group["lr"] for group in self.optimizer.param_groups], self.get_last_lr()
+        return len(rates) == len(last) and all(bool(own == rate) for own, rate in zip(rates, last, strict=True))
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -288,27 +333,25 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         state = {key: value for key, value in super().state_dict().items() if key not in _NOT_SAVED}
         if self._run.seat.size > 1:
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
-            pairs = zip(self.get_last_lr(), self._base(t), strict=True)
+            pairs = zip(self.get_last_lr(), self._run.base(self._values(t), t), strict=True)
             state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
-        owns_rates = torch_private.own_rates(self)
-        state["hdet"] = {**self._run.state(), "owns_rates": owns_rates, "planned": self._plan.length}
+        state["hdet"] = {**self._run.state(), "owns_rates": self._owns_rates(), "planned": self._plan.length}
         return state
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
-        refuse_foreign(state_dict, torch_private.NEEDED, "hdet.OneCycleLR", expected)
-        torch_private.check_torch_state(state_dict, self.optimizer)
-        if "hdet" in state_dict:
-            ours = state_dict["hdet"]
-            check_state(state_dict, {"hdet": fields}, "the checkpoint")
-            self._run.check(ours)
-            check_state(ours, {"owns_rates": flag}, "the checkpoint's hdet state")
-            if "planned" in ours:  # earlier versions have none
-                check_state(ours, {"planned": maybe(count(1))}, "the checkpoint's hdet state")
-            if self._is_of_another_length(state_dict):
-                saved, t, found = Plan.saved_in(state_dict), state_dict["last_epoch"], self._searching().found_in(ours)
-                self._plan.check_goes_on(saved, planned_in(state_dict), t, found.max_lr)
+        refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
+        check_torch_state(state_dict, self.optimizer)
+        if "hdet" not in state_dict:
+            return
+        ours = state_dict["hdet"]
+        check_state(state_dict, {"hdet": fields}, "the checkpoint")
+        self._run.check(ours)
+        check_state(ours, {"owns_rates": flag, "planned": maybe(count(1))}, "the checkpoint's hdet state")
+        if self._search is not None and ours["planned"] != self._plan.length:
+            saved, t = Plan.saved_in(state_dict), state_dict["last_epoch"]
+            self._plan.check_goes_on(saved, ours["planned"], t, self._search.found_in(ours).max_lr)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
@@ -319,13 +362,12 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """
         self.check_state_dict(state_dict)
         known = {*super().state_dict(), "_anneal_func_type", "use_beta1"} - _NOT_SAVED
-        torch_state = {key: v for key, v in torch_private.up_to_date(state_dict).items() if key in known}
+        torch_state = {key: v for key, v in up_to_date(state_dict).items() if key in known}
         if not all("base_momentum" in group for group in self.optimizer.param_groups):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
-        ours = state_dict.get("hdet")
-        takes_length = ours is None or isinstance(self._run, Replicas)
-        if takes_length:
+        ours, search = state_dict.get("hdet"), self._search
+        if ours is None or search is None:
             tell_another_length(self._plan.length, total_steps, self._run.seat)
         if ours is None:
             self._run.adopt(total_steps, t)
@@ -333,30 +375,23 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._run.load(ours, Plan.saved_in(state_dict).length, t)
         super().load_state_dict(torch_state)
         self._counted = self._step_count
-        if takes_length:
+        if ours is None or search is None:
             self._plan = Plan.of(self)
-        elif self._is_of_another_length(state_dict):
+        elif ours["planned"] != self._plan.length:
             self._plan.put(self)
-            self._searching().replan(self._plan.length, self._peak())
-            self._last_lr = torch_private.rates_now(self)
+            search.replan(self._plan.length, self._peak())
+            self._last_lr = self._rates()
         if ours is None:
             return
-        if isinstance(self._run, Search):
-            self._last_lr = self._run.held(self._last_lr)
-        rho = self._multipliers(t, self._run.seat)
+        if search is not None:
+            self._last_lr = search.held(self._last_lr)
+        rho = self._run.multipliers(t, self._run.seat)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         if ours["owns_rates"]:
-            torch_private.write_rates(self, rates)
+            self._write(rates)
             watch_loading(self.optimizer, self, self._run, OneCycleLR._write_again)
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
-
-    def _is_of_another_length(self, state: Mapping[str, Any]) -> bool:
-        """Whether it is of a search that was made with another length."""
-        return isinstance(self._run, Search) and "hdet" in state and planned_in(state) != self._plan.length
-
-    def _write_again(self) -> None:
-        torch_private.write_rates(self, self.get_last_lr())
 
     def search_state_dict(self) -> dict[str, Any]:
         """The tensors of a search. With them a resumed run is bit-equal; without them the search makes them again.
@@ -364,7 +399,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
         Has this rank's losses of a round that has not ended; :func:`hdet.save` has those of all ranks.
         """
-        return self._run.tensors(self.optimizer, self.last_epoch) if isinstance(self._run, Search) else {}
+        return {} if self.search is None else self.search.tensors(self.optimizer, self.last_epoch)
 
     def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
         """Raise unless a search can be loaded once ``state_dict`` is. Changes nothing."""
@@ -377,12 +412,14 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             self._searching().load_tensors(state_dict, self.optimizer, self.last_epoch)
 
     def _searching(self) -> Search:
-        if not isinstance(self._run, Search):
+        if self.search is None:
             raise ArgumentError(
                 "the state of a search does not fit this scheduler, which was built with a number as max_lr and "
                 "searches nothing; leave the search out"
             )
-        return self._run
+        return self.search
+
+    # -- torch's ways -----------------------------------------------------------------------------------------------
 
     def _check_positional(self, epoch: int) -> None:
         """An integer was given as torch takes an epoch, but it may be a loss.
@@ -390,7 +427,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         A search refuses it, except for the 0 by which SequentialLR of torch 2.6 begins the turn of a scheduler. Others
         say once that it was taken for an epoch, if losses were given before.
         """
-        if self._is_auto and not (epoch == 0 and self.last_epoch < 0):
+        if self.search is not None and not (epoch == 0 and self.last_epoch < 0):
             raise ArgumentError(
                 f'a loss must be a float or a tensor with max_lr="auto", but step() got the integer {epoch}; give '
                 f"step(float(loss)), or step(epoch={epoch}) to set the epoch"
@@ -419,58 +456,21 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
         if epoch == 0:
             self._take_in_new_groups()
-            if isinstance(self._run, Search):
-                self._run.take_over()
+            if self._search is not None:
+                self._search.take_over()
         _torch._update_lr(self, epoch)
-
-    def _before_step(self, loss: float | Tensor | None, t: int) -> None:
-        """All that happens before torch writes the rates of step ``t``."""
-        if t > self.total_steps:
-            return  # torch says so
-        self._take_in_new_groups()
-        if isinstance(self._run, Search):
-            self._run.step(self.optimizer, self.last_epoch, t, loss, self._schedule, self._peak)
-        else:
-            self._run.step(self.optimizer, self.last_epoch, t, loss, self._schedule, self._floors)
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""
-        run, groups = self._run, self.optimizer.param_groups
-        if len(groups) == len(run.knobs):  # every step asks
+        groups = self.optimizer.param_groups
+        if len(groups) == sum(self._counts):  # every step asks
             return
         new, names = added_groups(self.optimizer, self._counts), rate_names(self.optimizer)
-        take_in(groups, new, by_lr=self._is_auto, momenta=self.cycle_momentum)
+        take_in(groups, new, by_lr=self.search is not None, momenta=self.cycle_momentum)
         self._counts = group_counts(self.optimizer)
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
-        run.chronicle.add([names[g] for g in new], max(self.last_epoch, 0))
-        if isinstance(run, Search):
-            run.grow(new, names)
-        else:
-            spread = max((spec.spread for spec in run.steering.specs), default=0.0)
-            run.steering.grow(rate_knobs([names[g] for g in new], spread))
-
-    def _schedule(self, t: int) -> list[float]:
-        return [float(value) for value in self._values(t)]
-
-    def _values(self, t: int) -> list[float | Tensor]:
-        """The plain schedule at step ``t``. A run that searches holds its rise at the peak, and climbs by itself."""
-        self._take_in_new_groups()
-        return torch_private.schedule_values(self, max(t, self._peak()) if self._holds_rise else t)
-
-    def _torchs_at(self, t: float) -> list[float | Tensor]:
-        """torch's ``get_lr`` at another step than this one, momenta too."""
-        now = self.last_epoch
-        try:
-            self.last_epoch = t  # type: ignore[assignment]  # torch computes with fractions
-            return _torch.get_lr(self)
-        finally:
-            self.last_epoch = now
-
-    def _peak(self) -> float:
-        return torch_private.peak_step(self)
-
-    def _floors(self) -> list[float]:
-        return [float(group["min_lr"]) for group in self.optimizer.param_groups]
+        self._run.chronicle.add([names[g] for g in new], max(self.last_epoch, 0))
+        self._run.grow(new, names)
 
 
 def _loss_and_epoch(

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
-from torch.optim import SGD, Optimizer, lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 
-from hdet.parameters import copy_rate, unwrapped
+from hdet.parameters import unwrapped
+from hdet.schedulers.torch_arguments import emptied
 
 _REHEARSED = 10_000
 """So many steps of a schedule are rehearsed, one after the other."""
@@ -112,10 +112,7 @@ def _search(rates_at: RatesAt, count: int, lead: int, ends: float) -> tuple[int,
 
 def _rehearsal(optimizer: Optimizer, schedule: Any) -> tuple[Optimizer, Any]:
     """An optimizer of nothing with the same groups, and a copy of its schedule. Models are not copied with it."""
-    groups = [{key: copy.copy(v) for key, v in row.items() if key != "params"} for row in optimizer.param_groups]
-    empty = SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=0.0)
-    for row, values in zip(empty.param_groups, groups, strict=True):
-        row.update({key: copy_rate(value) if key == "lr" else value for key, value in values.items()})
+    empty = emptied(optimizer)
     memo: dict[int, Any] = {}
     seen: set[int] = set()
     queue = [schedule]

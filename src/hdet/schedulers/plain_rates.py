@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.auto.search import Search
-from hdet.checks import Rule, check_state, count, fields, maybe, shown, some_rates
-from hdet.ensemble.replicas import Replicas
+from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, with_added
 from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
+from hdet.schedulers.run import Run
 
-Run = TypeVar("Run", Search, Replicas)
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 class Schedule(Protocol):
@@ -95,7 +94,7 @@ class PlainRates:
             put_rate(row, rate)
 
 
-class OnSchedule(Generic[Run]):
+class OnSchedule(Generic[AnyRun]):
     """A run on a schedule of the user's: what ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common.
 
     Args:
@@ -107,10 +106,10 @@ class OnSchedule(Generic[Run]):
     _name: ClassVar[str]
     """In messages."""
 
-    def __init__(self, optimizer: Optimizer, schedule: Schedule | None, run: Run) -> None:
+    def __init__(self, optimizer: Optimizer, schedule: Schedule | None, run: AnyRun) -> None:
         self.optimizer = optimizer
         self.schedule = schedule
-        self._run: Run = run
+        self._run = run
         self._step = 0
         self._plain = PlainRates(optimizer, schedule)
         run.begin(optimizer)
@@ -157,7 +156,6 @@ class OnSchedule(Generic[Run]):
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         refuse_foreign(state_dict, set(self.state_dict()), self._name, f"a state of {self._name}")
-        check_state(state_dict, self._rules(), "the checkpoint")
         has_schedule = state_dict["schedule"] is not None
         if has_schedule != (self.schedule is not None) or len(state_dict["plain_lrs"]) != len(self._plain.values):
             raise ArgumentError(
@@ -166,15 +164,6 @@ class OnSchedule(Generic[Run]):
                 f"{len(self._plain.values)}; build optimizer and scheduler as they were when it was saved"
             )
         check_schedule(self.schedule, state_dict["schedule"])
-
-    def _rules(self) -> dict[str, Rule]:
-        return {
-            "step": count(0),
-            "total_steps": maybe(count(1)),
-            "plain_lrs": some_rates,
-            "schedule": maybe(fields),
-            "hdet": fields,
-        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""

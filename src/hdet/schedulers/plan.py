@@ -135,9 +135,3 @@ def _held(until: float) -> dict[str, Any]:
         "start_momentum": "base_momentum",
         "end_momentum": "base_momentum",
     }
-
-
-def planned_in(state: Mapping[str, Any]) -> int | None:
-    """The length that the run of a checkpoint was made with; earlier versions could not be finished."""
-    length: int | None = state["hdet"].get("planned", state["total_steps"])
-    return length

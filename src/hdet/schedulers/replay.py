@@ -12,9 +12,9 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from hdet.checks import shown
 from hdet.errors import ArgumentError, JournalError
 from hdet.journal import JournalData, read_journal
-from hdet.journal.file import check_needed
 from hdet.parameters import check_optimizer, put_rate, unwrapped
 from hdet.schedulers.arguments import rate_names
 
@@ -31,12 +31,20 @@ def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, 
         raise JournalError("the journal's header names no knobs; give a file written by journal=")
     for record in data.rounds:
         try:
-            check_needed(record, ("base_before", "base"), len(_knobs(data, record)))
-        except ValueError as error:
+            _check_needed(record, len(_knobs(data, record)))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise JournalError(
-                f"round {record.get('round')} of the journal is damaged: {error}; remove its line, or give another file"
+                f"round {record.get('round')} of the journal is damaged ({type(error).__name__}: {error}); remove its "
+                "line, or give another file"
             ) from error
     return {name: _points(data, name, begins) for name, begins in _beginnings(data).items()}
+
+
+def _check_needed(record: Mapping[str, Any], knobs: int) -> None:
+    """Raise unless a round has its step and finite base values."""
+    values = [float(record[name][g]) for name in ("base_before", "base") for g in range(knobs)]
+    if record["step"] is None or not all(map(math.isfinite, values)):
+        raise ValueError(f"its base values must be finite, but are {shown(values)}")
 
 
 def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Optimizer) -> LambdaLR:
@@ -81,11 +89,8 @@ def _rates_of(optimizer: Optimizer, knobs: Sequence[str]) -> list[str]:
 
 
 def _knobs(data: JournalData, record: Mapping[str, Any]) -> list[str]:
-    """The names that the lists of a round go by. Earlier versions have none for groups that were added."""
-    names = [str(name) for name in data.header["knobs"]]
-    own = record.get("knobs")
-    more = range(len(names), len(record.get("base") or ()))
-    return [*names, *(f"lr[{g}]" for g in more)] if own is None else [str(name) for name in own]
+    """The names that the lists of a round go by: the header's, unless groups were added."""
+    return [str(name) for name in record.get("knobs") or data.header["knobs"]]
 
 
 def _beginnings(data: JournalData) -> dict[str, int]:

@@ -10,21 +10,18 @@ from torch.optim import Optimizer
 
 from hdet.auto.search import Search
 from hdet.auto.telling import Found, found_html
-from hdet.checks import Rule, count, number, shown, some_rates
+from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, parts_of, put_rate, with_added
-from hdet.schedulers.arguments import Ours, rate_names, search_of
+from hdet.schedulers.arguments import Ours, rate_names
 from hdet.schedulers.peak import Peak, peak_of
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
 from hdet.schedulers.plan import LengthError
+from hdet.schedulers.search_arguments import search_of
 
 _RISE = 0.1
 """The search climbs for this part of the run at least, also on a schedule that falls from its first step on (LOG, any
 schedule)."""
-_PEAK_RATES = Rule(
-    "a list of finite rates, or None for groups that were added later",
-    lambda value: isinstance(value, (list, tuple)) and some_rates.fits([one for one in value if one is not None]),
-)
 
 
 def guesses_of(optimizer: Optimizer) -> list[float]:
@@ -75,13 +72,7 @@ class ScheduledSearch(OnSchedule[Search]):
         schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
         kind = type(schedules[0]).__name__
         self._peak = peak_of(list(zip(parts_of(optimizer), schedules, strict=True)), total_steps, every, lead)
-        alike = {
-            "lr": repr(guesses),
-            "schedule": kind,
-            "schedule_every": repr(every),
-            "the schedule's peak": repr(tuple(self._peak)),
-            "highest": repr(highest),
-        }
+        alike = {"the schedule's peak": repr(tuple(self._peak))}
         told = {
             "max_lr": "auto",
             "guess": guesses,
@@ -182,13 +173,14 @@ class ScheduledSearch(OnSchedule[Search]):
                 max_lr=max_lr,
             )
 
-    def _rules(self) -> dict[str, Rule]:
-        return {**super()._rules(), "total_steps": count(1), "peak": number, "peak_lrs": _PEAK_RATES}
-
     def _load_run(self, state_dict: Mapping[str, Any]) -> None:
         self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
-        rates = list(state_dict["peak_lrs"])  # earlier versions leave out those of groups that were added
-        self._peak = Peak(int(state_dict["peak"]), rates + [None] * (len(state_dict["plain_lrs"]) - len(rates)))
+        self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
+
+    @property
+    def search(self) -> Search:
+        """The search for the factor."""
+        return self._run
 
     @property
     def found(self) -> Found:

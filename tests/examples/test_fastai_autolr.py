@@ -1,4 +1,4 @@
-"""AutoLR in real Learners of fastai, on the CPU and with data made here."""
+"""examples/fastai_autolr.py: AutoLR in real Learners of fastai, on the CPU and with data made here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import OptimWrapper
 
-from hdet.integrations.fastai import AutoLR
+from examples.fastai_autolr import AutoLR
 
 GUESS, STEPS = 1e-5, 100
 ADAM = partial(OptimWrapper, opt=torch.optim.Adam)

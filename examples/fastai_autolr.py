@@ -1,31 +1,36 @@
-"""fastai: ``AutoLR``, a callback that finds the learning rate of a Learner, also inside ``fit_one_cycle``."""
+"""fastai: a callback that finds the learning rate of a Learner while it trains, also inside ``fit_one_cycle``.
+
+    python examples/fastai_autolr.py
+
+Copy ``AutoLR`` into your project, and give it to any ``fit``:
+
+    learn = Learner(dls, model, opt_func=partial(OptimWrapper, opt=torch.optim.AdamW))
+    learn.fit_one_cycle(5, cbs=AutoLR())
+
+Needs fastai: pip install fastai
+"""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+from functools import partial
 from typing import Any
 
+import fastai.callback.schedule  # it adds fit_one_cycle to Learner
+import torch
+from fastai.callback.core import Callback
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai.optimizer import OptimWrapper
+from torch import nn
 from torch.optim import Optimizer
 
-from hdet.errors import ArgumentError
-from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.scheduled import ScheduledSearch
-from hdet.schedulers.several import auto
-
-__all__ = ["AutoLR"]
-
-_INSTALLED = importlib.util.find_spec("fastai") is not None
-_Callback: Any = importlib.import_module("fastai.callback.core").Callback if _INSTALLED else object
+import hdet
+from hdet import ArgumentError
 
 
-class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional package
+class AutoLR(Callback):
     """Finds the learning rate while a Learner trains.
-
-    .. code-block:: python
-
-        learn = Learner(dls, model, opt_func=partial(OptimWrapper, opt=torch.optim.AdamW))
-        learn.fit_one_cycle(5, cbs=AutoLR())
 
     ``lr_max`` is a guess that may be far off. hdet's schedule replaces that of ``fit_one_cycle``, ``fit_flat_cos`` and
     similar methods. fastai's own optimizers are not torch optimizers: use ``OptimWrapper``. With
@@ -41,11 +46,9 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
     run_valid = False
 
     def __init__(self, **options: Any) -> None:
-        if not _INSTALLED:
-            raise ModuleNotFoundError("AutoLR needs fastai, which is not installed: pip install fastai")
         super().__init__()
         self.options = options
-        self.scheduler: OneCycleLR | ScheduledSearch | None = None
+        self.scheduler: Any = None
         """What steps the rate; there once ``fit`` has begun."""
 
     def before_fit(self) -> None:
@@ -64,11 +67,10 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
                 "AutoLR begins a search at the first epoch, but this fit was given a start_epoch; leave start_epoch out"
             )
         steps = self.options.get("total_steps") or _optimizer_steps(self.learn)
-        schedules = importlib.import_module("fastai.callback.schedule").ParamScheduler
         for callback in self.learn.cbs:
-            if isinstance(callback, schedules):
+            if isinstance(callback, fastai.callback.schedule.ParamScheduler):
                 callback.scheds = {}
-        self.scheduler = auto(optimizer, **{"model": self.learn.model, **self.options, "total_steps": steps})
+        self.scheduler = hdet.auto(optimizer, **{"model": self.learn.model, **self.options, "total_steps": steps})
 
     def after_step(self) -> None:
         """The optimizer has stepped."""
@@ -89,8 +91,8 @@ class AutoLR(_Callback):  # type: ignore[misc]  # the type of an optional packag
 def _optimizer_steps(learn: Any) -> int:
     """Of the fit that begins: ``GradientAccumulation`` lets the optimizer step once enough samples were seen."""
     loader = learn.dls.train
-    kind = importlib.import_module("fastai.callback.training").GradientAccumulation
-    enough = max((callback.n_acc for callback in learn.cbs if isinstance(callback, kind)), default=None)
+    found = [callback.n_acc for callback in learn.cbs if isinstance(callback, GradientAccumulation)]
+    enough = max(found, default=None)
     if enough is None:
         return int(learn.n_epoch * len(loader))
     size = getattr(loader, "bs", getattr(loader, "batch_size", None))
@@ -106,3 +108,18 @@ def _optimizer_steps(learn: Any) -> int:
         if seen >= enough:
             steps, seen = steps + 1, 0
     return steps
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    batches = [(x, x.sin().sum(1, keepdim=True)) for x in torch.randn(100, 64, 10)]
+    model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1))
+    adam = partial(OptimWrapper, opt=torch.optim.Adam)
+    learn = Learner(DataLoaders(batches, batches[:2]), model, loss_func=nn.MSELoss(), opt_func=adam, lr=1e-5)
+    auto = AutoLR()
+    learn.fit_one_cycle(2, cbs=auto)
+    print(auto.scheduler.found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""AutoLR in real trainers of ultralytics, on the CPU: a model from a configuration, and images made here."""
+"""examples/ultralytics_autolr.py: AutoLR in real trainers of ultralytics, on the CPU, with images made here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("polars")  # imported here, not in a test: it sets a variabl
 import ultralytics
 from PIL import Image
 
-from hdet.integrations.ultralytics import AutoLR
+from examples.ultralytics_autolr import AutoLR
 
 EPOCHS, IMAGES, BATCH = 8, 64, 8
 

@@ -1,29 +1,29 @@
-"""ultralytics: ``AutoLR`` finds the learning rate of a YOLO model in place of ``lr0``."""
+"""ultralytics: the learning rate of a YOLO model is found while it trains, in place of ``lr0``.
+
+    python examples/ultralytics_autolr.py --model yolo11n.yaml --data coco8.yaml --epochs 100
+
+Copy ``AutoLR`` into your project:
+
+    model = YOLO("yolo11n.yaml")
+    AutoLR().attach(model)
+    model.train(data="data.yaml", epochs=100)
+
+Needs ultralytics, which is licensed under AGPL-3.0: pip install ultralytics
+"""
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet.checks import shown
-from hdet.errors import ArgumentError
-from hdet.parameters import unwrapped
-from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.scheduled import ScheduledSearch
-from hdet.schedulers.several import auto
-
-__all__ = ["AutoLR"]
+import hdet
+from hdet import ArgumentError
 
 
 class AutoLR:
     """Finds the learning rate while a model of ultralytics trains.
-
-    .. code-block:: python
-
-        model = YOLO("yolo11n.yaml")
-        AutoLR().attach(model)
-        model.train(data="data.yaml", epochs=100)
 
     ``lr0`` is a guess that may be far off; with ``optimizer="auto"`` the guess is the rate that ultralytics chooses.
     Its linear or cosine decay, by ``lrf`` and ``cos_lr``, stays. Its warm-up is removed: the search climbs by itself.
@@ -34,7 +34,7 @@ class AutoLR:
 
     def __init__(self, **options: Any) -> None:
         self.options = options
-        self.scheduler: OneCycleLR | ScheduledSearch | None = None
+        self.scheduler: Any = None
         """What steps the rate; there once ``train`` has begun."""
         self._stepped = False
         """Whether the optimizer has stepped since the last batch ended."""
@@ -42,9 +42,7 @@ class AutoLR:
     def attach(self, model: Any) -> Any:
         """Join a ``YOLO``, or a trainer, before its ``train()``. Gives it."""
         if not callable(getattr(model, "add_callback", None)):
-            raise ArgumentError(
-                f"attach() takes a model of ultralytics, but got {shown(model)}; call attach(YOLO(...))"
-            )
+            raise ArgumentError(f"attach() takes a model of ultralytics, but got {model!r}; call attach(YOLO(...))")
         model.add_callback("on_pretrain_routine_start", self._check)
         model.add_callback("on_pretrain_routine_end", self._begin)
         model.add_callback("on_train_batch_end", self._batch_ends)
@@ -81,7 +79,7 @@ class AutoLR:
             return LambdaLR(optimizer, lambda step: shape(step / per_epoch))
 
         known = {"model": trainer.model, "schedule": decay, "total_steps": steps, **self.options}
-        self.scheduler = auto(unwrapped(trainer.optimizer), **known)
+        self.scheduler = hdet.auto(trainer.optimizer, **known)
         trainer.scheduler = _Still()
         step = trainer.optimizer_step
 
@@ -107,3 +105,20 @@ class _Still:
 
     def step(self) -> None:
         """Nothing: the rate is written at every step of the optimizer."""
+
+
+def main(args: argparse.Namespace) -> None:
+    from ultralytics import YOLO
+
+    auto = AutoLR()
+    auto.attach(YOLO(args.model)).train(data=args.data, epochs=args.epochs, lr0=args.lr)
+    print(auto.scheduler.found)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="yolo11n.yaml", help="a model's configuration or weights")
+    parser.add_argument("--data", default="coco8.yaml", help="a data set")
+    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--lr", type=float, default=1e-3, help="a guess of the rate")
+    main(parser.parse_args())

@@ -1,0 +1,1 @@
+"""Knobs where they matter: hyperparameters of training on little data, found by arms that differ in them."""

@@ -1,0 +1,113 @@
+"""``hdet.OneCycleLR`` with a number as ``max_lr``, the published ensemble: its arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from hdet.checks import is_int, is_one_of, is_real, must_be, shown
+from hdet.distributed.arms import Arms
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.weights import Body
+from hdet.ensemble.bases import DECAYS, Settings
+from hdet.ensemble.design import Permuted, Rounds, default_length
+from hdet.ensemble.knob import rate_knobs
+from hdet.ensemble.published import Controller, Published
+from hdet.ensemble.replicas import Replicas
+from hdet.ensemble.steering import Steering
+from hdet.errors import ArgumentError
+from hdet.journal import open_journal
+from hdet.journal.chronicle import Chronicle
+from hdet.parameters import shared_rates
+from hdet.schedulers.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, rate_names
+from hdet.schedulers.torch_arguments import alike_of, rehearsed, told_of
+
+
+def replicas_of(
+    optimizer: Optimizer,
+    schedule: dict[str, Any],
+    ours: Ours,
+    auto_lr: Any,
+    published: tuple[Any, Any, Any],
+    for_search: Mapping[str, Any],
+    *,
+    spread: Any,
+    sync_every: Any,
+    auto_lr_start: Any,
+    decay: Any,
+    seed: Any,
+) -> Replicas:
+    """The replicas behind an ``hdet.OneCycleLR``. Raises before anything is changed.
+
+    Args:
+        optimizer, ours, auto_lr, spread, sync_every, auto_lr_start, decay, seed: as the user has given them.
+        schedule: torch's own arguments.
+        published: sigma, meta_momentum and meta_lr.
+        for_search: arguments that an ensemble refuses.
+    """
+    _refuse_search(**for_search)
+    must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
+    must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
+    cure = "it is the relative distance of the outermost replicas from the base rate; leave it out for 1/9"
+    fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
+    must_be("at least 0 and at most 1", fits, cure, spread=spread)
+    controller = _controller(auto_lr, published)
+    check_common(ours, optimizer)
+    made = rehearsed(optimizer, schedule)
+    if decay == "exponential" and schedule["final_div_factor"] == math.inf:
+        raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
+    journal, steps = open_journal(ours.journal), made.total_steps
+    spread = PUBLISHED_SPREAD if spread is None else float(spread)
+    rounds = Rounds(checked_length(sync_every, default_length(steps)), steps)
+    start = _resolved_start(auto_lr_start, rounds, steps, made._schedule_phases[0]["end_step"])
+    settings = Settings(rounds, int(seed), decay, start)
+    specs = rate_knobs(rate_names(optimizer), spread)
+    learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
+    settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
+    told = {**told_of(schedule), "total_steps": steps, **told_of(settled)}
+    isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
+    return Replicas(
+        Steering(settings, specs, Permuted(), columns, controller, learned),
+        Body(ours.model, with_state=isolated),  # moments differ between arms, and only there
+        Meeting(ours.group, alike_of(schedule)),
+        Chronicle(journal, told),
+    )
+
+
+def _refuse_search(go_back: object, highest: object) -> None:
+    """Raise for arguments of a search: nothing is found here."""
+    if go_back is not True:
+        raise ArgumentError(
+            f'go_back is for max_lr="auto", whose search may roll back, but got go_back={shown(go_back)}; leave it out'
+        )
+    if highest is not None:
+        raise ArgumentError(
+            f'highest is for max_lr="auto", which finds the rate, but got highest={shown(highest)}; leave it out: a '
+            "number as max_lr is the highest rate already"
+        )
+
+
+def _controller(auto_lr: Any, published: tuple[Any, Any, Any]) -> Controller | None:
+    rule = Published(*published)  # also checks the numbers where they are not used
+    if isinstance(auto_lr, bool):
+        return rule if auto_lr else None
+    if isinstance(auto_lr, Controller):
+        return auto_lr
+    raise ArgumentError(
+        f"auto_lr must be True, False or a controller with init() and update(), but got auto_lr={shown(auto_lr)}; "
+        "True is the published controller"
+    )
+
+
+def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:
+    """S_warm: a round end. By default the end of the warm-up rounded up to a round; never if that is past the end."""
+    if start is None:
+        end = max(1, math.ceil(warm_up_end / rounds.length)) * rounds.length
+        return end if end <= total_steps else None
+    cure = "leave it out for the end of the warm-up, or use auto_lr=False for never"
+    fits = is_int(start) and 0 <= start <= total_steps
+    must_be(f"an integer from 0 to total_steps = {total_steps}", fits, cure, auto_lr_start=start)
+    return rounds.next_end(int(start))
