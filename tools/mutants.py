@@ -51,19 +51,21 @@ COVERED = {
     # auto: the search for the rate
     "auto/constants": "auto: rule golden twin parity",
     "auto/measure": "auto: measure reach pieces golden saving twin found parity",
+    "auto/memory": "auto: words golden found search parity",
     "auto/pieces": "auto: measure pieces golden saving; setups: late_groups; auto: parity",
     "auto/ranks": "auto: golden rounds found ranks parity",
     "auto/rule": "auto: measure rounds reach rule golden twin parity",
     "auto/sampling": "auto: hooks rounds golden found search parity",
     "auto/saving": "auto: saving checkpoints",
-    "auto/search": "auto: hooks rounds saving golden found ranks search parity",
+    "auto/search": "auto: hooks rounds saving checkpoints golden found ranks search parity",
     # rollback: snapshots, the judge, the guard
     "rollback/guard": "rollback: guard guard_resume guard_ranks",
     "rollback/loans": "rollback: guard",
     "rollback/losses": "rollback: losses; auto: golden parity",
     "rollback/readings": "rollback: guard guard_resume",
-    "rollback/retreat": "rollback: retreat guard",
+    "rollback/retreat": "rollback: retreat; auto: rule; rollback: guard",
     "rollback/ruin": "rollback: retreat ruin; auto: golden parity",
+    "rollback/saving": "auto: saving; rollback: guard_resume",
     "rollback/sizes": "rollback: guard guard_ranks",
     "rollback/snapshots": "rollback: storage snapshots; setups: going_back; rollback: guard guard_resume",
     # schedulers: what users construct

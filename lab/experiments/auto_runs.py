@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +20,6 @@ from torch import Tensor
 from hdet.auto.constants import DEFAULT, Constants
 from hdet.auto.progress import Progress
 from hdet.auto.rule import (
-    Action,
     Decision,
     Evidence,
     Phase,
@@ -34,8 +31,8 @@ from hdet.auto.rule import (
     straightness,
     typical_norm,
 )
-from hdet.rollback import ruin
-from hdet.rollback.ruin import LIMITS, Block, Limits
+from hdet.rollback.retreat import Action
+from hdet.rollback.ruin import LIMITS, Block, Limits, blocks_of
 
 _TOGETHER = 64
 """Runs measured in one call; bounds memory."""
@@ -43,24 +40,6 @@ _SLOTS = 2
 
 Place = tuple[int, int]
 """Seed and configuration of a run in its stack."""
-
-
-def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
-    """The losses of a round in equal parts, as the judge takes them.
-
-    >>> blocks_of([1.0, math.nan, 3.0])
-    (Block(mean=1.0, steps=1), Block(mean=nan, steps=1), Block(mean=3.0, steps=1))
-    >>> blocks_of([1.0, math.nan, *range(14)])[:2]
-    (Block(mean=1.0, steps=2), Block(mean=0.5, steps=2))
-    """
-    count = min(len(losses), ruin.BLOCKS)
-    edges = [number * len(losses) // count for number in range(count + 1)]
-    return tuple(_block(losses[begin:end]) for begin, end in pairwise(edges))
-
-
-def _block(losses: Sequence[float]) -> Block:
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return Block(fmean(finite) if finite else math.nan, len(losses))
 
 
 class Measured(NamedTuple):
@@ -188,10 +167,7 @@ class Run:
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state
         self.decisions.append((end, decision))
-        back = decision.rolled_back_to
-        self._progress = progress if back is None else self._progress.rolled_back(back)
-        if decision.is_harder:
-            self._progress = Progress().after(blocks, end)
+        self._progress = decision.progress(self._progress, progress, evidence)
         self._falling = evidence.shape < self.rule.constants.falling
         if decision.anew or measured.sums is None:
             self._stretch = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from hdet.errors import ArgumentError
 
 Rate = float | Tensor
 _Value = TypeVar("_Value")
+_Owner = TypeVar("_Owner")
 
 
 def check_model(model: object, *, needed: bool = False) -> None:
@@ -48,6 +50,32 @@ def refuse_without_hooks(optimizer: Optimizer) -> None:
             f"hdet must hear of every step, but {type(optimizer).__name__} cannot have step hooks as torch's "
             "optimizers do; if it wraps another optimizer, give the optimizer inside"
         ) from None
+
+
+def hook_steps(optimizer: Optimizer, owner: _Owner, before: Callable[..., Any], after: Callable[..., None]) -> None:
+    """Call methods of an owner before and after every step of an optimizer, with what torch gives to hooks.
+
+    The hooks hold the owner weakly, and go when it does.
+
+    Args:
+        optimizer: whose steps are of interest.
+        owner: the first argument of both methods.
+        before: what it returns replaces the step's arguments, unless it is None.
+        after: is not called after a step that has raised.
+    """
+    held = ref(owner)
+
+    def hook_of(method: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(*step: Any) -> Any:
+            found = held()
+            return None if found is None else method(found, *step)
+
+        disabled: Callable[..., Any] = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
+        return disabled
+
+    handles = optimizer.register_step_pre_hook(hook_of(before)), optimizer.register_step_post_hook(hook_of(after))
+    for handle in handles:
+        finalize(owner, handle.remove)
 
 
 def once_gradients_are_there(

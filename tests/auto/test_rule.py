@@ -10,19 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.auto.constants import DEFAULT as c
-from hdet.auto.rule import (
-    NEVER_MOVED,
-    NO_GRADIENT,
-    NOT_FOLLOWED,
-    Action,
-    Decision,
-    Evidence,
-    Phase,
-    Rule,
-    Snapshot,
-    State,
-    next_end,
-)
+from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Decision, Evidence, Phase, Rule, State, next_end
+from hdet.rollback.retreat import Action, Snapshot
 from hdet.rollback.ruin import Block, Course
 
 RULE = Rule(1000)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim import Adam
 
-from hdet.auto.rule import Phase, Snapshot, State
+from hdet.auto.rule import Phase, State
+from hdet.rollback.retreat import Snapshot
 from hdet.rollback.ruin import Block, Course
 from hdet.rollback.saving import fields_of, from_fields
 from tests.auto.runs import built, search_of

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from hdet.auto.constants import DEFAULT as c
-from hdet.auto.rule import Action, Evidence, Phase, Rule, State
+from hdet.auto.rule import Evidence, Phase, Rule, State
+from hdet.rollback.retreat import Action
 from hdet.rollback.ruin import Block
 from tests.auto.twin import Run, Seen, Settings, Theta, next_end
 

@@ -15,9 +15,9 @@ from hdet.rollback.retreat import (
     Action,
     Cause,
     Decision,
-    Kept,
     Policy,
     Retreat,
+    Snapshot,
     Step,
     Usual,
 )
@@ -29,7 +29,7 @@ POLICY = Policy(EVERY, factor=0.25, recover=2, most=3)
 
 def trained(policy: Policy = POLICY, looks: int = 24) -> tuple[Retreat, int]:
     """After some looks whose losses fall from 5 to 1; gradients have norms of 1 to 2."""
-    state, t = Retreat(kept=(Kept(0, 0),)), 0
+    state, t = Retreat(kept=(Snapshot(0, 0),)), 0
     for k in range(looks):
         losses = [x + 4 / (k + 1) - 4 / looks for x in FINE[LOOK * (k % 2) :][:LOOK]]
         decision = after(state, t := t + LOOK, *losses, policy=policy)
@@ -69,7 +69,7 @@ def test_a_leap_is_rolled_back_to_before_it_began() -> None:
     assert decision.step == t - SPACING
     assert decision.aside is not None
     assert decision.aside != decision.slot
-    assert decision.state.replaced == Kept(t + LOOK, decision.aside)
+    assert decision.state.replaced == Snapshot(t + LOOK, decision.aside)
 
 
 def test_a_leap_that_ends_within_two_looks_is_seen_too() -> None:

@@ -16,8 +16,9 @@ from real.optimizers import update_of
 from variants import ALONE, AS_IT_IS, CHANGES, PLACEBO, VARIANTS, changed, run_of
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Action, Decision, Sums
+from hdet.auto.rule import Decision, Sums
 from hdet.rollback import ruin
+from hdet.rollback.retreat import Action
 from hdet.rollback.ruin import LIMITS, Limits
 from lab.tests.experiments.small_tasks import CPU, small
 

@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from auto_runs import AutoRuns, Run, blocks_of
+from auto_runs import AutoRuns, Run
 from shapes import onecycle
 from stacked import Adam, Momentum, Optimizer, Stack, Supply
 from torch import Tensor
 
 import hdet
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule
+from hdet.auto.rule import Decision, Evidence, Phase, Rule
 from hdet.auto.sampling import Sampler
-from hdet.rollback.ruin import BLOCKS, LIMITS, Limits
+from hdet.rollback.retreat import Action
+from hdet.rollback.ruin import BLOCKS, LIMITS, Limits, blocks_of
 from lab.tests.experiments.small_tasks import CPU, small
 
 STEPS, SEED = 150, 2

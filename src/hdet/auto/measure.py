@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.auto.pieces import Pieces, Reading, Vectors
-from hdet.auto.rule import FINE, Sums, estimate, straightness, typical_norm, weight_ratio
+from hdet.auto.rule import FINE, Sums, estimate, largest_size, straightness, typical_norm, weight_ratio
 from hdet.distributed.shards import counted_once, stepping_now
 from hdet.distributed.weights import fingerprint_of_words
 from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
@@ -239,7 +239,7 @@ class Measure:
             return Measured()
         width = len(rows[0]) // len(self._origin.pieces.places)
         ways, origins, *more = counted_once(rows, width)
-        sizes, rest = tuple(max(found, key=_nan_last) for found in more[: len(self._sizes)]), more[len(self._sizes) :]
+        sizes, rest = tuple(largest_size(found) for found in more[: len(self._sizes)]), more[len(self._sizes) :]
         sums: list[float] = []
         if self._asked:
             sums = [sum(found) for found in rest]
@@ -324,11 +324,6 @@ def _size(gradient: Tensor) -> Tensor:
     """The largest of its numbers: unlike a sum of squares it neither vanishes nor overflows. A rank may hold none."""
     largest: Tensor = torch.linalg.vector_norm(gradient, math.inf) if gradient.numel() else gradient.new_zeros(())
     return largest
-
-
-def _nan_last(size: float) -> float:
-    """For a maximum that does not hide NaN."""
-    return math.inf if math.isnan(size) else size
 
 
 def _relative(ways: Sequence[float], origins: Sequence[float], typical: float) -> float:

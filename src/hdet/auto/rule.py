@@ -19,7 +19,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from hdet.auto.constants import DEFAULT, Constants
-from hdet.rollback.ruin import FEWEST, LIMITS, Block, Course, Limits, Verdict, accused, judge
+from hdet.auto.progress import Progress
+from hdet.rollback.retreat import Action, Snapshot, is_due, present, with_another
+from hdet.rollback.ruin import FEWEST, LIMITS, Block, Course, Limits, Verdict, judge
 
 NEVER_MOVED = "no step has moved the weights"
 NO_GRADIENT = "weights moved, but no gradient was seen before the schedule's peak"
@@ -39,13 +41,6 @@ class Phase(IntEnum):
     """The rate is raised as long as the gradients ask for more."""
     KEPT = 2
     """The guess is kept to, on the schedule as it is: nothing is searched."""
-
-
-class Snapshot(NamedTuple):
-    """Weights, buffers and optimizer state as they were after a step; they lie in ``slot``."""
-
-    step: int
-    slot: int
 
 
 class State(NamedTuple):
@@ -166,21 +161,12 @@ class Evidence(NamedTuple):
     @property
     def gradient(self) -> float:
         """The largest number of the round's gradients; 0: there were none. NaN is not hidden."""
-        return max(self.gradients, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
+        return largest_size(self.gradients)
 
 
-class Action(IntEnum):
-    """What is to be done with the weights."""
-
-    NOTHING = 0
-    KEEP = 1
-    """Copy them, with buffers and optimizer state, into the decision's slot."""
-    RESTART = 2
-    """Back to how they were before the first step."""
-    ROLL_BACK = 3
-    """Put back what lies in the decision's slot."""
-    GO_ON = 4
-    """There is nothing to go back to, but the rate is lowered: the weights must at least be finite."""
+def largest_size(sizes: Sequence[float]) -> float:
+    """The largest of some sizes, without hiding NaN; 0 if there are none."""
+    return max(sizes, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
 
 
 class Decision(NamedTuple):
@@ -199,6 +185,15 @@ class Decision(NamedTuple):
     """Whether the way that the reach is measured along begins anew."""
     is_harder: bool = False
     """Whether the data have become harder: earlier losses are no measure any more."""
+
+    def progress(self, before: Progress, after: Progress, evidence: Evidence) -> Progress:
+        """What is remembered of the losses: those of ruined weights are no progress.
+
+        ``before``, ``after``: without the losses of the round, and with them.
+        """
+        if self.rolled_back_to is not None:
+            return before.rolled_back(self.rolled_back_to)
+        return Progress().after(evidence.blocks, evidence.span[1]) if self.is_harder else after
 
 
 @dataclass(frozen=True)
@@ -231,7 +226,7 @@ class Rule:
 
     def remembering(self, state: State, slots: Container[int]) -> State:
         """The state where only the snapshots in some slots exist: a checkpoint may have none."""
-        return state._replace(snapshots=tuple(one for one in state.snapshots if one.slot in slots))
+        return state._replace(snapshots=present(state.snapshots, slots))
 
     def after_round(self, state: State, evidence: Evidence) -> Decision:
         """One round."""
@@ -252,7 +247,7 @@ class Rule:
         state = state._replace(course=course)
         lost = evidence.lost if self.limits.noise < math.inf and not falling else None
         if verdict is Verdict.FINE and lost is not None and state.snapshots:
-            verdict, state = Verdict.RUINED, state._replace(course=accused(course, *lost))
+            verdict, state = Verdict.RUINED, state._replace(course=course.accused_of(lost[1], good=lost[0]))
         if verdict is Verdict.RUINED or not math.isfinite(evidence.moved):
             return self._ruined(state)
         event, is_harder = None, verdict is Verdict.ACQUITTED
@@ -317,8 +312,7 @@ class Rule:
         """Back to the older of the two snapshots, at a third of the rate."""
         slowed = state.at(state.level - math.log(self.constants.slower))._replace(pace=math.nan, spared=False)
         if not state.snapshots:
-            course = state.course._replace(accused=math.nan, before=())  # these weights stay, and are the measure now
-            slowed = slowed._replace(course=course)
+            slowed = slowed._replace(course=state.course.acquitted())  # these weights stay
             return Decision(slowed, Action.GO_ON, event="ruined: slowed down", anew=True)
         back = state.snapshots[0]  # the last one may already be damaged
         slowed = slowed._replace(snapshots=(back,), slowed_from=state.level)
@@ -364,12 +358,10 @@ class Rule:
 
         Rounds are short at first, and an explosion takes some steps to be seen: snapshots are as far apart.
         """
-        last = decision.state.snapshots[-1:]
-        if last and step - last[0].step < FEWEST:
+        if not is_due(decision.state.snapshots, step, FEWEST):
             return decision
-        slot = 1 - last[0].slot if last else 0
-        state = decision.state._replace(snapshots=(*last, Snapshot(step, slot)))
-        return decision._replace(state=state, action=Action.KEEP, slot=slot)
+        kept = with_another(decision.state.snapshots, step)
+        return decision._replace(state=decision.state._replace(snapshots=kept), action=Action.KEEP, slot=kept[-1].slot)
 
 
 # -- how long weights are -------------------------------------------------------------------------------------------

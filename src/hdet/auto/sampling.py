@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
-from weakref import finalize, ref
+from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -15,7 +14,7 @@ from hdet.auto.constants import Constants
 from hdet.auto.measure import Measure
 from hdet.auto.rule import is_sampled, next_end
 from hdet.distributed.shards import is_continued
-from hdet.parameters import copies_of, is_capturing, once_gradients_are_there
+from hdet.parameters import copies_of, hook_steps, is_capturing, once_gradients_are_there
 
 Owner = TypeVar("Owner")
 Arguments: TypeAlias = tuple[Any, ...]
@@ -44,32 +43,24 @@ class StepHook:
         if self._begun:
             return
         self._begun = True
-        held, own = ref(owner), ref(self)
+        self._owner, self._before_step = ref(owner), before_step
+        hook_steps(optimizer, self, StepHook._step_begins, StepHook._step_is_made)
 
-        def told(opt: Optimizer) -> None:
-            found, mine = held(), own()
-            if found is None or mine is None:
-                return
-            if is_capturing(opt):  # nothing of ours may get into the graph
-                mine.captured = True
-            else:
-                before_step(found, opt)
+    def _step_begins(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> Any:
+        if self._inside:
+            return None
+        self._inside = True
+        return once_gradients_are_there(args, kwargs, lambda: self._tell(optimizer))
 
-        def hook(opt: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords] | None:
-            mine = own()
-            if mine is None or mine._inside:
-                return None
-            mine._inside = True
-            return once_gradients_are_there(args, kwargs, lambda: told(opt))
+    def _tell(self, optimizer: Optimizer) -> None:
+        owner = self._owner()
+        if is_capturing(optimizer):  # nothing of ours may get into the graph
+            self.captured = True
+        elif owner is not None:
+            self._before_step(owner, optimizer)
 
-        def made(*_: Any) -> None:
-            mine = own()
-            if mine is not None:
-                mine._inside = False
-
-        uncompiled = torch.compiler.disable(hook)  # a compiled step would make graphs of what we do
-        for handle in (optimizer.register_step_pre_hook(uncompiled), optimizer.register_step_post_hook(made)):
-            finalize(owner, handle.remove)
+    def _step_is_made(self, *_: Any) -> None:
+        self._inside = False
 
 
 class Sampling(Enum):

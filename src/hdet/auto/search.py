@@ -8,11 +8,11 @@ out on the weights (:mod:`hdet.rollback.snapshots`).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor, nn
@@ -20,22 +20,14 @@ from torch.optim import Optimizer
 
 from hdet.auto.bounds import NO_BOUNDS, Bounds, bounded, is_bound
 from hdet.auto.measure import Measure
-from hdet.auto.progress import CLEAR, SURE, Progress
+from hdet.auto.memory import Memory
+from hdet.auto.progress import Progress
 from hdet.auto.ranks import Gathered, Ranks
-from hdet.auto.rule import Action, Decision, Evidence, Phase, Rule, State
+from hdet.auto.rule import Decision, Evidence, Phase, Rule, State
 from hdet.auto.sampling import Sampler, Sampling, StepHook
-from hdet.auto.telling import (
-    AT_BOUND,
-    NOT_FALLEN,
-    NOT_SEARCHED,
-    TOO_SHORT,
-    Found,
-    Status,
-    Teller,
-    lost_words,
-    record_of,
-)
-from hdet.checks import warn_unless_by_steps
+from hdet.auto.saving import has_tensors, loaded_memory, read_tensors, saved_memory
+from hdet.auto.telling import ADOPTED, NOT_SEARCHED, TOO_SHORT, Found, Teller, lost_words, record_of
+from hdet.checks import STATE_VERSION, STATE_WORDS, check_run, reading, run_state, warn_unless_by_steps
 from hdet.distributed.group import Seat, Solo, arriving
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.rollcall import Occasion
@@ -44,7 +36,8 @@ from hdet.errors import DivergedError, ResumeWarning
 from hdet.journal.chronicle import Chronicle, Clock
 from hdet.parameters import Rate, direction, end_step, stands_still, with_added
 from hdet.rollback.losses import Losses
-from hdet.rollback.ruin import Block, Course
+from hdet.rollback.retreat import Action
+from hdet.rollback.saving import plain
 from hdet.rollback.snapshots import START, Snapshots
 
 _Rate = TypeVar("_Rate", float, Rate)
@@ -56,117 +49,6 @@ _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
 )
-
-
-@dataclass
-class Memory:
-    """What a search remembers beside tensors."""
-
-    found: State
-    """What was found so far."""
-    rounds: int = 0
-    """Rounds that have ended."""
-    highest: float = 0.0
-    """The schedule's highest value so far, of the leading group."""
-    is_falling: bool = False
-    """Whether the schedule has fallen so far that nothing is raised any more."""
-    has_losses: bool = False
-    """Whether a loss was given in any round. If not, gradients are judged in their place."""
-    quiet: int = 0
-    """Rounds in a row that have not raised the rate."""
-    rolled_back: int = 0
-    """How often training was rolled back."""
-    peaks: list[float] = field(default_factory=list)
-    """The schedule's highest value so far, of each parameter group."""
-    kept_for: str = ""
-    """Why the guess is kept to, if it is."""
-    rests: bool = False
-    """Whether the rate is to stay, though the schedule has not fallen yet."""
-    is_bound: bool = False
-    """Whether the rate is at the bound that the user gave."""
-    has_settled: bool = False
-    """Whether the log has said that the rate has settled."""
-    has_peaked: bool = False
-    """Whether the schedule has reached its peak."""
-    progress: Progress = field(default_factory=Progress)
-    """The losses, from the first on; none where gradients are judged in their place."""
-
-    @property
-    def status(self) -> tuple[Status, str]:
-        """Where the search stands, and why; see :class:`Found`."""
-        if self.found.phase is Phase.KEPT:
-            return ("too short" if self.kept_for == TOO_SHORT else "stopped"), self.kept_for
-        if self.found.phase is Phase.FIRST or not (self.is_falling or self.rests):
-            return "searching", ""
-        if self.progress.is_known and not self.progress.has_fallen(SURE if self.is_falling else CLEAR):
-            return ("stopped", NOT_FALLEN) if self.is_falling else ("searching", "")
-        return "settled", AT_BOUND if self.is_bound else ""
-
-    @property
-    def told(self) -> Found:
-        """What was found, for people."""
-        status, why = self.status
-        return Found(self.rate, status, self.rolled_back, self.rates, why)
-
-    @property
-    def rate(self) -> float:
-        """The peak rate that was found, of the leading group; NaN as long as no round has ended."""
-        return self.highest * self.found.peak_factor if self.highest else math.nan
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """The peak rate of each parameter group; none as long as no round has ended."""
-        return tuple(peak * self.found.peak_factor for peak in self.peaks)
-
-    def note(self, decision: Decision) -> None:
-        """A round has ended so."""
-        after = decision.state
-        is_raised = after.peak_factor > self.found.peak_factor or after.phase is not self.found.phase
-        self.quiet = 0 if is_raised else self.quiet + 1
-        self.rolled_back += decision.rolled_back_to is not None
-        self.kept_for = decision.alarm or self.kept_for
-        self.found = after
-
-    def follow(self, decision: Decision, blocks: Sequence[Block], end: int) -> None:
-        """Remember the losses of a round that has ended so: those of ruined weights are no progress."""
-        if decision.rolled_back_to is not None:
-            self.progress = self.progress.rolled_back(decision.rolled_back_to)
-        elif decision.is_harder:
-            self.progress = Progress().after(blocks, end)
-        else:
-            self.progress = self.progress_after(blocks, end)
-
-    def progress_after(self, blocks: Sequence[Block], end: int) -> Progress:
-        """The losses so far, and those of a round that has just ended at this step."""
-        return self.progress.after(blocks, end) if self.has_losses else self.progress
-
-    def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
-        """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
-
-        ``sign``: -1 where the loss is maximised; 0: some groups do that, others do not.
-        """
-        if blocks and not self.has_losses:
-            self.has_losses = True
-            self.found = self.found._replace(course=Course())  # gradients were judged until now
-        if self.has_losses:
-            return tuple(Block(sign * mean, steps) for mean, steps in blocks) if sign else ()
-        sizes = gradients if self.found.phase is Phase.SEARCHING else ()
-        return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
-
-    def shape(self, before: Sequence[float], now: Sequence[float], lead: int, *, climbs: bool) -> float:
-        """The schedule over its highest value so far; 1 while it climbs, also where it falls from its first step on.
-
-        Args:
-            before, now: the schedule of each parameter group. One that is new, whose peak is 0 yet, has fallen as the
-                leading one has.
-            lead: the leading group.
-            climbs: whether the schedule does.
-        """
-        fallen = (now[lead] / self.highest if self.highest else 1.0) or 1.0
-        rows = zip(self.peaks or [0.0] * len(now), before, now, strict=True)
-        self.peaks = [max(peak or value / fallen, then, value) for peak, then, value in rows]
-        self.highest = max(self.highest, before[lead], now[lead])
-        return 1.0 if climbs or not self.highest else now[lead] / self.highest
 
 
 class _Ending(NamedTuple):
@@ -276,6 +158,14 @@ class Search:
             return [value * factor for value in schedule]
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
+
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """The rates of all ranks: none has another one."""
+        return self.rates(schedule, t)
+
+    def multipliers(self, t: int, seat: Seat) -> list[float]:
+        """Of a rank's rates: all have the same."""
+        return [1.0] * len(self.knobs)
 
     def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
         """Rates of a checkpoint, which may have had other bounds."""
@@ -422,9 +312,9 @@ class Search:
             span, length = (end.before, end.after), self._sampler.progress
             gathered = self.ranks.gather(end.optimizer, span, measure, self.losses, length)
         clock.lap("gather")
-        evidence = self._take_evidence(end, gathered, then, now)
+        evidence, progress = self._take_evidence(end, gathered, then, now)
         decision = self._decide(end, evidence, now)
-        self.memory.follow(decision, evidence.blocks, end.after)
+        self.memory.progress = decision.progress(self.memory.progress, progress, evidence)
         peaks = end.after >= end.peak and not self.memory.has_peaked
         self.memory.has_peaked |= peaks
         self.memory.is_falling = evidence.shape < self.rule.constants.falling
@@ -485,8 +375,13 @@ class Search:
         self.memory.is_bound = is_bound(decision.state, most)
         return decision
 
-    def _take_evidence(self, end: _Ending, gathered: Gathered, then: Sequence[float], now: Sequence[float]) -> Evidence:
-        """``then``, ``now``: the schedule at the step that was just made, and at the one to come."""
+    def _take_evidence(
+        self, end: _Ending, gathered: Gathered, then: Sequence[float], now: Sequence[float]
+    ) -> tuple[Evidence, Progress]:
+        """What the rule is told, and the losses so far with those of this round.
+
+        ``then``, ``now``: the schedule at the step that was just made, and at the one to come.
+        """
         measured, steps = gathered.measured, self._sampler.progress
         sign = direction(end.optimizer.param_groups[g] for g in self._groups)
         if steps == 0 and measured.moved > 0:  # a graph was captured before anybody watched
@@ -494,7 +389,7 @@ class Search:
             self._sampler.measure.begin_anew()
         blocks = self.memory.judged(gathered.blocks, measured.gradients, sign)
         progress = self.memory.progress_after(blocks, end.after)
-        return Evidence(
+        evidence = Evidence(
             span=(end.before, end.after),
             steps=steps,
             blocks=blocks,
@@ -512,6 +407,7 @@ class Search:
             lost=progress.lost,
             rounding=measured.rounding,
         )
+        return evidence, progress
 
     def _act(self, decision: Decision, end: _Ending, gathered: Gathered) -> None:
         """Do with the weights what was decided, and begin the next round."""
@@ -553,6 +449,95 @@ class Search:
         """Averaged buffers inside, this rank's own back afterwards. Collective."""
         return self.ranks.consensus(optimizer, t)
 
+    # -- another length, and checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
+        counts = {"made": self._sampler.made, "begun": self._sampler.begun}
+        envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
+        return {**envelope, "searches": self.rule.searches, **saved_memory(self.memory), **counts}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise unless :meth:`load` can go on from it. Changes nothing."""
+        check_run(state, KIND, self.knobs)
+        with reading(STATE_WORDS):
+            _read(state)
+
+    @staticmethod
+    def found_in(state: Mapping[str, Any]) -> Found:
+        """What was found, of a state that :meth:`check` has seen."""
+        return _read(state)[0].told
+
+    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
+        """Go on at step ``t`` from what :meth:`check` has seen.
+
+        Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
+        """
+        memory, searches, made, begun = _read(state)
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=searches)
+        self.take_over()
+        self.memory, self._sampler.made, self._sampler.begun = memory, made, begun
+        self._begins_anew = self.found.phase is Phase.SEARCHING
+        self._resume(t, state)
+
+    def adopt(self, total_steps: int, t: int) -> None:
+        """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
+        if t > 0:
+            self.memory.found, self.memory.kept_for = self.rule.kept(), ADOPTED
+        self._resume(t, {})
+
+    def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
+        """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
+
+        ``share``: the schedule over its peak, where it rises. Raises where ranks disagree, before anything is changed.
+        """
+        self.ranks.agree_to_finish(optimizer, t, steps)
+        self.replan(t + steps, t - 1, share * self.found.rise(t, self.rule.constants))
+
+    def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
+        """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
+        self.memory.found = self.found.peaking(peak, share)
+
+    def _resume(self, t: int, state: Mapping[str, Any]) -> None:
+        """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
+        self.losses.reset()
+        self.meeting.resume({**state, "go_back": self._go_back, "highest": self._bounds.lowest})
+        self.is_just_loaded, self._is_finished = True, False
+        self.chronicle.resume(t, mid_round=self._sampler.progress > 0)
+
+    def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
+        """What it holds in tensors at step ``t``, and the losses of the round so far: this rank's."""
+        return {
+            "version": STATE_VERSION,
+            "step": t,
+            "losses": [self.losses.saved()],
+            "kept": plain(self.found.snapshots),
+            "measure": self._sampler.measure.saved(optimizer),
+            "snapshots": self._snapshots.saved(optimizer),
+        }
+
+    def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
+        if has_tensors(search):
+            read_tensors(search, optimizer, t, self._groups, self.seat)
+
+    def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
+        if has_tensors(search):
+            held = read_tensors(search, optimizer, t, self._groups, self.seat)
+            self.losses, kept, self._sampler.measure, self._snapshots = held
+            self.memory.found = self.found._replace(snapshots=kept)
+            self._begins_anew = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Search):
+            return False
+        return repr(self.state()) == repr(other.state()) and self.chronicle.sink == other.chronicle.sink
+
+    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
+
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what is kept of them goes by their parameters' places.
 
@@ -575,6 +560,11 @@ class Search:
             self._sampler.measure = Measure.loaded(measure, self._groups, optimizer)
             self._hook.begin(optimizer, self, Search._before_step)
             self._snapshots.watch(optimizer)
+
+
+def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
+    """What is remembered, whether it searches, and how many steps and rounds were made."""
+    return loaded_memory(state), bool(state["searches"]), int(state["made"]), int(state["begun"])
 
 
 def _level(rate: float, guess: float) -> float:

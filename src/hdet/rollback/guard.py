@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any, NamedTuple
-from weakref import finalize, ref
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -27,6 +25,7 @@ from hdet.parameters import (
     check_model,
     check_optimizer,
     direction,
+    hook_steps,
     is_capturing,
     once_gradients_are_there,
     refuse_without_hooks,
@@ -44,10 +43,10 @@ from hdet.rollback.retreat import (
     Action,
     Cause,
     Decision,
-    Kept,
     Policy,
     Retreat,
     Slowed,
+    Snapshot,
     Step,
 )
 from hdet.rollback.ruin import BLOCKS
@@ -179,7 +178,7 @@ class Guard:
         """The step that is being made; -1: none is."""
         self._loans = Loans()
         self._meeting = Meeting(None, {name: repr(value) for name, value in asdict(self._policy).items()})
-        self._set_hooks()
+        hook_steps(optimizer, self, Guard._step_begins, Guard._step_is_over)
 
     @property
     def factor(self) -> float:
@@ -193,25 +192,12 @@ class Guard:
 
     # -- the optimizer's step -----------------------------------------------------------------------------------------
 
-    def _set_hooks(self) -> None:
-        """They hold the guard weakly, and go when it does."""
-        held = ref(self)
+    def _step_begins(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return once_gradients_are_there(args, kwargs, self._screen) if self._before_step() else None
 
-        def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            guard = held()
-            if guard is None or not guard._before_step():
-                return None
-            return once_gradients_are_there(args, kwargs, guard._screen)
-
-        def after(*_: Any) -> None:
-            guard = held()
-            if guard is not None:
-                guard._loans.give_back()
-                guard._stepping = -1
-
-        set_before, set_after = self._optimizer.register_step_pre_hook, self._optimizer.register_step_post_hook
-        for handle in (set_before(torch.compiler.disable(before)), set_after(torch.compiler.disable(after))):
-            finalize(self, handle.remove)
+    def _step_is_over(self, *_: Any) -> None:
+        self._loans.give_back()
+        self._stepping = -1
 
     def _before_step(self) -> bool:
         """Whether a step begins. One that calls its base class's calls the hooks once more."""
@@ -225,7 +211,7 @@ class Guard:
         self._stepping = t
         if not state.kept:
             self._keep(0)
-            self._held = self._held._replace(state=state._replace(kept=(Kept(t, 0),)))
+            self._held = self._held._replace(state=state._replace(kept=(Snapshot(t, 0),)))
         if self.factor != 1:
             self._loans.lower_rates(self._optimizer, self.factor)
         return True

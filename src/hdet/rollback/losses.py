@@ -24,13 +24,9 @@ class Losses:
     """
 
     def __init__(self) -> None:
-        self._ever = False
-        self.reset()
-
-    @property
-    def ever(self) -> bool:
+        self.ever = False
         """Whether a loss was added in any round."""
-        return self._ever or self.count > 0
+        self.reset()
 
     @property
     def count(self) -> int:
@@ -39,7 +35,6 @@ class Losses:
 
     def reset(self) -> None:
         """Forget the losses: a new round begins."""
-        self._ever = self._ever or bool(getattr(self, "_host_steps", ()) or getattr(self, "_device_steps", ()))
         self._on_host: list[float] = []
         self._host_steps: list[int] = []
         """The step of the round that each of them belongs to ..."""
@@ -51,6 +46,7 @@ class Losses:
     def add(self, loss: float | Tensor, step: int = 0) -> None:
         """Add one loss, of a step of the round: a number or a tensor of one element."""
         value = scalar_of(loss)
+        self.ever = True
         if isinstance(value, Tensor):
             self._store(value)
             self._device_steps.append(step)

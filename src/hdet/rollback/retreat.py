@@ -1,5 +1,7 @@
 r"""When a guard rolls back, to which snapshot, and what becomes of the rate: the rule behind ``hdet.Guard``. Pure.
 
+A search shares its snapshots and actions, and lowers the rate by a rule of its own (:mod:`hdet.auto.rule`).
+
 A guard looks at the last steps every :data:`LOOK` steps. Three things are ruin:
 
 1. a single loss or gradient that is NaN, infinite or out of all proportion (:class:`Usual`), unless its step was
@@ -22,11 +24,10 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
-from hdet.rollback.ruin import BLOCKS, FEWEST, LIMITS, LOOKS, ROUNDS, Block, Course, Limits, Verdict, judge
+from hdet.rollback.ruin import FEWEST, LIMITS, LOOKS, ROUNDS, Block, Course, Limits, Verdict, blocks_of, judge
 
 LOOK = FEWEST
 """Steps from one look to the next: a level is made of as many losses."""
@@ -44,6 +45,57 @@ PATIENCE = 64
 """So many steps in a row that were withheld end the run."""
 GROWN = 1e3
 """Weights are ruined if their largest number is so many times that in the last snapshot: a bit was flipped."""
+
+
+# -- what a search and a guard have in common --------------------------------------------------------------------------
+
+
+class Snapshot(NamedTuple):
+    """Weights, buffers and optimizer state as they were after a step; they lie in ``slot``."""
+
+    step: int
+    slot: int
+
+
+def is_due(kept: Sequence[Snapshot], t: int, spacing: int) -> bool:
+    """Whether it is time for another snapshot; ``kept``: the last ones."""
+    return not kept or t - kept[-1].step >= spacing
+
+
+def with_another(kept: Sequence[Snapshot], t: int) -> tuple[Snapshot, ...]:
+    """The last snapshot and one of step ``t``, in the slot that has been in use for longer.
+
+    >>> with_another(with_another((), 4), 8)
+    (Snapshot(step=4, slot=0), Snapshot(step=8, slot=1))
+    """
+    last = tuple(kept[-1:])
+    return (*last, Snapshot(t, 1 - last[0].slot if last else 0))
+
+
+def present(kept: Sequence[Snapshot], slots: Container[int]) -> tuple[Snapshot, ...]:
+    """Those whose slots can be put back: a checkpoint may have none."""
+    return tuple(one for one in kept if one.slot in slots)
+
+
+class Action(IntEnum):
+    """What is to be done with the weights."""
+
+    NOTHING = 0
+    KEEP = 1
+    """Copy them, with buffers and optimizer state, into the decision's slot."""
+    ROLL_BACK = 2
+    """Put back what lies in the decision's slot. A guard copies them aside before that."""
+    TAKE_BACK = 3
+    """A guard's last roll back was wrong: put back what it has replaced, from the decision's slot."""
+    GO_ON = 4
+    """Ruined, and there is nothing to go back to: the weights must at least be finite."""
+    GIVE_UP = 5
+    """Ruined once too often."""
+    RESTART = 6
+    """A search begins again from the weights as they were before the first step."""
+
+
+# -- what a guard remembers --------------------------------------------------------------------------------------------
 
 
 class Usual(NamedTuple):
@@ -98,13 +150,6 @@ class Slowed(NamedTuple):
     """... and what it grows back to."""
 
 
-class Kept(NamedTuple):
-    """A snapshot: of which step it is, and where it lies."""
-
-    step: int
-    slot: int
-
-
 class Retreat(NamedTuple):
     """What a guard remembers; plain numbers."""
 
@@ -117,12 +162,12 @@ class Retreat(NamedTuple):
     losses: tuple[float, ...] = ()
     """... and its losses so far."""
     usual: Usual = Usual()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[Snapshot, ...] = ()
     """Snapshots, the oldest first."""
     slowed: Slowed = Slowed()
     before: Slowed | None = None
     """That of before the last roll back, until the next losses have shown whether it was right ..."""
-    replaced: Kept | None = None
+    replaced: Snapshot | None = None
     """... and the weights that it has replaced."""
     since_well: int = 0
     """Roll backs since a snapshot was last kept."""
@@ -136,13 +181,13 @@ class Retreat(NamedTuple):
         return {one.slot for one in (*self.kept, *([self.replaced] if self.replaced is not None else []))}
 
     @property
-    def recent(self) -> tuple[Kept, ...]:
+    def recent(self) -> tuple[Snapshot, ...]:
         """The last snapshot, if there is one."""
         return tuple(one for one in self.kept if one.slot != OLD)[-1:]
 
     def lacks_snapshot(self, t: int, spacing: int) -> bool:
         """Whether it is time for another one."""
-        return not self.recent or t - self.recent[0].step >= spacing
+        return is_due(self.recent, t, spacing)
 
     def is_bad(self, step: Step) -> bool:
         """Whether a single step is ruin. Right after a roll back only what is not finite is: others may be the data."""
@@ -163,24 +208,8 @@ class Retreat(NamedTuple):
 
     def remembering(self, slots: Container[int]) -> Retreat:
         """The state if only the snapshots in some slots can be put back."""
-        replaced = self.replaced if self.replaced is not None and self.replaced.slot in slots else None
-        return self._replace(kept=tuple(one for one in self.kept if one.slot in slots), replaced=replaced)
-
-
-class Action(IntEnum):
-    """What is to be done with the weights."""
-
-    NOTHING = 0
-    KEEP = 1
-    """Copy them into the decision's slot."""
-    ROLL_BACK = 2
-    """Put back what lies in the decision's slot; before that, copy them into ``aside``."""
-    TAKE_BACK = 3
-    """The last roll back was wrong: put back what it has replaced, from the decision's slot."""
-    GO_ON = 4
-    """Ruined, and there is nothing to go back to."""
-    GIVE_UP = 5
-    """Ruined once too often."""
+        is_there = self.replaced is not None and self.replaced.slot in slots
+        return self._replace(kept=present(self.kept, slots), replaced=self.replaced if is_there else None)
 
 
 class Cause(IntEnum):
@@ -283,7 +312,7 @@ class Policy:
             return Decision(state)  # weights were put back already, and the gradients are not finite: withhold them
         state, began = state._replace(near=near, losses=(*state.losses, *(x.mean for x in blocks))), state.begun
         if verdict is Verdict.FINE and known - began >= self.every:
-            far, verdict = judge(state.far, _in_blocks(state.losses), falling=False, limits=ROUNDS)
+            far, verdict = judge(state.far, blocks_of(state.losses), falling=False, limits=ROUNDS)
             state = state._replace(far=far, begun=known, losses=())
         if verdict is Verdict.RUINED:
             is_dark, is_far = math.isinf(near.accused), state.begun == known
@@ -303,7 +332,7 @@ class Policy:
         """Back to a snapshot of step ``latest`` or before, if there is one: later ones may be ruined already."""
         if state.slowed.times >= self.most:
             return Decision(state, Action.GIVE_UP, cause=cause)
-        near, far = (course._replace(recent=(), latest=(), dark=0) for course in (state.near, state.far))
+        near, far = (course.accused_of(course.accused) for course in (state.near, state.far))
         is_worse = cause is not Cause.LOSSES and state.since_well > 0  # not finite once more, right after a roll back
         state = state._replace(
             near=near,
@@ -315,15 +344,15 @@ class Policy:
             since_well=state.since_well + 1,
         )
         if not state.kept:  # these weights stay, and are the measure now
-            near, far = (course._replace(accused=math.nan, before=()) for course in (near, far))
-            return Decision(state._replace(near=near, far=far, before=None), Action.GO_ON, cause=cause)
+            state = state._replace(near=near.acquitted(), far=far.acquitted(), before=None)
+            return Decision(state, Action.GO_ON, cause=cause)
         fitting = [one for one in state.kept if one.step <= latest] or list(state.kept[:1])
         back = fitting[-2] if is_worse and len(fitting) > 1 else fitting[-1]
         kept = tuple(one for one in state.kept if one is back or (one.slot == OLD and one.step < back.step))
         if cause is Cause.WEIGHTS:  # nobody will want these again
             return Decision(state._replace(kept=kept, replaced=None), Action.ROLL_BACK, back.slot, back.step, cause)
         aside = 1 - back.slot if back.slot != OLD else 0
-        state = state._replace(kept=kept, replaced=Kept(t, aside))
+        state = state._replace(kept=kept, replaced=Snapshot(t, aside))
         return Decision(state, Action.ROLL_BACK, back.slot, back.step, cause, aside)
 
     def _slowed(self, state: Retreat, t: int) -> Slowed:
@@ -342,20 +371,19 @@ class Policy:
         old, retired = tuple(one for one in state.kept if one.slot == OLD), None
         is_due = not old or state.begun - old[0].step > self.every  # once a round: it is older than the next one
         if recent and recent[0].step < state.begun and is_due and spacing < self.every:
-            old, retired = (Kept(recent[0].step, OLD),), recent[0].slot
-        slot = 1 - recent[0].slot if recent else 0
+            old, retired = (Snapshot(recent[0].step, OLD),), recent[0].slot
+        kept = with_another(recent, t)
+        slot = kept[-1].slot
         replaced = None if state.replaced is not None and state.replaced.slot == slot else state.replaced
-        kept = (*old, *recent, Kept(t, slot))
-        state = state._replace(kept=kept, since_well=0, replaced=replaced)
+        state = state._replace(kept=(*old, *kept), since_well=0, replaced=replaced)
         return Decision(state, Action.KEEP, slot, retired=retired)
 
 
 def _taken_back(state: Retreat) -> Decision:
     """The last roll back was wrong: it was the data. What was usual before them is no measure any more."""
     replaced = state.replaced
-    near, far = (course._replace(accused=math.nan, before=()) for course in (state.near, state.far))
-    state = state._replace(near=near, far=far, usual=Usual(), losses=(), since_well=0)
-    state = state._replace(slowed=state.before or state.slowed, before=None, replaced=None)
+    state = state._replace(near=state.near.acquitted(), far=state.far.acquitted(), usual=Usual(), losses=())
+    state = state._replace(slowed=state.before or state.slowed, before=None, replaced=None, since_well=0)
     if replaced is None:
         return Decision(state)
     return Decision(state, Action.TAKE_BACK, replaced.slot, replaced.step)
@@ -372,16 +400,3 @@ def is_well(course: Course, block: Block, limits: Limits = LIMITS) -> bool:
     """
     unbiased = course._replace(accused=math.nan, dark=0)
     return judge(unbiased, [block] * FEWEST, falling=False, limits=limits)[1] is Verdict.FINE
-
-
-def _in_blocks(losses: Sequence[float]) -> list[Block]:
-    """Means of the finite ones of neighbours, in up to eight blocks of equal length.
-
-    >>> _in_blocks([1.0, 2.0, math.nan] * 8)[:2]
-    [Block(mean=1.5, steps=3), Block(mean=1.5, steps=3)]
-    """
-    count = min(len(losses), BLOCKS)
-    cuts = [k * len(losses) // count for k in range(count + 1)] if count else []
-    rows = [losses[begin:end] for begin, end in pairwise(cuts)]
-    finite = [[loss for loss in row if math.isfinite(loss)] for row in rows]
-    return [Block(fmean(own) if own else math.nan, len(row)) for own, row in zip(finite, rows, strict=True)]

@@ -25,6 +25,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 BLOCKS = 8
@@ -70,6 +72,19 @@ class Block(NamedTuple):
     steps: int
 
 
+def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
+    """Means of the finite ones of neighbours, in up to eight blocks of equal length.
+
+    >>> blocks_of([1.0, 2.0, math.nan] * 8)[:2]
+    (Block(mean=1.5, steps=3), Block(mean=1.5, steps=3))
+    """
+    count = min(len(losses), BLOCKS)
+    cuts = [k * len(losses) // count for k in range(count + 1)] if count else []
+    rows = [losses[begin:end] for begin, end in pairwise(cuts)]
+    finite = [[loss for loss in row if math.isfinite(loss)] for row in rows]
+    return tuple(Block(fmean(own) if own else math.nan, len(row)) for own, row in zip(finite, rows, strict=True))
+
+
 class Verdict(IntEnum):
     """What is to be thought of a round."""
 
@@ -104,6 +119,18 @@ class Course(NamedTuple):
     """By how much the level has changed from one round to the next, in either direction."""
     tolerated: float = 0.0
     """The largest leap that harder data have made."""
+
+    def accused_of(self, level: float, good: float | None = None) -> Course:
+        """The course after a round that is called ruined for its level. The next shows whether going back has helped.
+
+        ``good``: what is expected of the weights that are put back, if not the levels of the last rounds.
+        """
+        before = self.before if good is None else (good,)
+        return self._replace(before=before, recent=(), latest=(), dark=0, accused=level)
+
+    def acquitted(self) -> Course:
+        """The course if weights that were called ruined are kept: the next losses are the measure."""
+        return self._replace(accused=math.nan, before=())
 
     @property
     def noise(self) -> float:
@@ -144,7 +171,7 @@ def judge(
     known = tuple(block for block in blocks if math.isfinite(block.mean))
     dark = _dark(course.dark, blocks)
     if dark >= FEWEST:
-        return course._replace(recent=(), latest=(), dark=0, accused=math.inf), Verdict.RUINED
+        return course.accused_of(math.inf), Verdict.RUINED
     if not known:
         return course._replace(dark=dark), Verdict.FINE
     recent = (*course.recent, *known)[-max(len(known), FEWEST) :]
@@ -155,7 +182,7 @@ def judge(
         return freed, Verdict.ACQUITTED
     highest = _highest((*course.recent, *known), level) if limits.leap else level
     if len(recent) >= FEWEST and _is_ruined(course, highest, falling, doubted, limits):
-        return course._replace(recent=(), latest=(), dark=0, accused=highest), Verdict.RUINED
+        return course.accused_of(highest), Verdict.RUINED
     latest = _kinks((*course.recent[-2:], *known))
     kinks = (*course.kinks, *course.latest)[-REMEMBERED:]
     lowest = level if math.isnan(course.lowest) else min(level, course.lowest)
@@ -164,14 +191,6 @@ def judge(
     before = (*course.before[-1:], level)
     found = Course(lowest, gain, before, recent[-FEWEST:], kinks, latest, dark, changes=changes)
     return found._replace(tolerated=course.tolerated), Verdict.FINE
-
-
-def accused(course: Course, good: float, level: float) -> Course:
-    """The course where a round that :func:`judge` has let pass is called ruined by somebody else, for its level.
-
-    ``good``: what is expected of the weights that are put back; the next round shows whether going back has helped.
-    """
-    return course._replace(before=(good,), recent=(), latest=(), dark=0, accused=level)
 
 
 def _is_as_bad_at_once(course: Course, blocks: Sequence[Block], part: float) -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple
-from weakref import finalize, ref
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from hdet.distributed.shards import local, refresh, reshard, reshard_all, rewrapped
 from hdet.parameters import (
     copy_all_,
+    hook_steps,
     parameters_at,
     parts_of,
     places_of,
@@ -49,27 +49,15 @@ class OwnNumbers:
         To be called between steps: one that has raised an error did not say that it was over.
         """
         self._before = []
-        if self._watched:
-            return
-        self._watched, held = True, ref(self)
+        for part in [] if self._watched else parts_of(optimizer):
+            hook_steps(part, self, OwnNumbers._note, OwnNumbers._compare)
+        self._watched = True
 
-        def before(stepped: Optimizer, *_: Any) -> None:
-            mine = held()
-            if mine is not None and not mine._before:  # a step that calls its base class's calls hooks twice
-                mine._before = [(group, dict(group)) for group in stepped.param_groups]
+    def _note(self, stepped: Optimizer, *_: Any) -> None:
+        if not self._before:  # a step that calls its base class's calls hooks twice
+            self._before = [(group, dict(group)) for group in stepped.param_groups]
 
-        def after(*_: Any) -> None:
-            mine = held()
-            if mine is not None:
-                mine._compare()
-
-        for part in parts_of(optimizer):
-            hooks = part.register_step_pre_hook, torch.compiler.disable(before)
-            ends = part.register_step_post_hook, torch.compiler.disable(after)
-            for register, hook in (hooks, ends):
-                finalize(self, register(hook).remove)
-
-    def _compare(self) -> None:
+    def _compare(self, *_: Any) -> None:
         for group, was in self._before:
             if len(group) != len(was) or not all(map(is_, group.values(), was.values())):
                 self.names |= {name for name, v in group.items() if v is not was.get(name) and _is_number(name, v)}
@@ -349,14 +337,21 @@ def _cloned(value: Any, device: torch.device, like: Tensor | None = None) -> Any
 
     ``like``: the parameter that they belong to, where copies are to be shared out over ranks as it is.
     """
-    if isinstance(value, Tensor):
-        own = value.detach().to(device, copy=True)
+
+    def clone(tensor: Tensor) -> Tensor:
+        own = tensor.detach().to(device, copy=True)
         return own if like is None else rewrapped(own, like)
+
+    return _mapped(value, clone)
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same lists and dicts, with other tensors in them."""
+    if isinstance(value, Tensor):
+        return change(value)
     if isinstance(value, dict):
-        return {key: _cloned(item, device, like) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cloned(item, device, like) for item in value)
-    return value
+        return {key: _mapped(item, change) for key, item in value.items()}
+    return type(value)(_mapped(item, change) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 # -- where copies live: on their device while it has room, else in pinned host memory ---------------------------------
@@ -445,23 +440,20 @@ def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tens
 
     Args:
         value: tensors in lists and dicts, as optimizers keep them.
-        old: an earlier copy, whose memory is used again where it fits.
+        old: an earlier copy, whose memory is used again if its tensors are of the same shapes, in the same order.
         on_device: whether tensors of a device stay there.
         pairs: (copy, source).
         slabs: where copies that leave a GPU get their memory.
     """
-    if isinstance(value, Tensor):
-        source = local(value).detach()
-        target = old if _fits(old, source, on_device) else _memory_for(source, on_device, slabs)
+    earlier = iter(leaves(old))
+
+    def copy(tensor: Tensor) -> Tensor:
+        source, before = local(tensor).detach(), next(earlier, None)
+        target = before if _fits(before, source, on_device) else _memory_for(source, on_device, slabs)
         pairs.append((target, source))
         return target
-    if isinstance(value, dict):
-        before = old if isinstance(old, dict) else {}
-        return {key: copied(item, before.get(key), on_device, pairs, slabs) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        earlier = old if isinstance(old, (list, tuple)) and len(old) == len(value) else [None] * len(value)
-        return type(value)(copied(item, one, on_device, pairs, slabs) for item, one in zip(value, earlier, strict=True))
-    return value
+
+    return _mapped(value, copy)
 
 
 def leaves(value: Any) -> list[Tensor]:
@@ -472,10 +464,10 @@ def leaves(value: Any) -> list[Tensor]:
     return [tensor for item in items for tensor in leaves(item)]
 
 
-def _fits(old: Any, source: Tensor, on_device: bool) -> bool:
+def _fits(old: Tensor | None, source: Tensor, on_device: bool) -> TypeGuard[Tensor]:
     """Whether an earlier copy's memory serves again."""
     return (
-        isinstance(old, Tensor)
+        old is not None
         and (old.shape, old.dtype) == (source.shape, source.dtype)
         and old.device == (source.device if on_device else _HOST)
     )

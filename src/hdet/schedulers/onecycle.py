@@ -11,7 +11,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.auto.saving import ResumableSearch, has_tensors
+from hdet.auto.saving import has_tensors
+from hdet.auto.search import Search
 from hdet.auto.telling import Found, found_html
 from hdet.checks import check_state, count, fields, flag, maybe, must_be, shown, users_level
 from hdet.distributed.group import Group, Seat
@@ -91,7 +92,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             is no bound. All groups share one factor: it rises until the first group is at its bound.
     """
 
-    _search: ResumableSearch | None = None
+    _search: Search | None = None
 
     def __init__(
         self,
@@ -245,7 +246,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         return self._run.base(self._values(self.last_epoch), self.last_epoch)
 
     @property
-    def search(self) -> ResumableSearch | None:
+    def search(self) -> Search | None:
         """The search for the rate; None without one."""
         return self._search
 
@@ -410,7 +411,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if has_tensors(state_dict):
             self._searching().load_tensors(state_dict, self.optimizer, self.last_epoch)
 
-    def _searching(self) -> ResumableSearch:
+    def _searching(self) -> Search:
         if self.search is None:
             raise ArgumentError(
                 "the state of a search does not fit this scheduler, which was built with a number as max_lr and "

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.auto.saving import ResumableSearch
+from hdet.auto.search import Search
 from hdet.auto.telling import Found, found_html
 from hdet.checks import shown
 from hdet.errors import ArgumentError
@@ -47,7 +47,7 @@ class AllSchedules:
             schedule.load_state_dict(state_dict[str(i)])
 
 
-class ScheduledSearch(OnSchedule[ResumableSearch]):
+class ScheduledSearch(OnSchedule[Search]):
     """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
 
     The schedule's rising phase is held at its peak, and the search climbs in its place. From the peak on the rate is
@@ -178,7 +178,7 @@ class ScheduledSearch(OnSchedule[ResumableSearch]):
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
 
     @property
-    def search(self) -> ResumableSearch:
+    def search(self) -> Search:
         """The search for the factor."""
         return self._run
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hdet.auto.bounds import NO_BOUNDS, Bounds
 from hdet.auto.constants import DEFAULT
 from hdet.auto.rule import Rule
-from hdet.auto.saving import ResumableSearch
+from hdet.auto.search import Search
 from hdet.checks import is_real, must_be, shown, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.meeting import Meeting
@@ -61,7 +61,7 @@ def searched(
     *,
     go_back: Any,
     highest: Any,
-) -> ResumableSearch:
+) -> Search:
     """The search behind an ``hdet.OneCycleLR``. Raises before anything is changed.
 
     ``schedule`` has torch's other arguments; its ``max_lr`` becomes the optimizer's own rates, the guesses, and a run
@@ -142,7 +142,7 @@ def search_of(
     searches: bool = True,
     go_back: Any = True,
     highest: Any = None,
-) -> ResumableSearch:
+) -> Search:
     """The search for the rates of an optimizer, from guesses that :func:`check_search` has seen.
 
     A parameter group with the guess 0 is left alone.
@@ -162,7 +162,7 @@ def search_of(
         )
     groups = [g for g, guess in enumerate(guesses) if guess > 0]
     everybody = None if isinstance(ours.group, Arms) else ours.group  # ranks of one model decide together
-    return ResumableSearch(
+    return Search(
         rule,
         rate_names(optimizer),
         groups,

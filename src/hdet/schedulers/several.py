@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeAlias
-from weakref import finalize, ref
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -15,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import is_int, must_be, shown, takes
 from hdet.errors import ArgumentError
-from hdet.parameters import parts_of, stands_still, unwrapped
+from hdet.parameters import hook_steps, parts_of, stands_still, unwrapped
 from hdet.schedulers.arguments import LONGEST, Ours, check_common
 from hdet.schedulers.ensemble_arguments import check_schedule_of
 from hdet.schedulers.onecycle import OneCycleLR
@@ -163,7 +161,7 @@ class Together(Optimizer):
         self._before: OrderedDict[int, Hook] = OrderedDict()  # torch's handles cannot refer to a plain dict
         self._after: OrderedDict[int, Hook] = OrderedDict()
         for part in parts:
-            _listen(self, part)
+            hook_steps(part, self, Together.before_part, Together.after_part)
         self.register_step_pre_hook(_was_called)
 
     @property
@@ -228,24 +226,6 @@ class Together(Optimizer):
         """Of all parts."""
         for part in self.parts:
             part.zero_grad(set_to_none)
-
-
-def _listen(listener: Together, part: Optimizer) -> None:
-    """Have a part tell of its steps. The hooks hold the listener weakly, and go when it does."""
-    held = ref(listener)
-
-    def before(opt: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
-        together = held()
-        return (args, kwargs) if together is None else together.before_part(opt, args, kwargs)
-
-    def after(opt: Optimizer, args: Arguments, kwargs: Keywords) -> None:
-        together = held()
-        if together is not None:
-            together.after_part(opt, args, kwargs)
-
-    disable: Callable[[Hook], Hook] = torch.compiler.disable  # a compiled step would make graphs of what we do
-    for handle in (part.register_step_pre_hook(disable(before)), part.register_step_post_hook(disable(after))):
-        finalize(listener, handle.remove)
 
 
 def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
