@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.distributed.shards import local, local_gradient, place
+from hdet.distributed.weights import real_of
 from hdet.parameters import leading_part, wide
 
 __all__ = ["Pieces", "Reading", "Vectors"]
@@ -111,7 +112,7 @@ class Pieces:
         places: dict[tuple[torch.device, torch.dtype, str], list[_Part]] = {}
         longest = min(max(sum(local(tensor).numel() for tensor in tensors) // _SHARE, _SHORT), PIECE)
         for i, tensor in enumerate(tensors):
-            real = _real(tensor)
+            real = real_of(tensor)
             dtype = torch.promote_types(real.dtype, torch.float32)
             places.setdefault((real.device, dtype, place(tensor)), []).extend(
                 _cut(i, real, not tensor.is_complex(), longest)
@@ -143,7 +144,7 @@ class Pieces:
         """Vectors back into tensors, in place."""
         for piece, vector in zip(self._pieces, vectors, strict=True):
             for part, view in zip(piece.parts, _views(piece, vector), strict=True):
-                _write_(_real(tensors[part.tensor]), part, view)
+                _write_(real_of(tensors[part.tensor]), part, view)
 
     def norms_by_place(self, vectors: Iterable[Tensor]) -> list[list[Tensor]]:
         """For each of :attr:`places` a number for each tensor: how long what lies there of it is; on one device."""
@@ -209,12 +210,6 @@ def _length(norms: Sequence[Tensor]) -> Tensor:
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
-def _real(tensor: Tensor) -> Tensor:
-    """The numbers themselves that this rank holds; a complex one is two."""
-    plain = local(tensor).detach()
-    return torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
-
-
 def _cut(i: int, numbers: Tensor, real: bool, longest: int) -> Iterator[_Part]:
     """A tensor in parts of a piece's length at most; offsets are set later."""
     total = numbers.numel()
@@ -247,7 +242,7 @@ def _views(piece: _Piece, vector: Tensor) -> list[Tensor]:
 
 def _of(tensor: Tensor, part: _Part) -> Tensor:
     """The part of a tensor."""
-    real = _real(tensor)
+    real = real_of(tensor)
     return real if part.numbers is None else real.reshape(-1)[part.numbers]
 
 

@@ -62,6 +62,12 @@ def fingerprint_of_words(parts: Iterable[str]) -> float:
     return float(int.from_bytes(sha256(";".join(parts).encode()).digest()[:6], "big"))
 
 
+def real_of(tensor: Tensor) -> Tensor:
+    """The numbers themselves that this rank holds; a complex one is two."""
+    own = local(tensor).detach()
+    return torch.view_as_real(own.resolve_conj()) if own.is_complex() else own
+
+
 def fingerprint(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """64 bits over every bit that this rank holds of the tensors, and its position: an int64 scalar on ``device``.
 
@@ -69,9 +75,7 @@ def fingerprint(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """
     total = torch.zeros((), dtype=torch.int64, device=device)
     for tensor in tensors:
-        own = local(tensor).detach()
-        real = torch.view_as_real(own) if own.is_complex() else own
-        for chunk in real.reshape(-1).split(_CHUNK):
+        for chunk in real_of(tensor).reshape(-1).split(_CHUNK):
             total = total * _MIX + _weighted_sum(chunk).to(device)
     return total
 
@@ -122,8 +126,12 @@ class Weights(NamedTuple):
 
     def all_finite(self) -> Tensor:
         """Whether what this rank holds of what moves is finite: a scalar on :attr:`device`. Does not synchronise."""
-        largest = norm_of([real for real in map(_real, self.moving) if _may_be_infinite(real)], math.inf)
-        return torch.ones((), dtype=torch.bool, device=self.device) if largest is None else largest.isfinite()
+        largest = norm_of([real for real in map(real_of, self.moving) if _may_be_infinite(real)], math.inf)
+        return (
+            torch.ones((), dtype=torch.bool, device=self.device)
+            if largest is None
+            else largest.isfinite().to(self.device)
+        )
 
 
 NO_WEIGHTS = Weights([], [], [], [])
@@ -283,12 +291,6 @@ def norm_of(tensors: Iterable[Tensor], order: float) -> Tensor | None:
     wide, device = reduce(torch.promote_types, (one.dtype for one in found)), found[0].device
     total: Tensor = torch.linalg.vector_norm(torch.stack([one.to(device, wide) for one in found]), order)
     return total
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """What this rank holds; a complex number is two."""
-    own = local(tensor).detach()
-    return torch.view_as_real(own) if own.is_complex() else own
 
 
 def _may_be_infinite(real: Tensor) -> bool:
