@@ -3,6 +3,7 @@
 from hdet._version import __version__
 from hdet.checkpoint.saving import exists, load, save
 from hdet.distributed.arms import arms
+from hdet.distributed.torchft import torchft
 from hdet.ensemble import knobs
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
@@ -68,4 +69,5 @@ __all__ = [
     "save",
     "schedule_from",
     "show",
+    "torchft",
 ]

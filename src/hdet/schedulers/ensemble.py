@@ -13,11 +13,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hdet.checks import is_int, is_one_of, must_be, shown
 from hdet.distributed.arms import Arms
 from hdet.distributed.group import Group
-from hdet.distributed.meeting import Meeting
+from hdet.distributed.torchft import Torchft
 from hdet.distributed.weights import Body
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.design import Balanced, Rounds
+from hdet.ensemble.elastic import replicas_in
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.published import Controller
 from hdet.ensemble.replicas import Replicas
@@ -70,7 +71,8 @@ class Ensemble(OnSchedule[Replicas]):
         controller: moves the base values. None: the published rule with the train loss, ``Normalised()`` with a probe.
             False: nothing moves.
         start: the step from which the controller may move.
-        group: the process group or ``hdet.arms(n)``; None: the default group, once there is one.
+        group: the process group, ``hdet.arms(n)`` or ``hdet.torchft(manager)``; None: the default group, once there is
+            one.
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
@@ -138,17 +140,18 @@ class Ensemble(OnSchedule[Replicas]):
         rates = [float(row["lr"]) for row in optimizer.param_groups]
         alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
         alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec, _ in first])}
-        state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
+        state = optimizer_state or ("average" if isinstance(group, (Arms, Torchft)) else "keep")
         specs, bases, columns = (
             [spec for spec, _ in first],
             [base for _, base in first],
             columns_of(self._knobs, optimizer),
         )
         settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
-        run = Replicas(
+        run = replicas_in(
+            group,
             Steering(settings, specs, Balanced(), columns, rule, bases),
             Body(model, with_state=state == "average"),
-            Meeting(group, alike),
+            alike,
             Chronicle(open_journal(journal), told),
             signal=signal,
             reset_state=state == "reset",
@@ -172,8 +175,15 @@ class Ensemble(OnSchedule[Replicas]):
         schedule = partial(self._schedule, metrics=metrics)
         self._run.step(self.optimizer, self._step, t, loss, schedule)
         self._plain.step(metrics)
-        self._step = t
+        self._step += 1  # of a replica of torchft that fell behind, the run has moved it
         self._write_values()
+
+    def _join(self) -> None:
+        """For :func:`hdet.torchft`: meet the others, and go on where they are."""
+        if self._run.join(self, self._schedule, self._step):  # type: ignore[attr-defined]  # a run of torchft's
+            self._plain.step()
+            self._step += 1
+        self._write_again()
 
     def __getitem__(self, name: str) -> float:
         """This replica's value of a knob, for your own code to use."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from hdet.checks import must_be, shown
 from hdet.distributed.arms import Arms
+from hdet.distributed.torchft import Torchft
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.published import Controller, Published
@@ -90,6 +91,7 @@ def refuse_uninformative(knobs: list[Knob], group: object) -> None:
     """Loss knobs need isolated gradients: arms, or arms(1) in a single process, where nothing is explored."""
     loss_knobs = [knob.spec.name for knob in knobs if knob.acts == "loss"]
     isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
+    isolated |= isinstance(group, Torchft)
     if loss_knobs and not isolated:
         raise ArgumentError(
             f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same "

@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 
 from hdet.checks import is_int, is_one_of, is_real, must_be, shown
 from hdet.distributed.arms import Arms
-from hdet.distributed.meeting import Meeting
+from hdet.distributed.torchft import Torchft
 from hdet.distributed.weights import Body
 from hdet.ensemble.bases import DECAYS, Settings
 from hdet.ensemble.design import Permuted, Rounds, default_length
+from hdet.ensemble.elastic import replicas_in
 from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.replicas import Replicas
@@ -68,11 +69,13 @@ def replicas_of(
     learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
     settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
     told = {**told_of(schedule), "total_steps": steps, **told_of(settled)}
-    isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
-    return Replicas(
+    arms = isinstance(ours.group, Arms) and len(ours.group.members) > 1
+    isolated = arms or isinstance(ours.group, Torchft)
+    return replicas_in(
+        ours.group,
         Steering(settings, specs, Permuted(), columns, controller, learned),
-        Body(ours.model, with_state=isolated),  # moments differ between arms, and only there
-        Meeting(ours.group, alike_of(schedule)),
+        Body(ours.model, with_state=isolated),  # moments differ between arms, and replicas of torchft, and only there
+        alike_of(schedule),
         Chronicle(journal, told),
     )
 

@@ -18,6 +18,7 @@ from hdet.checks import is_real, must_be, shown, users_level
 from hdet.distributed.arms import Arms
 from hdet.distributed.meeting import Meeting
 from hdet.distributed.shards import is_distributed
+from hdet.distributed.torchft import Torchft
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
 from hdet.journal.chronicle import Chronicle
@@ -122,6 +123,12 @@ def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_ba
     if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
             "a search needs shared gradients, but group= is hdet.arms(n), whose weights come apart; leave it out"
+        )
+    if isinstance(ours.group, Torchft) or type(ours.model).__module__.partition(".")[0] == "torchft":
+        raise ArgumentError(
+            "a search needs the same losses and gradients on all ranks at every step, but replicas of torchft come and "
+            "go, and each knows its own losses; find the rate without torchft, in a process group that stays together, "
+            "then give it as a number: max_lr=scheduler.found.max_lr"
         )
     for kind, why in _NOT_SEARCHED.items():
         if any(isinstance(part, kind) for part in parts_of(optimizer)):

@@ -1,0 +1,425 @@
+"""Replicas that come and go, on torchft: what ends a round is a meeting of whoever is there.
+
+A round is described by the places that were dealt when it began. Replicas that are gone at its end are left out of it
+like those that are not finite. Places of the next round are dealt over the members of the meeting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from hdet.distributed.group import Seat, Solo
+from hdet.distributed.managed import ManagedGroup
+from hdet.distributed.meeting import Meeting
+from hdet.distributed.rollcall import Occasion, RollCall, Shown, call, check_arguments, check_equal, in_text
+from hdet.distributed.shards import is_distributed
+from hdet.distributed.torchft import FailedTry, Torchft
+from hdet.distributed.weights import Body, Weights, fingerprint_of_words
+from hdet.ensemble.bases import Bases
+from hdet.ensemble.converge import converge, refuse_diverged
+from hdet.ensemble.probe import ProbeBatch
+from hdet.ensemble.published import Update
+from hdet.ensemble.replicas import Replicas, is_finite
+from hdet.ensemble.signals import ProbeLoss, Signal
+from hdet.ensemble.steering import Ending, Steering
+from hdet.errors import ArgumentError, ShardedParametersError
+from hdet.journal.chronicle import Chronicle, Clock
+from hdet.parameters import copies_of, write_
+
+_log = logging.getLogger("hdet")
+_KEY = "hdet"
+_NAME = 24
+"""Bytes of a name that are shown."""
+
+
+def replicas_in(
+    group: Any,
+    steering: Steering,
+    body: Body,
+    alike: Mapping[str, str],
+    chronicle: Chronicle,
+    *,
+    signal: Signal | None = None,
+    reset_state: bool = False,
+) -> Replicas:
+    """The replicas of a ``group=``: those of torchft come and go, others stay together to the end."""
+    if not isinstance(group, Torchft):
+        meeting = Meeting(group, alike)
+        return Replicas(steering, body, meeting, chronicle, signal=signal, reset_state=reset_state)
+    probe = signal.fn if isinstance(signal, ProbeLoss) else None
+    if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
+        raise ArgumentError(
+            "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
+            "give it a list of batches or batch_fn(round)"
+        )
+    return ElasticReplicas(group, steering, body, alike, chronicle, signal=signal, reset_state=reset_state)
+
+
+class Dealt(Meeting):
+    """The place that was dealt to this replica for the round; who is there shows at its end."""
+
+    place: Seat | None = None
+    """None: not joined yet."""
+
+    @property
+    def seat(self) -> Seat:
+        return self.place or Solo.seat
+
+    @property
+    def is_due(self) -> bool:
+        return False
+
+    def check_step(self, t: int) -> None:
+        if self.place is None:
+            raise ArgumentError(
+                f"step() was called at step {t} before the replica has joined; call group.join(scheduler) before the "
+                "loop, where group is what hdet.torchft(manager) gave"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "place": None}
+
+
+class Member(NamedTuple):
+    """What each replica of a quorum first shows of itself."""
+
+    trained: bool
+    """Whether it has trained in the round. If not, it has just come, or lost what it had."""
+    place: int
+    """That was dealt to it for the round."""
+    given: bool
+    """Whether it has observed losses."""
+    chain: float
+    """A fingerprint of all meetings so far, of the step and of what was learned."""
+    name: str
+
+    def row(self) -> list[float]:
+        """In numbers."""
+        text = self.name.encode()[:_NAME].ljust(_NAME, b"\0")
+        parts = [float(int.from_bytes(text[i : i + 6], "big")) for i in range(0, _NAME, 6)]
+        return [float(self.trained), float(self.place), float(self.given), self.chain, *parts]
+
+    @classmethod
+    def of(cls, row: Sequence[float]) -> Member:
+        """From numbers."""
+        text = b"".join(int(part).to_bytes(6, "big") for part in row[4:]).rstrip(b"\0")
+        return cls(row[0] > 0, int(row[1]), row[2] > 0, row[3], text.decode(errors="ignore"))
+
+
+@dataclass
+class Outcome:
+    """What a meeting has come to; it counts once it is committed."""
+
+    members: list[Member]
+    seat: Seat
+    """This replica's place among them."""
+    end: Ending | None = None
+    """The round; None: nobody has trained yet."""
+    roll: RollCall | None = None
+    """Of the places that were dealt."""
+    live: bool = True
+    """Whether this replica has counted, or has not trained."""
+    decided: tuple[Bases, Update | None] | None = None
+    divergence: list[float] | None = None
+
+
+@dataclass
+class Kept:
+    """What replicas have in common beside the scheduler's state."""
+
+    chain: float = 0.0
+    names: list[str] = field(default_factory=list)
+    """Of those to whom places were dealt."""
+
+
+class ElasticReplicas(Replicas):
+    """The replicas of torchft, seen from one of them.
+
+    Args:
+        torchft: the user's ``group=``.
+        alike: arguments that must be equal on all replicas, in words.
+        steering, body, chronicle, signal, reset_state: as in :class:`Replicas`.
+    """
+
+    meeting: Dealt
+
+    def __init__(
+        self,
+        torchft: Torchft,
+        steering: Steering,
+        body: Body,
+        alike: Mapping[str, str],
+        chronicle: Chronicle,
+        *,
+        signal: Signal | None,
+        reset_state: bool,
+    ) -> None:
+        super().__init__(steering, body, Dealt(None, alike), chronicle, signal=signal, reset_state=reset_state)
+        self.torchft = torchft
+        self._is_told = True  # a journal of any replica has everybody's signal
+        self._arguments = {**in_text(chronicle.arguments), **alike}
+        self._kept = Kept()
+        self._trained = False
+        self._healed_at: int | None = None
+        """The step of a peer whose state was loaded in this quorum."""
+
+    # -- coming ---------------------------------------------------------------------------------------------------
+
+    def join(self, scheduler: Any, schedule: Callable[[int], list[float]], t: int) -> int:
+        """Meet the others for the first time. Gives the steps that they are ahead of the state that was loaded: 0 or 1.
+
+        Args:
+            scheduler: whose state goes to those who come, and is loaded here.
+            schedule: the plain schedule of each knob at a step.
+            t: the step.
+        """
+        optimizer: Optimizer = scheduler.optimizer
+        if self.meeting.place is not None:
+            raise ArgumentError("join() was called before; call it once, before the loop")
+        weights = self._body.first_weights(optimizer, needs_model=True)
+        if any(map(is_distributed, weights.tensors)):
+            raise ShardedParametersError(
+                "the weights are sharded (DTensor), but replicas that come and go must hold a whole model on each "
+                "rank; use hdet.arms(mesh, dim) without torchft, or DistributedDataParallel inside a replica"
+            )
+        if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
+            self.chronicle.give_up()  # of several ranks that are one replica, one writes the journal
+        try:
+            self.torchft.manager.register_state_dict_fn(
+                _KEY, lambda state: self._load_peer(scheduler, state), lambda: self._for_peers(scheduler)
+            )
+        except AssertionError:
+            raise ArgumentError(
+                "the manager serves another scheduler already, whose state it sends to those who come; make one "
+                "manager for each scheduler"
+            ) from None
+        self.chronicle.claim(Solo(), writes=True)
+        outcome = self._meet_others(Ending(optimizer, (t, t + 1), schedule), Shown(), Clock())
+        self.chronicle.begin_round()
+        return 0 if outcome.end is None else 1
+
+    def _for_peers(self, scheduler: Any) -> dict[str, Any]:
+        """What one that comes needs. The tensors themselves: nobody changes them before it has come to the meeting."""
+        optimizer, model = scheduler.optimizer, self._body.model
+        tensors = self._body.weights(optimizer)
+        return {
+            "arguments": dict(self._arguments),
+            "kept": {"chain": self._kept.chain, "names": list(self._kept.names)},
+            "weights": None if model is not None else [t.detach() for t in (*tensors.parameters, *tensors.still)],
+            "model": model.state_dict() if model is not None else None,
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+        }
+
+    def _load_peer(self, scheduler: Any, state: Mapping[str, Any]) -> None:
+        """Be what the peer was when it came to the meeting. Raises before anything is changed."""
+        names = dict.fromkeys([*state["arguments"], *self._arguments])
+        rows = {n: [peer.get(n, "missing") for peer in (state["arguments"], self._arguments)] for n in names}
+        check_equal(
+            rows,
+            f"Rank 0 is a replica that trains already, rank 1 is this one, {self.torchft.name!r}; give "
+            "it the same arguments.",
+        )
+        model, optimizer = self._body.model, scheduler.optimizer
+        if model is not None:
+            model.load_state_dict(state["model"])
+        else:
+            own = self._body.weights(optimizer)
+            write_(
+                [*own.parameters, *own.still],
+                [t.to(p) for t, p in zip(state["weights"], [*own.parameters, *own.still], strict=True)],
+            )
+        optimizer.load_state_dict(state["optimizer"])
+        scheduler.load_state_dict(state["scheduler"])
+        self._kept = Kept(**state["kept"])
+        self._trained = False
+
+    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
+        super().load(state, total_steps, t)
+        self._healed_at = t
+
+    # -- the meeting ----------------------------------------------------------------------------------------------
+
+    def _end_round(self, end: Ending) -> None:
+        """Meet, and go on as those who are there have agreed."""
+        clock = Clock()
+        signal = self._read_signal(end)
+        clock.lap("probe")
+        loss, signal = _over_ranks(self.losses.mean(), signal)
+        shown = Shown(loss, self.losses.count > 0, signal, self.chronicle.is_kept)
+        outcome = self._meet_others(end, shown, clock)
+        if outcome.end is not None and outcome.end.span[1] == self.total_steps:
+            self.chronicle.close()
+        self.chronicle.begin_round()
+
+    def _meet_others(self, end: Ending, shown: Shown, clock: Clock) -> Outcome:
+        """Quorum, exchange, mean, commit: until a try is committed. Of one that is not, nothing is left."""
+        ended, deadline = time.perf_counter(), time.monotonic() + self.torchft.timeout
+        while True:
+            self._healed_at = None
+            seat = Seat(*self.torchft.quorum(deadline))
+            if self._healed_at is not None:
+                end, shown = end._replace(span=(self._healed_at, self._healed_at + 1)), Shown()
+            clock.lap("quorum")
+            tensors = self._body.weights(end.optimizer).tensors
+            kept = copies_of(tensors) if seat.size > 1 else []
+            failure, outcome = None, None
+            try:
+                group = ManagedGroup(self.torchft.manager, seat, tensors[0].device if tensors else torch.device("cpu"))
+                outcome = self._try(end, shown, group, clock)
+                group.gather([1.0])  # all have the mean: fewer of us will commit while others cannot
+            except FailedTry as error:
+                failure = error
+                _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, _first(error))
+            if self.torchft.commit(failure) and outcome is not None:
+                self._settle(outcome, clock, ended)
+                return outcome
+            if kept:
+                write_(tensors, kept)
+
+    def _try(self, end: Ending, shown: Shown, group: ManagedGroup, clock: Clock) -> Outcome:
+        """What the members make of the round. Changes weights and, if they are averaged, optimizer state."""
+        chain = fingerprint_of_words([repr(self._kept), repr(self.state()), str(end.span[0])])
+        mine = Member(self._trained, self.meeting.seat.replica, shown.given, chain, self.torchft.name)
+        members = [Member.of(row) for row in group.gather(mine.row())]
+        trained = [member for member in members if member.trained]
+        weights, before = self._body.weights(end.optimizer), end.span[0]
+        if not trained:
+            call(group, Occasion.FIRST_STEP, before, weights, Shown(), expect_equal=False)
+            check_arguments(group, {**self._arguments, "what was loaded": str(chain)}, weights.device)
+            return Outcome(members, group.seat)
+        self._keep_together(members, trained, chain)
+        if not self._trained:
+            shown = Shown(given=trained[0].given, journal=self.chronicle.is_kept)
+        equal = not self.steering.has_spread
+        roll = call(group, Occasion.ROUND_END, before, weights, shown, expect_equal=equal)
+        what = f"round {self.steering.rounds.index(before)}, at step {end.span[1]}"
+        counted = roll._replace(finite=[f and m.trained for f, m in zip(roll.finite, members, strict=True)])
+        if not any(counted.live):
+            refuse_diverged(counted, what)
+        dealt = _as_dealt(counted, members, len(self._kept.names))
+        refuse_diverged(_among(roll, [i for i, member in enumerate(members) if member.trained]), what)
+        clock.lap("gather")
+        own = Seat(self.meeting.seat.replica if self._trained else 0, len(self._kept.names))
+        has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
+        decided = self.steering.decide(end, dealt, own, has_signal=has_signal)
+        clock.lap("controller")
+        far = self._average(group, weights, counted, members)
+        clock.lap("converge")
+        live = counted.live[group.rank] or not self._trained
+        return Outcome(members, group.seat, end, dealt, live, decided, far)
+
+    def _keep_together(self, members: Sequence[Member], trained: Sequence[Member], chain: float) -> None:
+        """Have those heal that were apart from the others: if they met without these, they hold another state."""
+        usual = Counter(member.chain for member in trained).most_common(1)[0][0]
+        odd = [member.name for member in members if member.chain != usual]
+        if odd:
+            if chain != usual:
+                self.torchft.go_back()
+            raise FailedTry(f"{', '.join(odd)} met apart from the others, and will load their state")
+
+    def _average(
+        self, group: ManagedGroup, weights: Weights, counted: RollCall, members: Sequence[Member]
+    ) -> list[float] | None:
+        """Average what differs. Gives the distance from the mean of each place that was dealt."""
+        if group.seat.size == 1:
+            return None
+        far = converge(group, group, weights, counted, measure=counted.writer is not None)
+        if far is None:
+            return None
+        places = {member.place: far[i] for i, member in enumerate(members) if member.trained}
+        return [places.get(place, 0.0) for place in range(len(self._kept.names))]
+
+    def _settle(self, outcome: Outcome, clock: Clock, ended: float) -> None:
+        """The meeting counts: write it down, move the base values, take the place that is dealt."""
+        end, roll, kept = outcome.end, outcome.roll, self._kept
+        if end is not None and roll is not None and outcome.decided is not None:
+            if self.chronicle.is_kept:
+                seat = Seat(0, len(kept.names))
+                record = self.steering.record(end, roll, seat, *outcome.decided, outcome.divergence, clock.seconds)
+                here = {member.place for member in outcome.members if member.trained}
+                record |= {"names": kept.names, "absent": [r for r in range(len(kept.names)) if r not in here]}
+                record["joined"] = [member.name for member in outcome.members if not member.trained]
+                self.chronicle.write(record, self.knobs, ended)
+            self.steering.bases = outcome.decided[0]
+            if self._reset_state or not (outcome.live or is_finite(end.optimizer)):
+                end.optimizer.state.clear()
+        names = [member.name for member in outcome.members]
+        self._kept = Kept(fingerprint_of_words([repr(kept), repr(self.state()), *names]), names)
+        self.meeting.place, self._trained = outcome.seat, True
+        self._mean.reset()
+        self.losses.reset()
+
+    # -- what has no quorum ---------------------------------------------------------------------------------------
+
+    def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
+        """Nothing where a round has ended, since replicas are equal there. Refused elsewhere."""
+        if self.steering.rounds.is_inside(t):
+            self._refuse(f"{occasion.name.lower()}()", t)
+
+    @contextmanager
+    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
+        """As :meth:`converge`."""
+        self.converge(optimizer, t, Occasion.CONSENSUS)
+        yield
+
+    def compare(self, optimizer: Optimizer, metrics: float, t: int) -> None:
+        """Refused."""
+        self._refuse("step(metrics=...)", t)
+
+    def _refuse(self, what: str, t: int) -> NoReturn:
+        raise ArgumentError(
+            f"replicas of torchft meet where a round ends, but got {what} at step {t}, inside round "
+            f"{self.steering.rounds.index(t)}; evaluate and save at step {self.steering.rounds.next_end(t)}, where all "
+            "replicas are equal"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A manager cannot be copied: the copy has not joined."""
+        return {**super().__getstate__(), "torchft": None, "_trained": False}
+
+
+def _over_ranks(loss: float, signal: float | None) -> tuple[float, float | None]:
+    """A replica's loss and signal, if it has several ranks: the mean over its own process group."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return loss, signal
+    both = torch.tensor([loss, 0.0 if signal is None else signal], dtype=torch.float64)
+    rows: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rows, both)
+    mean = torch.stack(rows).mean(0).tolist()
+    return mean[0], None if signal is None else mean[1]
+
+
+def _among(roll: RollCall, rows: Sequence[int]) -> RollCall:
+    """A roll call of some of the members."""
+    return roll._replace(
+        losses=[roll.losses[i] for i in rows],
+        signals=[roll.signals[i] for i in rows],
+        finite=[roll.finite[i] for i in rows],
+    )
+
+
+def _as_dealt(roll: RollCall, members: Sequence[Member], places: int) -> RollCall:
+    """A roll call in the order in which places were dealt; those who are gone are not live."""
+    row = {member.place: i for i, member in enumerate(members) if member.trained}
+    nobody = len(members)
+    padded = roll._replace(
+        losses=[*roll.losses, float("nan")],
+        signals=[*roll.signals, float("nan")],
+        finite=[*roll.finite, False],
+    )
+    return _among(padded, [row.get(place, nobody) for place in range(places)])
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
