@@ -16,6 +16,8 @@ from tests.ensemble.twin import OneCycle
 __all__ = ["EVERY", "SPREAD", "STEPS", "batch", "expected", "replica", "trained"]
 
 STEPS, EVERY, SPREAD, SIGMA, RATE = 24, 4, 0.5, 0.02, 0.2
+OFFSET = 0.25
+"""Ranks of one replica tell different losses; the mean over them moves all replicas alike, and so nothing."""
 
 
 class Net(nn.Module):
@@ -76,6 +78,7 @@ def trained(
     *,
     timeout: float = 120.0,
     passing: Callable[[str, int], None] = lambda point, t: None,
+    rank: int = 0,
     **more: Any,
 ) -> dict[str, Any]:
     """Join, train to the end, and say what came out."""
@@ -84,7 +87,7 @@ def trained(
     group.join(scheduler)
     passing("joined", scheduler.last_epoch)
     while scheduler.last_epoch < scheduler.total_steps:
-        loss = one_step(net, scheduler.optimizer, name, scheduler.last_epoch)
+        loss = one_step(net, scheduler.optimizer, name, scheduler.last_epoch) + OFFSET * rank
         passing("step", scheduler.last_epoch)
         scheduler.step(loss)
     return outcome(net, scheduler)
