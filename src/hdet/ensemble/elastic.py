@@ -18,13 +18,6 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from hdet.distributed.group import Seat, Solo
-from hdet.distributed.managed import ManagedGroup
-from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, RollCall, Shown, call, check_arguments, check_equal, in_text
-from hdet.distributed.shards import is_distributed
-from hdet.distributed.torchft import FailedTry, Torchft
-from hdet.distributed.weights import Body, Weights, fingerprint_of_words
 from hdet.ensemble.bases import Bases
 from hdet.ensemble.converge import converge, refuse_diverged
 from hdet.ensemble.probe import ProbeBatch
@@ -33,8 +26,15 @@ from hdet.ensemble.replicas import Replicas, is_finite
 from hdet.ensemble.signals import ProbeLoss, Signal
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ArgumentError, ShardedParametersError
-from hdet.journal.chronicle import Chronicle, Clock
+from hdet.journal.writer import Clock, JournalWriter
 from hdet.parameters import copies_of, write_
+from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_arguments, check_equal, in_text
+from hdet.ranks.group import ReplicaIndex, Solo
+from hdet.ranks.managed import ManagedGroup
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.shards import is_distributed
+from hdet.ranks.torchft import FailedTry, Torchft
+from hdet.ranks.weights import ReplicaTensors, Weights, fingerprint_of_words
 
 _log = logging.getLogger("hdet")
 _KEY = "hdet"
@@ -45,35 +45,37 @@ _NAME = 24
 def replicas_in(
     group: Any,
     steering: Steering,
-    body: Body,
+    replica_tensors: ReplicaTensors,
     alike: Mapping[str, str],
-    chronicle: Chronicle,
+    journal_writer: JournalWriter,
     *,
     signal: Signal | None = None,
     reset_state: bool = False,
 ) -> Replicas:
     """The replicas of a ``group=``: those of torchft come and go, others stay together to the end."""
     if not isinstance(group, Torchft):
-        meeting = Meeting(group, alike)
-        return Replicas(steering, body, meeting, chronicle, signal=signal, reset_state=reset_state)
+        rank_group = RankGroup(group, alike)
+        return Replicas(steering, replica_tensors, rank_group, journal_writer, signal=signal, reset_state=reset_state)
     probe = signal.fn if isinstance(signal, ProbeLoss) else None
     if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
         raise ArgumentError(
             "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
             "give it a list of batches or batch_fn(round)"
         )
-    return ElasticReplicas(group, steering, body, alike, chronicle, signal=signal, reset_state=reset_state)
+    return ElasticReplicas(
+        group, steering, replica_tensors, alike, journal_writer, signal=signal, reset_state=reset_state
+    )
 
 
-class Dealt(Meeting):
+class Dealt(RankGroup):
     """The place that was dealt to this replica for the round; who is there shows at its end."""
 
-    place: Seat | None = None
+    place: ReplicaIndex | None = None
     """None: not joined yet."""
 
     @property
-    def seat(self) -> Seat:
-        return self.place or Solo.seat
+    def replica_index(self) -> ReplicaIndex:
+        return self.place or Solo.replica_index
 
     @property
     def is_due(self) -> bool:
@@ -121,11 +123,11 @@ class Outcome:
     """What a meeting has come to; it counts once it is committed."""
 
     members: list[Member]
-    seat: Seat
+    seat: ReplicaIndex
     """This replica's place among them."""
     end: Ending | None = None
     """The round; None: nobody has trained yet."""
-    roll: RollCall | None = None
+    roll: Agreement | None = None
     """Of the places that were dealt."""
     live: bool = True
     """Whether this replica has counted, or has not trained."""
@@ -148,26 +150,28 @@ class ElasticReplicas(Replicas):
     Args:
         torchft: the user's ``group=``.
         alike: arguments that must be equal on all replicas, in words.
-        steering, body, chronicle, signal, reset_state: as in :class:`Replicas`.
+        steering, replica_tensors, journal_writer, signal, reset_state: as in :class:`Replicas`.
     """
 
-    meeting: Dealt
+    rank_group: Dealt
 
     def __init__(
         self,
         torchft: Torchft,
         steering: Steering,
-        body: Body,
+        replica_tensors: ReplicaTensors,
         alike: Mapping[str, str],
-        chronicle: Chronicle,
+        journal_writer: JournalWriter,
         *,
         signal: Signal | None,
         reset_state: bool,
     ) -> None:
-        super().__init__(steering, body, Dealt(None, alike), chronicle, signal=signal, reset_state=reset_state)
+        super().__init__(
+            steering, replica_tensors, Dealt(None, alike), journal_writer, signal=signal, reset_state=reset_state
+        )
         self.torchft = torchft
         self._is_told = True  # a journal of any replica has everybody's signal
-        self._arguments = {**in_text(chronicle.arguments), **alike}
+        self._arguments = {**in_text(journal_writer.arguments), **alike}
         self._kept = Kept()
         self._trained = False
         self._healed_at: int | None = None
@@ -184,16 +188,16 @@ class ElasticReplicas(Replicas):
             t: the step.
         """
         optimizer: Optimizer = scheduler.optimizer
-        if self.meeting.place is not None:
+        if self.rank_group.place is not None:
             raise ArgumentError("join() was called before; call it once, before the loop")
-        weights = self._body.first_weights(optimizer, needs_model=True)
+        weights = self._replica_tensors.first_weights(optimizer, needs_model=True)
         if any(map(is_distributed, weights.tensors)):
             raise ShardedParametersError(
                 "the weights are sharded (DTensor), but replicas that come and go must hold a whole model on each "
                 "rank; use hdet.arms(mesh, dim) without torchft, or DistributedDataParallel inside a replica"
             )
         if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
-            self.chronicle.give_up()  # of several ranks that are one replica, one writes the journal
+            self.journal_writer.give_up()  # of several ranks that are one replica, one writes the journal
         try:
             self.torchft.manager.register_state_dict_fn(
                 _KEY, lambda state: self._load_peer(scheduler, state), lambda: self._for_peers(scheduler)
@@ -203,15 +207,15 @@ class ElasticReplicas(Replicas):
                 "the manager serves another scheduler already, whose state it sends to those who come; make one "
                 "manager for each scheduler"
             ) from None
-        self.chronicle.claim(Solo(), writes=True)
+        self.journal_writer.claim(Solo(), writes=True)
         outcome = self._meet_others(Ending(optimizer, (t, t + 1), schedule), Shown(), Clock())
-        self.chronicle.begin_round()
+        self.journal_writer.begin_round()
         return 0 if outcome.end is None else 1
 
     def _for_peers(self, scheduler: Any) -> dict[str, Any]:
         """What one that comes needs. The tensors themselves: nobody changes them before it has come to the meeting."""
-        optimizer, model = scheduler.optimizer, self._body.model
-        tensors = self._body.weights(optimizer)
+        optimizer, model = scheduler.optimizer, self._replica_tensors.model
+        tensors = self._replica_tensors.weights(optimizer)
         return {
             "arguments": dict(self._arguments),
             "kept": {"chain": self._kept.chain, "names": list(self._kept.names)},
@@ -230,11 +234,11 @@ class ElasticReplicas(Replicas):
             f"Rank 0 is a replica that trains already, rank 1 is this one, {self.torchft.name!r}; give "
             "it the same arguments.",
         )
-        model, optimizer = self._body.model, scheduler.optimizer
+        model, optimizer = self._replica_tensors.model, scheduler.optimizer
         if model is not None:
             model.load_state_dict(state["model"])
         else:
-            own = self._body.weights(optimizer)
+            own = self._replica_tensors.weights(optimizer)
             write_(
                 [*own.parameters, *own.still],
                 [t.to(p) for t, p in zip(state["weights"], [*own.parameters, *own.still], strict=True)],
@@ -256,22 +260,22 @@ class ElasticReplicas(Replicas):
         signal = self._read_signal(end)
         clock.lap("probe")
         loss, signal = _over_ranks(self.losses.mean(), signal)
-        shown = Shown(loss, self.losses.count > 0, signal, self.chronicle.is_kept)
+        shown = Shown(loss, self.losses.count > 0, signal, self.journal_writer.is_kept)
         outcome = self._meet_others(end, shown, clock)
         if outcome.end is not None and outcome.end.span[1] == self.total_steps:
-            self.chronicle.close()
-        self.chronicle.begin_round()
+            self.journal_writer.close()
+        self.journal_writer.begin_round()
 
     def _meet_others(self, end: Ending, shown: Shown, clock: Clock) -> Outcome:
         """Quorum, exchange, mean, commit: until a try is committed. Of one that is not, nothing is left."""
         ended, deadline = time.perf_counter(), time.monotonic() + self.torchft.timeout
         while True:
             self._healed_at = None
-            seat = Seat(*self.torchft.quorum(deadline))
+            seat = ReplicaIndex(*self.torchft.quorum(deadline))
             if self._healed_at is not None:
                 end, shown = end._replace(span=(self._healed_at, self._healed_at + 1)), Shown()
             clock.lap("quorum")
-            tensors = self._body.weights(end.optimizer).tensors
+            tensors = self._replica_tensors.weights(end.optimizer).tensors
             kept = copies_of(tensors) if seat.size > 1 else []
             failure, outcome = None, None
             try:
@@ -290,17 +294,17 @@ class ElasticReplicas(Replicas):
     def _try(self, end: Ending, shown: Shown, group: ManagedGroup, clock: Clock) -> Outcome:
         """What the members make of the round. Changes weights and, if they are averaged, optimizer state."""
         chain = fingerprint_of_words([repr(self._kept), repr(self.state()), str(end.span[0])])
-        mine = Member(self._trained, self.meeting.seat.replica, shown.given, chain, self.torchft.name)
+        mine = Member(self._trained, self.rank_group.replica_index.replica, shown.given, chain, self.torchft.name)
         members = [Member.of(row) for row in group.gather(mine.row())]
         trained = [member for member in members if member.trained]
-        weights, before = self._body.weights(end.optimizer), end.span[0]
+        weights, before = self._replica_tensors.weights(end.optimizer), end.span[0]
         if not trained:
             call(group, Occasion.FIRST_STEP, before, weights, Shown(), expect_equal=False)
             check_arguments(group, {**self._arguments, "what was loaded": str(chain)}, weights.device)
-            return Outcome(members, group.seat)
+            return Outcome(members, group.replica_index)
         self._keep_together(members, trained, chain)
         if not self._trained:
-            shown = Shown(given=trained[0].given, journal=self.chronicle.is_kept)
+            shown = Shown(given=trained[0].given, journal=self.journal_writer.is_kept)
         equal = not self.steering.has_spread
         roll = call(group, Occasion.ROUND_END, before, weights, shown, expect_equal=equal)
         what = f"round {self.steering.rounds.index(before)}, at step {end.span[1]}"
@@ -310,14 +314,14 @@ class ElasticReplicas(Replicas):
         dealt = _as_dealt(counted, members, len(self._kept.names))
         refuse_diverged(_among(roll, [i for i, member in enumerate(members) if member.trained]), what)
         clock.lap("gather")
-        own = Seat(self.meeting.seat.replica if self._trained else 0, len(self._kept.names))
+        own = ReplicaIndex(self.rank_group.replica_index.replica if self._trained else 0, len(self._kept.names))
         has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
         decided = self.steering.decide(end, dealt, own, has_signal=has_signal)
         clock.lap("controller")
         far = self._average(group, weights, counted, members)
         clock.lap("converge")
         live = counted.live[group.rank] or not self._trained
-        return Outcome(members, group.seat, end, dealt, live, decided, far)
+        return Outcome(members, group.replica_index, end, dealt, live, decided, far)
 
     def _keep_together(self, members: Sequence[Member], trained: Sequence[Member], chain: float) -> None:
         """Have those heal that were apart from the others: if they met without these, they hold another state."""
@@ -329,10 +333,10 @@ class ElasticReplicas(Replicas):
             raise FailedTry(f"{', '.join(odd)} met apart from the others, and will load their state")
 
     def _average(
-        self, group: ManagedGroup, weights: Weights, counted: RollCall, members: Sequence[Member]
+        self, group: ManagedGroup, weights: Weights, counted: Agreement, members: Sequence[Member]
     ) -> list[float] | None:
         """Average what differs. Gives the distance from the mean of each place that was dealt."""
-        if group.seat.size == 1:
+        if group.replica_index.size == 1:
             return None
         far = converge(group, group, weights, counted, measure=counted.writer is not None)
         if far is None:
@@ -344,19 +348,19 @@ class ElasticReplicas(Replicas):
         """The meeting counts: write it down, move the base values, take the place that is dealt."""
         end, roll, kept = outcome.end, outcome.roll, self._kept
         if end is not None and roll is not None and outcome.decided is not None:
-            if self.chronicle.is_kept:
-                seat = Seat(0, len(kept.names))
+            if self.journal_writer.is_kept:
+                seat = ReplicaIndex(0, len(kept.names))
                 record = self.steering.record(end, roll, seat, *outcome.decided, outcome.divergence, clock.seconds)
                 here = {member.place for member in outcome.members if member.trained}
                 record |= {"names": kept.names, "absent": [r for r in range(len(kept.names)) if r not in here]}
                 record["joined"] = [member.name for member in outcome.members if not member.trained]
-                self.chronicle.write(record, self.knobs, ended)
+                self.journal_writer.write(record, self.knobs, ended)
             self.steering.bases = outcome.decided[0]
             if self._reset_state or not (outcome.live or is_finite(end.optimizer)):
                 end.optimizer.state.clear()
         names = [member.name for member in outcome.members]
         self._kept = Kept(fingerprint_of_words([repr(kept), repr(self.state()), *names]), names)
-        self.meeting.place, self._trained = outcome.seat, True
+        self.rank_group.place, self._trained = outcome.seat, True
         self._mean.reset()
         self.losses.reset()
 
@@ -400,7 +404,7 @@ def _over_ranks(loss: float, signal: float | None) -> tuple[float, float | None]
     return mean[0], None if signal is None else mean[1]
 
 
-def _among(roll: RollCall, rows: Sequence[int]) -> RollCall:
+def _among(roll: Agreement, rows: Sequence[int]) -> Agreement:
     """A roll call of some of the members."""
     return roll._replace(
         losses=[roll.losses[i] for i in rows],
@@ -409,7 +413,7 @@ def _among(roll: RollCall, rows: Sequence[int]) -> RollCall:
     )
 
 
-def _as_dealt(roll: RollCall, members: Sequence[Member], places: int) -> RollCall:
+def _as_dealt(roll: Agreement, members: Sequence[Member], places: int) -> Agreement:
     """A roll call in the order in which places were dealt; those who are gone are not live."""
     row = {member.place: i for i, member in enumerate(members) if member.trained}
     nobody = len(members)

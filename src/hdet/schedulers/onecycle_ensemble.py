@@ -9,9 +9,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import is_int, is_one_of, is_real, must_be, shown
-from hdet.distributed.arms import Arms
-from hdet.distributed.torchft import Torchft
-from hdet.distributed.weights import Body
 from hdet.ensemble.bases import DECAYS, Settings
 from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.elastic import replicas_in
@@ -21,16 +18,19 @@ from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import open_journal
-from hdet.journal.chronicle import Chronicle
+from hdet.journal.writer import JournalWriter
 from hdet.parameters import shared_rates
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, rate_names
+from hdet.ranks.arms import Arms
+from hdet.ranks.torchft import Torchft
+from hdet.ranks.weights import ReplicaTensors
+from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common, checked_length, rate_names
 from hdet.schedulers.torch_arguments import alike_of, rehearsed, told_of
 
 
 def replicas_of(
     optimizer: Optimizer,
     schedule: dict[str, Any],
-    ours: Ours,
+    common: CommonArguments,
     auto_lr: Any,
     published: tuple[Any, Any, Any],
     for_search: Mapping[str, Any],
@@ -56,11 +56,11 @@ def replicas_of(
     fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
     must_be("at least 0 and at most 1", fits, cure, spread=spread)
     controller = _controller(auto_lr, published)
-    check_common(ours, optimizer)
+    check_common(common, optimizer)
     made = rehearsed(optimizer, schedule)
     if decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
-    journal, steps = open_journal(ours.journal), made.total_steps
+    journal, steps = open_journal(common.journal), made.total_steps
     spread = PUBLISHED_SPREAD if spread is None else float(spread)
     rounds = Rounds(checked_length(sync_every, default_length(steps)), steps)
     start = _resolved_start(auto_lr_start, rounds, steps, made._schedule_phases[0]["end_step"])
@@ -69,22 +69,22 @@ def replicas_of(
     learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
     settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
     told = {**told_of(schedule), "total_steps": steps, **told_of(settled)}
-    arms = isinstance(ours.group, Arms) and len(ours.group.members) > 1
-    isolated = arms or isinstance(ours.group, Torchft)
+    arms = isinstance(common.group, Arms) and len(common.group.members) > 1
+    isolated = arms or isinstance(common.group, Torchft)
     return replicas_in(
-        ours.group,
+        common.group,
         Steering(settings, specs, Permuted(), columns, controller, learned),
-        Body(ours.model, with_state=isolated),  # moments differ between arms, and replicas of torchft, and only there
+        ReplicaTensors(common.model, with_state=isolated),  # gradients differ, so moments do
         alike_of(schedule),
-        Chronicle(journal, told),
+        JournalWriter(journal, told),
     )
 
 
-def _refuse_search(go_back: object, highest: object) -> None:
+def _refuse_search(rollback: object, highest: object) -> None:
     """Raise for arguments of a search: nothing is found here."""
-    if go_back is not True:
+    if rollback is not True:
         raise ArgumentError(
-            f'go_back is for max_lr="auto", whose search may roll back, but got go_back={shown(go_back)}; leave it out'
+            f'rollback is for max_lr="auto", whose search rolls back, but got rollback={shown(rollback)}; leave it out'
         )
     if highest is not None:
         raise ArgumentError(
