@@ -196,8 +196,7 @@ class ElasticReplicas(Replicas):
                 "the weights are sharded (DTensor), but replicas that come and go must hold a whole model on each "
                 "rank; use hdet.arms(mesh, dim) without torchft, or DistributedDataParallel inside a replica"
             )
-        if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
-            self.journal_writer.give_up()  # of several ranks that are one replica, one writes the journal
+        self._check_ranks()
         try:
             self.torchft.manager.register_state_dict_fn(
                 _KEY, lambda state: self._load_peer(scheduler, state), lambda: self._for_peers(scheduler)
@@ -211,6 +210,17 @@ class ElasticReplicas(Replicas):
         outcome = self._meet_others(Ending(optimizer, (t, t + 1), schedule), Shown(), Clock())
         self.journal_writer.begin_round()
         return 0 if outcome.end is None else 1
+
+    def _check_ranks(self) -> None:
+        """Of several ranks that are one replica, one writes the journal, and all have one process group."""
+        ranks = self.torchft.ranks
+        if self.torchft.rank > 0:
+            self.journal_writer.give_up()
+        if ranks > 1 and not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
+            raise ArgumentError(
+                f"the manager says that a replica has {ranks} ranks, but torch.distributed does not have a process "
+                "group of them, over which their losses are averaged; call init_process_group in each replica"
+            )
 
     def _for_peers(self, scheduler: Any) -> dict[str, Any]:
         """What one that comes needs. The tensors themselves: nobody changes them before it has come to the meeting."""
@@ -259,7 +269,7 @@ class ElasticReplicas(Replicas):
         clock = Clock()
         signal = self._read_signal(end)
         clock.lap("probe")
-        loss, signal = _over_ranks(self.losses.mean(), signal)
+        loss, signal = _over_ranks(self.torchft.ranks, self.losses.mean(), signal)
         shown = Shown(loss, self.losses.count > 0, signal, self.journal_writer.is_kept)
         outcome = self._meet_others(end, shown, clock)
         if outcome.end is not None and outcome.end.span[1] == self.total_steps:
@@ -393,15 +403,14 @@ class ElasticReplicas(Replicas):
         return {**super().__getstate__(), "torchft": None, "_trained": False}
 
 
-def _over_ranks(loss: float, signal: float | None) -> tuple[float, float | None]:
-    """A replica's loss and signal, if it has several ranks: the mean over its own process group."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+def _over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[float, float | None]:
+    """A replica's loss and signal: the mean over its ranks."""
+    if ranks == 1:
         return loss, signal
-    both = torch.tensor([loss, 0.0 if signal is None else signal], dtype=torch.float64)
-    rows: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(rows, both)
-    mean = torch.stack(rows).mean(0).tolist()
-    return mean[0], None if signal is None else mean[1]
+    rows: list[Any] = [None] * ranks
+    dist.all_gather_object(rows, (loss, signal))
+    losses, signals = zip(*rows, strict=True)
+    return sum(losses) / ranks, None if signal is None else sum(signals) / ranks
 
 
 def _among(roll: Agreement, rows: Sequence[int]) -> Agreement:

@@ -66,6 +66,8 @@ class Torchft:
         self.manager = manager
         self.name = name
         self.timeout = timeout
+        self.rank, self.ranks = getattr(manager, "_group_rank", 0), getattr(manager, "_group_world_size", 1)
+        """Of this process among those that are one replica, and how many these are."""
 
     def __repr__(self) -> str:
         return f"Torchft({self.name!r})"
