@@ -114,6 +114,10 @@ class Lighthouse:
             self.alive.add(one)
             self.changed.notify_all()
 
+    def asking(self, one: str) -> bool:
+        with self.changed:
+            return one in self._asking
+
     def kill(self, one: str) -> None:
         with self.changed:
             self.alive.discard(one)

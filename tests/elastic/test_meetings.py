@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 import time
@@ -13,8 +14,10 @@ import pytest
 import torch
 
 import hdet
+from hdet.report.data import load_run
+from hdet.report.series import events, run_figures
 from tests.elastic.standin import Killed, Lighthouse, StandIn
-from tests.elastic.training import EVERY, SPREAD, STEPS, expected, replica, trained
+from tests.elastic.training import EVERY, SPREAD, STEPS, expected, one_step, replica, seeded, trained
 
 N = 4
 
@@ -349,3 +352,113 @@ def test_between_meetings_nothing_is_averaged(ensemble: Ensemble) -> None:
     for call in (scheduler.converge, lambda: scheduler.consensus().__enter__()):
         with pytest.raises(hdet.ArgumentError, match=f"save at step {EVERY}"):
             call()
+
+
+def test_one_that_is_not_finite_is_left_out_and_stays(ensemble: Ensemble) -> None:
+    ensemble.lighthouse = Lighthouse(min_replicas=N)
+
+    def ruins(point: str, count: int) -> None:
+        if (point, count) == ("step", 9):
+            raise_nan.set()
+
+    raise_nan = threading.Event()
+    for name in ("r0", "r1", "r3"):
+        ensemble.start(name)
+    ensemble.start("r2", ruins, spoiled=raise_nan)
+    ensemble.wait()
+    told = ensemble.rounds("r0")[2]
+    assert told["excluded"] == [2]
+    assert told["absent"] == []
+    mine = ensemble.results["r0"]
+    for result in ensemble.results.values():
+        assert result["state"] == mine["state"]
+        assert all(torch.equal(a, b) for a, b in zip(result["weights"], mine["weights"], strict=True))
+        assert all(bool(w.isfinite().all()) for w in result["weights"])
+
+
+def test_all_that_are_not_finite_end_with_words(ensemble: Ensemble) -> None:
+    ensemble.lighthouse = Lighthouse(min_replicas=2)
+    for name in ("r0", "r1"):
+        spoiled = threading.Event()
+        spoiled.set()
+        ensemble.start(name, spoiled=spoiled)
+    error = failure_of(ensemble, "r0")
+    assert isinstance(error, hdet.DivergedError)
+    assert isinstance(ensemble.errors["r1"], hdet.DivergedError)
+
+
+def test_an_ensemble_of_other_knobs(tmp_path: Path) -> None:
+    """hdet.Ensemble on a schedule of its own, without model=; the second comes while the first trains."""
+    lighthouse, ends = Lighthouse(), {}
+
+    def run(name: str, ready: threading.Event, after: threading.Event) -> None:
+        net = seeded(int(name[1]))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        group = hdet.torchft(StandIn(lighthouse, name), name=name, timeout=30.0)
+        knobs = [hdet.knobs.lr(optimizer), hdet.knobs.optimizer(optimizer, "momentum", spread=0.3)]
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+        one = hdet.Ensemble(optimizer, schedule, knobs, sync_every=2, total_steps=20, group=group)
+        group.join(one)
+        began = one.state_dict()["step"]
+        while one.state_dict()["step"] < 20:
+            if one.state_dict()["step"] == 5:
+                ready.set()
+                after.wait(20)
+            one.step(one_step(net, optimizer, name, one.state_dict()["step"]))
+        ends[name] = (began, one.state_dict(), [p.detach().clone() for p in net.parameters()])
+        lighthouse.kill(name)
+
+    at_five, has_asked = threading.Event(), threading.Event()
+    first = threading.Thread(target=run, args=("r0", at_five, has_asked))
+    first.start()
+    at_five.wait(20)
+    second = threading.Thread(target=run, args=("r1", threading.Event(), threading.Event()))
+    second.start()
+    while not lighthouse.asking("r1"):
+        time.sleep(0.005)
+    has_asked.set()
+    first.join(30)
+    second.join(30)
+    assert [ends[name][0] for name in ("r0", "r1")] == [0, 6]
+    assert ends["r0"][1]["hdet"] == ends["r1"][1]["hdet"]
+    assert ends["r0"][1]["plain_lrs"] == ends["r1"][1]["plain_lrs"]
+    assert all(torch.equal(a, b) for a, b in zip(ends["r0"][2], ends["r1"][2], strict=True))
+
+
+def test_a_copy_has_not_joined() -> None:
+    group = hdet.torchft(StandIn(Lighthouse(), "r0:1"), name="r0")
+    _, scheduler = replica(group, "r0")
+    group.join(scheduler)
+    clone = copy.deepcopy(scheduler)
+    with pytest.raises(hdet.ArgumentError, match="before the replica has joined"):
+        clone.step(1.0)
+
+
+def test_a_probe_loader_is_refused() -> None:
+    group = hdet.torchft(StandIn(Lighthouse(), "r0:1"), name="r0")
+    net = seeded(0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for loader, fits in ((iter([1]), False), ([torch.ones(2, 6)], True), (lambda k: torch.ones(2, 6), True)):
+        probe = hdet.ProbeLoss(hdet.ProbeBatch(net, lambda model, x: model(x).mean(), loader))
+        if fits:
+            hdet.Ensemble(optimizer, signal=probe, group=group, sync_every=2)
+        else:
+            with pytest.raises(hdet.ArgumentError, match="batch_fn"):
+                hdet.Ensemble(optimizer, signal=probe, group=group, sync_every=2)
+
+
+def test_the_report_draws_who_was_there(ensemble: Ensemble) -> None:
+    ensemble.lighthouse = Lighthouse(min_replicas=3)
+    ensemble.start("r0")
+    ensemble.start("r1", killed_at("step", 13))
+    ensemble.start("r2")
+    begin(ensemble)
+    ensemble.wait()
+    run = load_run(ensemble.folder / "r0.jsonl")
+    figure = next(one for one in run_figures(run) if one.title == "Who was there")
+    lines = {trace.name: trace.line for trace in figure.traces}
+    assert set(lines) == {"r0", "r1", "r2"}
+    assert None not in lines["r0"].y
+    assert [x for x, y in zip(lines["r1"].x, lines["r1"].y, strict=True) if y is not None] == [0, 4, 4, 8, 8, 12]
+    assert "r1 gone" in [event.text for event in events(run)]
+    assert "replica 1 left out" not in [event.text for event in events(run)]

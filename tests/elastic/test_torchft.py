@@ -6,7 +6,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -18,9 +17,9 @@ import torch
 
 import hdet
 from tests.elastic.training import STEPS, expected, seeded
-from tests.elastic.worker import live, managed
+from tests.elastic.worker import lighthouse_command, live, managed
 from tests.patience import PATIENCE
-from tests.ranks import CONTEXT
+from tests.processes import CONTEXT
 
 pytest.importorskip("torchft", reason="torchft has wheels for x86_64 alone: pip install torchft", exc_type=ImportError)
 
@@ -211,8 +210,8 @@ def test_replicas_of_two_ranks(processes: Processes) -> None:
 
 
 def test_a_lost_lighthouse_ends_by_the_time_out(processes: Processes) -> None:
-    command, port = Path(sys.executable).with_name("torchft_lighthouse"), free_port()
-    lighthouse = subprocess.Popen([command, "--min_replicas", "1", "--bind", f"127.0.0.1:{port}"])
+    port = free_port()
+    lighthouse = subprocess.Popen([lighthouse_command(), "--min_replicas", "1", "--bind", f"127.0.0.1:{port}"])
     try:
         processes.address = f"http://127.0.0.1:{port}"
         processes.start("r0", pause=0.3, timeout=5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import hdet
 from hdet.ensemble.design import permutation
 from tests.ensemble.twin import OneCycle
 
-__all__ = ["EVERY", "SPREAD", "STEPS", "batch", "expected", "replica", "trained"]
+__all__ = ["EVERY", "SPREAD", "STEPS", "batch", "expected", "one_step", "replica", "seeded", "trained"]
 
 STEPS, EVERY, SPREAD, SIGMA, RATE = 24, 4, 0.5, 0.02, 0.2
 OFFSET = 0.25
@@ -79,6 +80,7 @@ def trained(
     timeout: float = 120.0,
     passing: Callable[[str, int], None] = lambda point, t: None,
     rank: int = 0,
+    spoiled: threading.Event | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """Join, train to the end, and say what came out."""
@@ -89,6 +91,9 @@ def trained(
     while scheduler.last_epoch < scheduler.total_steps:
         loss = one_step(net, scheduler.optimizer, name, scheduler.last_epoch) + OFFSET * rank
         passing("step", scheduler.last_epoch)
+        if spoiled is not None and spoiled.is_set():
+            loss = loss * math.nan
+            spoiled.clear()
         scheduler.step(loss)
     return outcome(net, scheduler)
 

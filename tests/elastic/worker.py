@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from torch.distributed import TCPStore
 
 from tests.elastic.training import trained
 
-__all__ = ["Trapped", "live", "managed"]
+__all__ = ["Trapped", "lighthouse_command", "live", "managed"]
 
 SUM_TIMEOUT = timedelta(seconds=20)
 
@@ -45,6 +46,14 @@ class Trapped:
         agreed: bool = self._manager.should_commit()
         self._passing("committed")
         return agreed
+
+
+def lighthouse_command() -> str:
+    """torchft's own, of this environment."""
+    here = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which("torchft_lighthouse", path=here)
+    assert found is not None
+    return found
 
 
 def managed(name: str, lighthouse: str, store: tuple[str, int], rank: int = 0, ranks: int = 1, **more: Any) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import hdet
+from tests.elastic.worker import lighthouse_command
 from tests.examples.launch import EXAMPLES
 from tests.patience import PATIENCE
 
@@ -26,7 +27,6 @@ def test_one_is_killed_and_comes_back(tmp_path: Path, monkeypatch: pytest.Monkey
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     monkeypatch.setenv("TORCHFT_LIGHTHOUSE", f"http://localhost:{port}")
-    lighthouse = Path(sys.executable).with_name("torchft_lighthouse")
     words = EXAMPLES.joinpath("elastic.py").read_text()
     assert "torchft_lighthouse --min_replicas 1 --heartbeat_timeout_ms 2000" in words
     options = ("--min_replicas", 1, "--heartbeat_timeout_ms", 2000)
@@ -46,7 +46,7 @@ def test_one_is_killed_and_comes_back(tmp_path: Path, monkeypatch: pytest.Monkey
         return start(log, sys.executable, EXAMPLES / "elastic.py", *given)
 
     try:
-        start("lighthouse", lighthouse, *options, "--bind", f"127.0.0.1:{port}")
+        start("lighthouse", lighthouse_command(), *options, "--bind", f"127.0.0.1:{port}")
         stayed = [replica("r0", "r0"), replica("r2", "r2")]
         lost = replica("r1", "r1, the first time")
         wait_for_rounds(tmp_path / "r1.jsonl", 5)
