@@ -6,6 +6,7 @@ import copy
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -387,42 +388,91 @@ def test_all_that_are_not_finite_end_with_words(ensemble: Ensemble) -> None:
     assert isinstance(ensemble.errors["r1"], hdet.DivergedError)
 
 
-def test_an_ensemble_of_other_knobs(tmp_path: Path) -> None:
-    """hdet.Ensemble on a schedule of its own, without model=; the second comes while the first trains."""
-    lighthouse, ends = Lighthouse(), {}
+class OtherKnobs:
+    """hdet.Ensemble on a schedule of its own, without model=, which steps ahead to look ahead."""
 
-    def run(name: str, ready: threading.Event, after: threading.Event) -> None:
-        net = seeded(int(name[1]))
+    def __init__(self) -> None:
+        self.lighthouse = Lighthouse()
+        self.ends: dict[str, tuple[int, dict[str, Any], list[torch.Tensor]]] = {}
+        self.threads: list[threading.Thread] = []
+
+    def start(self, name: str, passing: Callable[[str, int], None]) -> None:
+        self.threads.append(threading.Thread(target=self._run, args=(name, passing), daemon=True))
+        self.threads[-1].start()
+
+    def asked(self, name: str) -> None:
+        while not self.lighthouse.asking(name):
+            time.sleep(0.002)
+
+    def _run(self, name: str, passing: Callable[[str, int], None]) -> None:
+        net, passed = seeded(int(name[1])), Counter[str]()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        group = hdet.torchft(StandIn(lighthouse, name), name=name, timeout=30.0)
+
+        def at(point: str) -> None:
+            passing(point, passed[point])
+            passed[point] += 1
+
+        group = hdet.torchft(StandIn(self.lighthouse, name, trap=at), name=name, timeout=30.0)
         knobs = [hdet.knobs.lr(optimizer), hdet.knobs.optimizer(optimizer, "momentum", spread=0.3)]
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.9)
         one = hdet.Ensemble(optimizer, schedule, knobs, sync_every=2, total_steps=20, group=group)
         group.join(one)
-        began = one.state_dict()["step"]
-        while one.state_dict()["step"] < 20:
-            if one.state_dict()["step"] == 5:
-                ready.set()
-                after.wait(20)
-            one.step(one_step(net, optimizer, name, one.state_dict()["step"]))
-        ends[name] = (began, one.state_dict(), [p.detach().clone() for p in net.parameters()])
-        lighthouse.kill(name)
+        began = step = one.state_dict()["step"]
+        while step < 20:
+            at("step")
+            one.step(one_step(net, optimizer, name, step))
+            step = one.state_dict()["step"]
+        self.ends[name] = (began, one.state_dict(), [p.detach().clone() for p in net.parameters()])
+        self.lighthouse.kill(name)
 
-    at_five, has_asked = threading.Event(), threading.Event()
-    first = threading.Thread(target=run, args=("r0", at_five, has_asked))
-    first.start()
+    def check(self) -> None:
+        for thread in self.threads:
+            thread.join(30)
+        _, state, weights = self.ends["r0"]
+        assert state["plain_lrs"] == [pytest.approx(0.1 * 0.9**20)]
+        for _, other, others in self.ends.values():
+            assert other["hdet"] == state["hdet"]
+            assert other["plain_lrs"] == state["plain_lrs"]
+            assert other["schedule"]["last_epoch"] == state["schedule"]["last_epoch"] == 20
+            assert all(torch.equal(a, b) for a, b in zip(others, weights, strict=True))
+
+
+def test_an_ensemble_of_other_knobs() -> None:
+    both = OtherKnobs()
+    at_five, goes_on = threading.Event(), threading.Event()
+
+    def waits(point: str, count: int) -> None:
+        if (point, count) == ("step", 5):
+            at_five.set()
+            goes_on.wait(20)
+
+    both.start("r0", waits)
     at_five.wait(20)
-    second = threading.Thread(target=run, args=("r1", threading.Event(), threading.Event()))
-    second.start()
-    while not lighthouse.asking("r1"):
-        time.sleep(0.005)
-    has_asked.set()
-    first.join(30)
-    second.join(30)
-    assert [ends[name][0] for name in ("r0", "r1")] == [0, 6]
-    assert ends["r0"][1]["hdet"] == ends["r1"][1]["hdet"]
-    assert ends["r0"][1]["plain_lrs"] == ends["r1"][1]["plain_lrs"]
-    assert all(torch.equal(a, b) for a, b in zip(ends["r0"][2], ends["r1"][2], strict=True))
+    both.start("r1", lambda point, count: None)
+    both.asked("r1")
+    goes_on.set()
+    both.check()
+    assert [both.ends[name][0] for name in ("r0", "r1")] == [0, 6]
+
+
+def test_one_comes_to_the_second_try_of_a_meeting() -> None:
+    """In the first one the others have looked ahead on their schedule, and failed: it gets their state from before."""
+    both = OtherKnobs()
+    has_failed = threading.Event()
+
+    def waits(point: str, count: int) -> None:
+        if (point, count) == ("allreduce", 8):  # the confirmation of the second round, the third sum of a meeting alone
+            both.lighthouse.torn.add((8, "r0"))
+        if (point, count) == ("commit", 2):
+            has_failed.set()
+            both.asked("r1")
+
+    both.start("r0", waits)
+    has_failed.wait(20)
+    both.start("r1", lambda point, count: None)
+    both.check()
+    assert not both.lighthouse.torn
+    assert both.ends["r1"][0] == 4
 
 
 def test_a_copy_has_not_joined() -> None:

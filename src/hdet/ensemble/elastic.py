@@ -6,13 +6,14 @@ like those that are not finite. Places of the next round are dealt over the memb
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,12 +21,14 @@ from torch.optim import Optimizer
 
 from hdet.ensemble.bases import Bases
 from hdet.ensemble.converge import converge, refuse_diverged
+from hdet.ensemble.members import Dealt, Member, among, as_dealt, mean_over_ranks
 from hdet.ensemble.probe import ProbeBatch
 from hdet.ensemble.published import Update
 from hdet.ensemble.replicas import Replicas, is_finite
 from hdet.ensemble.signals import ProbeLoss, Signal
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ArgumentError, ShardedParametersError
+from hdet.journal.file import mapped
 from hdet.journal.writer import Clock, JournalWriter
 from hdet.parameters import copies_of, write_
 from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_arguments, check_equal, in_text
@@ -38,8 +41,6 @@ from hdet.ranks.weights import ReplicaTensors, Weights, fingerprint_of_words
 
 _log = logging.getLogger("hdet")
 _KEY = "hdet"
-_NAME = 24
-"""Bytes of a name that are shown."""
 
 
 def replicas_in(
@@ -65,57 +66,6 @@ def replicas_in(
     return ElasticReplicas(
         group, steering, replica_tensors, alike, journal_writer, signal=signal, reset_state=reset_state
     )
-
-
-class Dealt(RankGroup):
-    """The place that was dealt to this replica for the round; who is there shows at its end."""
-
-    place: ReplicaIndex | None = None
-    """None: not joined yet."""
-
-    @property
-    def replica_index(self) -> ReplicaIndex:
-        return self.place or Solo.replica_index
-
-    @property
-    def is_due(self) -> bool:
-        return False
-
-    def check_step(self, t: int) -> None:
-        if self.place is None:
-            raise ArgumentError(
-                f"step() was called at step {t} before the replica has joined; call group.join(scheduler) before the "
-                "loop, where group is what hdet.torchft(manager) gave"
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "place": None}
-
-
-class Member(NamedTuple):
-    """What each replica of a quorum first shows of itself."""
-
-    trained: bool
-    """Whether it has trained in the round. If not, it has just come, or lost what it had."""
-    place: int
-    """That was dealt to it for the round."""
-    given: bool
-    """Whether it has observed losses."""
-    chain: float
-    """A fingerprint of all meetings so far, of the step and of what was learned."""
-    name: str
-
-    def row(self) -> list[float]:
-        """In numbers."""
-        text = self.name.encode()[:_NAME].ljust(_NAME, b"\0")
-        parts = [float(int.from_bytes(text[i : i + 6], "big")) for i in range(0, _NAME, 6)]
-        return [float(self.trained), float(self.place), float(self.given), self.chain, *parts]
-
-    @classmethod
-    def of(cls, row: Sequence[float]) -> Member:
-        """From numbers."""
-        text = b"".join(int(part).to_bytes(6, "big") for part in row[4:]).rstrip(b"\0")
-        return cls(row[0] > 0, int(row[1]), row[2] > 0, row[3], text.decode(errors="ignore"))
 
 
 @dataclass
@@ -176,6 +126,9 @@ class ElasticReplicas(Replicas):
         self._trained = False
         self._healed_at: int | None = None
         """The step of a peer whose state was loaded in this quorum."""
+        self._scheduler: Any = None
+        self._told: dict[str, Any] = {}
+        """The scheduler's state as the meeting began: to decide is to look ahead, which some schedules do by a step."""
 
     # -- coming ---------------------------------------------------------------------------------------------------
 
@@ -197,10 +150,9 @@ class ElasticReplicas(Replicas):
                 "rank; use hdet.arms(mesh, dim) without torchft, or DistributedDataParallel inside a replica"
             )
         self._check_ranks()
+        self._scheduler = scheduler
         try:
-            self.torchft.manager.register_state_dict_fn(
-                _KEY, lambda state: self._load_peer(scheduler, state), lambda: self._for_peers(scheduler)
-            )
+            self.torchft.manager.register_state_dict_fn(_KEY, self._load_peer, self._for_peers)
         except AssertionError:
             raise ArgumentError(
                 "the manager serves another scheduler already, whose state it sends to those who come; make one "
@@ -222,9 +174,9 @@ class ElasticReplicas(Replicas):
                 "group of them, over which their losses are averaged; call init_process_group in each replica"
             )
 
-    def _for_peers(self, scheduler: Any) -> dict[str, Any]:
+    def _for_peers(self) -> dict[str, Any]:
         """What one that comes needs. The tensors themselves: nobody changes them before it has come to the meeting."""
-        optimizer, model = scheduler.optimizer, self._replica_tensors.model
+        optimizer, model = self._scheduler.optimizer, self._replica_tensors.model
         tensors = self._replica_tensors.weights(optimizer)
         return {
             "arguments": dict(self._arguments),
@@ -232,29 +184,24 @@ class ElasticReplicas(Replicas):
             "weights": None if model is not None else [t.detach() for t in (*tensors.parameters, *tensors.still)],
             "model": model.state_dict() if model is not None else None,
             "optimizer": optimizer.state_dict(),
-            "scheduler": scheduler.state_dict(),
+            "scheduler": self._told,
         }
 
-    def _load_peer(self, scheduler: Any, state: Mapping[str, Any]) -> None:
+    def _load_peer(self, state: Mapping[str, Any]) -> None:
         """Be what the peer was when it came to the meeting. Raises before anything is changed."""
-        names = dict.fromkeys([*state["arguments"], *self._arguments])
-        rows = {n: [peer.get(n, "missing") for peer in (state["arguments"], self._arguments)] for n in names}
-        check_equal(
-            rows,
-            f"Rank 0 is a replica that trains already, rank 1 is this one, {self.torchft.name!r}; give "
-            "it the same arguments.",
-        )
-        model, optimizer = self._replica_tensors.model, scheduler.optimizer
+        theirs, mine = state["arguments"], self._arguments
+        table = {name: [theirs.get(name, "missing"), mine.get(name, "missing")] for name in {**theirs, **mine}}
+        check_equal(table, f"Rank 1 is this replica, {self.torchft.name!r}: give it the arguments of the others.")
+        model, optimizer = self._replica_tensors.model, self._scheduler.optimizer
         if model is not None:
             model.load_state_dict(state["model"])
         else:
-            own = self._replica_tensors.weights(optimizer)
-            write_(
-                [*own.parameters, *own.still],
-                [t.to(p) for t, p in zip(state["weights"], [*own.parameters, *own.still], strict=True)],
-            )
+            tensors = self._replica_tensors.weights(optimizer)
+            own = [*tensors.parameters, *tensors.still]
+            write_(own, [value.to(tensor) for tensor, value in zip(own, state["weights"], strict=True)])
         optimizer.load_state_dict(state["optimizer"])
-        scheduler.load_state_dict(state["scheduler"])
+        self._scheduler.load_state_dict(state["scheduler"])
+        self._told = copy.deepcopy(state["scheduler"])
         self._kept = Kept(**state["kept"])
         self._trained = False
 
@@ -269,7 +216,7 @@ class ElasticReplicas(Replicas):
         clock = Clock()
         signal = self._read_signal(end)
         clock.lap("probe")
-        loss, signal = _over_ranks(self.torchft.ranks, self.losses.mean(), signal)
+        loss, signal = mean_over_ranks(self.torchft.ranks, self.losses.mean(), signal)
         shown = Shown(loss, self.losses.count > 0, signal, self.journal_writer.is_kept)
         outcome = self._meet_others(end, shown, clock)
         if outcome.end is not None and outcome.end.span[1] == self.total_steps:
@@ -279,6 +226,7 @@ class ElasticReplicas(Replicas):
     def _meet_others(self, end: Ending, shown: Shown, clock: Clock) -> Outcome:
         """Quorum, exchange, mean, commit: until a try is committed. Of one that is not, nothing is left."""
         ended, deadline = time.perf_counter(), time.monotonic() + self.torchft.timeout
+        self._told = copy.deepcopy(self._scheduler.state_dict())
         while True:
             self._healed_at = None
             seat = ReplicaIndex(*self.torchft.quorum(deadline))
@@ -294,7 +242,7 @@ class ElasticReplicas(Replicas):
                 group.gather([1.0])  # all have the mean: fewer of us will commit while others cannot
             except FailedTry as error:
                 failure = error
-                _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, _first(error))
+                _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
             if self.torchft.commit(failure) and outcome is not None:
                 self._settle(outcome, clock, ended)
                 return outcome
@@ -303,7 +251,7 @@ class ElasticReplicas(Replicas):
 
     def _try(self, end: Ending, shown: Shown, group: ManagedGroup, clock: Clock) -> Outcome:
         """What the members make of the round. Changes weights and, if they are averaged, optimizer state."""
-        chain = fingerprint_of_words([repr(self._kept), repr(self.state()), str(end.span[0])])
+        chain = self._link(str(end.span[0]))
         mine = Member(self._trained, self.rank_group.replica_index.replica, shown.given, chain, self.torchft.name)
         members = [Member.of(row) for row in group.gather(mine.row())]
         trained = [member for member in members if member.trained]
@@ -321,8 +269,8 @@ class ElasticReplicas(Replicas):
         counted = roll._replace(finite=[f and m.trained for f, m in zip(roll.finite, members, strict=True)])
         if not any(counted.live):
             refuse_diverged(counted, what)
-        dealt = _as_dealt(counted, members, len(self._kept.names))
-        refuse_diverged(_among(roll, [i for i, member in enumerate(members) if member.trained]), what)
+        dealt = as_dealt(counted, members, len(self._kept.names))
+        refuse_diverged(among(roll, [i for i, member in enumerate(members) if member.trained]), what)
         clock.lap("gather")
         own = ReplicaIndex(self.rank_group.replica_index.replica if self._trained else 0, len(self._kept.names))
         has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
@@ -354,6 +302,11 @@ class ElasticReplicas(Replicas):
         places = {member.place: far[i] for i, member in enumerate(members) if member.trained}
         return [places.get(place, 0.0) for place in range(len(self._kept.names))]
 
+    def _link(self, *words: str) -> float:
+        """A fingerprint of all meetings so far and of what was learned, to nine digits: machines may round apart."""
+        learned = mapped(self.state(), lambda value: f"{value:.9g}" if isinstance(value, float) else value)
+        return fingerprint_of_words([repr(self._kept), repr(learned), *words])
+
     def _settle(self, outcome: Outcome, clock: Clock, ended: float) -> None:
         """The meeting counts: write it down, move the base values, take the place that is dealt."""
         end, roll, kept = outcome.end, outcome.roll, self._kept
@@ -369,7 +322,7 @@ class ElasticReplicas(Replicas):
             if self._reset_state or not (outcome.live or is_finite(end.optimizer)):
                 end.optimizer.state.clear()
         names = [member.name for member in outcome.members]
-        self._kept = Kept(fingerprint_of_words([repr(kept), repr(self.state()), *names]), names)
+        self._kept = Kept(self._link(*names), names)
         self.rank_group.place, self._trained = outcome.seat, True
         self._mean.reset()
         self.losses.reset()
@@ -388,51 +341,15 @@ class ElasticReplicas(Replicas):
         yield
 
     def compare(self, optimizer: Optimizer, metrics: float, t: int) -> None:
-        """Refused."""
+        """Refused: metrics may come at any step, and must be equal on all replicas."""
         self._refuse("step(metrics=...)", t)
 
     def _refuse(self, what: str, t: int) -> NoReturn:
         raise ArgumentError(
-            f"replicas of torchft meet where a round ends, but got {what} at step {t}, inside round "
-            f"{self.steering.rounds.index(t)}; evaluate and save at step {self.steering.rounds.next_end(t)}, where all "
-            "replicas are equal"
+            f"replicas of torchft meet only where a round ends, but got {what} at step {t}; evaluate and save at step "
+            f"{self.steering.rounds.next_end(t)}, where all replicas are equal, and use a schedule without metrics"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         """A manager cannot be copied: the copy has not joined."""
-        return {**super().__getstate__(), "torchft": None, "_trained": False}
-
-
-def _over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[float, float | None]:
-    """A replica's loss and signal: the mean over its ranks."""
-    if ranks == 1:
-        return loss, signal
-    rows: list[Any] = [None] * ranks
-    dist.all_gather_object(rows, (loss, signal))
-    losses, signals = zip(*rows, strict=True)
-    return sum(losses) / ranks, None if signal is None else sum(signals) / ranks
-
-
-def _among(roll: Agreement, rows: Sequence[int]) -> Agreement:
-    """A roll call of some of the members."""
-    return roll._replace(
-        losses=[roll.losses[i] for i in rows],
-        signals=[roll.signals[i] for i in rows],
-        finite=[roll.finite[i] for i in rows],
-    )
-
-
-def _as_dealt(roll: Agreement, members: Sequence[Member], places: int) -> Agreement:
-    """A roll call in the order in which places were dealt; those who are gone are not live."""
-    row = {member.place: i for i, member in enumerate(members) if member.trained}
-    nobody = len(members)
-    padded = roll._replace(
-        losses=[*roll.losses, float("nan")],
-        signals=[*roll.signals, float("nan")],
-        finite=[*roll.finite, False],
-    )
-    return _among(padded, [row.get(place, nobody) for place in range(places)])
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        return {**super().__getstate__(), "torchft": None, "_scheduler": None, "_trained": False}

@@ -56,7 +56,7 @@ class ManagedGroup(ReplicaGroup):
             work.wait()  # torchft swallows what it raises
             error = self._manager.errored()
             if error is not None:
-                raise FailedTry(str(error)) from error
+                raise FailedTry((str(error).splitlines() or [repr(error)])[0]) from error
 
         return wait
 
