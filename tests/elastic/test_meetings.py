@@ -456,7 +456,7 @@ def test_an_ensemble_of_other_knobs() -> None:
 
 
 def test_one_comes_to_the_second_try_of_a_meeting() -> None:
-    """In the first one the others have looked ahead on their schedule, and failed: it gets their state from before."""
+    """The first one has failed when the other had decided already: nothing of that may reach the one that comes."""
     both = OtherKnobs()
     has_failed = threading.Event()
 

@@ -6,7 +6,6 @@ like those that are not finite. Places of the next round are dealt over the memb
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections import Counter
@@ -127,8 +126,6 @@ class ElasticReplicas(Replicas):
         self._healed_at: int | None = None
         """The step of a peer whose state was loaded in this quorum."""
         self._scheduler: Any = None
-        self._told: dict[str, Any] = {}
-        """The scheduler's state as the meeting began: to decide is to look ahead, which some schedules do by a step."""
 
     # -- coming ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +181,7 @@ class ElasticReplicas(Replicas):
             "weights": None if model is not None else [t.detach() for t in (*tensors.parameters, *tensors.still)],
             "model": model.state_dict() if model is not None else None,
             "optimizer": optimizer.state_dict(),
-            "scheduler": self._told,
+            "scheduler": self._scheduler.state_dict(),
         }
 
     def _load_peer(self, state: Mapping[str, Any]) -> None:
@@ -201,7 +198,6 @@ class ElasticReplicas(Replicas):
             write_(own, [value.to(tensor) for tensor, value in zip(own, state["weights"], strict=True)])
         optimizer.load_state_dict(state["optimizer"])
         self._scheduler.load_state_dict(state["scheduler"])
-        self._told = copy.deepcopy(state["scheduler"])
         self._kept = Kept(**state["kept"])
         self._trained = False
 
@@ -226,7 +222,6 @@ class ElasticReplicas(Replicas):
     def _meet_others(self, end: Ending, shown: Shown, clock: Clock) -> Outcome:
         """Quorum, exchange, mean, commit: until a try is committed. Of one that is not, nothing is left."""
         ended, deadline = time.perf_counter(), time.monotonic() + self.torchft.timeout
-        self._told = copy.deepcopy(self._scheduler.state_dict())
         while True:
             self._healed_at = None
             seat = ReplicaIndex(*self.torchft.quorum(deadline))
