@@ -19,6 +19,7 @@ from hdet.report.data import load_run
 from hdet.report.series import events, run_figures
 from tests.elastic.standin import Killed, Lighthouse, StandIn
 from tests.elastic.training import EVERY, SPREAD, STEPS, expected, one_step, replica, seeded, trained
+from tests.patience import PATIENCE
 
 N = 4
 
@@ -67,7 +68,7 @@ class Ensemble:
         self.threads[identity] = threading.Thread(target=run, daemon=True)
         self.threads[identity].start()
 
-    def wait(self, timeout: float = 60.0) -> None:
+    def wait(self, timeout: float = PATIENCE) -> None:
         deadline = time.monotonic() + timeout
         while any(thread.is_alive() for thread in self.threads.values()):
             assert time.monotonic() < deadline, f"hangs: {[i for i, t in self.threads.items() if t.is_alive()]}"
@@ -77,7 +78,7 @@ class Ensemble:
     def rounds(self, name: str) -> list[dict[str, Any]]:
         return hdet.read_journal(self.folder / f"{name}.jsonl").rounds
 
-    def check(self, witness: str, first: str = "r0") -> list[dict[str, Any]]:
+    def check(self, witness: str, first: str = "r0", **how: Any) -> list[dict[str, Any]]:
         """All who are there at the end are equal, and equal to the reference with the members that a journal names."""
         rounds = self.rounds(witness)
         mine = self.results[witness]
@@ -86,7 +87,7 @@ class Ensemble:
             assert result["step"] == STEPS
             for kind in ("weights", "moments"):
                 assert all(torch.equal(a, b) for a, b in zip(result[kind], mine[kind], strict=True))
-        wanted = expected(first, rounds)
+        wanted = expected(first, rounds, **how)
         for kind in ("weights", "moments"):
             for a, b in zip(mine[kind], wanted[kind], strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
@@ -146,6 +147,30 @@ def test_one_dies_and_comes_back(ensemble: Ensemble, point: str, late: int) -> N
         assert sum(factors) / len(factors) == pytest.approx(1.0)
         assert sorted(2 - f for f in factors) == pytest.approx(sorted(factors))
         assert max(factors) == pytest.approx(1 + SPREAD if len(factors) > 1 else 1.0)
+
+
+def test_without_losses_a_newcomer_adds_nothing_to_the_mean(ensemble: Ensemble) -> None:
+    """It holds a peer's weights, which would count twice."""
+    ensemble.lighthouse = Lighthouse(min_replicas=2)
+    at_five, has_asked = threading.Event(), threading.Event()
+
+    def waits(point: str, count: int) -> None:
+        if (point, count) == ("step", 5):
+            at_five.set()
+            has_asked.wait(PATIENCE)
+
+    ensemble.start("r0", waits, tells=False)
+    ensemble.start("r1", tells=False)
+    begin(ensemble)
+    at_five.wait(PATIENCE)
+    ensemble.start("r2", tells=False)
+    while not ensemble.lighthouse.asking("r2:1"):
+        time.sleep(0.002)
+    has_asked.set()
+    ensemble.wait()
+    rounds = ensemble.check("r0", tells=False)
+    assert rounds[1]["joined"] == ["r2"]
+    assert rounds[-1]["learned"] == [1.0]
 
 
 def test_two_die_at_once_and_the_last_goes_on_alone(ensemble: Ensemble) -> None:

@@ -81,6 +81,7 @@ def trained(
     passing: Callable[[str, int], None] = lambda point, t: None,
     rank: int = 0,
     spoiled: threading.Event | None = None,
+    tells: bool = True,
     **more: Any,
 ) -> dict[str, Any]:
     """Join, train to the end, and say what came out."""
@@ -94,7 +95,7 @@ def trained(
         if spoiled is not None and spoiled.is_set():
             loss = loss * math.nan
             spoiled.clear()
-        scheduler.step(loss)
+        scheduler.step(loss if tells else None)
     return outcome(net, scheduler)
 
 
@@ -109,7 +110,7 @@ def outcome(net: nn.Module, scheduler: Any) -> dict[str, Any]:
     }
 
 
-def expected(first: str, rounds: Sequence[dict[str, Any]], steps: int = STEPS) -> dict[str, Any]:
+def expected(first: str, rounds: Sequence[dict[str, Any]], steps: int = STEPS, tells: bool = True) -> dict[str, Any]:
     """The run in one process, by the equations: in each round the members that a journal names, and nobody is lost.
 
     Where a round ends all replicas are equal, so there is one state: fan out, train each apart, take the mean.
@@ -118,6 +119,7 @@ def expected(first: str, rounds: Sequence[dict[str, Any]], steps: int = STEPS) -
         first: whose weights the run began with.
         rounds: a journal's: of each the names to whom places were dealt, and who was absent at its end.
         steps: S.
+        tells: whether losses were given, so that the base rate moves.
     """
     schedule = OneCycle(RATE, steps)
     net, t, m, v = seeded(number_of(first)), 0, 1.0, 0.0
@@ -140,7 +142,7 @@ def expected(first: str, rounds: Sequence[dict[str, Any]], steps: int = STEPS) -
             for part in zip(*ends, strict=True)
         ]
         state, moments = pairs[0], pairs[1]
-        if len(here) > 1:
+        if len(here) > 1 and tells:
             mean = sum(losses) / len(losses)
             w = [math.exp((mean - loss) / SIGMA) for loss in losses]
             middle = sum(rho[r] for r in here) / len(here)  # 1, unless somebody is absent
