@@ -31,12 +31,16 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        samples, length, width = x.shape
-        joint = self.joint(x).view(samples, length, 3, self.heads, width // self.heads)
-        queries, keys, values = joint.permute(2, 0, 3, 1, 4).unbind(0)
+        return self.of(self.joint(x))
+
+    def of(self, joint: Tensor) -> Tensor:
+        """The output, given queries, keys and values side by side."""
+        samples, length, width = joint.shape[0], joint.shape[1], joint.shape[2] // 3
+        parts = joint.view(samples, length, 3, self.heads, width // self.heads)
+        queries, keys, values = parts.permute(2, 0, 3, 1, 4).unbind(0)
         scores = queries @ keys.transpose(-2, -1) / (self.temperature * math.sqrt(width // self.heads))
         if self.causal:
-            future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            future = torch.ones(length, length, dtype=torch.bool, device=joint.device).triu(1)
             scores = scores.masked_fill(future, -math.inf)
         mixed = scores.softmax(-1) @ values
         return self.out(mixed.transpose(1, 2).reshape(samples, length, width))  # type: ignore[no-any-return]
