@@ -1,6 +1,7 @@
 """Does HDET find an order of the parameter groups? The order of their rates at the end of a run, seed against seed.
 
     python lab/experiments/group_order.py               # the feed in small, six seeds; minutes on one core
+    python lab/experiments/group_order.py --again       # what agreed most, and its placebo, on ten other seeds
     python lab/experiments/group_order.py --ablation    # and the runs of stacked_ablation.py, if their files are there
     python lab/experiments/group_order.py --table
 
@@ -49,6 +50,8 @@ ROWS = {
         "sigma 0.002, losses shuffled", True, SPREAD, lambda seed: Placebo(seed, Published(sigma=RELEASED))
     ),
 }
+AGAIN = ("released", "placebo"), tuple(range(100, 110))
+"""Rows and seeds of ``--again``."""
 TRIES = 20_000
 """Random sets of orders."""
 
@@ -117,11 +120,11 @@ def described(label: str, learned: Sequence[Sequence[float]], groups: Sequence[s
     }
 
 
-def explored(steps: int, seeds: int, device: torch.device) -> list[dict[str, Any]]:
-    """Every row on the small feed."""
+def explored(rows: Sequence[str], steps: int, seeds: Sequence[int], device: torch.device) -> list[dict[str, Any]]:
+    """Some rows on the small feed."""
     bench = Bench(feed(steps), device)
-    columns = [Column(key, method, EVERY, RATE) for key, method in ROWS.items()]
-    done = bench.train(columns, range(seeds), REPLICAS, steps)
+    columns = [Column(key, ROWS[key], EVERY, RATE) for key in rows]
+    done = bench.train(columns, seeds, REPLICAS, steps)
     names = done.stack.group_names
     return [
         described(column.method.label, [row[c].learned for row in done.runs.runs], names)
@@ -150,7 +153,8 @@ def table(content: dict[str, Any]) -> str:
     lines = [f"\n**feed in small**, {about}, {content['versions']['device']}\n"]
     lines += ["| controller | lowest to highest factor | different orders | agreement | p |"]
     lines += ["| --- | ---: | ---: | ---: | ---: |"]
-    for row in [*content["rows"], *content.get("ablation", [])]:
+    again = [{**row, "label": f"{row['label']}, other seeds"} for row in content.get("again", [])]
+    for row in [*content["rows"], *again, *content.get("ablation", [])]:
         every = [value for run in row["learned"] for value in run]
         cells = [row["label"], f"{min(every):.3f} to {max(every):.3f}"]
         cells += [f"{row['different_orders']} of {len(row['learned'])}", f"{row['agreement']:+.2f}", f"{row['p']:.3f}"]
@@ -163,27 +167,35 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument(
-        "--ablation", action="store_true", help="read the files of stacked_ablation.py, and train nothing"
-    )
+    parser.add_argument("--again", action="store_true", help="only what agreed most, on other seeds; adds to the file")
+    parser.add_argument("--ablation", action="store_true", help="add what stacked_ablation.py has, and train nothing")
     parser.add_argument("--table", action="store_true", help="print what the file says, and run nothing")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args(words)
     if given.seeds < 2:
         parser.error(f"--seeds must be at least 2, since orders are compared in pairs, but got {given.seeds}")
     content = json.loads(given.results.read_text()) if given.results.exists() else {}
-    if given.ablation and not content:
-        parser.error(f"--ablation adds to {given.results}, which is not there; run without it first")
+    if not content and (given.ablation or given.again or given.table):
+        parser.error(f"{given.results} is not there; run without --again, --ablation and --table first")
     if given.ablation:
-        save(given.results, {**content, "ablation": of_the_ablation(ABLATION)})
+        content["ablation"] = of_the_ablation(ABLATION)
     elif not given.table:
         torch.set_num_threads(1)
-        device, began = torch.device(given.device), time.perf_counter()
-        rows = explored(given.steps, given.seeds, device)
-        about = {"replicas": REPLICAS, "steps": given.steps, "every": EVERY, "rate": RATE, "seeds": given.seeds}
-        about |= {"seconds": time.perf_counter() - began, "versions": versions(device), "commit": commit()}
-        save(given.results, {**content, **about, "rows": rows})
-    print(table(json.loads(given.results.read_text())))
+        content |= _run(given.again, given.steps, given.seeds, torch.device(given.device))
+    if not given.table:
+        save(given.results, content)
+    print(table(content))
+
+
+def _run(again: bool, steps: int, seeds: int, device: torch.device) -> dict[str, Any]:
+    """What is new for the file."""
+    if again:
+        return {"again": explored(AGAIN[0], steps, AGAIN[1], device)}
+    began = time.perf_counter()
+    rows = explored(list(ROWS), steps, range(seeds), device)
+    about = {"replicas": REPLICAS, "steps": steps, "every": EVERY, "rate": RATE, "seeds": seeds}
+    about |= {"seconds": time.perf_counter() - began, "versions": versions(device), "commit": commit()}
+    return {**about, "rows": rows}
 
 
 if __name__ == "__main__":
