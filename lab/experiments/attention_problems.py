@@ -171,6 +171,6 @@ class SmallGPT(TextTask):
 
 PROBLEMS: dict[str, Callable[[], Known | SmallGPT]] = {
     "known": Known,
-    "gpt-small": lambda: SmallGPT(400, width=32, depth=2, heads=4, context=32, batch_size=16),
-    "gpt": lambda: SmallGPT(2000, width=128, depth=5, heads=4, context=64, batch_size=64),
+    "gpt-small": lambda: SmallGPT(300, width=32, depth=2, heads=4, context=32, batch_size=16),
+    "gpt": lambda: SmallGPT(1500, width=128, depth=5, heads=4, context=64, batch_size=32),
 }

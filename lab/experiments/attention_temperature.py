@@ -1,7 +1,8 @@
 """Do arms find the temperature of an attention layer? Where the best one is known, and in a GPT.
 
-    python lab/experiments/attention_temperature.py --problems known,gpt-small   # minutes on one core
-    python lab/experiments/attention_temperature.py --problems gpt               # 1.07 M weights; minutes on a GPU
+    python lab/experiments/attention_temperature.py --problems known      # minutes on one core
+    python lab/experiments/attention_temperature.py --problems gpt        # 1.07 M weights; minutes on a GPU
+    python lab/experiments/attention_temperature.py --problems gpt-small --rows normalised,placebo --grid 0.25,1,4
     python lab/experiments/attention_temperature.py --table
 
 Four arms explore the knob ``hdet.knobs.module(model, Attention, "temperature")``. *known*: one attention layer whose
@@ -68,11 +69,9 @@ class Cell(NamedTuple):
         return ROWS[self.row]
 
 
-def cells(grid: Sequence[float] = GRID) -> list[Cell]:
+def cells(rows: Sequence[str] = tuple(ROWS), grid: Sequence[float] = GRID) -> list[Cell]:
     """The grid of fixed temperatures, and every other row from every start."""
-    return [Cell(STAYS, value) for value in grid] + [
-        Cell(row, start) for row in ROWS if row != STAYS for start in STARTS
-    ]
+    return [Cell(row, start) for row in rows for start in (grid if row == STAYS else STARTS)]
 
 
 class Temperatures:
@@ -174,9 +173,9 @@ def trained(problem: Problem, columns: Sequence[Cell], seeds: Sequence[int], dev
     return runs
 
 
-def run_problem(name: str, seeds: Sequence[int], device: torch.device) -> dict[str, Any]:
+def run_problem(name: str, columns: Sequence[Cell], seeds: Sequence[int], device: torch.device) -> dict[str, Any]:
     """What the file has of one problem."""
-    problem, columns, began = PROBLEMS[name](), cells(), time.perf_counter()
+    problem, began = PROBLEMS[name](), time.perf_counter()
     runs = trained(problem, columns, seeds, device)
     batches = [tuple(part.to(device) for part in batch) for batch in problem.validation()]
     losses = mean_losses(runs.stack, runs.weights(), batches).T.tolist()
@@ -212,7 +211,9 @@ def table(content: dict[str, Any]) -> str:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--problems", default="known,gpt-small", help=f"some of {','.join(PROBLEMS)}")
+    parser.add_argument("--problems", default="known", help=f"some of {','.join(PROBLEMS)}")
+    parser.add_argument("--rows", default=",".join(ROWS), help=f"some of {','.join(ROWS)}; {STAYS} is always there")
+    parser.add_argument("--grid", default=",".join(f"{value:g}" for value in GRID), help="fixed temperatures")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--table", action="store_true", help="print what the files say, and run nothing")
@@ -225,9 +226,13 @@ def main(words: list[str] | None = None) -> None:
     names = given.problems.split(",")
     if not {*names} <= {*PROBLEMS}:
         parser.error(f"--problems must be some of {','.join(PROBLEMS)}, but got {given.problems}")
+    rows = list(dict.fromkeys([STAYS, *given.rows.split(",")]))
+    if not {*rows} <= {*ROWS}:
+        parser.error(f"--rows must be some of {','.join(ROWS)}, but got {given.rows}")
+    columns = cells(rows, [float(word) for word in given.grid.split(",")])
     torch.set_num_threads(1)
     for name in names:
-        content = run_problem(name, range(given.seeds), torch.device(given.device))
+        content = run_problem(name, columns, range(given.seeds), torch.device(given.device))
         save(given.results / f"{name}.json", content)
         print(table(content), flush=True)
 

@@ -19,7 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -105,10 +105,21 @@ def chance(found: float, runs: int, groups: int, tries: int = TRIES) -> float:
     return float((means >= found - 1e-9).double().mean())
 
 
+def order(values: Sequence[float], names: Sequence[str]) -> str:
+    """In words.
+
+    >>> order([1.0, 0.9, 1.0], ["a", "b", "c"])
+    'b < a = c'
+    """
+    rows = sorted(zip(values, names, strict=True))
+    signs = [" = " if low[0] == high[0] else " < " for low, high in pairwise(rows)]
+    return rows[0][1] + "".join(sign + name for sign, (_, name) in zip(signs, rows[1:], strict=True))
+
+
 def described(label: str, learned: Sequence[Sequence[float]], groups: Sequence[str]) -> dict[str, Any]:
     """One row: factors on the schedule [seed][group], their orders and how well these agree."""
     found = agreement(learned)
-    orders = [" < ".join(name for _, name in sorted(zip(row, groups, strict=True))) for row in learned]
+    orders = [order(row, groups) for row in learned]
     return {
         "label": label,
         "groups": list(groups),

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import attention_problems
-import attention_temperature
 import pytest
 import torch
 from attention_problems import GROUP, Known, SmallGPT, attentions
-from attention_temperature import ARMS, ROWS, Cell, cells, main, table, trained
+from attention_temperature import ARMS, ROWS, Cell, main, table, trained
 from tests.ranks import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -132,8 +131,7 @@ def test_a_gpt_shares_one_temperature(tmp_path: Path) -> None:
 
 def test_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(attention_problems.PROBLEMS, "known", partial(Known, 12, 1e-2, 8))
-    monkeypatch.setattr(attention_temperature, "cells", partial(cells, grid=(1.0, 4.0)))
-    main(["--problems", "known", "--seeds", "2", "--results", str(tmp_path), "--device", "cpu"])
+    main(["--problems", "known", "--grid", "1,4", "--seeds", "2", "--results", str(tmp_path), "--device", "cpu"])
     content = json.loads((tmp_path / "known.json").read_text())
     assert len(content["rows"]) == 2 + 3 * (len(ROWS) - 1)
     for row in content["rows"]:
@@ -144,8 +142,10 @@ def test_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     capsys.readouterr()
     main(["--table", "--results", str(tmp_path)])
     assert capsys.readouterr().out.strip() == table(content).strip()
-    with pytest.raises(SystemExit):
-        main(["--problems", "unknown"])
+    for bad in (["--problems", "unknown"], ["--rows", "placebo,other"]):
+        with pytest.raises(SystemExit):
+            main(bad)
+        assert bad[0] in capsys.readouterr().err
 
 
 def test_the_table_by_hand() -> None:

@@ -51,3 +51,18 @@ def test_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     for bad in (["--seeds", "1"], ["--ablation", "--results", str(tmp_path / "none.json")]):
         with pytest.raises(SystemExit):
             main(bad)
+
+
+def test_what_is_added_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "order.json"
+    rows = [described("a", [[0.9, 1.0], [0.8, 1.1]], ["x", "y"])]
+    about = {"replicas": 8, "steps": 40, "every": 20, "seeds": 2, "versions": {"device": "a machine"}, "rows": rows}
+    path.write_text(json.dumps(about))
+    monkeypatch.setattr(group_order, "AGAIN", (("placebo",), (7, 8)))
+    main(["--again", "--steps", "40", "--results", str(path), "--device", "cpu"])
+    content = json.loads(path.read_text())
+    assert content["rows"] == rows
+    assert [len(row["learned"]) for row in content["again"]] == [2]
+    assert "losses shuffled, other seeds |" in capsys.readouterr().out
