@@ -13,7 +13,7 @@ import pytest
 import torch
 from attention_problems import GROUP, Known, SmallGPT, attentions
 from attention_temperature import ARMS, ROWS, Cell, main, table, trained
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet

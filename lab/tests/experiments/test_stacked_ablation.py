@@ -15,7 +15,7 @@ from crashes import border, has_crashed, interval, summary, table
 from stacked import Adam, Stack, Supply, TrainStep
 from stacked_ablation import METHODS, SETTINGS, Bench, columns_of, fitting, main, small
 from stacked_replicas import Column, FusedAdam, Method, StackedReplicas
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
