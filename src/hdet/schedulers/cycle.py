@@ -20,16 +20,14 @@ def phase_at(phases: Sequence[Phase], t: float) -> tuple[Phase, float]:
     >>> phase_at([{"end_step": 4, "start_lr": "max_lr", "end_lr": "min_lr"}], 3)[1]
     0.75
     """
-    start, previous = 0.0, None
-    for phase in phases[:-1]:
-        end = phase["end_step"]
+    start = end = 0.0
+    for phase in phases:
+        start, end = end, phase["end_step"]
         if t <= end:
-            return phase, (t - start) / (end - start)
-        start, previous = end, phase
-    end = phases[-1]["end_step"]
-    if previous is not None and end == start:  # pct_start leaves no step to the last phase: torch divides by zero
-        return previous, 1.0
-    return phases[-1], (t - start) / (end - start)
+            break
+    if start == end and len(phases) > 1 and phase is phases[-1]:
+        return phases[-2], 1.0  # pct_start leaves no step to the last phase: torch divides by zero
+    return phase, (t - start) / (end - start)
 
 
 def _cosine(start: Any, end: Any, part: float) -> Any:

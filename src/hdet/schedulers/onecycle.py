@@ -18,7 +18,7 @@ from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.ranks.group import Group, ReplicaIndex
 from hdet.schedulers.arguments import CommonArguments, rate_names
-from hdet.schedulers.cycle import ANNEALINGS, Phase, phase_at, take_in
+from hdet.schedulers.cycle import ANNEALINGS, phase_at, take_in
 from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
 from hdet.schedulers.onecycle_ensemble import replicas_of
 from hdet.schedulers.plan import Plan
@@ -172,7 +172,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         t = self.last_epoch + 1 if epoch is None else epoch
         is_inside = t <= self.total_steps  # if not, torch raises
         if is_inside and self._step_count > 0:  # torch's constructor makes a step too
-            self._take_in_new_groups()
+            if len(self.optimizer.param_groups) != len(self._last_lr):
+                self._take_in_new_groups()
             self._run.step(self.optimizer, self.last_epoch, t, loss, self._rates_at, self._peak)
         if is_inside and self._step_count > 1 and epoch is None:
             self._step_count += 1
@@ -243,6 +244,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     @property
     def base_lrs_now(self) -> list[float | Tensor]:
         """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
+        self._take_in_new_groups()
         return self._run.base(self._values(self.last_epoch), self.last_epoch)
 
     @property
@@ -282,40 +284,37 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     def _rates_at(self, t: int) -> list[float]:
         return [float(value) for value in self._values(t)]
 
-    def _values(self, t: int) -> list[float | Tensor]:
-        """The plain schedule at step ``t``, of which the run makes its rates."""
-        self._take_in_new_groups()
-        phase, part = self._phase_at(t)
-        anneal, start, end = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"]
-        return [anneal(group[start], group[end], part) for group in self.optimizer.param_groups]
-
-    def _phase_at(self, t: float) -> tuple[Phase, float]:
-        """The phase, and which part of it is over. A search climbs by itself: the rise is held at its peak."""
-        is_held = self._search is not None and self._search.holds_rise
-        return phase_at(self._schedule_phases, max(t, self._peak()) if is_held else t)
+    def _values(self, t: float, *, momenta: bool = False) -> list[float | Tensor]:
+        """The plain schedule at step ``t``, of which the run makes its rates. A search climbs by itself: until the
+        schedule's peak it is given the peak. ``momenta``: whether to write momenta into the optimizer."""
+        if self._search is not None and self._search.holds_rise:
+            t = max(t, self._peak())
+        phase, part = phase_at(self._schedule_phases, t)
+        anneal, start, end, rates = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"], []
+        for group in self.optimizer.param_groups:
+            rates.append(anneal(group[start], group[end], part))
+            if momenta:
+                momentum = anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], part)
+                if self.use_beta1:
+                    group["betas"] = (momentum, *group["betas"][1:])
+                else:
+                    group["momentum"] = momentum
+        return rates
 
     def _rates(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``. Writes momenta."""
-        phase, part = self._phase_at(self.last_epoch)
-        anneal, start, end = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"]
-        rates = []
-        for group in self.optimizer.param_groups:
-            rates.append(anneal(group[start], group[end], part))
-            if self.cycle_momentum:
-                momentum = anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], part)
-                group.update({"betas": (momentum, *group["betas"][1:])} if self.use_beta1 else {"momentum": momentum})
-        return self._run.rates(rates, self.last_epoch)
+        t = self.last_epoch
+        return self._run.rates(self._values(t, momenta=self.cycle_momentum), t)
 
-    def _write(self, rates: Sequence[float | Tensor]) -> None:
+    def _write(self, rates: list[float | Tensor]) -> None:
         """Put rates into the optimizer, each as the type it was, and remember them as torch's ``step()`` does."""
-        self._last_lr = []
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                put_rate(group, rate)
-                rate = copy_rate(group["lr"])
+        self._last_lr = rates
+        for g, group in enumerate(self.optimizer.param_groups):
+            if isinstance(group["lr"], float):
+                group["lr"] = rates[g]
             else:
-                group["lr"] = rate
-            self._last_lr.append(rate)
+                put_rate(group, rates[g])
+                rates[g] = copy_rate(group["lr"])
 
     def _write_again(self) -> None:
         self._write(self.get_last_lr())
@@ -462,10 +461,10 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""
-        groups = self.optimizer.param_groups
-        if len(groups) == sum(self._counts):  # every step asks
+        new = added_groups(self.optimizer, self._counts)
+        if not new:
             return
-        new, names = added_groups(self.optimizer, self._counts), rate_names(self.optimizer)
+        groups, names = self.optimizer.param_groups, rate_names(self.optimizer)
         take_in(groups, new, by_lr=self.search is not None, momenta=self.cycle_momentum)
         self._counts = group_counts(self.optimizer)
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
