@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -79,8 +79,6 @@ class Ensemble(OnSchedule[Replicas]):
         allow_uninformative: explore knobs of the loss under shared gradients, though that shows nothing.
     """
 
-    search: None = None
-    """As in :class:`hdet.OneCycleLR`: an ensemble has none."""
     _name = "hdet.Ensemble"
     _written: tuple[list[float], list[float]] | None = None
 
@@ -231,16 +229,6 @@ class Ensemble(OnSchedule[Replicas]):
         """At this step or at the next one."""
         plain = self._plain.values if t == self._step else self._plain.ahead(metrics)
         return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
-
-    # -- state ------------------------------------------------------------------------------------------------------
-
-    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        super().check_state_dict(state_dict)
-        self._run.check(state_dict["hdet"])
-
-    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
 
     def _write_again(self) -> None:
         self._written = None

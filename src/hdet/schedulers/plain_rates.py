@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -14,7 +12,7 @@ from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, with_added
 from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
-from hdet.schedulers.run import Run
+from hdet.schedulers.run import Run, WithRun
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -94,7 +92,7 @@ class PlainRates:
             put_rate(row, rate)
 
 
-class OnSchedule(Generic[AnyRun]):
+class OnSchedule(WithRun, Generic[AnyRun]):
     """A run on a schedule of the user's: what ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common.
 
     Args:
@@ -104,7 +102,8 @@ class OnSchedule(Generic[AnyRun]):
     """
 
     _name: ClassVar[str]
-    """In messages."""
+    """What messages call it."""
+    _run: AnyRun
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule | None, run: AnyRun) -> None:
         self.optimizer = optimizer
@@ -114,6 +113,10 @@ class OnSchedule(Generic[AnyRun]):
         self._plain = PlainRates(optimizer, schedule)
         run.begin(optimizer)
 
+    @property
+    def _now(self) -> int:
+        return self._step
+
     def _write_again(self) -> None:
         """Put the values of this step where they act."""
         raise NotImplementedError
@@ -121,26 +124,6 @@ class OnSchedule(Generic[AnyRun]):
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""
         raise NotImplementedError
-
-    def observe(self, loss: float | Tensor) -> None:
-        """Count a loss of this rank towards the round; ``step(loss)`` is observe and step."""
-        self._run.observe(loss)
-
-    def converge(self) -> None:
-        """Average now, and nothing else: the round, its values and losses go on.
-
-        Replicas average their weights. In a search all ranks hold the same, and only buffers are averaged.
-        """
-        self._run.converge(self.optimizer, self._step)
-
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        """What :meth:`converge` averages is averaged inside, and each rank's own afterwards, also after an exception.
-
-        A collective.
-        """
-        with self._run.consensus(self.optimizer, self._step):
-            yield
 
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
@@ -164,6 +147,7 @@ class OnSchedule(Generic[AnyRun]):
                 f"{len(self._plain.values)}; build optimizer and scheduler as they were when it was saved"
             )
         check_schedule(self.schedule, state_dict["schedule"])
+        self._run.check(state_dict["hdet"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
@@ -173,9 +157,6 @@ class OnSchedule(Generic[AnyRun]):
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
         self._plain.load([copy_rate(lr) for lr in state_dict["plain_lrs"]])
-        self._load_run(state_dict)
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
         self._write_again()
         watch_loading(self.optimizer, self, self._run, type(self)._write_again)
-
-    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
-        raise NotImplementedError

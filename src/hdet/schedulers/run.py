@@ -1,23 +1,27 @@
-"""What schedulers ask of a run, whichever it is: a search for the rate, or replicas that train apart."""
+"""A run, which is a search for the rate or an ensemble of replicas, and what all schedulers in front of one share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hdet.errors import ArgumentError
 from hdet.journal.writer import JournalWriter
 from hdet.parameters import Rate
 from hdet.ranks.group import ReplicaIndex
 from hdet.ranks.rank_group import RankGroup
 from hdet.rollback.losses import Losses
+from hdet.search.reporting import Found, found_html
+from hdet.search.saving import has_tensors
+from hdet.search.search import Search
 
 
 class Run(Protocol):
-    """What :class:`hdet.OneCycleLR` and schedulers on a schedule of the user's have in common behind them."""
+    """What a scheduler needs of the run behind it."""
 
     losses: Losses
     rank_group: RankGroup
@@ -49,3 +53,71 @@ class Run(Protocol):
     def check(self, state: Mapping[str, Any]) -> None: ...
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None: ...
     def adopt(self, total_steps: int, t: int) -> None: ...
+
+
+class WithRun:
+    """What ``hdet.OneCycleLR``, ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common."""
+
+    optimizer: Optimizer
+    search: Search | None = None
+    """The search for the rate; None without one."""
+    _run: Run
+
+    @property
+    def _now(self) -> int:
+        """The step that the schedule is at."""
+        raise NotImplementedError
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this rank towards the round, for frameworks that call ``step()`` without one.
+
+        The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
+        """
+        self._run.observe(loss)
+
+    def converge(self) -> None:
+        """Average now, and nothing else: the round, its values and its losses go on.
+
+        Replicas average their weights. In a search all ranks hold the same weights, and only buffers are averaged.
+        """
+        self._run.converge(self.optimizer, self._now)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """What :meth:`converge` averages is averaged inside, and each rank's own afterwards, also after an exception.
+
+        For evaluating and saving inside a round. Holds one copy of the weights meanwhile. A collective.
+        """
+        with self._run.consensus(self.optimizer, self._now):
+            yield
+
+    @property
+    def found(self) -> Found | None:
+        """What a search has found so far: rates, its status, rollbacks; None without a search.
+
+        As of the last round that has ended. The same on every rank, and no collective.
+        """
+        return None if self.search is None else self.search.memory.told
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows of a search. None: it shows what it shows of any object."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        return None if self.found is None else found_html(self.found, self._now, self._run.total_steps, rates)
+
+    def search_state_dict(self) -> dict[str, Any]:
+        """The tensors of a search. With them a resumed run is bit-equal; without them the search makes them again.
+
+        The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
+        Contains this rank's losses of a round that has not ended; :func:`hdet.save` writes those of all ranks.
+        """
+        return {} if self.search is None else self.search.tensors(self.optimizer, self._now)
+
+    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
+        if not has_tensors(state_dict):
+            return
+        if self.search is None:
+            raise ArgumentError(
+                "the state of a search does not fit this scheduler, which searches nothing; leave the search out"
+            )
+        self.search.load_tensors(state_dict, self.optimizer, self._now)

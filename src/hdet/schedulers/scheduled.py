@@ -16,7 +16,6 @@ from hdet.schedulers.peak import Peak, peak_of
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
 from hdet.schedulers.plan import LengthError
 from hdet.schedulers.search_arguments import search_of
-from hdet.search.reporting import Found, found_html
 from hdet.search.search import Search
 
 _RISE = 0.1
@@ -54,6 +53,8 @@ class ScheduledSearch(OnSchedule[Search]):
     the schedule times the factor.
     """
 
+    search: Search
+    """The search for the factor."""
     _name = "hdet.auto"
 
     def __init__(
@@ -83,7 +84,7 @@ class ScheduledSearch(OnSchedule[Search]):
             "total_steps": total_steps,
         }
         run = search_of(optimizer, common, guesses, total_steps, told, alike, rollback=rollback, highest=highest)
-        self._every = every
+        self.search, self._every = run, every
         super().__init__(optimizer, schedule, run)
         self._write_again()
 
@@ -160,7 +161,6 @@ class ScheduledSearch(OnSchedule[Search]):
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         super().check_state_dict(state_dict)
-        self._run.check(state_dict["hdet"])
         saved, mine = state_dict["total_steps"], self._run.total_steps
         if saved != mine:  # the schedule's own length stands in its own state, and nobody knows where
             max_lr = self._run.found_in(state_dict["hdet"]).max_lr
@@ -173,32 +173,8 @@ class ScheduledSearch(OnSchedule[Search]):
                 max_lr=max_lr,
             )
 
-    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of any rank, at any number of ranks."""
+        self.check_state_dict(state_dict)
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
-
-    @property
-    def search(self) -> Search:
-        """The search for the factor."""
-        return self._run
-
-    @property
-    def found(self) -> Found:
-        """What was found so far: the peak rates, the status of the search, how often training was rolled back."""
-        return self._run.memory.told
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return found_html(self.found, self._step, self._run.total_steps, self.get_last_lr())
-
-    def search_state_dict(self) -> dict[str, Any]:
-        """As in :class:`hdet.OneCycleLR`."""
-        return self._run.tensors(self.optimizer, self._step)
-
-    def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
-        """As in :class:`hdet.OneCycleLR`."""
-        self._run.check_tensors(search, self.optimizer, state_dict["step"])
-
-    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As in :class:`hdet.OneCycleLR`."""
-        self._run.load_tensors(state_dict, self.optimizer, self._step)
+        super().load_state_dict(state_dict)
