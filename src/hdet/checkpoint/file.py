@@ -13,7 +13,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -133,19 +133,18 @@ def _draft_of(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
     """A new file, never one that is there nor where a link points to; as private as the checkpoint before."""
     draft, before = _new_draft(path), next(iter(kept(path)), None)
     mode = 0o666 if before is None else stat.S_IMODE(before.stat().st_mode)
-    with ExitStack() as afterwards:
-        afterwards.callback(_drafts.discard, draft)
+    try:
         with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            afterwards.callback(_removed, draft)
-            if before is not None:
-                with suppress(OSError):  # a file system without modes
-                    os.chmod(draft, mode)  # what the umask took
-            yield draft, file
-
-
-def _removed(draft: Path) -> None:
-    with suppress(OSError):
-        draft.unlink(missing_ok=True)
+            try:
+                if before is not None:
+                    with suppress(OSError):  # a file system without modes
+                        os.chmod(draft, mode)  # what the umask took
+                yield draft, file
+            finally:
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)
+    finally:
+        _drafts.discard(draft)
 
 
 def _pickled(content: dict[str, Any], file: _Hashed) -> None:

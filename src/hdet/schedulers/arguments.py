@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
-from hdet.checks import is_int, must_be
+from hdet.checks import is_int, must_be, shown
+from hdet.errors import ArgumentError
 from hdet.parameters import check_model, group_counts
 from hdet.ranks.group import check_group
 from hdet.ranks.shards import refuse_flat
@@ -29,6 +31,21 @@ def check_common(common: CommonArguments, optimizer: Optimizer) -> None:
     check_group(common.group)
     check_model(common.model)
     refuse_flat(p for group in optimizer.param_groups for p in group["params"])
+
+
+def refuse_given(given: Mapping[str, Any], defaults: Mapping[str, Any], whose: str, cure: str) -> None:
+    """Raise for arguments that have no use here and were not left out.
+
+    Args:
+        given: arguments as the user has given them.
+        defaults: those that have no use, with the values that they have if they are left out.
+        whose: what they are for, in words.
+        cure: what to do if that was meant.
+    """
+    for name, default in defaults.items():
+        value = given[name]
+        if type(value) is not type(default) or value != default:
+            raise ArgumentError(f"{name} is for {whose}, but got {name}={shown(value)}; leave it out, or {cure}")
 
 
 def check_length(total_steps: Any) -> None:

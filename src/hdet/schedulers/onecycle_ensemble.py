@@ -22,8 +22,18 @@ from hdet.parameters import shared_rates
 from hdet.ranks.arms import Arms
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common, checked_length, rate_names
+from hdet.schedulers.arguments import (
+    PUBLISHED_SPREAD,
+    CommonArguments,
+    check_common,
+    checked_length,
+    rate_names,
+    refuse_given,
+)
 from hdet.schedulers.torch_arguments import alike_of, rehearsed, told_of
+
+_OF_A_SEARCH = {"rollback": True, "highest": None}
+"""Arguments of a search, with the values that they have if they are left out."""
 
 
 def replicas_of(
@@ -48,7 +58,7 @@ def replicas_of(
         published: sigma, meta_momentum and meta_lr.
         for_search: arguments that an ensemble refuses.
     """
-    _refuse_search(**for_search)
+    refuse_given(for_search, _OF_A_SEARCH, 'max_lr="auto", which finds the rate', 'give max_lr="auto"')
     must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
     must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
     cure = "it is the relative distance of the outermost replicas from the base rate; leave it out for 1/9"
@@ -75,19 +85,6 @@ def replicas_of(
         RankGroup(common.group, alike_of(schedule)),
         JournalWriter(journal, told),
     )
-
-
-def _refuse_search(rollback: object, highest: object) -> None:
-    """Raise for arguments of a search: nothing is found here."""
-    if rollback is not True:
-        raise ArgumentError(
-            f'rollback is for max_lr="auto", whose search rolls back, but got rollback={shown(rollback)}; leave it out'
-        )
-    if highest is not None:
-        raise ArgumentError(
-            f'highest is for max_lr="auto", which finds the rate, but got highest={shown(highest)}; leave it out: a '
-            "number as max_lr is the highest rate already"
-        )
 
 
 def _controller(auto_lr: Any, published: tuple[Any, Any, Any]) -> Controller | None:

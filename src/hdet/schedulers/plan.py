@@ -74,13 +74,7 @@ class Plan(NamedTuple):
         """It falls over so many steps, of which ``now`` is the first. What falls already does so faster, or slower."""
         end = now + steps - 1
         if not self.has_fallen(now) or steps == 1:
-            fall = {
-                "end_step": end,
-                "start_lr": "max_lr",
-                "end_lr": "min_lr",
-                "start_momentum": "base_momentum",
-                "end_momentum": "max_momentum",
-            }
+            fall = {**_held(end), "end_lr": "min_lr", "end_momentum": "max_momentum"}
             return Plan(now + steps, [_held(now - 1), fall])
         pace = (end - now) / (self.phases[-1]["end_step"] - now)
         falls = [phase for phase in self.phases if phase["end_lr"] != "max_lr"]

@@ -18,7 +18,7 @@ from hdet.parameters import parts_of, refuse_without_hooks, trained_parameters
 from hdet.ranks.arms import Arms
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import is_distributed
-from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common, rate_names
+from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common, rate_names, refuse_given
 from hdet.schedulers.torch_arguments import LENGTHS, alike_of, number_of, rehearsed, told_of
 from hdet.search.bounds import NO_BOUNDS, Bounds
 from hdet.search.constants import DEFAULT
@@ -39,7 +39,7 @@ _NOT_SEARCHED: dict[type[Optimizer], str] = {
 _PARTS = {"pct_start": 0.3, "three_phase": False}
 """What is said in parts of a length, and what it is where nobody says it."""
 _LEFT_OUT: dict[str, Any] = {"spread": None, "sync_every": None, "auto_lr_start": None, "decay": "schedule", "seed": 0}
-"""Arguments of an ensemble, and their values where nobody gives them."""
+"""Arguments of an ensemble, with the values that they have if they are left out."""
 
 
 def is_auto(max_lr: object) -> bool:
@@ -67,7 +67,9 @@ def searched(
     ``schedule`` has torch's other arguments; its ``max_lr`` becomes the optimizer's own rates, the guesses, and a run
     without an end gets a length that torch can compute with.
     """
-    _refuse_ensemble(for_ensemble, auto_lr)
+    refuse_given(for_ensemble, _LEFT_OUT, "replicas that train at different rates", "give a number as max_lr")
+    cure = "leave it out to search by hdet's own rule; False uses the given rate"
+    must_be('True or False with max_lr="auto"', isinstance(auto_lr, bool), cure, auto_lr=auto_lr)
     guesses = [float(group["lr"]) for group in optimizer.param_groups]
     check_common(common, optimizer)
     check_search(optimizer, common, guesses, rollback, highest)
@@ -87,21 +89,6 @@ def searched(
     alike = alike_of({**schedule, "highest": highest})
     alike["max_lr (the optimizer's lr)"] = alike.pop("max_lr")
     return search_of(optimizer, common, guesses, length, told, alike, searches=auto_lr, **more)
-
-
-def _refuse_ensemble(given: Mapping[str, Any], auto_lr: Any) -> None:
-    """Raise for arguments of replicas that train apart: a search is for one model."""
-    for name, value in given.items():
-        if type(value) is not type(_LEFT_OUT[name]) or value != _LEFT_OUT[name]:
-            raise ArgumentError(
-                f'max_lr="auto" searches the rate of one model, in rounds of its own: {name} is for replicas that '
-                f"train at different rates, but got {name}={shown(value)}; leave it out, or give a number as max_lr"
-            )
-    if not isinstance(auto_lr, bool):
-        raise ArgumentError(
-            f'auto_lr must be True or False with max_lr="auto", but got auto_lr={shown(auto_lr)}; a search goes by a '
-            "rule of its own: True, or False to keep to the guess"
-        )
 
 
 def _refuse_parts(schedule: Mapping[str, Any]) -> None:

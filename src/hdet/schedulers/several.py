@@ -164,7 +164,6 @@ class CombinedOptimizer(Optimizer):
         self._after: OrderedDict[int, Hook] = OrderedDict()
         for part in parts:
             hook_steps(part, self, CombinedOptimizer.before_part, CombinedOptimizer.after_part)
-        self.register_step_pre_hook(_was_called)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # those of the parts, as they are now
@@ -186,6 +185,7 @@ class CombinedOptimizer(Optimizer):
         if id(part) in self._stepped:
             self.step_is_over()
         self.leading = self.leading or part
+        self._opt_called = True  # torch's schedulers look here whether the optimizer was stepped
         for hook in list(self._before.values()) if part is self.leading else ():
             args, kwargs = hook(self, args, kwargs) or (args, kwargs)
         return args, kwargs
@@ -236,11 +236,6 @@ def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
     return handle
 
 
-def _was_called(together: CombinedOptimizer, args: Arguments, kwargs: Keywords) -> None:
-    """Where torch's schedulers look whether the optimizer was stepped."""
-    together._opt_called = True  # type: ignore[attr-defined]
-
-
 class _States(MutableMapping[Tensor, Any]):
     """The memory of all parts, by parameter."""
 
@@ -257,7 +252,7 @@ class _States(MutableMapping[Tensor, Any]):
         del self._of(p).state[p]
 
     def __contains__(self, p: object) -> bool:
-        owner = self._find(p) if isinstance(p, Tensor) else None
+        owner = self._find(p)
         return owner is not None and p in owner.state
 
     def get(self, p: Tensor, default: Any = None) -> Any:
@@ -277,7 +272,7 @@ class _States(MutableMapping[Tensor, Any]):
             raise KeyError(p)
         return owner
 
-    def _find(self, p: Tensor) -> Optimizer | None:
+    def _find(self, p: object) -> Optimizer | None:
         if id(p) not in self._owners:  # perhaps a group was added since
             every = [(part, q) for part in self._parts for group in part.param_groups for q in group["params"]]
             self._owners |= {id(q): part for part, q in every}

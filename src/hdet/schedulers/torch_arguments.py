@@ -88,24 +88,19 @@ def number_of(value: Any) -> float | None:
 
 def told_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for the journal, as JSON can hold them; without lengths."""
-    told: dict[str, Any] = mapped({k: v for k, v in arguments.items() if k not in (*LENGTHS, "last_epoch")}, _plain)
-    return told
+    return {name: mapped(v, _plain) for name, v in arguments.items() if name not in (*LENGTHS, "last_epoch")}
 
 
 def alike_of(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Arguments in words, for ranks to compare; without lengths, which are compared by themselves."""
-    left_out = {*LENGTHS, "last_epoch"}
-    if not arguments.get("cycle_momentum"):
-        left_out |= {"base_momentum", "max_momentum"}
-    return {name: _word(value) for name, value in arguments.items() if name not in left_out}
+    unused = () if arguments.get("cycle_momentum") else ("base_momentum", "max_momentum")
+    told = told_of({name: value for name, value in arguments.items() if name not in unused})
+    return {name: repr(mapped(value, _as_float)) for name, value in told.items()}
 
 
-def _word(value: Any) -> str:
+def _as_float(value: Any) -> Any:
     """25 and 25.0 are equal."""
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_word, value))}]"
-    number = None if isinstance(value, bool) else number_of(value)
-    return shown(value) if number is None else repr(number)
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _plain(value: Any) -> Any:
