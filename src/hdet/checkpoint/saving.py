@@ -25,6 +25,7 @@ from hdet.ranks.shards import is_sharded
 from hdet.rollback.guard import Guard
 from hdet.rollback.snapshots import leaves
 from hdet.schedulers.run import WithRun
+from hdet.schedulers.search_arguments import WithSearch
 
 Result = TypeVar("Result")
 _Kept = tuple[Any, dict[str, Any]]
@@ -192,7 +193,7 @@ def _content(parts: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, A
 
     ``losses``: of all ranks, for each search that is saved.
     """
-    stateful, found = _stateful(parts), _schedulers(parts)
+    stateful, found = _stateful(parts), _searches(parts)
     states = {name: part.state_dict() for name, part in stateful.items()}
     values = {name: value for name, value in parts.items() if name not in stateful}
     for name, value in {**states, **values}.items():
@@ -201,7 +202,7 @@ def _content(parts: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, A
     return {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
 
 
-def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, WithRun]) -> None:
+def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, WithSearch]) -> None:
     """Raise if a part, or one of the searches, holds what one rank has of sharded weights.
 
     The snapshots of a guard and the sums of a search are plain tensors. The weights that they belong to tell.
@@ -366,9 +367,10 @@ def _schedulers(parts: Mapping[str, Any]) -> dict[str, WithRun]:
     return {name: part for name, part in _inside(parts).items() if isinstance(part, WithRun)}
 
 
-def _searches(parts: Mapping[str, Any]) -> dict[str, WithRun]:
+def _searches(parts: Mapping[str, Any]) -> dict[str, WithSearch]:
     """Those that search."""
-    return {name: one for name, one in _schedulers(parts).items() if one.search is not None}
+    found = {name: one for name, one in _schedulers(parts).items() if isinstance(one, WithSearch)}
+    return {name: one for name, one in found.items() if one.search is not None}
 
 
 def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from hdet.errors import ArgumentError
 from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.ranks.group import Group, ReplicaIndex
-from hdet.schedulers.arguments import CommonArguments, rate_names
-from hdet.schedulers.cycle import ANNEALINGS, phase_at, take_in
+from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
 from hdet.schedulers.loading import (
     NEEDED,
     check_torch_state,
@@ -27,10 +26,9 @@ from hdet.schedulers.loading import (
     watch_loading,
 )
 from hdet.schedulers.onecycle_ensemble import replicas_of
-from hdet.schedulers.plan import Plan
-from hdet.schedulers.run import Run, WithRun
-from hdet.schedulers.search_arguments import is_auto, searched
-from hdet.schedulers.torch_arguments import SCHEDULE
+from hdet.schedulers.plan import ANNEALINGS, Plan, phase_at, take_in
+from hdet.schedulers.run import Run
+from hdet.schedulers.search_arguments import WithSearch, is_auto, searched
 
 _NOT_SAVED = {"_run", "search", "_has_doubted", "_counted", "_plan", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
@@ -40,7 +38,7 @@ _ARGUMENTS = (SCHEDULE, ("spread", "sync_every", "auto_lr_start", "decay", "seed
 """Of the constructor: torch's own, those of an ensemble, and those of a search."""
 
 
-class OneCycleLR(WithRun, lr_scheduler.OneCycleLR):
+class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
     r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
 
     With ``max_lr="auto"`` the rate is found, on one device or on several. The optimizer's own rate is a guess.

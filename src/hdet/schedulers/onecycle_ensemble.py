@@ -25,12 +25,14 @@ from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.arguments import (
     PUBLISHED_SPREAD,
     CommonArguments,
+    alike_of,
     check_common,
     checked_length,
     rate_names,
     refuse_given,
+    rehearsed,
+    told_of,
 )
-from hdet.schedulers.torch_arguments import alike_of, rehearsed, told_of
 
 _OF_A_SEARCH = {"rollback": True, "highest": None}
 """Arguments of a search, with the values that they have if they are left out."""

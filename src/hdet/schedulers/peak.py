@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.parameters import unwrapped
-from hdet.schedulers.torch_arguments import emptied
+from hdet.schedulers.arguments import emptied
 
 _REHEARSED = 10_000
 """So many steps of a schedule are rehearsed, one after the other."""

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError
-from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, with_added
+from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
 from hdet.schedulers.run import Run, WithRun
 
@@ -23,6 +23,23 @@ class Schedule(Protocol):
     def step(self) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
+    """Raise for what cannot be the schedule of an optimizer's rates; None: they stay."""
+    if schedule is None:
+        return
+    if not callable(getattr(schedule, "step", None)):
+        raise ArgumentError(
+            f"schedule must have step(), as torch's schedulers do, or be None, but got {shown(schedule)}; give the "
+            "scheduler"
+        )
+    if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
+        raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
+    if isinstance(schedule, WithRun):
+        raise ArgumentError(
+            "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
+        )
 
 
 class PlainRates:

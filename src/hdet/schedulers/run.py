@@ -9,15 +9,11 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.errors import ArgumentError
 from hdet.journal.writer import JournalWriter
 from hdet.parameters import Rate
 from hdet.ranks.group import ReplicaIndex
 from hdet.ranks.rank_group import RankGroup
 from hdet.rollback.losses import Losses
-from hdet.search.reporting import Found, found_html
-from hdet.search.saving import has_tensors
-from hdet.search.search import Search
 
 
 class Run(Protocol):
@@ -59,8 +55,6 @@ class WithRun:
     """What ``hdet.OneCycleLR``, ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common."""
 
     optimizer: Optimizer
-    search: Search | None = None
-    """The search for the rate; None without one."""
     _run: Run
 
     @property
@@ -90,34 +84,3 @@ class WithRun:
         """
         with self._run.consensus(self.optimizer, self._now):
             yield
-
-    @property
-    def found(self) -> Found | None:
-        """What a search has found so far: rates, its status, rollbacks; None without a search.
-
-        As of the last round that has ended. The same on every rank, and no collective.
-        """
-        return None if self.search is None else self.search.memory.told
-
-    def _repr_html_(self) -> str | None:
-        """What a notebook shows of a search. None: it shows what it shows of any object."""
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        return None if self.found is None else found_html(self.found, self._now, self._run.total_steps, rates)
-
-    def search_state_dict(self) -> dict[str, Any]:
-        """The tensors of a search. With them a resumed run is bit-equal; without them the search makes them again.
-
-        The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
-        Contains this rank's losses of a round that has not ended; :func:`hdet.save` writes those of all ranks.
-        """
-        return {} if self.search is None else self.search.tensors(self.optimizer, self._now)
-
-    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
-        if not has_tensors(state_dict):
-            return
-        if self.search is None:
-            raise ArgumentError(
-                "the state of a search does not fit this scheduler, which searches nothing; leave the search out"
-            )
-        self.search.load_tensors(state_dict, self.optimizer, self._now)

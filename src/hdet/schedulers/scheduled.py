@@ -15,7 +15,7 @@ from hdet.schedulers.arguments import CommonArguments, rate_names
 from hdet.schedulers.peak import Peak, peak_of
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
 from hdet.schedulers.plan import LengthError
-from hdet.schedulers.search_arguments import search_of
+from hdet.schedulers.search_arguments import WithSearch, search_of
 from hdet.search.search import Search
 
 _RISE = 0.1
@@ -46,7 +46,7 @@ class AllSchedules:
             schedule.load_state_dict(state_dict[str(i)])
 
 
-class ScheduledSearch(OnSchedule[Search]):
+class ScheduledSearch(OnSchedule[Search], WithSearch):
     """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
 
     The schedule's rising phase is held at its peak, and the search climbs in its place. From the peak on the rate is

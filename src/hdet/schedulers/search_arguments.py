@@ -1,4 +1,4 @@
-"""The arguments of a search, on a OneCycle and on a schedule of the user's: checked, and defaults filled in."""
+"""A search behind a scheduler: its arguments, on a OneCycle or on the user's schedule, and what the scheduler shows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,24 @@ from hdet.parameters import parts_of, refuse_without_hooks, trained_parameters
 from hdet.ranks.arms import Arms
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import is_distributed
-from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common, rate_names, refuse_given
-from hdet.schedulers.torch_arguments import LENGTHS, alike_of, number_of, rehearsed, told_of
+from hdet.schedulers.arguments import (
+    LENGTHS,
+    LONGEST,
+    CommonArguments,
+    alike_of,
+    check_common,
+    number_of,
+    rate_names,
+    refuse_given,
+    rehearsed,
+    told_of,
+)
+from hdet.schedulers.run import WithRun
 from hdet.search.bounds import NO_BOUNDS, Bounds
 from hdet.search.constants import DEFAULT
+from hdet.search.reporting import Found, found_html
 from hdet.search.rule import Rule
+from hdet.search.saving import has_tensors
 from hdet.search.search import Search
 
 _NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
@@ -40,6 +53,44 @@ _PARTS = {"pct_start": 0.3, "three_phase": False}
 """What is said in parts of a length, and what it is where nobody says it."""
 _LEFT_OUT: dict[str, Any] = {"spread": None, "sync_every": None, "auto_lr_start": None, "decay": "schedule", "seed": 0}
 """Arguments of an ensemble, with the values that they have if they are left out."""
+
+
+class WithSearch(WithRun):
+    """What ``hdet.OneCycleLR`` and ``hdet.auto(..., schedule=...)`` have in common."""
+
+    search: Search | None = None
+    """The search for the rate; None without one."""
+
+    @property
+    def found(self) -> Found | None:
+        """What a search has found so far: rates, its status, rollbacks; None without a search.
+
+        As of the last round that has ended. The same on every rank, and no collective.
+        """
+        return None if self.search is None else self.search.memory.told
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows of a search. None: it shows what it shows of any object."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        return None if self.found is None else found_html(self.found, self._now, self._run.total_steps, rates)
+
+    def search_state_dict(self) -> dict[str, Any]:
+        """The tensors of a search. With them a resumed run is bit-equal; without them the search makes them again.
+
+        The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
+        Contains this rank's losses of a round that has not ended; :func:`hdet.save` writes those of all ranks.
+        """
+        return {} if self.search is None else self.search.tensors(self.optimizer, self._now)
+
+    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
+        if not has_tensors(state_dict):
+            return
+        if self.search is None:
+            raise ArgumentError(
+                "the state of a search does not fit this scheduler, which searches nothing; leave the search out"
+            )
+        self.search.load_tensors(state_dict, self.optimizer, self._now)
 
 
 def is_auto(max_lr: object) -> bool:

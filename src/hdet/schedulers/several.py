@@ -15,9 +15,8 @@ from hdet.checks import is_int, must_be, shown, takes
 from hdet.errors import ArgumentError
 from hdet.parameters import hook_steps, parts_of, stands_still, unwrapped
 from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common
-from hdet.schedulers.ensemble_arguments import check_schedule_of
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.plain_rates import Schedule
+from hdet.schedulers.plain_rates import Schedule, check_schedule_of
 from hdet.schedulers.scheduled import AllSchedules, ScheduledSearch, guesses_of
 from hdet.schedulers.search_arguments import check_search
 
