@@ -293,10 +293,13 @@ def _copied(state: Any) -> Any:
 def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: dict[str, _Kept]) -> None:
     """A scheduler after its optimizer, and those of hdet last.
 
-    ``before``: gets what each part was, before it is changed.
+    ``before``: gets what each part was, before any is changed: whether a scheduler's rates are those of its optimizer
+    is part of its state.
     """
-    for name, part in sorted(parts.items(), key=lambda pair: _turn(pair[1])):
-        before[name], options = _kept(name, part), _options(part)
+    in_turn = sorted(parts.items(), key=lambda pair: _turn(pair[1]))
+    before.update({name: _kept(name, part) for name, part in in_turn})
+    for name, part in in_turn:
+        options = _options(part)
         try:
             part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
             lost = sorted(options - _options(part))
