@@ -123,7 +123,7 @@ def exists(path: str | os.PathLike[str], /) -> bool:
 
 
 def _meet(what: str) -> ReplicaGroup:
-    """All ranks, which come to ``what``. It may be the first that they do together. Collective."""
+    """The group of all ranks, which call ``what``: perhaps their first collective."""
     if find_replica_index(None).size > 1:
         presence().arrive(what)
     with arriving(what):
@@ -131,14 +131,14 @@ def _meet(what: str) -> ReplicaGroup:
 
 
 def _from_first(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
-    """What ``action`` gives on rank 0. Collective."""
+    """The result of ``action`` on rank 0, for all ranks. Collective."""
     found = _together(group, what, lambda: None if group.rank else action())
     with arriving(what):
         return group.broadcast_object(found)  # type: ignore[return-value]  # rank 0's, which is there
 
 
 def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
-    """What ``action`` gives on this rank. If it fails on one, all raise. Collective."""
+    """The result of ``action`` on this rank. If it fails on one rank, all raise. Collective."""
     failure: Exception | None = None
     result: Result | None = None
     try:
@@ -175,7 +175,7 @@ def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: 
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
-    """Where a link points to, so that not the link is replaced."""
+    """The path of the file itself, so that a link to it is not replaced. Raises for folders and devices."""
     given = path_of(path, "path")
     found = path_of(os.path.realpath(given), "path")
     if found.is_dir():
@@ -224,7 +224,7 @@ def _refuse_shards(name: str, tensors: Iterable[Tensor]) -> None:
 
 
 def _tensors_in(part: Any) -> Iterator[Tensor]:
-    """What a part trains, as far as torch's classes tell, and a guard."""
+    """The parameters of a model, of an optimizer or of a guard; none of other parts."""
     if isinstance(part, nn.Module):
         yield from part.parameters()
     elif isinstance(part, Optimizer):
@@ -280,7 +280,7 @@ def _kept(name: str, part: Any) -> _Kept:
 
 
 def _copied(state: Any) -> Any:
-    """Large tensors go to the host: a device may be nearly full."""
+    """A copy, with all tensors on the host: a device may be nearly full."""
     if isinstance(state, Tensor) and state.device.type not in ("cpu", "meta"):
         return state.detach().cpu()
     if not isinstance(state, dict):
@@ -317,14 +317,14 @@ def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: di
 
 
 def _options(part: Any) -> set[str]:
-    """Those of an optimizer's class that all of its groups have; none of other parts."""
+    """The options of an optimizer that all of its groups have; none of other parts."""
     if not isinstance(part, Optimizer):
         return set()
     return {name for name in part.defaults if all(name in group for group in part.param_groups)}
 
 
 def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
-    """Raises only once all other parts are as they were."""
+    """Give all parts the states that they had. Raises after all have been tried."""
     refused: dict[str, Exception] = {}
     for name, (state, searches) in before.items():
         try:
@@ -336,7 +336,7 @@ def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
     if refused:
         raise CheckpointError(
             f"parts did not fit, and these have not taken back their own states either: {shown(refused)}. Build them "
-            "anew, as they were when they were saved, and load again"
+            "again, as they were when they were saved, and load again"
         )
 
 

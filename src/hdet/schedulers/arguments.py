@@ -1,4 +1,4 @@
-"""The arguments that several faces take beside a schedule: checked, and defaults filled in."""
+"""Arguments that several schedulers have in common, and those of torch's OneCycleLR, which torch itself checks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hdet.ranks.shards import refuse_flat
 
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
-"""Steps that a run may have: integers above are no floats, and the schedule computes with those."""
+"""The most steps of a run: floats, which the schedule computes with, cannot count further."""
 
 
 class CommonArguments(NamedTuple):
-    """What the faces take beside a schedule, as the user has given it."""
+    """Arguments that all schedulers take, as the user has given them."""
 
     group: Any
     model: Any
@@ -34,7 +34,7 @@ class CommonArguments(NamedTuple):
 
 
 def check_common(common: CommonArguments, optimizer: Optimizer) -> None:
-    """Raise for arguments that are of the wrong kind."""
+    """Raise for arguments of the wrong type, and for parameters that FSDP1 has flattened."""
     check_group(common.group)
     check_model(common.model)
     refuse_flat(p for group in optimizer.param_groups for p in group["params"])
@@ -56,13 +56,13 @@ def refuse_given(given: Mapping[str, Any], defaults: Mapping[str, Any], whose: s
 
 
 def check_length(total_steps: Any) -> None:
-    """Raise for what cannot be the length of a run; None: nobody knows it."""
+    """Raise unless ``total_steps`` can be the length of a run; None: it is unknown."""
     fits = total_steps is None or (is_int(total_steps) and 1 <= total_steps <= LONGEST)
-    must_be(f"an integer from 1 to {LONGEST}, or None", fits, "leave it out if nobody knows", total_steps=total_steps)
+    must_be(f"an integer from 1 to {LONGEST}, or None", fits, "leave it out if it is unknown", total_steps=total_steps)
 
 
 def checked_length(sync_every: Any, default: int) -> int:
-    """T of replicas that train."""
+    """T, the steps of a round: ``sync_every``, or the default if it is None."""
     if sync_every is None:
         return default
     fits = is_int(sync_every) and 1 <= sync_every <= LONGEST
@@ -71,9 +71,9 @@ def checked_length(sync_every: Any, default: int) -> int:
 
 
 def rate_names(optimizer: Optimizer) -> list[str]:
-    """Of the learning rates of all parameter groups. No name changes when a group is added.
+    """The names of the learning rates of all parameter groups. They do not change when a group is added.
 
-    ``lr[2]`` is that of the third group; ``lr[0.2]``, where several optimizers are seen as one, of the first one's.
+    ``lr[2]`` is that of the third group; ``lr[0.2]`` the same of the first of several optimizers.
     """
     counts = group_counts(optimizer)
     if len(counts) == 1:
@@ -85,7 +85,7 @@ SCHEDULE = tuple(name for name in inspect.signature(OneCycleLR).parameters if na
 """Names of torch's arguments; ``verbose`` has no effect in torch 2.6, and is gone after it."""
 LENGTHS = ("total_steps", "epochs", "steps_per_epoch")
 _HIGHEST = torch.finfo(torch.float32).max
-"""No rate above it can be multiplied with gradients."""
+"""The highest rate that gradients can be multiplied by."""
 
 
 def is_rate(rate: float) -> bool:
@@ -100,11 +100,11 @@ _LEVELS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
     "base_momentum": ("base_momentum", "a number", lambda momentum: not math.isnan(momentum)),
     "max_momentum": ("max_momentum", "a number", lambda momentum: not math.isnan(momentum)),
 }
-"""Arguments, what torch makes of them in a parameter group, and what that must be."""
+"""Arguments, what torch calls the value that it computes from them in a parameter group, and what it must be."""
 
 
 def emptied(optimizer: Optimizer) -> Optimizer:
-    """An optimizer of nothing with the same groups, for a scheduler to write to."""
+    """An optimizer without weights that has the same groups, for a scheduler to write to."""
     groups = [
         {key: copy.copy(value) for key, value in row.items() if key != "params"} for row in optimizer.param_groups
     ]
@@ -116,7 +116,7 @@ def emptied(optimizer: Optimizer) -> Optimizer:
 
 
 def rehearsed(optimizer: Optimizer, schedule: dict[str, Any]) -> OneCycleLR:
-    """torch's scheduler on an optimizer of nothing: what torch refuses, it refuses before anything is changed.
+    """torch's scheduler on an optimizer without weights: what torch refuses, it refuses before anything is changed.
 
     Raises an :class:`hdet.ArgumentError` for what torch takes though no finite rates come of it.
     """
@@ -136,7 +136,7 @@ def rehearsed(optimizer: Optimizer, schedule: dict[str, Any]) -> OneCycleLR:
 
 
 def number_of(value: Any) -> float | None:
-    """Of anything with which torch can compute as with a number; None: it cannot.
+    """The value of anything that torch can use as a number; None for anything else.
 
     >>> number_of(3), number_of(True), number_of("3"), number_of(1j), number_of(10**400), number_of([3])
     (3.0, 1.0, None, None, None, None)

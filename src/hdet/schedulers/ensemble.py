@@ -32,7 +32,7 @@ from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_c
 from hdet.schedulers.plain_rates import OnSchedule, Schedule, check_schedule_of
 
 _ROUND = 200
-"""T where nobody gives it: the run's length may be unknown."""
+"""T by default: the run's length may be unknown."""
 
 
 class Ensemble(OnSchedule[Replicas]):
@@ -67,8 +67,8 @@ class Ensemble(OnSchedule[Replicas]):
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
-        optimizer_state: "average", "keep" or "reset" at the end of a round. None: "average" in arms, where moments
-            differ, "keep" under shared gradients, where they do not.
+        optimizer_state: "average", "keep" or "reset" at the end of a round. None: "average" in arms, whose moments
+            differ, and "keep" under shared gradients, whose moments are equal.
         allow_uninformative: explore knobs of the loss under shared gradients, though that shows nothing.
     """
 
@@ -185,7 +185,7 @@ class Ensemble(OnSchedule[Replicas]):
     # -- values -----------------------------------------------------------------------------------------------------
 
     def _take_in_new_groups(self) -> None:
-        """Groups added to the optimizer follow the schedule; where all rates are explored, theirs are too."""
+        """Groups added to the optimizer follow the schedule; if all rates are explored, theirs are too."""
         new = self._plain.new_groups()
         if not new:
             return
@@ -204,7 +204,7 @@ class Ensemble(OnSchedule[Replicas]):
         self._run.compare(self.optimizer, float(metrics), self._step)
 
     def _write_values(self) -> None:
-        """Put this replica's values where they act: rates at every step, others where a round begins.
+        """Write this replica's values: rates at every step, others at the beginning of a round.
 
         Groups whose rate is no knob have the schedule's plain rate.
         """
@@ -221,7 +221,7 @@ class Ensemble(OnSchedule[Replicas]):
                 knob.write(value)
 
     def _schedule(self, t: int, metrics: float | None = None) -> list[float]:
-        """At this step or at the next one."""
+        """The plain schedule of each knob at this step or at the next one; 1 for knobs without one."""
         plain = self._plain.values if t == self._step else self._plain.ahead(metrics)
         return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
 
@@ -231,7 +231,7 @@ class Ensemble(OnSchedule[Replicas]):
 
 
 def flat_knobs(knobs: Any) -> list[Knob]:
-    """The knobs of a list that may hold lists; anything else is refused."""
+    """The knobs of a list that may contain lists. Raises for anything else."""
     if isinstance(knobs, Knob):
         raise ArgumentError(f"knobs must be a list, but got the knob {knobs.spec.name!r} itself; give knobs=[knob]")
     fits = isinstance(knobs, Iterable) and not isinstance(knobs, (str, Tensor))
@@ -255,7 +255,7 @@ def columns_of(knobs: list[Knob], optimizer: Optimizer) -> list[int]:
 
 
 def check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
-    """Raise for a signal that is none, and knobs that share a name, that the schedule writes or it cannot judge."""
+    """Raise unless the knobs have different names, are not written by the schedule, and fit the signal."""
     cure = "for a function or a ProbeBatch give signal=hdet.ProbeLoss(fn)"
     must_be("TrainLoss(), ProbeLoss(fn) or None", isinstance(signal, (TrainLoss, ProbeLoss)), cure, signal=signal)
     names = [knob.spec.name for knob in knobs]
@@ -280,7 +280,7 @@ def check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
 
 
 def refuse_uninformative(knobs: list[Knob], group: object) -> None:
-    """Loss knobs need isolated gradients: arms, or arms(1) in a single process, where nothing is explored."""
+    """Raise for knobs of the loss under shared gradients. They need arms; a single process may use arms(1)."""
     loss_knobs = [knob.spec.name for knob in knobs if knob.acts == "loss"]
     isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
     if loss_knobs and not isolated:
@@ -293,7 +293,7 @@ def refuse_uninformative(knobs: list[Knob], group: object) -> None:
 
 
 def controller_of(controller: object, signal: Signal) -> Controller | None:
-    """What ``controller=`` means; None: nothing moves the base values."""
+    """The controller that ``controller=`` stands for; None: the base values do not move."""
     if controller is None:
         return Published() if isinstance(signal, TrainLoss) else Normalised()
     if controller is False:

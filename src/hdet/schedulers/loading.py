@@ -29,7 +29,7 @@ _SHOWN = 8
 
 
 def tell_another_length(mine: int | None, theirs: int | None, replica_index: ReplicaIndex) -> None:
-    """The checkpoint's length replaces the constructor's, as in torch: the run ends where the file says."""
+    """Warn if the checkpoint's length differs from the constructor's, which it replaces, as in torch."""
     if mine is not None and mine != theirs and replica_index.replica == 0:
         length = "no known length" if theirs is None else f"{theirs} steps"
         warnings.warn(
@@ -42,9 +42,9 @@ def tell_another_length(mine: int | None, theirs: int | None, replica_index: Rep
 
 
 def watch_loading(optimizer: Optimizer, face: Face, run: Run, rewrite: Callable[[Face], None]) -> None:
-    """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the face.
+    """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the scheduler.
 
-    An optimizer's checkpoint brings rank 0's values. The hook holds the face weakly: no reference cycle.
+    An optimizer's checkpoint brings rank 0's values. The hook holds the scheduler weakly: no reference cycle.
     """
     if face in _watching:
         return

@@ -35,15 +35,15 @@ _NOT_SAVED = {"_run", "search", "_has_doubted", "_counted", "_plan", "_counts"}
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
 _ARGUMENTS = (SCHEDULE, ("spread", "sync_every", "auto_lr_start", "decay", "seed"), ("rollback", "highest"))
-"""Of the constructor: torch's own, those of an ensemble, and those of a search."""
+"""Arguments of the constructor: torch's own, those of an ensemble, and those of a search."""
 
 
 class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
     r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
 
     With ``max_lr="auto"`` the rate is found, on one device or on several. The optimizer's own rate is a guess.
-    Training begins far below it, and the rate is raised as long as the gradients of all steps so far, together, ask for
-    more. If the loss shows that training has exploded, it is rolled back to earlier weights.
+    Training begins far below it, and the rate is raised as long as the gradients of all steps so far, together, give a
+    higher estimated rate. If the loss shows that training has diverged, it is rolled back to earlier weights.
 
     .. code-block:: python
 
@@ -80,13 +80,13 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.
         seed: for the reassignment of multipliers after every round.
         group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
-            single replica where torch.distributed is not initialised. Looked up when it is first needed.
+            single replica if torch.distributed is not initialised. Looked up when it is first needed.
         model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters. With "auto", the
             buffers are also rolled back with the weights.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
-        rollback: with "auto", whether snapshots of weights and optimizer state are kept for roll backs, one on the
-            device and one on the host. False saves their memory; weights that are not finite then raise a
+        rollback: with "auto", whether snapshots of weights and optimizer state are kept for rollbacks, one on the
+            device and one on the host. False saves their memory; weights that are NaN or infinite then raise a
             :class:`hdet.DivergedError`.
         highest: with "auto", a rate that is never exceeded; or a list with one for each parameter group, in which None
             is no bound. All groups share one factor: it rises until the first group is at its bound.
@@ -143,9 +143,9 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         if self._run.total_steps is None:
             Plan.of(self).without_end().put(self)
         self._plan = Plan.of(self)
-        """As it was made; the schedule's own may have been finished since."""
+        """The plan of the constructor's arguments; :meth:`finish` changes that of the schedule."""
         self._counts = group_counts(optimizer)
-        """Groups that are known, of each optimizer."""
+        """How many groups of each optimizer are known."""
         self._run.begin(optimizer)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
     # -- the schedule -----------------------------------------------------------------------------------------------
 
     def _peak(self) -> float:
-        """The step at which its rise ends."""
+        """The step at which the rise ends."""
         return float(self._schedule_phases[0]["end_step"])
 
     def _rates_at(self, t: int) -> list[float]:
@@ -378,7 +378,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             )
 
     def _step_and_warn(self, epoch: int | None) -> None:
-        """torch's step where it may warn: its warnings must point at the user's line, not at hdet's."""
+        """torch's step, which may warn: the warnings must point at the user's line, not at hdet's."""
         caught: list[warnings.WarningMessage] = []
         try:
             with warnings.catch_warnings(record=True) as caught:

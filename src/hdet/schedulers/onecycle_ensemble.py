@@ -52,10 +52,10 @@ def replicas_of(
     decay: Any,
     seed: Any,
 ) -> Replicas:
-    """The replicas behind an ``hdet.OneCycleLR``. Raises before anything is changed.
+    """The ensemble behind an ``hdet.OneCycleLR``. Raises before anything is changed.
 
     Args:
-        optimizer, ours, auto_lr, spread, sync_every, auto_lr_start, decay, seed: as the user has given them.
+        optimizer, common, auto_lr, spread, sync_every, auto_lr_start, decay, seed: as the user has given them.
         schedule: torch's own arguments.
         published: sigma, meta_momentum and meta_lr.
         for_search: arguments that an ensemble refuses.
@@ -90,7 +90,7 @@ def replicas_of(
 
 
 def _controller(auto_lr: Any, published: tuple[Any, Any, Any]) -> Controller | None:
-    rule = Published(*published)  # also checks the numbers where they are not used
+    rule = Published(*published)  # checks the numbers, also if they are not used
     if isinstance(auto_lr, bool):
         return rule if auto_lr else None
     if isinstance(auto_lr, Controller):

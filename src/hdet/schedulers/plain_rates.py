@@ -1,4 +1,4 @@
-"""Any schedule: the plain rates that an optimizer would hold by it alone, and a run that makes others of them."""
+"""Any schedule of the user's: the plain rates that it would give alone, and the schedulers that change them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Schedule(Protocol):
 
 
 def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
-    """Raise for what cannot be the schedule of an optimizer's rates; None: they stay."""
+    """Raise unless something is a schedule of this optimizer; None leaves the rates as they are."""
     if schedule is None:
         return
     if not callable(getattr(schedule, "step", None)):
@@ -43,11 +43,11 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
 
 
 class PlainRates:
-    """A schedule steps on rates of its own: many schedules go on from what the optimizer holds.
+    """The rates of a schedule alone. Many schedules compute the next rate from the one in the optimizer.
 
     Args:
-        optimizer: whose rates.
-        schedule: writes them; None: they stay.
+        optimizer: the optimizer that trains.
+        schedule: writes the rates; None: they stay.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule | None) -> None:
@@ -56,7 +56,7 @@ class PlainRates:
         self.values: list[Rate] = self._held()
         self._counts = group_counts(optimizer)
         self._coming: list[Rate] | None = None
-        """Of the next step, where the schedule has made it already."""
+        """The rates of the next step, if the schedule has made it already."""
 
     def new_groups(self) -> list[int]:
         """The numbers of groups that were added to the optimizer since: they follow the schedule from now on."""
@@ -70,7 +70,7 @@ class PlainRates:
         return new
 
     def step(self, metrics: float | None = None) -> None:
-        """One step of the schedule; ReduceLROnPlateau makes one where there are metrics."""
+        """One step of the schedule; ReduceLROnPlateau makes one only if there are metrics."""
         self.load(self._stepped(metrics) if self._coming is None else self._coming)
 
     def ahead(self, metrics: float | None = None) -> list[Rate]:
@@ -91,7 +91,7 @@ class PlainRates:
             self._put(self.values)
 
     def _stepped(self, metrics: float | None) -> list[Rate]:
-        """Whoever looks ahead must not make the schedule's step twice: most can neither be asked nor be copied."""
+        """The rates after one step of the schedule, which is made once: most cannot be asked for a later step."""
         if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and metrics is None):
             return self.values
         self._put(self.values)
@@ -135,7 +135,7 @@ class OnSchedule(WithRun, Generic[AnyRun]):
         return self._step
 
     def _write_again(self) -> None:
-        """Put the values of this step where they act."""
+        """Write the values of this step into the optimizer, and wherever else they act."""
         raise NotImplementedError
 
     def _take_in_new_groups(self) -> None:

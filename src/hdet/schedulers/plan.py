@@ -1,4 +1,8 @@
-"""The plan of a OneCycleLR: where it rises, holds and falls. A run without an end has one, and one that is finished."""
+"""The OneCycle: its phases, the rates in them as torch computes them, and runs that are finished or of unknown length.
+
+A phase is a dict, as in torch's OneCycleLR: the step at which it ends, and the levels between which it goes, by their
+names in a parameter group ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum").
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,9 @@ class LengthError(ArgumentError):
 
     Args:
         must: what the length must be, and why.
-        got: the length, None for no end, and what follows from it.
+        got: the length, None if it is unknown, and what follows from it.
         cure: in the words of a loop that makes the scheduler itself.
-        needed: the length that the run goes on with; None: any that is greater.
+        needed: the length that the run needs; None: any greater one.
         max_lr: the peak rates that were found.
     """
 
@@ -30,48 +34,48 @@ class LengthError(ArgumentError):
 
 
 class Plan(NamedTuple):
-    """What torch's OneCycleLR goes by."""
+    """The length and the phases of a OneCycleLR."""
 
     total_steps: float
-    """Infinite: there is no end."""
+    """Infinite if the length is unknown."""
     phases: Any
     """A list of dicts, as torch has it."""
 
     @classmethod
     def of(cls, scheduler: OneCycleLR) -> Plan:
-        """As it is now."""
+        """That of a scheduler, as it is now."""
         return cls(scheduler.total_steps, scheduler._schedule_phases)
 
     @classmethod
     def saved_in(cls, state: Mapping[str, Any]) -> Plan:
-        """Of a checkpoint."""
+        """That of a checkpoint."""
         return cls(state["total_steps"], state["_schedule_phases"])
 
     def put(self, scheduler: OneCycleLR) -> None:
-        """Into a scheduler."""
+        """Write it into a scheduler."""
         scheduler.total_steps, scheduler._schedule_phases = self  # type: ignore[assignment]  # torch only compares it
 
     @property
     def length(self) -> int | None:
-        """None: there is no end."""
+        """The length of the run in steps; None if it is unknown."""
         return None if self.total_steps == math.inf else int(self.total_steps)
 
     @property
     def falls_from(self) -> float:
-        """The last step at the peak; before all steps where none is there, as in a damaged state."""
+        """The last step at the peak; minus infinity if there is none."""
         return float(max((one["end_step"] for one in self.phases if one["end_lr"] == "max_lr"), default=-math.inf))
 
     @property
     def is_finished(self) -> bool:
-        """Whether it falls because :meth:`finished` says so."""
+        """Whether it was made by :meth:`finished`."""
         return bool(self.phases[0]["start_lr"] == "max_lr")
 
     def without_end(self) -> Plan:
-        """Risen, it stays at its peak."""
+        """It stays at its peak after its rise."""
         return Plan(math.inf, [self.phases[0], _held(math.inf)])
 
     def finished(self, now: int, steps: int) -> Plan:
-        """It falls over so many steps, of which ``now`` is the first. What falls already does so faster, or slower."""
+        """The rate falls over ``steps`` steps from ``now`` on. If it falls already, it falls faster or slower."""
         end = now + steps - 1
         if not self.has_fallen(now) or steps == 1:
             fall = {**_held(end), "end_lr": "min_lr", "end_momentum": "max_momentum"}
@@ -86,7 +90,7 @@ class Plan(NamedTuple):
         return now > self.falls_from
 
     def check_finish(self, now: int, steps: Any) -> None:
-        """Raise unless it can be finished so."""
+        """Raise unless the run can be finished in ``steps`` more steps."""
         most = LONGEST - now
         fits = is_int(steps) and 1 <= steps <= most
         must_be(f"an integer from 1 to {most}", fits, "give the steps that training is still to make", steps=steps)
@@ -132,7 +136,7 @@ def _held(until: float) -> dict[str, Any]:
 
 
 Phase = Mapping[str, Any]
-"""As in torch's states: it has the step at which it ends, and names the levels of a group between which it goes."""
+"""As in torch's states; see above."""
 
 
 def phase_at(phases: Sequence[Phase], t: float) -> tuple[Phase, float]:
@@ -160,7 +164,7 @@ def _linear(start: Any, end: Any, part: float) -> Any:
 
 
 ANNEALINGS: dict[str, Callable[[Any, Any, float], Any]] = {"cos": _cosine, "linear": _linear}
-"""From one level to another, of which ``part`` of the way is made: numbers, or tensors of one."""
+"""The value between two levels, numbers or tensors of one element, when ``part`` of a phase is over."""
 
 
 def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, by_lr: bool, momenta: bool) -> None:

@@ -1,4 +1,4 @@
-"""``hdet.auto(..., schedule=...)``: the rate is found on any schedule."""
+"""``hdet.auto(..., schedule=...)``: finds a factor on the rates of any schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ schedule)."""
 
 
 def guesses_of(optimizer: Optimizer) -> list[float]:
-    """The rates that a schedule was built on, or is to be."""
+    """The rates that a schedule was built on, or will be built on."""
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
@@ -135,7 +135,7 @@ class ScheduledSearch(OnSchedule[Search], WithSearch):
         return [float(value) for value in self._values(t)]
 
     def _rise(self) -> float:
-        """Where the search's own climb ends: with the schedule's, but not at once where that has none."""
+        """The step at which the search's own climb ends: the schedule's peak, but not before a tenth of the run."""
         return max(float(self._peak.step), _RISE * (self._run.total_steps or 0))
 
     def _take_in_new_groups(self) -> None:
@@ -162,7 +162,7 @@ class ScheduledSearch(OnSchedule[Search], WithSearch):
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         super().check_state_dict(state_dict)
         saved, mine = state_dict["total_steps"], self._run.total_steps
-        if saved != mine:  # the schedule's own length stands in its own state, and nobody knows where
+        if saved != mine:  # the schedule's own length is somewhere in its own state
             max_lr = self._run.found_in(state_dict["hdet"]).max_lr
             raise LengthError(
                 f"{saved} as in the run that was saved, since its schedule ends there",

@@ -39,18 +39,18 @@ from hdet.search.saving import has_tensors
 from hdet.search.search import Search
 
 _NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
-"""Options that are named like rates, and are what schedules write or a decay."""
+"""Options that are named like rates, but are a decay or written by schedules."""
 _GUESSES = (1e-14, 1e14)
-"""Bounds of a guess: the factor on it that is learned stays between 1e-15 and 1e15."""
+"""The lowest and the highest guess: the factor on it stays between 1e-15 and 1e15."""
 _LEAST_PART = 1e-15
-"""And so do bounds."""
+"""The lowest bound that ``highest`` may give, as a part of the guess: see above."""
 _NOT_SEARCHED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
 }
-"""Optimizers whose steps a factor on the learning rate does not lengthen, and why."""
+"""Optimizers whose steps do not grow in proportion to the learning rate, and why."""
 _PARTS = {"pct_start": 0.3, "three_phase": False}
-"""What is said in parts of a length, and what it is where nobody says it."""
+"""Arguments that divide the length of a run, with their defaults."""
 _LEFT_OUT: dict[str, Any] = {"spread": None, "sync_every": None, "auto_lr_start": None, "decay": "schedule", "seed": 0}
 """Arguments of an ensemble, with the values that they have if they are left out."""
 
@@ -94,7 +94,7 @@ class WithSearch(WithRun):
 
 
 def is_auto(max_lr: object) -> bool:
-    """Whether the rate is to be found. Raises for other texts."""
+    """Whether ``max_lr`` is "auto". Raises for other texts."""
     if isinstance(max_lr, str) and max_lr != "auto":
         raise ArgumentError(
             f'max_lr must be a number, a list of numbers or "auto", but got max_lr={shown(max_lr)}; with "auto" the '
@@ -116,7 +116,7 @@ def searched(
     """The search behind an ``hdet.OneCycleLR``. Raises before anything is changed.
 
     ``schedule`` has torch's other arguments; its ``max_lr`` becomes the optimizer's own rates, the guesses, and a run
-    without an end gets a length that torch can compute with.
+    of unknown length gets a length that torch can compute with.
     """
     refuse_given(for_ensemble, _LEFT_OUT, "replicas that train at different rates", "give a number as max_lr")
     cure = "leave it out to search by hdet's own rule; False uses the given rate"
@@ -128,11 +128,11 @@ def searched(
     schedule["max_lr"] = guesses
     if not has_end:
         _refuse_parts(schedule)
-        schedule.update(total_steps=LONGEST, pct_start=(DEFAULT.min_steps + 1) / LONGEST)  # what falls is taken away
+        schedule.update(total_steps=LONGEST, pct_start=(DEFAULT.min_steps + 1) / LONGEST)  # its fall is removed later
     cycled, schedule["cycle_momentum"] = schedule["cycle_momentum"], False
     steps = rehearsed(optimizer, schedule).total_steps
     if not (auto_lr and steps >= DEFAULT.min_steps) and {"momentum", "betas"} & set(optimizer.defaults):
-        schedule["cycle_momentum"] = cycled  # without gain in a search; and torch refuses it for Adagrad
+        schedule["cycle_momentum"] = cycled  # a search gains nothing by it, and torch refuses it for Adagrad
         rehearsed(optimizer, schedule)
     length, more = steps if has_end else None, {"rollback": rollback, "highest": highest}
     known = {name: value for name, value in schedule.items() if has_end or name not in _PARTS}
@@ -143,11 +143,11 @@ def searched(
 
 
 def _refuse_parts(schedule: Mapping[str, Any]) -> None:
-    """Raise for parts of a length that nobody knows."""
+    """Raise for arguments that divide the length of a run of unknown length."""
     for name, usual in _PARTS.items():
         if number_of(schedule[name]) != usual:
             raise ArgumentError(
-                f"{name} must be left out of a run without an end, which it cannot divide, but got "
+                f"{name} must be left out if the length of the run is unknown, which it divides, but got "
                 f"{name}={shown(schedule[name])}; give total_steps with it, or leave it out"
             )
 
@@ -155,7 +155,7 @@ def _refuse_parts(schedule: Mapping[str, Any]) -> None:
 def check_search(
     optimizer: Optimizer, common: CommonArguments, guesses: Sequence[Any], rollback: Any, highest: Any
 ) -> None:
-    """Raise where the rates of an optimizer cannot be searched."""
+    """Raise if the rates of an optimizer cannot be searched."""
     check_guesses(guesses)
     must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
     bounds_of(highest, guesses)
@@ -201,7 +201,7 @@ def search_of(
             "the given rate is used; give the right one, or count optimizer steps rather than epochs"
         )
     groups = [g for g, guess in enumerate(guesses) if guess > 0]
-    everybody = None if isinstance(common.group, Arms) else common.group  # ranks of one model decide together
+    everybody = None if isinstance(common.group, Arms) else common.group  # all ranks of one model decide together
     return Search(
         rule,
         rate_names(optimizer),
@@ -215,19 +215,19 @@ def search_of(
 
 
 def check_guesses(guesses: Sequence[Any]) -> None:
-    """Raise for rates from which nothing can be found: what is learned is a factor on them, and has bounds."""
+    """Raise for guesses that a search cannot begin from: it finds a factor on them, which has bounds."""
     low, high = _GUESSES
     within = [is_real(guess) and (guess == 0 or low <= guess <= high) for guess in guesses]
     if not (all(within) and any(guesses)):
         raise ArgumentError(
-            f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 where "
+            f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 if "
             f"a group is to be left alone, and one must be above 0, but got {shown(list(guesses))}; any guess will "
             "do, for instance 1e-3"
         )
 
 
 def bounds_of(highest: Any, guesses: Sequence[float]) -> Bounds:
-    """The bounds of the rates. Raises for what cannot be one: it is a factor on the guess that is held."""
+    """The bounds of the rates. Raises for anything that cannot be a bound."""
     if highest is None:
         return NO_BOUNDS
     several = isinstance(highest, (list, tuple))
@@ -251,7 +251,7 @@ def _warn(text: str) -> None:
 
 
 def _other_rates(optimizer: Optimizer) -> dict[str, float]:
-    """Options of an optimizer that are rates too, by their names: ``lr_1d`` of MARS is built into a ratio to ``lr``."""
+    """Options of an optimizer that are rates too, by their names, such as ``lr_1d`` of MARS."""
     return {
         name: value
         for part in parts_of(optimizer)

@@ -86,7 +86,7 @@ def auto(
 
 
 def _optimizers(optimizers: Any) -> list[Optimizer]:
-    """Those of torch that are meant, out of their wrappers."""
+    """The optimizers of torch, without their wrappers."""
     inner = unwrapped(optimizers)
     is_one = isinstance(inner, (Optimizer, Tensor)) or not isinstance(inner, Iterable)
     found: list[Any] = [inner] if is_one else [unwrapped(one) for one in inner]
@@ -101,7 +101,7 @@ def _optimizers(optimizers: Any) -> list[Optimizer]:
 def _scheduled(
     optimizer: Optimizer, schedule: Any, total_steps: Any, every: Any, more: dict[str, Any]
 ) -> ScheduledSearch:
-    """A search on the user's own schedule; arguments are checked."""
+    """A search on the user's own schedule. Raises before a schedule is made."""
     fits = is_int(total_steps) and 1 <= total_steps <= LONGEST
     must_be(f"an integer from 1 to {LONGEST}", fits, "count optimizer steps", total_steps=total_steps)
     fits = is_int(every) and 1 <= every <= total_steps
@@ -139,18 +139,18 @@ def _scheduled(
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers seen as one: their groups and their memory. Nobody steps it; its parts are stepped.
+    """Several optimizers seen as one: their groups and their states. It is never stepped; its parts are stepped.
 
-    A step is heard of before the first of them makes its own, whichever that is: no weight has moved yet, and all
-    gradients are there. It is over when the scheduler is stepped, or when a part is stepped again.
+    Its hooks are called before the first part makes its step, whichever that is: no weight has moved yet, and all
+    gradients are there. The step is over when the scheduler is stepped, or when a part is stepped again.
     """
 
     def __init__(self, parts: list[Optimizer]) -> None:
         owners = [(id(p), part) for part in parts for group in part.param_groups for p in group["params"]]
         if len(dict(owners)) < len(owners):
             raise ArgumentError(
-                f"each parameter must be in one optimizer only, and once, but {len(owners) - len(dict(owners))} stand "
-                "twice; take them out of one place"
+                f"each parameter must be in one optimizer only, and once, but {len(owners) - len(dict(owners))} are "
+                "there twice; remove them from one place"
             )
         self.parts = parts
         self.defaults = {}
@@ -166,19 +166,19 @@ class CombinedOptimizer(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # those of the parts, as they are now
-        """All groups of all parts."""
+        """The groups of all parts, in order."""
         return [group for part in self.parts for group in part.param_groups]
 
     def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
-        """Called before the step of the first part that moves at all, as if it were ours."""
+        """Register a hook that is called before the first part of each step that moves any weight."""
         return _registered(self._before, hook)
 
     def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Called after that part's step."""
+        """Register a hook that is called after that part's step."""
         return _registered(self._after, hook)
 
     def before_part(self, part: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
-        """A part is about to make its step. One that stands still makes none."""
+        """A part is about to make its step, which does not count if all its rates are 0."""
         if stands_still(part):
             return args, kwargs
         if id(part) in self._stepped:
@@ -201,30 +201,30 @@ class CombinedOptimizer(Optimizer):
         self._stepped.clear()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not to be called: groups belong to a part."""
+        """Refused: groups belong to a part."""
         raise ArgumentError("hdet.auto looks at several optimizers: add the parameter group to one of them")
 
     def state_dict(self) -> dict[str, Any]:
-        """Not to be called: each part has its own."""
+        """Refused: each part has its own."""
         raise ArgumentError("hdet.auto looks at several optimizers: save the state_dict() of each of them")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Not to be called: each part loads its own."""
+        """Refused: each part loads its own."""
         raise ArgumentError("hdet.auto looks at several optimizers: call load_state_dict() of each of them")
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: the parts, from which all the rest is made."""
+        """For pickle and deepcopy: the parts, from which everything else is made."""
         return {"parts": self.parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["parts"])  # type: ignore[misc]
 
     def step(self, closure: Any = None) -> Any:
-        """Not to be called: step each optimizer, as you would without hdet."""
+        """Refused: step each optimizer, as you would without hdet."""
         raise RuntimeError("hdet.auto looks at several optimizers and steps none of them: step each one yourself")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of all parts."""
+        """Reset the gradients of all parts."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
@@ -236,7 +236,7 @@ def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
 
 
 class _States(MutableMapping[Tensor, Any]):
-    """The memory of all parts, by parameter."""
+    """The states of all parts, by parameter."""
 
     def __init__(self, parts: list[Optimizer], owners: dict[int, Optimizer]) -> None:
         self._parts, self._owners = parts, owners
@@ -255,7 +255,7 @@ class _States(MutableMapping[Tensor, Any]):
         return owner is not None and p in owner.state
 
     def get(self, p: Tensor, default: Any = None) -> Any:
-        """Unlike ``[p]``, which makes an empty memory as torch's does."""
+        """Unlike ``[p]``, which makes an empty state as torch's does."""
         owner = self._find(p)
         return owner.state.get(p, default) if owner is not None else default
 
