@@ -116,7 +116,9 @@ class Ensemble(OnSchedule[Replicas]):
         must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
         check_length(total_steps)
         rule = controller_of(controller, signal)
-        first = [(knob.spec, knob.spec.start(knob.read())) for knob in self._knobs]
+        specs = [knob.spec for knob in self._knobs]
+        bases = [knob.spec.start(knob.read()) for knob in self._knobs]
+        first = list(zip(specs, bases, strict=True))
         told = {
             "sync_every": length,
             "seed": seed,
@@ -130,16 +132,11 @@ class Ensemble(OnSchedule[Replicas]):
         }
         rates = [float(row["lr"]) for row in optimizer.param_groups]
         alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
-        alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec, _ in first])}
+        alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec in specs])}
         state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
-        specs, bases, columns = (
-            [spec for spec, _ in first],
-            [base for _, base in first],
-            columns_of(self._knobs, optimizer),
-        )
         settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
         run = Replicas(
-            Steering(settings, specs, Balanced(), columns, rule, bases),
+            Steering(settings, specs, Balanced(), columns_of(self._knobs, optimizer), rule, bases),
             ReplicaTensors(model, with_state=state == "average"),
             RankGroup(group, alike),
             JournalWriter(open_journal(journal), told),
