@@ -237,10 +237,7 @@ def flat_knobs(knobs: Any) -> list[Knob]:
     for item in knobs:
         flat += [item] if isinstance(item, Knob) or not isinstance(item, Iterable) else list(item)
     strangers = [item for item in flat if not isinstance(item, Knob)]
-    if strangers:
-        raise ArgumentError(
-            f"knobs must be made by hdet.knobs.*, but got {shown(strangers)}; for instance hdet.knobs.lr(optimizer)"
-        )
+    must_be("made by hdet.knobs.*", not strangers, "for instance hdet.knobs.lr(optimizer)", knobs=strangers)
     return flat
 
 
@@ -295,9 +292,6 @@ def controller_of(controller: object, signal: Signal) -> Controller | None:
         return Published() if isinstance(signal, TrainLoss) else Normalised()
     if controller is False:
         return None
-    if isinstance(controller, Controller):
-        return controller
-    raise ArgumentError(
-        f"controller must have init() and update(), or be False or None, but got controller={shown(controller)}; "
-        "for instance hdet.Normalised()"
-    )
+    rule = "an object with init() and update(), False or None"
+    must_be(rule, isinstance(controller, Controller), "for instance hdet.Normalised()", controller=controller)
+    return controller  # type: ignore[return-value]  # checked

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hdet.checks import is_int, is_one_of, is_real, must_be, shown
+from hdet.checks import is_int, is_one_of, is_real, must_be
 from hdet.ensemble.bases import DECAYS, Settings
 from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.knob import rate_knobs
@@ -93,12 +93,9 @@ def _controller(auto_lr: Any, published: tuple[Any, Any, Any]) -> Controller | N
     rule = Published(*published)  # checks the numbers, also if they are not used
     if isinstance(auto_lr, bool):
         return rule if auto_lr else None
-    if isinstance(auto_lr, Controller):
-        return auto_lr
-    raise ArgumentError(
-        f"auto_lr must be True, False or a controller with init() and update(), but got auto_lr={shown(auto_lr)}; "
-        "True is the published controller"
-    )
+    words, cure = "True, False or a controller with init() and update()", "True is the published controller"
+    must_be(words, isinstance(auto_lr, Controller), cure, auto_lr=auto_lr)
+    return auto_lr  # type: ignore[no-any-return]  # checked
 
 
 def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:

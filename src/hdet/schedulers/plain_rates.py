@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import shown
+from hdet.checks import must_be, shown
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
@@ -29,11 +29,8 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
     """Raise unless something is a schedule of this optimizer; None leaves the rates as they are."""
     if schedule is None:
         return
-    if not callable(getattr(schedule, "step", None)):
-        raise ArgumentError(
-            f"schedule must have step(), as torch's schedulers do, or be None, but got {shown(schedule)}; give the "
-            "scheduler"
-        )
+    has_step = callable(getattr(schedule, "step", None))
+    must_be("an object with step(), as torch's schedulers, or None", has_step, "give the scheduler", schedule=schedule)
     if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
         raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
     if isinstance(schedule, WithRun):

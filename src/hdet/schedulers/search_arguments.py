@@ -95,12 +95,9 @@ class WithSearch(WithRun):
 
 def is_auto(max_lr: object) -> bool:
     """Whether ``max_lr`` is "auto". Raises for other texts."""
-    if isinstance(max_lr, str) and max_lr != "auto":
-        raise ArgumentError(
-            f'max_lr must be a number, a list of numbers or "auto", but got max_lr={shown(max_lr)}; with "auto" the '
-            "optimizer's lr is the guess"
-        )
-    return isinstance(max_lr, str)
+    is_text, cure = isinstance(max_lr, str), 'with "auto" the optimizer\'s lr is the guess'
+    must_be('a number, a list of numbers or "auto"', not is_text or max_lr == "auto", cure, max_lr=max_lr)
+    return is_text
 
 
 def searched(
@@ -118,7 +115,8 @@ def searched(
     ``schedule`` has torch's other arguments; its ``max_lr`` becomes the optimizer's own rates, the guesses, and a run
     of unknown length gets a length that torch can compute with.
     """
-    refuse_given(for_ensemble, _LEFT_OUT, "replicas that train at different rates", "give a number as max_lr")
+    whose = "replicas that train at different rates, not for a search"
+    refuse_given(for_ensemble, _LEFT_OUT, whose, "give a number as max_lr")
     cure = "leave it out to search by hdet's own rule; False uses the given rate"
     must_be('True or False with max_lr="auto"', isinstance(auto_lr, bool), cure, auto_lr=auto_lr)
     guesses = [float(group["lr"]) for group in optimizer.param_groups]
@@ -145,11 +143,8 @@ def searched(
 def _refuse_parts(schedule: Mapping[str, Any]) -> None:
     """Raise for arguments that divide the length of a run of unknown length."""
     for name, usual in _PARTS.items():
-        if number_of(schedule[name]) != usual:
-            raise ArgumentError(
-                f"{name} must be left out if the length of the run is unknown, which it divides, but got "
-                f"{name}={shown(schedule[name])}; give total_steps with it, or leave it out"
-            )
+        fits, cure = number_of(schedule[name]) == usual, "give total_steps with it, or leave it out"
+        must_be("left out if the length of the run is unknown, which it divides", fits, cure, **{name: schedule[name]})
 
 
 def check_search(
@@ -231,11 +226,8 @@ def bounds_of(highest: Any, guesses: Sequence[float]) -> Bounds:
     if highest is None:
         return NO_BOUNDS
     several = isinstance(highest, (list, tuple))
-    if several and len(highest) != len(guesses):
-        raise ArgumentError(
-            f"highest must be a number, or a list of {len(guesses)}, one for each parameter group, but got "
-            f"highest={shown(highest)}; None in the list leaves a group without a bound"
-        )
+    rule, cure = f"a number, or a list of {len(guesses)}, one for each parameter group", "None in it is no bound"
+    must_be(rule, not several or len(highest) == len(guesses), cure, highest=highest)
     for one, guess in zip(highest if several else [highest] * len(guesses), guesses, strict=True):
         fits = (one is None and several) or (is_real(one) and one > 0)
         must_be("a rate above 0, or a list with one for each group", fits, "leave it out for none", highest=highest)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
-from hdet.checks import is_int, must_be, shown, takes
+from hdet.checks import is_int, must_be, takes
 from hdet.errors import ArgumentError
 from hdet.parameters import hook_steps, parts_of, stands_still, unwrapped
 from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common
@@ -72,17 +72,11 @@ def auto(
     one = found[0] if len(found) == 1 else CombinedOptimizer(found)
     if schedule is not None:
         return _scheduled(one, schedule, total_steps, schedule_every, more)
-    if schedule_every != 1:
-        raise ArgumentError(
-            f"schedule_every is for a schedule= of your own, but got schedule_every={shown(schedule_every)} without "
-            "one; leave it out"
-        )
-    if more.get("cycle_momentum"):
-        raise ArgumentError(
-            f"cycle_momentum must be False, since a search leaves momenta as they are, but got "
-            f"cycle_momentum={shown(more['cycle_momentum'])}; leave it out"
-        )
-    return OneCycleLR(one, "auto", total_steps=total_steps, **{"cycle_momentum": False, **more})
+    must_be("1 without schedule=", schedule_every == 1, "leave it out", schedule_every=schedule_every)
+    more.setdefault("cycle_momentum", False)
+    rule, momentum = "False, since a search leaves momenta as they are", more["cycle_momentum"]
+    must_be(rule, not momentum, "leave it out", cycle_momentum=momentum)
+    return OneCycleLR(one, "auto", total_steps=total_steps, **more)
 
 
 def _optimizers(optimizers: Any) -> list[Optimizer]:
@@ -90,11 +84,9 @@ def _optimizers(optimizers: Any) -> list[Optimizer]:
     inner = unwrapped(optimizers)
     is_one = isinstance(inner, (Optimizer, Tensor)) or not isinstance(inner, Iterable)
     found: list[Any] = [inner] if is_one else [unwrapped(one) for one in inner]
-    if not found or not all(isinstance(one, Optimizer) for one in found):
-        raise ArgumentError(
-            f"optimizers must be an optimizer of torch or some of them, but got optimizers={shown(optimizers)}; for "
-            "instance hdet.auto([muon, adamw], ...)"
-        )
+    fits = found and all(isinstance(one, Optimizer) for one in found)
+    rule, cure = "an optimizer of torch or some of them", "for instance hdet.auto([muon, adamw], ...)"
+    must_be(rule, fits, cure, optimizers=optimizers)
     return found
 
 
@@ -115,16 +107,13 @@ def _scheduled(
     given = {**known, **more}
     common = CommonArguments(given["group"], given["model"], given["journal"])
     check_common(common, optimizer)
-    check_search(
-        optimizer, common, guesses_of(optimizer), given["rollback"], given["highest"]
-    )  # before a schedule writes
+    rollback, highest = given["rollback"], given["highest"]
+    check_search(optimizer, common, guesses_of(optimizer), rollback, highest)  # before a schedule writes
     parts = parts_of(optimizer)
     makes = takes(schedule, optimizer) and not callable(getattr(schedule, "step", None))
-    if len(parts) > 1 and not makes:
-        raise ArgumentError(
-            f"several optimizers need a function as schedule=, which makes one of each, but got {shown(schedule)}; for "
-            "instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
-        )
+    rule = "a function from an optimizer to its schedule, since there are several optimizers"
+    cure = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
+    must_be(rule, makes or len(parts) == 1, cure, schedule=schedule)
     made = [schedule(part) for part in parts] if makes else [schedule]
     for part, own in zip(parts, made, strict=True):
         check_schedule_of(part, own)
@@ -133,9 +122,9 @@ def _scheduled(
                 "ReduceLROnPlateau depends on a metric, not on the step: a search cannot know where it falls; give "
                 "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
             )
-    whole = made[0] if len(made) == 1 else AllSchedules(made)
-    more = {name: given[name] for name in ("rollback", "highest")}
-    return ScheduledSearch(optimizer, whole, total_steps=int(total_steps), every=int(every), common=common, **more)
+    whole, steps = made[0] if len(made) == 1 else AllSchedules(made), int(total_steps)
+    more = {"rollback": rollback, "highest": highest}
+    return ScheduledSearch(optimizer, whole, total_steps=steps, every=int(every), common=common, **more)
 
 
 class CombinedOptimizer(Optimizer):
