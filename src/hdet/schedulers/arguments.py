@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import is_int, must_be, shown
+from hdet.checks import is_int, is_real, must_be, shown
 from hdet.errors import ArgumentError
 from hdet.journal.file import mapped
 from hdet.parameters import check_model, copy_rate, group_counts
@@ -163,7 +163,7 @@ def alike_of(arguments: Mapping[str, Any]) -> dict[str, str]:
 
 def _as_float(value: Any) -> Any:
     """25 and 25.0 are equal."""
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    return float(value) if is_real(value) else value
 
 
 def _plain(value: Any) -> Any:
