@@ -473,15 +473,6 @@ def test_a_run_that_falls_keeps_its_length(first: int, then: int | None, cut: in
     assert repr((run.scheduler.state_dict(), run.numbers)) == before
 
 
-@pytest.mark.parametrize("planned", [0, -3, 2.5, "60", math.inf])
-def test_a_damaged_length_is_refused(planned: Any) -> None:
-    run = Searching(steps=60)
-    state = run.scheduler.state_dict()
-    state["hdet"]["planned"] = planned
-    with pytest.raises(hdet.ArgumentError, match="planned="):
-        run.scheduler.load_state_dict(state)
-
-
 def test_a_shorter_schedule_must_not_have_begun_to_fall(tmp_path: Path) -> None:
     path = tmp_path / "late.pt"
     Searching(steps=None).go(0, 50).save(path)

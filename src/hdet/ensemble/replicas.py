@@ -150,14 +150,15 @@ class Replicas:
             self.losses.add(loss)
         if self.is_just_loaded:
             self._first_step_since_loading(before)
-        self._meet(optimizer, before)
+        if self.rank_group.is_due:  # asked here too: a call less in every step
+            self._meet(optimizer, before)
         if not self.journal_writer.is_claimed and self.replica_index.size == 1:
             self.journal_writer.claim(Solo(), writes=True)
         if self._signal.wants_mean:
             start, end = self.steering.rounds.span(after)
             if self._reads_signal(end) and self._mean.is_due(after - start, end - start):
                 self._mean.add(self._replica_tensors.weights(optimizer).parameters)
-        if self.steering.rounds.ends_at(after):
+        if self.steering.settings.rounds.ends_at(after):
             with arriving(f"the end of a round, at step {after}"):
                 self._end_round(Ending(optimizer, (before, after), schedule))
 
@@ -222,7 +223,7 @@ class Replicas:
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
-        if self.rank_group.is_due:  # every step asks
+        if self.rank_group.is_due:
             meet(self.rank_group, self.journal_writer, t, lambda: self._first_weights(optimizer), self._begin_together)
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:

@@ -510,11 +510,6 @@ class Search:
             "snapshots": self._snapshots.saved(optimizer),
         }
 
-    def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
-        """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
-        if has_tensors(search):
-            read_tensors(search, optimizer, t, self._groups, self.replica_index)
-
     def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
         if has_tensors(search):
