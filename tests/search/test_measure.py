@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.search.measure import Measure, Measured
-from hdet.search.rule import Sums, estimate
+from hdet.search.estimate import Measured, PathSums, Sums, estimate, straightness, update
+from hdet.search.measure import Measure
 
 
 def result(measure: Measure, optimizer: torch.optim.Optimizer) -> Measured:
@@ -35,6 +35,11 @@ def by_the_formula(
     numerator = sum(r * r / unit * inner(g, less(start, x)) for r, g, x in zip(rates, gradients, places, strict=True))
     denominator = sum(r * r / unit * inner(g, less(start, end)) for r, g in zip(rates, gradients, strict=True))
     return estimate(Sums(numerator, denominator, sum(rates)))
+
+
+def numbers_of(tensors: Sequence[Tensor]) -> list[float]:
+    found: list[float] = torch.cat([tensor.detach().flatten() for tensor in tensors]).tolist()
+    return found
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop])
@@ -62,6 +67,11 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
     found = result(measure, optimizer)
     assert found.estimated_rate > rates[-1] / 10
     assert found.estimated_rate == pytest.approx(by_the_formula(gradients, places, rates, parameters), rel=1e-9)
+    sums, start = PathSums(), numbers_of(places[0])
+    for gradient, place, rate in zip(gradients, places, rates, strict=True):
+        sums = update(sums, numbers_of(gradient), start, numbers_of(place), rate)
+    totals = sums.at(start, numbers_of(parameters))
+    assert (found.estimated_rate, found.straightness) == pytest.approx((estimate(totals), straightness(totals)))
     assert found.gradients == pytest.approx([max(float(g.abs().max()) for g in gs) for gs in gradients])
     way, origin = (torch.cat([p.detach().flatten() for p in ps]) for ps in (parameters, places[0]))
     assert found.moved == pytest.approx(float((way - origin).norm() / origin.norm()))

@@ -13,6 +13,7 @@ from hdet.events import Event, Reason
 from hdet.rollback.judge import Block, LossHistory
 from hdet.rollback.policy import Action, Snapshot
 from hdet.search.constants import DEFAULT as c
+from hdet.search.estimate import Measured
 from hdet.search.rule import Decision, Evidence, Phase, Rule, State, next_end
 
 RULE = Rule(1000)
@@ -44,7 +45,9 @@ def after(state: State, level: float = 1.0, rule: Rule = RULE, **known: Any) -> 
         "gradients": (1.0, 2.0),
         "blocks": losses(level),
     }
-    return rule.after_round(state, Evidence(**{**rest, **known}))
+    given = {**rest, **known}
+    measured = Measured(**{name: given.pop(name) for name in Measured._fields if name in given})
+    return rule.after_round(state, Evidence(**given, measured=measured))
 
 
 def first_step(moved: float, state: State | None = None, **known: Any) -> Decision:
@@ -269,7 +272,7 @@ def test_a_round_without_a_gradient_says_nothing_about_the_rate(
     ("sizes", "largest"), [((), 0.0), ((0.0, 3.0, 1.0), 3.0), ((1.0, math.nan, 2.0), math.nan), ((math.inf,), math.inf)]
 )
 def test_the_largest_gradient_does_not_hide_what_is_no_number(sizes: tuple[float, ...], largest: float) -> None:
-    assert Evidence((0, 1), 1, gradients=sizes).gradient == pytest.approx(largest, nan_ok=True)
+    assert Measured(gradients=sizes).gradient == pytest.approx(largest, nan_ok=True)
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------------
@@ -494,15 +497,18 @@ rounds = st.lists(
         blocks=blocks,
         peak=st.sampled_from([-1.0, PEAK, 900.0]),
         shape=st.floats(0, 1) | st.just(1.0),
-        moved=st.floats(min_value=0) | st.floats(1e-5, 1e-1),
+        measured=st.builds(
+            Measured,
+            moved=st.floats(min_value=0) | st.floats(1e-5, 1e-1),
+            straightness=st.floats(0, 2),
+            gradients=st.lists(st.floats(min_value=0) | st.just(1.0), max_size=3).map(tuple),
+            rates=st.floats(0, 1e6),
+            stretch=st.integers(1, 100),
+            rounding=st.sampled_from([0.0, 2.0**-24, 2.0**-9]),
+        ),
         estimated_level=st.floats(allow_nan=False) | st.floats(-5, 30),
-        straightness=st.floats(0, 2),
-        gradients=st.lists(st.floats(min_value=0) | st.just(1.0), max_size=3).map(tuple),
-        rates=st.floats(0, 1e6),
-        stretch=st.integers(1, 100),
         has_fallen=st.booleans(),
         lost=st.none() | st.tuples(numbers, numbers),
-        rounding=st.sampled_from([0.0, 2.0**-24, 2.0**-9]),
         highest=st.just(math.inf) | st.floats(-20, 20),
     ),
     max_size=40,
@@ -546,7 +552,7 @@ def check_decision(state: State, evidence: Evidence, decision: Decision) -> None
         assert decision.state.phase is Phase.SEARCHING
         diverged, excused = decision.event in (Event.ROLLED_BACK, Event.SLOWED_DOWN), decision.event is Event.BAD_BATCH
         assert (decision.action in (Action.ROLL_BACK, Action.GO_ON)) == (diverged or excused) == decision.resets_path
-        assert diverged or excused or math.isfinite(evidence.moved)
+        assert diverged or excused or math.isfinite(evidence.measured.moved)
         assert not (excused and state.excused)
         if diverged:
             low = math.log(1e-15) - state.level

@@ -13,6 +13,7 @@ import torch
 from hdet.rollback.judge import Block
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT as c
+from hdet.search.estimate import Measured
 from hdet.search.rule import Evidence, Phase, Rule, State
 from tests.search.twin import Run, Seen, Settings, Theta, next_end
 
@@ -109,12 +110,14 @@ def follow(seed: int) -> Counter[str]:
             blocks=tuple(blocks),
             peak=s.peak,
             shape=1.0 if t <= s.peak else s.h(t) / s.h(0),
-            moved=seen.q,
+            measured=Measured(
+                moved=seen.q,
+                straightness=seen.kappa,
+                gradients=tuple(seen.sizes),
+                rates=math.fsum(seen.eta),
+                stretch=len(seen.eta),
+            ),
             estimated_level=math.log(seen.estimated_rate / guess) if seen.estimated_rate > 0 else -math.inf,
-            straightness=seen.kappa,
-            gradients=tuple(seen.sizes),
-            rates=math.fsum(seen.eta),
-            stretch=len(seen.eta),
             has_losses=run.has_losses,
             has_fallen=progress.is_below,
             lost=progress.lost,

@@ -72,6 +72,22 @@ def with_another(kept: Sequence[Snapshot], t: int) -> tuple[Snapshot, ...]:
     return (*last, Snapshot(t, 1 - last[0].slot if last else 0))
 
 
+def rolled_back(kept: Sequence[Snapshot], latest: float, *, further: bool = False) -> tuple[Snapshot, ...]:
+    """The snapshots that a rollback leaves, the oldest first; the last of them is the one to restore.
+
+    Args:
+        kept: the snapshots there are; none: the weights stay.
+        latest: later snapshots may have been made after training began to diverge. If all were, the oldest must do.
+        further: whether to go back by one more, if there is one.
+
+    >>> kept = (Snapshot(4, 0), Snapshot(8, 1))
+    >>> [rolled_back(kept, latest)[-1].step for latest in (9, 7, 3)], rolled_back(kept, 9, further=True)[-1].step
+    ([8, 4, 4], 4)
+    """
+    fitting = tuple(one for one in kept if one.step <= latest) or tuple(kept[:1])
+    return fitting[:-1] if further and len(fitting) > 1 else fitting
+
+
 def present(kept: Sequence[Snapshot], slots: Container[int]) -> tuple[Snapshot, ...]:
     """Those whose slots can be put back: a checkpoint may have none."""
     return tuple(one for one in kept if one.slot in slots)
@@ -346,9 +362,8 @@ class Policy:
         if not state.kept:  # these weights stay, and are the measure now
             state = state._replace(near=near.cleared(), far=far.cleared(), before=None)
             return Decision(state, Action.GO_ON, cause=cause)
-        fitting = [one for one in state.kept if one.step <= latest] or list(state.kept[:1])
-        back = fitting[-2] if is_worse and len(fitting) > 1 else fitting[-1]
-        kept = tuple(one for one in state.kept if one is back or (one.slot == OLD and one.step < back.step))
+        *older, back = rolled_back(state.kept, latest, further=is_worse)
+        kept = (*(one for one in older if one.slot == OLD and one.step < back.step), back)
         if cause is Cause.WEIGHTS:  # nobody will want these again
             return Decision(state._replace(kept=kept, replaced=None), Action.ROLL_BACK, back.slot, back.step, cause)
         aside = 1 - back.slot if back.slot != OLD else 0

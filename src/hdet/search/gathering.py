@@ -24,7 +24,8 @@ from hdet.ranks.shards import resharded
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, nan_buffers, read
 from hdet.rollback.judge import Block
 from hdet.rollback.losses import Losses, merged
-from hdet.search.measure import Measure, Measured
+from hdet.search.estimate import Measured
+from hdet.search.measure import Measure
 
 __all__ = ["Gathered", "Ranks"]
 

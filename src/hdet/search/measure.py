@@ -16,31 +16,10 @@ from torch.optim import Optimizer
 from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
 from hdet.ranks.shards import counted_once, stepping_now
 from hdet.ranks.weights import fingerprint_of_words
+from hdet.search.estimate import Measured, Sums, estimate, largest_size, straightness, typical_norm, weight_ratio
 from hdet.search.pieces import Pieces, Reading, Vectors
-from hdet.search.rule import FINE, Sums, estimate, largest_size, straightness, typical_norm, weight_ratio
 
-__all__ = ["Measure", "Measured"]
-
-
-class Measured(NamedTuple):
-    """What the steps have come to; equal on all ranks."""
-
-    moved: float = 0.0
-    """How far the weights are from the origin, over its typical norm; infinite: they are no numbers."""
-    estimated_rate: float = 0.0
-    """The rate that the gradients ask for; 0 where they say nothing."""
-    straightness: float = 0.0
-    """Of the way; 1: nothing has turned yet."""
-    gradients: tuple[float, ...] = ()
-    """The largest number of each gradient that was sampled in the round."""
-    rates: float = 0.0
-    """The sum of the rates of all steps since the origin ..."""
-    stretch: int = 0
-    """... and how many these were."""
-    lost: bool = False
-    """Whether some gradient was not finite, so that the way must begin anew."""
-    rounding: float = FINE
-    """What rounding may move a weight by, over the weight."""
+__all__ = ["Measure"]
 
 
 class _Origin(NamedTuple):

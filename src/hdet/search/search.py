@@ -376,7 +376,7 @@ class Search:
         """
         measured, steps = gathered.measured, self._sampler.progress
         sign = direction(end.optimizer.param_groups[g] for g in self._groups)
-        if steps == 0 and measured.moved > 0:  # a graph was captured before anybody watched
+        if steps == 0 and measured.moved > 0:  # a graph was captured before the hook was set
             self._hook.captured = True
             self._sampler.measure.begin_anew()
         blocks = self.memory.judged(gathered.blocks, measured.gradients, sign)
@@ -387,17 +387,15 @@ class Search:
             blocks=blocks,
             peak=end.peak,
             shape=self.memory.shape(then, now, self.lead, climbs=end.after <= end.peak),
-            moved=measured.moved if gathered.is_sound else math.inf,
+            measured=measured._replace(
+                moved=measured.moved if gathered.is_sound else math.inf,
+                gradients=() if measured.lost else measured.gradients,
+            ),
             estimated_level=_level(measured.estimated_rate, then[self.lead]),
-            straightness=measured.straightness,
-            gradients=() if measured.lost else measured.gradients,
-            rates=measured.rates,
-            stretch=measured.stretch,
             made=self._sampler.made,
             has_losses=self.memory.has_losses,
             has_fallen=progress.is_below,
             lost=progress.lost,
-            rounding=measured.rounding,
         )
         return evidence, progress
 
