@@ -49,9 +49,9 @@ def test_ruined_weights_are_put_back_wherever_it_happens(plain: Guarded, fault: 
 
 def test_a_fault_costs_two_looks_at_most() -> None:
     (text,) = run({123: flip})[1]
-    assert text.startswith("training diverged at step 125: the weights of step 120 are put back, and the rate stays")
+    assert text.startswith("training diverged at step 125: rolled back to step 120, and the rate stays")
     (text,) = run({119: not_a_number})[1]
-    assert text.startswith("training diverged at step 120: the weights of step 112 are put back, and the rate stays")
+    assert text.startswith("training diverged at step 120: rolled back to step 112, and the rate stays")
 
 
 def spoil_gradients(ran: Guarded, factor: Callable[[], float]) -> None:
@@ -346,7 +346,7 @@ def test_a_frozen_weight_that_is_not_finite_is_named_at_once() -> None:
     ran = Guarded()
     ran.model[0].requires_grad_(False)
     with pytest.raises(
-        hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not put back, since this optimizer"
+        hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not rolled back, since this optimizer"
     ):
         with recorded() as caught:
             ran.go(0, 60, {30: not_a_number})
@@ -359,7 +359,7 @@ def test_layers_that_thaw_have_nothing_to_go_back_to_until_the_next_snapshot() -
     ran.model[0].requires_grad_(False)
     ran.go(0, 25)
     ran.model[0].requires_grad_(True)
-    with recorded(), pytest.raises(hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not put back"):
+    with recorded(), pytest.raises(hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not rolled back"):
         ran.go(25, 40, {26: not_a_number})
 
 

@@ -238,8 +238,8 @@ def test_weights_that_are_no_numbers_are_put_back(gives_loss: bool) -> None:
         train(model, optimizer, scheduler, range(120), tells=tells)
     rate = scheduler._run.found.peak_factor
     ruin(model, lambda p: p.mul_(math.nan))
-    excused = "step 124: the weights of step 104 are put back, at the same rate"
-    paid = "diverged at step {}: the weights of step {} are put back"
+    excused = "step 124: rolled back to step 104, at the same rate"
+    paid = "diverged at step {}: rolled back to step {}, "
     with pytest.warns(SearchWarning, match=excused if gives_loss else paid.format(124, 87)) as caught:
         train(model, optimizer, scheduler, range(120, 130), tells=tells)
     assert [w.filename for w in caught if w.category is SearchWarning] == [runs.__file__]

@@ -98,7 +98,7 @@ def test_every_going_back_is_said() -> None:
     assert len(back(ran)) >= 2
     assert len(ran.words) == len(back(ran))
     for words, step in zip(ran.words, back(ran), strict=True):
-        assert f"the weights of step {step} are put back" in words
+        assert f"rolled back to step {step}," in words
     assert final_loss(model) < 4 * fixed_loss(SGD, 0.3, STEPS)
 
 

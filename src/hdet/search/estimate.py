@@ -70,7 +70,7 @@ class PathSums(NamedTuple):
 def update(
     sums: PathSums, gradient: Sequence[float], start: Sequence[float], now: Sequence[float], rate: float
 ) -> PathSums:
-    """The sums with one more sampled step, made from ``now`` at ``rate``. A step that is not sampled only adds its rate.
+    """The sums with one more sampled step, made from ``now`` at ``rate``. One that is not sampled only adds its rate.
 
     Three equal steps of rate 1 along a constant gradient:
 

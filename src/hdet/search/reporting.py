@@ -176,7 +176,7 @@ def _warning_of(decision: Decision, step: int) -> str | None:
         why, cure = decision.why.text, _CURES[decision.why]
         return f"search stopped at step {step}: {why}; using the given rate. {cure}"
     if decision.rolled_back_to is not None:
-        back = f"the weights of step {decision.rolled_back_to} are put back"
+        back = f"rolled back to step {decision.rolled_back_to}"
         if decision.event is Event.BAD_BATCH:
             return f"the weights were NaN or infinite at step {step}: {back}, at the same rate. Look at its batch"
         return (
