@@ -142,7 +142,7 @@ def test_a_gradient_that_is_not_finite_is_said(bad: float) -> None:
     found = descend(measure, p, [1.0, [bad, 1.0]], [0.1, 0.1])
     assert (found.lost, found.estimated_rate, found.straightness) == (True, 0.0, 0.0)
     assert found.gradients == (1.0, pytest.approx(bad, nan_ok=True))
-    measure.begin_anew()
+    measure.begin_path()
     found = descend(measure, p, [1.0] * 3, [0.1] * 3)
     assert (found.estimated_rate, found.straightness, found.lost) == (pytest.approx(0.1), pytest.approx(1.0), False)
 
@@ -320,7 +320,7 @@ def test_no_minority_of_the_numbers_decides_how_long_weights_are(kind: str) -> N
         measure.look(optimizer) if k == 0 else measure.sample(optimizer)
         optimizer.step()
         moved.append(result(measure, optimizer).moved)
-        measure.begin_anew()
+        measure.begin_path()
     weights = torch.cat([model[0].weight.flatten(), model[2].weight.flatten()])  # type: ignore[arg-type]
     usual = 1e-3 / float(weights.square().mean().sqrt())
     assert moved == pytest.approx([usual, usual], rel=0.5)
