@@ -46,7 +46,7 @@ class Phase(IntEnum):
     FIRST = 0
     """Before a first step whose length is known."""
     SEARCHING = 1
-    """The rate is raised as long as the gradients ask for more."""
+    """The rate is raised while the estimated rate is above it."""
     STOPPED = 2
     """Nothing is searched: the given rate is used, on the schedule as it is."""
 
@@ -60,7 +60,7 @@ class State(NamedTuple):
     peak: float = 0.0
     """The step at which the schedule's rising phase ends: until there the rate is below the target."""
     ceiling: float = math.inf
-    """log of what the rate over the guess may rise to, since the gradients ask for nothing more."""
+    """log of the most that the rate over the guess may rise to, once gradients cancel."""
     history: LossHistory = LossHistory()
     """What is remembered of the losses."""
     snapshots: tuple[Snapshot, ...] = ()
@@ -68,11 +68,11 @@ class State(NamedTuple):
     slowed_from: float = math.nan
     """The level before training was rolled back, in case that was wrong."""
     pace: float = math.nan
-    """How far the first step that was measured moved the weights, over its rate; NaN after a roll back ..."""
+    """How far the first step that was measured moved the weights, over its rate; NaN after a rollback ..."""
     rate: float = math.nan
     """... and that rate."""
     excused: bool = False
-    """Whether weights that were not finite were put back at the same rate: the next time it pays."""
+    """Whether training was rolled back at the same rate, because of a bad batch: the next time the rate is lowered."""
 
     @property
     def peak_factor(self) -> float:
@@ -96,7 +96,7 @@ class State(NamedTuple):
         return max(constants.min_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
 
     def peaking(self, peak: float, share: float = 1.0) -> State:
-        """The state on a schedule that has another peak; ``share``: how much of the level is left of it.
+        """The state on a schedule with another peak; ``share``: what the factor is multiplied by.
 
         >>> State(Phase.SEARCHING, level=0.0, peak=99.0).peaking(49, share=0.5).factor(50)
         0.5
@@ -105,7 +105,7 @@ class State(NamedTuple):
         return self._replace(peak=peak, level=max(self.level + left, LOWEST), slowed_from=self.slowed_from + left)
 
     def at(self, level: float) -> State:
-        """The state at another level, within bounds; a ceiling goes down with it."""
+        """The state at another level, within bounds; the ceiling falls with it."""
         level = min(max(level, LOWEST), HIGHEST)
         return self._replace(level=level, ceiling=self.ceiling + min(level - self.level, 0.0))
 
@@ -118,7 +118,7 @@ class Evidence(NamedTuple):
     steps: int
     """How many steps the optimizer made."""
     blocks: tuple[Block, ...] = ()
-    """The losses of the round; none: none were given."""
+    """The losses of the round; empty: none were given."""
     peak: float = 0.0
     """The step at which the schedule's rising phase ends."""
     shape: float = 1.0
@@ -130,9 +130,9 @@ class Evidence(NamedTuple):
     made: int = 0
     """Steps that the optimizer has made in all; 0: as many as the schedule."""
     has_losses: bool = True
-    """Whether ``blocks`` are losses; if not, sizes of gradients stand in their place."""
+    """Whether ``blocks`` are losses; if not, they are sizes of gradients."""
     has_fallen: bool = True
-    """Whether the loss is below where it began, beyond its noise; also where nothing is known of it."""
+    """Whether the loss is below where it began, beyond its noise; also true if nothing is known of it."""
     lost: tuple[float, float] | None = None
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
     highest: float = math.inf
@@ -140,7 +140,7 @@ class Evidence(NamedTuple):
 
     @property
     def steps_per_call(self) -> float:
-        """Of the optimizer, for each step of the schedule: Accelerate steps that once for each process.
+        """Steps of the optimizer for each step of the schedule: Accelerate steps the schedule once for each process.
 
         >>> Evidence(span=(40, 41), steps=4, made=21).steps_per_call
         0.5
@@ -158,16 +158,16 @@ class Decision(NamedTuple):
     event: Event | None = None
     """What happened; None: nothing special."""
     rolled_back_to: int | None = None
-    """The step whose weights training goes on from."""
+    """The step whose weights are restored."""
     why: Reason | None = None
     """Why the search stops, if it does."""
     resets_path: bool = False
-    """Whether the way that the reach is measured along begins anew."""
+    """Whether a new path begins."""
     is_harder: bool = False
-    """Whether the data have become harder: earlier losses are no measure any more."""
+    """Whether the data have become harder, so that earlier losses no longer count."""
 
     def progress(self, before: Progress, after: Progress, evidence: Evidence) -> Progress:
-        """What is remembered of the losses: those of ruined weights are no progress.
+        """What is remembered of the losses: those that were rolled back are not.
 
         ``before``, ``after``: without the losses of the round, and with them.
         """
@@ -181,10 +181,10 @@ class Rule:
     """The rule of one run.
 
     Args:
-        total_steps: S, the run's length in steps of the schedule; None: nobody knows, and it is taken for 30 times the
-            steps so far.
+        total_steps: S, the run's length in steps of the schedule; None: unknown, and taken to be 30 times the steps so
+            far.
         searches: whether the rate is searched at all.
-        constants, limits: the numbers; other ones in experiments.
+        constants, limits: the numbers of the rule and of the judge; experiments give others.
     """
 
     total_steps: int | None
@@ -207,7 +207,7 @@ class Rule:
         return State(Phase.STOPPED, level=0.0)
 
     def remembering(self, state: State, slots: Container[int]) -> State:
-        """The state where only the snapshots in some slots exist: a checkpoint may have none."""
+        """The state if only the snapshots in some slots exist: a checkpoint may have none."""
         return state._replace(snapshots=present(state.snapshots, slots))
 
     def after_round(self, state: State, evidence: Evidence) -> Decision:
@@ -378,7 +378,7 @@ def next_end(t: int, constants: Constants = DEFAULT) -> int:
 
 
 def is_sampled(step: int, length: int, constants: Constants = DEFAULT) -> bool:
-    """Whether the gradient of step ``step`` of a round of so many, counted from 0, is sampled: 8 at most.
+    """Whether the gradient of step ``step`` of a round, counted from 0, is sampled: 8 of ``length`` at most.
 
     >>> [step for step in range(40) if is_sampled(step, 40)]
     [0, 5, 10, 15, 20, 25, 30, 35]
