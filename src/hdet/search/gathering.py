@@ -19,7 +19,7 @@ from hdet.journal.writer import JournalWriter, meet
 from hdet.parameters import put_back, trained_parameters
 from hdet.ranks.agreement import Agreement, Occasion, Shown, fingerprints_of
 from hdet.ranks.average import average_
-from hdet.ranks.group import ReplicaIndex, arriving, gather_named
+from hdet.ranks.group import arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import resharded
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, nan_buffers, read
@@ -60,11 +60,6 @@ class Ranks:
         self.rank_group = rank_group
         self._journal_writer = journal_writer
         self._replica_tensors = ReplicaTensors(model)
-
-    @property
-    def replica_index(self) -> ReplicaIndex:
-        """This rank's place."""
-        return self.rank_group.replica_index
 
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known: no step has been made yet."""
@@ -109,7 +104,7 @@ class Ranks:
     def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
         """Inside, buffers are averaged; afterwards they are this rank's own again. Collective."""
         weights = self._buffers
-        if self.replica_index.size == 1 or not weights.buffers:
+        if self.rank_group.replica_index.size == 1 or not weights.buffers:
             yield
             return
         self.meet(optimizer, t)

@@ -22,7 +22,6 @@ All numbers are in :mod:`hdet.search.constants`. :class:`hdet.search.search.Sear
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Container
 from dataclasses import dataclass
 from enum import IntEnum
@@ -364,6 +363,7 @@ class Rule:
 # -- rounds: they grow with the run ------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=64)  # every step asks for the end of its round
 def next_end(t: int, constants: Constants = DEFAULT) -> int:
     """The first end of a round after ``t`` steps. The first round is one step; one that begins at t has max(2, 0.2 t).
 
@@ -373,8 +373,10 @@ def next_end(t: int, constants: Constants = DEFAULT) -> int:
     >>> ends
     [1, 3, 5, 7, 9, 11, 13, 15, 18, 21, 25, 30, 36, 43, 51, 61, 73, 87, 104]
     """
-    ends = _ends(1 << int(max(t, 1)).bit_length(), constants)
-    return ends[bisect_right(ends, t)]
+    end = 1
+    while end <= t:
+        end += max(constants.min_round, int(constants.round_growth * end))
+    return end
 
 
 def is_sampled(step: int, length: int, constants: Constants = DEFAULT) -> bool:
@@ -384,11 +386,3 @@ def is_sampled(step: int, length: int, constants: Constants = DEFAULT) -> bool:
     [0, 5, 10, 15, 20, 25, 30, 35]
     """
     return step % max(1, math.ceil(length / constants.max_samples)) == 0
-
-
-@lru_cache(maxsize=64)
-def _ends(beyond: int, constants: Constants) -> tuple[int, ...]:
-    ends = [1]
-    while ends[-1] <= beyond:
-        ends.append(ends[-1] + max(constants.min_round, int(constants.round_growth * ends[-1])))
-    return tuple(ends)

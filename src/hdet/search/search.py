@@ -170,9 +170,8 @@ class Search:
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
 
-    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
-        """The rates of all ranks: they are equal."""
-        return self.rates(schedule, t)
+    base = rates
+    """The rates of all ranks: they are equal."""
 
     def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """A rank's rates over the base rates: 1."""
