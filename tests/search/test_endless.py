@@ -64,7 +64,7 @@ def test_a_rate_is_found_and_held() -> None:
     assert rates[200:] == [rates[-1]] * 50
     assert rates[-1] == pytest.approx(found.rate)
     assert set(momenta) == {0.9}  # a search leaves it alone
-    assert "no end" in run[2]._repr_html_()
+    assert "unknown length" in run[2]._repr_html_()
     # a OneCycle that is held finds about the rate of one that is as long
     ordinary = built(1e-6, 250, momentum)
     train(*ordinary, range(250))

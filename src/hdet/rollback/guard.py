@@ -102,7 +102,7 @@ class _Seen(NamedTuple):
     size: float | None
     """The largest weight; None: it was not measured."""
     is_near: bool
-    """Whether snapshots lie where they are quickly made."""
+    """Whether snapshots are on the device, where they are quickly made."""
 
 
 class Guard:
@@ -382,7 +382,7 @@ class Guard:
         elif action is Action.GO_ON and not is_finite:
             names = _names(self._model, self._rank_group.group) or f"the optimizer state{_NOT_FINITE}"
             raise DivergedError(
-                f"{names} at step {self._t}, and no weights are kept to go back to; load an earlier checkpoint"
+                f"{names} at step {self._t}, and there is no snapshot to roll back to; load an earlier checkpoint"
             )
 
     def _tell(self, decision: Decision, seen: Sequence[Step], steps: range) -> None:

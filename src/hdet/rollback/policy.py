@@ -1,8 +1,8 @@
 r"""Which snapshots are kept, when training is rolled back, and to which of them. Pure.
 
 The first part serves the search and ``hdet.Guard`` alike; the rest is what a guard decides. Both keep snapshots of the
-last good weights, both are told by the judge of losses (:mod:`hdet.rollback.judge`) that training has diverged, and
-both undo a rollback that has turned out to be a false alarm, because the data have become harder:
+last good weights, both learn from the judge of losses (:mod:`hdet.rollback.judge`) that training has diverged, and both
+undo a rollback that has turned out to be a false alarm, because the data have become harder:
 
 ================= =============================================== =====================================================
 question          search (:class:`hdet.search.rule.Rule`)         guard (:class:`Policy`)
@@ -261,7 +261,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """What a user has asked for.
+    """What a guard decides, by the arguments that the user gave.
 
     Args:
         check_every: steps of a round.

@@ -82,10 +82,6 @@ class Memory:
         self.stopped_for = decision.why or self.stopped_for
         self.found = after
 
-    def progress_after(self, blocks: Sequence[Block], end: int) -> Progress:
-        """The losses so far, and those of a round that has just ended at this step."""
-        return self.progress.after(blocks, end) if self.has_losses else self.progress
-
     def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round, lower is better; if none is ever given, the logarithms of the gradients' sizes.
 

@@ -1,7 +1,7 @@
 r"""Has the train loss fallen? The losses from the first step on, and what follows from them. Pure.
 
 The latest quarter of the steps is compared with beginnings of the run: the first two losses, at a rate that is
-negligible, and all longer ones that lie before that quarter. The loss has fallen if one of them is above it by more
+negligible, and all longer ones that end before that quarter. The loss has fallen if one of them is above it by more
 than the noise of the two means, and by more than a part of the loss itself or by far more than single steps differ:
 
 .. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ \min(0.02\,|\text{beginning}|,\

@@ -17,14 +17,14 @@ from hdet.ranks.rank_group import RankGroup
 from hdet.search.progress import Progress
 from hdet.search.rule import Decision
 
-BEGINS_ANEW = "begins a new OneCycle with that peak"
+NEW_CYCLE = "begins a new OneCycle with that peak"
 """What ``max_lr=`` does with a rate that was found ..."""
 REPLAYS = "replays the rates of the run step by step"
 """... and what ``hdet.schedule_from`` does."""
 _logger = logging.getLogger("hdet")
 _NO_LOSSES = (
-    "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are NaN "
-    "or infinite. Give it: scheduler.step(loss)"
+    "no loss was given until step {step}: training that diverges is only seen if gradients show it, or if weights are "
+    "NaN or infinite. Give the loss: scheduler.step(loss)"
 )
 Status: TypeAlias = Literal["searching", "settled", "stopped", "too short"]
 _LEARN = (
@@ -140,7 +140,7 @@ class Reporter:
         if ends and found.status == "stopped":
             _logger.info("%s", found)
         elif ends:
-            peak = f"max_lr={found.max_lr} {BEGINS_ANEW}, and " if has_peak else ""
+            peak = f"max_lr={found.max_lr} {NEW_CYCLE}, and " if has_peak else ""
             _logger.info("%s; use again: %shdet.schedule_from(journal, optimizer) %s", found, peak, REPLAYS)
         elif settles:
             _logger.info("the rate has settled at step %d: %s", t, found.max_lr)
@@ -165,7 +165,7 @@ def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable
     """
     told = f"{found}; the rate is {listed(rates)}"
     if total_steps is None:
-        return f"<div>step {step}, no end: {told}</div>"
+        return f"<div>step {step}, unknown length: {told}</div>"
     bar = f'<progress value="{step}" max="{total_steps}"></progress>'
     return f"<div>step {step} of {total_steps}: {told}<br>\n{bar}</div>"
 

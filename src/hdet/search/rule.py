@@ -9,12 +9,13 @@ and no more (:meth:`Rule._largest_raise`). Once gradients cancel, a *ceiling* is
 schedule rises, the rate is a part of its target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is
 raised.
 
-**When weights go back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it is back
-where it began (``Evidence.lost``), or if weights are NaN or infinite, training has diverged: it goes back to the older
-of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). Weights that become NaN or infinite for the first
-time, after losses that were fine, are the fault of a batch: training goes back to the last snapshot, at the same rate.
-If the losses after a rollback are as high as before it, the data have become harder, and the rate is raised back. Which
-snapshots are kept and restored is decided in :mod:`hdet.rollback.policy`, which serves ``hdet.Guard`` too.
+**When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
+is back where it began (``Evidence.lost``), or if weights are NaN or infinite, training has diverged: it is rolled back
+to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). Weights that become NaN or infinite
+for the first time, after losses that were fine, are the fault of a batch: training is rolled back to the last snapshot,
+at the same rate. If the losses after a rollback are as high as before it, the data have become harder, and the rate is
+raised back. Which snapshots are kept and restored is decided in :mod:`hdet.rollback.policy`, which serves
+``hdet.Guard`` too.
 
 All numbers are in :mod:`hdet.search.constants`. :class:`hdet.search.search.Search` carries the decisions out.
 """
@@ -274,7 +275,7 @@ class Rule:
         raised, shorter = rates / stretch / state.rate, state.pace * rates / moved
         return raised >= c.lag_min_raise and shorter >= max(raised**c.lag_exponent, c.lag_wander * stretch)
 
-    # -- when weights go back ------------------------------------------------------------------------------------------
+    # -- when training is rolled back ---------------------------------------------------------------------------------
 
     def _judged(self, state: State, evidence: Evidence, falling: bool) -> tuple[State, Verdict]:
         """The judge's verdict on the round. A loss that is back where it began has diverged too."""

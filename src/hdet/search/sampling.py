@@ -37,8 +37,8 @@ class StepHook:
         self._inside = False
         """Whether a step is being made. A step that calls its base class's step calls hooks twice, and is one step."""
 
-    def step_is_over(self) -> None:
-        """The scheduler is stepped. A step that has raised an error did not say that it was over."""
+    def step_is_over(self, *_: Any) -> None:
+        """The step is made, or the scheduler is stepped: a step that raised an error has not called its last hook."""
         self._inside = False
 
     def begin(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
@@ -47,7 +47,7 @@ class StepHook:
             return
         self._begun = True
         self._owner, self._before_step = ref(owner), before_step
-        hook_steps(optimizer, self, StepHook._step_begins, StepHook._step_is_made)
+        hook_steps(optimizer, self, StepHook._step_begins, StepHook.step_is_over)
 
     def _step_begins(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> Any:
         if self._inside:
@@ -61,9 +61,6 @@ class StepHook:
             self.captured = True
         elif owner is not None:
             self._before_step(owner, optimizer)
-
-    def _step_is_made(self, *_: Any) -> None:
-        self._inside = False
 
 
 class Sampling(Enum):

@@ -388,7 +388,9 @@ class Search:
             self._hook.captured = True
             self._sampler.measure.begin_path()
         blocks = self.memory.judged(gathered.blocks, measured.gradients, sign)
-        progress = self.memory.progress_after(blocks, end.after)
+        progress = self.memory.progress
+        if self.memory.has_losses:
+            progress = progress.after(blocks, end.after)
         evidence = Evidence(
             span=(end.before, end.after),
             steps=steps,
