@@ -188,7 +188,7 @@ def test_a_tensor_that_the_optimizer_writes_to_is_not_kept() -> None:
 
 
 def test_steps_that_are_not_sampled_count_with_their_rates_only() -> None:
-    """A constant gradient, every third step sampled: sums of rates are over all steps, so the way is still straight."""
+    """A constant gradient, every third step sampled: sums of rates are over all steps: the path is straight."""
 
     def see(measure: Measure, optimizer: torch.optim.Optimizer, k: int) -> None:
         (measure.pass_by if k % 3 else measure.sample)(optimizer)
