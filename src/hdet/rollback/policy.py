@@ -15,10 +15,10 @@ rate              divided by 3, then raised again by the search   as it was the 
 false alarm       the rate is raised back, the weights stay       rate and weights are as before the rollback
 ================= =============================================== =====================================================
 
-A guard looks at the last steps every :data:`LOOK` steps. Training has diverged in three cases:
+A guard decides every :data:`LOOK` steps, which is called a look. Training has diverged in three cases:
 
-1. A single loss or gradient is NaN, infinite or far larger than usual (:class:`Usual`), unless the optimizer was kept
-   from using it, or weights are.
+1. A single loss, gradient or weight is NaN, infinite or far larger than usual (:class:`Usual`). A gradient that was
+   *withheld*, which means that the optimizer was kept from using it, does not count.
 2. Losses leap and stay there for most of a look (:data:`hdet.rollback.judge.LOOKS`).
 3. Losses of a whole round of ``check_every`` steps have lost too much of what was gained
    (:data:`hdet.rollback.judge.ROUNDS`).

@@ -1,13 +1,13 @@
 r"""The rule behind ``max_lr="auto"``: what the end of a round means for the rate and for the weights. Pure.
 
-**How the rate is raised.** The rate of step :math:`t` is guess x factor x schedule. The factor :math:`m` begins at
-1/1000, and the first step shows how far a step moves the weights: from it follows an :math:`m` at which a step moves
-them by 0.5 % of their norm, whatever the guess was (:meth:`Rule._after_first_step`). From then on each round compares
-the rate with the estimated rate (:mod:`hdet.search.estimate`): the rate is raised while past gradients still point
-along the path taken, because longer steps would have helped (:meth:`Rule._steered`). One round may raise it by so much
-and no more (:meth:`Rule._largest_raise`). Once gradients cancel, a *ceiling* is set a little above the rate. While the
-schedule rises, the rate is a part of its target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is
-raised.
+**How the rate is raised.** The *target* of a step is guess x m x schedule, and the search looks for the factor
+:math:`m`; its logarithm is the *level*. It begins at 1/1000, and the first step shows how far a step moves the weights:
+from that follows an :math:`m` at which a step moves them by 0.5 % of their norm, whatever the guess was
+(:meth:`Rule._after_first_step`). From then on each round compares the target with the estimated rate
+(:mod:`hdet.search.estimate`): it is raised while past gradients still point along the path taken, because longer steps
+would have helped (:meth:`Rule._steered`). What one round may add is limited (:meth:`Rule._largest_raise`). Once
+gradients cancel, a *ceiling* is set a little above the rate. While the schedule rises, the rate is only a part of the
+target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is raised.
 
 **When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
 is back where it began (``Evidence.lost``), or if weights are NaN or infinite, training has diverged: it is rolled back
