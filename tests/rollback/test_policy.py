@@ -14,9 +14,9 @@ from hdet.rollback.policy import (
     SPACING,
     Action,
     Cause,
-    Decision,
+    GuardDecision,
+    GuardPolicy,
     GuardState,
-    Policy,
     Snapshot,
     Step,
     Usual,
@@ -24,10 +24,10 @@ from hdet.rollback.policy import (
 
 EVERY = 16
 FINE = [1.0, 1.02, 0.98, 1.01, 0.99, 1.0, 1.03, 0.97]
-POLICY = Policy(EVERY, factor=0.25, recover=2, max_rollbacks=3)
+POLICY = GuardPolicy(EVERY, factor=0.25, recover=2, max_rollbacks=3)
 
 
-def trained(policy: Policy = POLICY, looks: int = 24) -> tuple[GuardState, int]:
+def trained(policy: GuardPolicy = POLICY, looks: int = 24) -> tuple[GuardState, int]:
     """After some looks whose losses fall from 5 to 1; gradients have norms of 1 to 2."""
     state, t = GuardState(kept=(Snapshot(0, 0),)), 0
     for k in range(looks):
@@ -45,8 +45,8 @@ def after(
     norms: Sequence[float] = (1.0, 2.0, 1.0, 2.0),
     withheld: Sequence[bool] = (False,) * LOOK,
     is_sound: bool = True,
-    policy: Policy = POLICY,
-) -> Decision:
+    policy: GuardPolicy = POLICY,
+) -> GuardDecision:
     steps = [Step(*row) for row in zip(losses or FINE[:LOOK], norms, withheld, strict=False)]
     return policy.after_look(state, t, steps, is_sound)
 
@@ -57,7 +57,7 @@ def test_two_snapshots_are_young_and_one_is_old() -> None:
     assert [(one.step, one.slot) for one in recent] == [(t - SPACING, recent[0].slot), (t, 1 - recent[0].slot)]
     assert old.slot == OLD
     assert t - state.begun + EVERY >= t - old.step - SPACING >= t - state.begun
-    far, _ = trained(Policy(SPACING, 0.25, 2, 3))
+    far, _ = trained(GuardPolicy(SPACING, 0.25, 2, 3))
     assert OLD not in {one.slot for one in far.kept}, "a round is as short as the time between snapshots"
 
 
@@ -172,7 +172,7 @@ def test_the_rate_stays_low_if_training_diverges_again_while_it_recovers() -> No
     assert state.since_well == 0
     third = after(state, t := t + LOOK, is_sound=False).state
     assert third.slowed.low == third.slowed.ceiling < 0.25
-    stays = Policy(EVERY, factor=0.25, recover=None, max_rollbacks=3)
+    stays = GuardPolicy(EVERY, factor=0.25, recover=None, max_rollbacks=3)
     state, t = trained(stays)
     for _ in range(2):
         state = after(state, t := t + LOOK, is_sound=False, policy=stays).state

@@ -50,9 +50,9 @@ from hdet.rollback.policy import (
     SPACING,
     Action,
     Cause,
-    Decision,
+    GuardDecision,
+    GuardPolicy,
     GuardState,
-    Policy,
     Slowed,
     Snapshot,
     Step,
@@ -356,7 +356,7 @@ class Guard:
         worst = max(norms, key=lambda norm: norm if math.isfinite(norm) else math.inf, default=None)
         return Step(sign * loss if losses and sign else None, worst, step in self._withheld)
 
-    def _act(self, decision: Decision, *, is_finite: bool) -> None:
+    def _act(self, decision: GuardDecision, *, is_finite: bool) -> None:
         action = decision.action
         if action is Action.KEEP:
             self._keep(decision.slot)
@@ -385,7 +385,7 @@ class Guard:
                 f"{names} at step {self._t}, and there is no snapshot to roll back to; load an earlier checkpoint"
             )
 
-    def _tell(self, decision: Decision, seen: Sequence[Step], steps: range) -> None:
+    def _tell(self, decision: GuardDecision, seen: Sequence[Step], steps: range) -> None:
         """People, at once, on one rank."""
         text = _words_of(decision, self._t, self._policy) or _withheld_words(seen, steps)
         if text and self._rank_group.replica_index.replica == 0:
@@ -445,11 +445,11 @@ class Guard:
         self.load_state_dict(state["state"])
 
 
-def _checked(**given: Any) -> Policy:
+def _checked(**given: Any) -> GuardPolicy:
     for name, (rule, cure) in _ARGUMENTS.items():
         must_be(rule.words, rule.fits(given[name]), cure, **{name: given[name]})
     recover = None if given["recover"] is None else int(given["recover"])
-    return Policy(int(given["check_every"]), float(given["factor"]), recover, int(given["max_rollbacks"]))
+    return GuardPolicy(int(given["check_every"]), float(given["factor"]), recover, int(given["max_rollbacks"]))
 
 
 def _names(model: nn.Module, group: ReplicaGroup) -> str:
@@ -479,7 +479,7 @@ def _withheld_words(seen: Sequence[Step], steps: range) -> str:
     return f"gradients out of all proportion were not used, and training goes on: step {', '.join(bad)}" if bad else ""
 
 
-def _words_of(decision: Decision, t: int, policy: Policy) -> str:
+def _words_of(decision: GuardDecision, t: int, policy: GuardPolicy) -> str:
     """What has happened to the weights, for people; nothing if nothing has."""
     slowed, before = decision.state.slowed, decision.state.before
     if decision.action is Action.TAKE_BACK:

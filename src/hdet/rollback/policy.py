@@ -5,7 +5,7 @@ last good weights, both learn from the judge of losses (:mod:`hdet.rollback.judg
 undo a rollback that has turned out to be a false alarm, because the data have become harder:
 
 ================= =============================================== =====================================================
-question          search (:class:`hdet.search.rule.Rule`)         guard (:class:`Policy`)
+question          search (:class:`hdet.search.rule.Rule`)         guard (:class:`GuardPolicy`)
 ================= =============================================== =====================================================
 snapshot is due   at a round's end, after 4 steps (`is_due`)      at a look, after 8 steps (`is_due`), if it is fine
 rolled back to    the older of two; if a batch is to blame, the   the last one from before the losses leapt; after NaN
@@ -244,7 +244,7 @@ class Cause(IntEnum):
     """They are NaN, infinite, or one of them is out of all proportion."""
 
 
-class Decision(NamedTuple):
+class GuardDecision(NamedTuple):
     """What follows from a look."""
 
     state: GuardState
@@ -260,7 +260,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Policy:
+class GuardPolicy:
     """What a guard decides, by the arguments that the user gave.
 
     Args:
@@ -278,7 +278,7 @@ class Policy:
     def factor_at(self, slowed: Slowed, t: int) -> float:
         """The factor on the rate of step ``t``.
 
-        >>> policy = Policy(check_every=10, factor=0.25, recover=2, max_rollbacks=3)
+        >>> policy = GuardPolicy(check_every=10, factor=0.25, recover=2, max_rollbacks=3)
         >>> [policy.factor_at(Slowed(2, since=100, low=0.25), t) for t in (100, 110, 120, 130)]
         [0.25, 0.5, 1.0, 1.0]
         """
@@ -301,7 +301,7 @@ class Policy:
         *,
         spacing: int = SPACING,
         known: int | None = None,
-    ) -> Decision:
+    ) -> GuardDecision:
         """What follows from one look.
 
         Args:
@@ -324,13 +324,13 @@ class Policy:
             return self._diverged(state, t, first + bad - 1, Cause.STEP)
         state = state.having_seen(steps)
         if state.withheld >= PATIENCE:
-            return Decision(state, Action.GIVE_UP, cause=Cause.STEP)
+            return GuardDecision(state, Action.GIVE_UP, cause=Cause.STEP)
         if state.withheld > 1 and state.since_well == 0:  # once may be the data's fault
             return self._diverged(state, t, t - state.withheld - 1, Cause.STEP)
         blocks = [Block(one.loss, 1) for one in steps if one.loss is not None]
         near, verdict = judge(state.near, blocks, falling=False, limits=LOOKS)
         if verdict is Verdict.DIVERGED and state.withheld:
-            return Decision(state)  # training was rolled back already: gradients that are not finite are withheld
+            return GuardDecision(state)  # training was rolled back already: gradients that are not finite are withheld
         state, began = state._replace(near=near, losses=(*state.losses, *(x.mean for x in blocks))), state.begun
         if verdict is Verdict.FINE and known - began >= self.check_every:
             far, verdict = judge(state.far, blocks_of(state.losses), falling=False, limits=ROUNDS)
@@ -344,15 +344,15 @@ class Policy:
         if blocks and math.isnan(state.near.suspect_level) and math.isnan(state.far.suspect_level):
             state = state._replace(before=None, replaced=None)
         if is_sound is None or not is_due(state.recent, t, spacing):
-            return Decision(state)
+            return GuardDecision(state)
         if state.withheld or (blocks and not is_well(near, blocks[-1], LOOKS)):
-            return Decision(state)  # the next look will show what became of these weights
+            return GuardDecision(state)  # the next look will show what became of these weights
         return self._keeping(state, t, spacing)
 
-    def _diverged(self, state: GuardState, t: int, latest: int, cause: Cause) -> Decision:
+    def _diverged(self, state: GuardState, t: int, latest: int, cause: Cause) -> GuardDecision:
         """Back to a snapshot of step ``latest`` or before, if there is one: later ones may have diverged already."""
         if state.slowed.rollbacks >= self.max_rollbacks:
-            return Decision(state, Action.GIVE_UP, cause=cause)
+            return GuardDecision(state, Action.GIVE_UP, cause=cause)
         near, far = (history.suspecting(history.suspect_level) for history in (state.near, state.far))
         is_worse = cause is not Cause.LOSSES and state.since_well > 0  # not finite once more, right after a rollback
         state = state._replace(
@@ -366,14 +366,16 @@ class Policy:
         )
         if not state.kept:  # these weights stay, and are the measure now
             state = state._replace(near=near.cleared(), far=far.cleared(), before=None)
-            return Decision(state, Action.GO_ON, cause=cause)
+            return GuardDecision(state, Action.GO_ON, cause=cause)
         *older, back = rolled_back(state.kept, latest, further=is_worse)
         kept = (*(one for one in older if one.slot == OLD and one.step < back.step), back)
         if cause is Cause.WEIGHTS:  # these will never be restored
-            return Decision(state._replace(kept=kept, replaced=None), Action.ROLL_BACK, back.slot, back.step, cause)
+            return GuardDecision(
+                state._replace(kept=kept, replaced=None), Action.ROLL_BACK, back.slot, back.step, cause
+            )
         aside = 1 - back.slot if back.slot != OLD else 0
         state = state._replace(kept=kept, replaced=Snapshot(t, aside))
-        return Decision(state, Action.ROLL_BACK, back.slot, back.step, cause, aside)
+        return GuardDecision(state, Action.ROLL_BACK, back.slot, back.step, cause, aside)
 
     def _slowed(self, state: GuardState, t: int) -> Slowed:
         """The first rollback leaves the rate as it is; one that follows soon does not."""
@@ -385,7 +387,7 @@ class Policy:
         low *= self.factor
         return Slowed(slowed.rollbacks + 1, t, low, min(low, slowed.ceiling) if is_to_blame else slowed.ceiling)
 
-    def _keeping(self, state: GuardState, t: int, spacing: int) -> Decision:
+    def _keeping(self, state: GuardState, t: int, spacing: int) -> GuardDecision:
         """Keep these weights, in the slot that has been in use for longer."""
         recent, retired = state.recent, None
         old = tuple(one for one in state.kept if one.slot == OLD)
@@ -396,17 +398,17 @@ class Policy:
         slot = kept[-1].slot
         replaced = None if state.replaced is not None and state.replaced.slot == slot else state.replaced
         state = state._replace(kept=(*old, *kept), since_well=0, replaced=replaced)
-        return Decision(state, Action.KEEP, slot, retired=retired)
+        return GuardDecision(state, Action.KEEP, slot, retired=retired)
 
 
-def _taken_back(state: GuardState) -> Decision:
+def _taken_back(state: GuardState) -> GuardDecision:
     """The last rollback was a false alarm: the data are harder. What was usual before them no longer counts."""
     replaced = state.replaced
     state = state._replace(near=state.near.cleared(), far=state.far.cleared(), usual=Usual(), losses=())
     state = state._replace(slowed=state.before or state.slowed, before=None, replaced=None, since_well=0)
     if replaced is None:
-        return Decision(state)
-    return Decision(state, Action.TAKE_BACK, replaced.slot, replaced.step)
+        return GuardDecision(state)
+    return GuardDecision(state, Action.TAKE_BACK, replaced.slot, replaced.step)
 
 
 def is_well(history: LossHistory, block: Block, limits: Limits = LIMITS) -> bool:
