@@ -50,6 +50,7 @@ COVERED = {
     "ensemble/steering": "ensemble: scales rounds golden controllers journal_of_a_run parity ensemble replicas",
     # search: the search for the rate
     "search/constants": "search: rule golden twin parity",
+    "search/estimate": "search: estimate measure rule golden twin parity",
     "search/measure": "search: measure estimate pieces golden saving twin found parity",
     "search/memory": "search: words golden found search parity",
     "search/pieces": "search: measure pieces golden saving; setups: late_groups; search: parity",

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from hdet.report import numbers as say
 from hdet.report.data import WORDS, RunData, journal_in, kind_of
 from hdet.report.series import time_shares
-from hdet.search.reporting import BEGINS_ANEW, REPLAYS
+from hdet.search.reporting import NEW_CYCLE, REPLAYS
 
 _MOVED = math.log(1.01)
 """How far, in the logarithm, a value must go before one says that it moved."""
@@ -275,7 +275,7 @@ def advice(run: RunData) -> Advice | None:
     found = f"{'Found' if base.moved else 'Stayed at'} {peaks}{so_far}."
     if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # no peak can be given
         return Advice(found, (again,))
-    return Advice(found, ((f"max_lr={peaks}", BEGINS_ANEW), again))
+    return Advice(found, ((f"max_lr={peaks}", NEW_CYCLE), again))
 
 
 def _listed(run: RunData, which: Literal["start", "end"], one: str) -> str:
