@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,10 +23,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.checks import not_by_steps
 from hdet.errors import ArgumentError, ResumeWarning
-from hdet.events import event_of
 from hdet.integrations import checkpoints
 from hdet.integrations.lengths import Finish, loading_length
 from hdet.journal import Journals, open_journal
+from hdet.journal.sinks import EventSink, with_sinks
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
@@ -109,9 +110,7 @@ class AutoLR(_Callback):
         self._consensus: ExitStack | None = None
         """While the module holds the mean of the replicas: what restores each one's own weights."""
         self._restored: Mapping[str, Any] = {}
-        """The search in a checkpoint, until Lightning has loaded the rest of it."""
-        self._state: dict[str, Any] | None = None
-        """The state of the scheduler in a checkpoint, until Lightning loads it."""
+        """The scheduler's state and the search in a checkpoint, until Lightning has loaded the rest of it."""
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -139,8 +138,9 @@ class AutoLR(_Callback):
                 "the checkpoint has no scheduler, but AutoLR adds one: it was saved without AutoLR, or with weights "
                 "only; load its weights into the module before fit(), or leave AutoLR out"
             )
-        self._restored = checkpoint.get(checkpoints.SEARCH, {})
-        self._state = checkpoint["lr_schedulers"][0]
+        self._restored = {
+            name: checkpoint[name] for name in ("lr_schedulers", checkpoints.SEARCH) if name in checkpoint
+        }
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make a scheduler, or find the user's: the optimizers exist, and nothing is restored yet."""
@@ -161,19 +161,18 @@ class AutoLR(_Callback):
             self._check_nothing_given("journal", *self.onecycle)
             scheduler = _hdet_scheduler(configs)
         self.scheduler, self._min_steps = scheduler, trainer.fit_loop.epoch_loop.min_steps
-        state, self._state = self._state, None
-        if state is not None and self._is_ours:
+        if self._restored and self._is_ours:
             source = "max_steps and max_epochs of the trainer"
             cure = "Trainer(max_steps={steps}), or the max_epochs that make as many"
             if self.onecycle.get("total_steps") is not None:
                 source, cure = "total_steps of AutoLR", "AutoLR(total_steps={steps})"
             with loading_length(source, f"resume with {cure}", "AutoLR(finish=...)"):
-                scheduler.check_state_dict(state)
+                scheduler.check_state_dict(self._restored["lr_schedulers"][0])
         self._save_consensus(trainer, scheduler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Resume a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
-        restored, self._restored = self._restored, {}
+        restored, self._restored = self._restored.get(checkpoints.SEARCH, {}), {}
         if isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)) and trainer.ckpt_path:
             if checkpoints.holds_parts(self.scheduler.optimizer):
                 _read_parts(trainer.ckpt_path, self.scheduler)
@@ -187,8 +186,7 @@ class AutoLR(_Callback):
         arguments = {"total_steps": None, **self.onecycle, **schedule}
         if arguments["total_steps"] is None and ("schedule" in arguments or self.finish.steps is None):
             arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
-        given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
-        journals = [*given, *trainer.loggers, _EventMessages(trainer)]
+        journals = with_sinks(self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer)))
         known = {"model": pl_module, **arguments, "journal": journals}
         optimizer = trainer.optimizers[0]
         return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
@@ -280,7 +278,7 @@ class AutoLR(_Callback):
 
     def _leave(self, trainer: Any) -> None:
         self._leave_consensus()
-        self._restored, self._state = {}, None
+        self._restored = {}
         vars(trainer).pop("save_checkpoint", None)
         if self.finish.steps is not None:
             trainer.fit_loop.epoch_loop.min_steps = self._min_steps
@@ -371,15 +369,8 @@ class Guard(_Callback):
         self._is_alone = True
 
 
-class _EventMessages:
-    """A sink of the journal: messages for people in Lightning's log, one for each event of a search."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        if event := event_of(record):
-            _say(self._trainer, f"step {record['step']}: {event}; the rate is {listed(record['base'])}")
+def _say_event(trainer: Any, record: Mapping[str, Any], event: str) -> None:
+    _say(trainer, f"step {record['step']}: {event}; the rate is {listed(record['base'])}")
 
 
 def _say(trainer: Any, words: str) -> None:

@@ -20,10 +20,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError, ResumeWarning
-from hdet.events import event_of
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
 from hdet.integrations.deepspeed import optimizer_of
 from hdet.integrations.lengths import Finish, loading_length
+from hdet.journal.sinks import EventSink, with_sinks
 from hdet.parameters import Rate, unwrapped
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.onecycle import OneCycleLR
@@ -322,9 +322,8 @@ class AutoLR(_Scheduling):
         if trainer.is_deepspeed_enabled:
             optimizer = optimizer_of(trainer.accelerator.deepspeed_engine_wrapped.engine)
         optimizer = optimizer if optimizer is not None else trainer.optimizer
-        journals = self.options.get("journal")
-        given = journals if isinstance(journals, (list, tuple)) else [journals]
-        options = {**self.options, "model": trainer.model, "journal": [*given, _EventList(self._events)]}
+        journals = with_sinks(self.options.get("journal"), EventSink(self._keep_event))
+        options = {**self.options, "model": trainer.model, "journal": journals}
         steps = num_training_steps if self.finish.steps is None or "schedule" in options else None
         self._made = trainer.lr_scheduler = auto(optimizer, total_steps=steps, **options)
         return self._made
@@ -344,6 +343,9 @@ class AutoLR(_Scheduling):
 
         return finished
 
+    def _keep_event(self, record: Mapping[str, Any], event: str) -> None:
+        self._events.append(event)
+
     def _more_logs(self) -> dict[str, Any]:
         """The peak rate found so far and the status of the search; if groups differ, also all their rates."""
         logs, found = {"hdet/event": "; ".join(self._events)} if self._events else {}, self._scheduler.found
@@ -352,17 +354,6 @@ class AutoLR(_Scheduling):
             return logs
         rates = {f"hdet/found/{g}": rate for g, rate in enumerate(found.rates) if len(set(found.rates)) > 1}
         return {"hdet/found": found.rate, "hdet/status": found.status, **rates, **logs}
-
-
-class _EventList:
-    """A sink of the journal: appends what has happened to a list, for people."""
-
-    def __init__(self, events: list[str]) -> None:
-        self._events = events
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        if event := event_of(record):
-            self._events.append(event)
 
 
 class Guard(_Attached):

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
 from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
+from hdet.events import event_of
 from hdet.journal.file import Journal
 
 
@@ -86,9 +87,26 @@ class Several:
             sink.write(record)
 
 
+@dataclass
+class EventSink:
+    """A sink that tells what happened in a search: it calls ``tell(record, event)``, with the event as a sentence."""
+
+    tell: Callable[[Mapping[str, Any], str], object]
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Tell of the event in a record, if there is one."""
+        if event := event_of(record):
+            self.tell(record, event)
+
+
 OneJournal: TypeAlias = Union[str, "os.PathLike[str]", Sink, ScalarWriter, MetricsLogger, DictLogger, None]
 Journals: TypeAlias = Union[OneJournal, "list[OneJournal]", "tuple[OneJournal, ...]"]
 """What ``journal=`` may be."""
+
+
+def with_sinks(journal: Any, *sinks: OneJournal) -> list[OneJournal]:
+    """A ``journal=`` argument, and further sinks."""
+    return [*(journal if isinstance(journal, (list, tuple)) else [journal]), *sinks]
 
 
 def open_journal(journal: Journals) -> Sink | None:
