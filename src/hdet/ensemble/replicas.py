@@ -21,7 +21,7 @@ from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
-from hdet.journal.writer import Clock, JournalWriter, meet
+from hdet.journal.writer import Clock, JournalWriter, connect_ranks
 from hdet.parameters import Rate, put_back
 from hdet.ranks.agreement import Agreement, Occasion, Shown
 from hdet.ranks.group import ReplicaGroup, ReplicaIndex, Solo, arriving, connect_alike
@@ -152,8 +152,8 @@ class Replicas:
             self._first_step_since_loading(before)
         if self.rank_group.is_due:  # asked here too: a call less in every step
             self._meet(optimizer, before)
-        if not self.journal_writer.is_claimed and self.replica_index.size == 1:
-            self.journal_writer.claim(Solo(), writes=True)
+        if not self.journal_writer.is_locked and self.replica_index.size == 1:
+            self.journal_writer.lock(Solo(), writes=True)
         if self._signal.wants_mean:
             start, end = self.steering.rounds.span(after)
             if self._reads_signal(end) and self._mean.is_due(after - start, end - start):
@@ -224,7 +224,9 @@ class Replicas:
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
         if self.rank_group.is_due:
-            meet(self.rank_group, self.journal_writer, t, lambda: self._first_weights(optimizer), self._begin_together)
+            connect_ranks(
+                self.rank_group, self.journal_writer, t, lambda: self._first_weights(optimizer), self._begin_together
+            )
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)

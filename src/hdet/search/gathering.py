@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import DisagreementError
-from hdet.journal.writer import JournalWriter, meet
+from hdet.journal.writer import JournalWriter, connect_ranks
 from hdet.parameters import put_back, trained_parameters
 from hdet.ranks.agreement import Agreement, Occasion, Shown, fingerprints_of
 from hdet.ranks.average import average_
@@ -70,7 +70,7 @@ class Ranks:
     def meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
         if self.rank_group.is_due:  # every step asks
-            meet(self.rank_group, self._journal_writer, t, lambda: self._first_weights(optimizer))
+            connect_ranks(self.rank_group, self._journal_writer, t, lambda: self._first_weights(optimizer))
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         self._replica_tensors.first_weights(optimizer, needs_model=False)  # raises for what cannot be trained so

@@ -264,7 +264,7 @@ class Search:
             self._tell_what_is_missing(before)
         self.ranks.meet(optimizer, before)
         if self.replica_index.size == 1:
-            self.journal_writer.claim(Solo(), writes=True)
+            self.journal_writer.lock(Solo(), writes=True)
         self._hook.step_is_over()
         self._snapshots.watch(optimizer)
         end_step(optimizer)
