@@ -16,7 +16,6 @@ from hdet.errors import DivergedError
 from hdet.files import write_atomically
 from hdet.journal import Journal, open_journal
 from lab.runs.folder import Folder
-from lab.runs.noise import perturb_
 from lab.runs.plan import AUTO, Plan
 from lab.runs.ranks import Ranks
 from lab.runs.schedulers import advance, base_rates, consensus, scheduler_of
@@ -53,7 +52,9 @@ class Run:
         self.model = model.to(ranks.device)
         self.trained = ranks.wrapped(self.model)
         if plan.noise:  # after the wrap, which makes all ranks equal; only averaging allows several
-            perturb_(self.model, plan.noise, plan.seed, replica=ranks.rank if plan.method == "replicas" else 0)
+            hdet.perturb_(
+                self.model, plan.noise, seed=plan.seed, group=None if plan.method == "replicas" else hdet.arms(1)
+            )
         rate = plan.guess if plan.lr == AUTO else float(plan.lr)
         self.optimizer = torch.optim.Adam(self.task.groups(self.model), lr=rate)
         self._file = Journal(folder.journal)

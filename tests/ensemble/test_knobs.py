@@ -11,9 +11,9 @@ from torch import nn
 
 import hdet
 from hdet import knobs
+from hdet.ensemble.controller import comparable
 from hdet.ensemble.design import Balanced, Permuted
 from hdet.ensemble.knob import SCALES, KnobSpec, scale_named
-from hdet.ensemble.published import comparable
 from hdet.schedulers.arguments import PUBLISHED_SPREAD
 
 scales = st.sampled_from(SCALES)

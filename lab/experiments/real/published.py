@@ -10,8 +10,8 @@ from shapes import Factors
 from stacked import Stack
 from torch import Tensor
 
+from hdet.ensemble.controller import Corrected
 from hdet.ensemble.design import Permuted, Rounds, default_length
-from hdet.ensemble.published import Published
 from real.bench import Bench
 
 REPLICAS, ALPHA = 4, 1 / 9
@@ -28,7 +28,7 @@ class Trained:
         self._steps, self._seeds = bench.steps, list(bench.seeds)
         self.rounds = Rounds(default_length(bench.steps), bench.steps)
         self._knobs = len(stack.sizes)
-        self._rule = Published()
+        self._rule = Corrected()
         self._sum = torch.zeros(stack.theta.shape[:2], device=stack.device)
         self.learned = [[[1.0] * self._knobs for _ in starts] for _ in self._seeds]
         """m: [seed][start][knob]"""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hdet.ensemble.controller import Controller, Corrected, Velocity
 from hdet.ensemble.design import permutation
-from hdet.ensemble.published import Controller, Published, PublishedState
 from lab.runs.placebo import Placebo
 
 SIGNALS = [1.0, 0.8, 1.3, 0.9]
@@ -15,11 +15,11 @@ def test_is_a_controller() -> None:
 
 
 def test_is_the_published_rule_on_shuffled_losses() -> None:
-    rule, inside = Placebo(seed=5), Published()
+    rule, inside = Placebo(seed=5), Corrected()
     state = rule.init(2)
     for k in range(4):
         shuffled = [SIGNALS[r] for r in permutation(5, k + 1, -1, 4)]
-        published = inside.update(PublishedState(state.velocity), shuffled, OFFSETS)
+        published = inside.update(Velocity(state.velocity), shuffled, OFFSETS)
         update = rule.update(state, SIGNALS, OFFSETS)
         assert (update.moves, update.weights) == (published.moves, published.weights)
         state = update.state
@@ -34,5 +34,5 @@ def test_on_average_it_says_nothing() -> None:
         update = rule.update(state, [1.0, 0.9], [[-0.1], [0.1]])
         state = update.state
         deltas.append(update.deltas[0])
-    honest = Published().update(Published().init(1), [1.0, 0.9], [[-0.1], [0.1]]).deltas[0]
+    honest = Corrected().update(Corrected().init(1), [1.0, 0.9], [[-0.1], [0.1]]).deltas[0]
     assert abs(sum(deltas)) < 0.15 * 400 * honest

@@ -67,7 +67,7 @@ def lr(
     Args:
         optimizer: whose groups.
         spread: alpha, relative (or in the logarithm, with ``scale="log"``).
-        scale: "relative" is the published rule.
+        scale: "relative" is the paper's.
         groups: which groups, by index or by their "name"; None: all.
     """
     must_be('"relative" or "log" here', is_one_of(scale, ("relative", "log")), "leave it out", scale=scale)

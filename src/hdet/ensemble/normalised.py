@@ -12,7 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 from hdet.checks import is_finite, must_be, shown
-from hdet.ensemble.published import Update
+from hdet.ensemble.controller import Update
 from hdet.errors import ArgumentError
 
 _PRIOR = 1.5

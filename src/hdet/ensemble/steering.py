@@ -4,6 +4,7 @@ checkpoint has of it."""
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
@@ -13,17 +14,18 @@ from torch.optim import Optimizer
 
 from hdet.checks import STATE_WORDS, in_pairs, reading, shown
 from hdet.ensemble.bases import Bases, Settings
+from hdet.ensemble.controller import AsPrinted, Controller, Corrected, Update, comparable
 from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Controller, Published, Update, comparable
 from hdet.errors import ArgumentError
 from hdet.journal.writer import round_record
 from hdet.parameters import Rate, direction
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import ReplicaIndex
 
-_OURS: dict[str, type[Published] | type[Normalised]] = {"Published": Published, "Normalised": Normalised}
+_OURS = {kind.__name__: kind for kind in (Corrected, AsPrinted, Normalised)}
+_log = logging.getLogger("hdet")
 
 
 class Standing(NamedTuple):
@@ -75,8 +77,15 @@ class Ending(NamedTuple):
     """The plain schedule per knob at a step; anything for knobs that have none."""
 
     def floors(self) -> list[float]:
-        """The lowest rate of each group of a OneCycle, to which the published decay goes down."""
+        """The lowest rate of each group of a OneCycle, to which the exponential decay goes down."""
         return [float(group["min_lr"]) for group in self.optimizer.param_groups]
+
+    def ratios(self) -> list[float]:
+        """f_div / f_final of each group of a OneCycle: (max / initial) / (initial / min)."""
+        rates = [
+            [float(group[name]) for name in ("max_lr", "initial_lr", "min_lr")] for group in self.optimizer.param_groups
+        ]
+        return [(most / first) / (first / least) for most, first, least in rates]
 
 
 class Steering:
@@ -127,7 +136,7 @@ class Steering:
     def rates(self, schedule: Sequence[Rate], t: int, replica_index: ReplicaIndex) -> list[Rate]:
         """A replica's values of scheduled knobs at step ``t``: base times rho."""
         rho = self._standing(t, replica_index).rho  # every step comes here
-        if self.settings.decay == "exponential":
+        if self.settings.decay != "schedule":
             return list(map(mul, self.base(schedule, t), rho))
         return list(map(mul, map(mul, schedule, self.bases.learned), rho))
 
@@ -167,7 +176,9 @@ class Steering:
     def is_controlled(self, end: int) -> bool:
         """Whether a controller is asked where a round ends at step ``end``."""
         start = self.settings.start
-        return self.controller is not None and start is not None and end >= start
+        if self.controller is None or start is None or end < start:
+            return False
+        return not isinstance(self.controller, AsPrinted) or end % self.rounds.length == 0  # not at S - 1 and S
 
     def decide(
         self, end: Ending, roll: Agreement, replica_index: ReplicaIndex, *, has_signal: bool
@@ -184,18 +195,35 @@ class Steering:
         if self.controller is None or not self.is_controlled(after):
             return self.bases, None
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
-        update = self._consult(self.controller, before, roll, replica_index, sign) if has_signal and sign else None
+        units = [1.0] * len(self.specs)
+        if isinstance(self.controller, AsPrinted):  # in units of the rate that the step just made had
+            units = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
+        update = (
+            self._consult(self.controller, before, roll, replica_index, sign, units) if has_signal and sign else None
+        )
         if self.settings.decay == "schedule":
             return self.bases if update is None else self.bases.moved(update, self.specs), update
         bases = self.bases if update is None else self.bases._replace(controller=update.state)
         moves = [0.0] * len(self.specs) if update is None else update.moves
-        rounds = self.rounds.left_from(self.settings.start or 0)
+        start = self.settings.start or 0
+        if isinstance(self.controller, AsPrinted):
+            left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
+            gammas = [self.controller.gamma(ratio, left) for ratio in end.ratios()]
+            return _told_below_zero(bases.as_printed(moves, units, gammas), after, replica_index), update
+        rounds = self.rounds.left_from(start)
         return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
 
     def _consult(
-        self, controller: Controller, t: int, roll: Agreement, replica_index: ReplicaIndex, sign: float
+        self,
+        controller: Controller,
+        t: int,
+        roll: Agreement,
+        replica_index: ReplicaIndex,
+        sign: float,
+        units: Sequence[float],
     ) -> Update | None:
-        """What the controller says, to which lower is better; None with only one replica to look at."""
+        """What the controller says, to which lower is better and offsets are in ``units``; None with only one replica
+        to look at."""
         places = self._standing(t, replica_index).places
         live = [
             (sign * signal, row) for signal, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives
@@ -203,7 +231,8 @@ class Steering:
         signals = comparable([signal for signal, _ in live])
         if signals is None:
             return None
-        offsets = [[spec.spread * x for spec, x in zip(self.specs, row, strict=True)] for _, row in live]
+        spreads = [spec.spread * unit for spec, unit in zip(self.specs, units, strict=True)]
+        offsets = [[spread * x for spread, x in zip(spreads, row, strict=True)] for _, row in live]
         update = controller.update(self.bases.controller, signals, offsets)
         if len(update.moves) != len(self.specs) or not all(map(math.isfinite, update.moves)):
             raise ArgumentError(
@@ -277,3 +306,11 @@ class Steering:
         """Another length."""
         rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
         self.settings, self._known = dataclasses.replace(self.settings, rounds=rounds), None
+
+
+def _told_below_zero(bases: Bases, step: int, replica_index: ReplicaIndex) -> Bases:
+    """The same, said in the log if a rate is below 0: nothing else would show it."""
+    if replica_index.replica == 0 and min(bases.decayed) < 0:
+        words = "step %d: the recursion as printed has taken base rates below 0, where training goes uphill: %s"
+        _log.warning(words + "; hdet.Corrected() keeps them above 0", step, bases.decayed)
+    return bases

@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hdet.checks import is_int, is_one_of, must_be, shown
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
+from hdet.ensemble.controller import Controller
 from hdet.ensemble.design import Balanced, Rounds
 from hdet.ensemble.knobs import Knob
-from hdet.ensemble.published import Controller
 from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import Signal, TrainLoss
 from hdet.ensemble.steering import Steering
@@ -67,7 +67,7 @@ class Ensemble(OnSchedule[Replicas]):
         total_steps: the run's length, if it is known: then weights are averaged at its end.
         signal: what replicas are compared by: ``TrainLoss()`` (default), ``ProbeLoss(fn)``, or
             ``ProbeLoss(fn, at="round_mean")``.
-        controller: moves the base values. None: the published rule with the train loss, ``Normalised()`` with a probe.
+        controller: moves the base values. None: ``Corrected()`` with the train loss, ``Normalised()`` with a probe.
             False: nothing moves.
         start: the step from which the controller may move.
         group: the process group or ``hdet.arms(n)``; None: the default group, once there is one.

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import must_be, shown
+from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.errors import ArgumentError
 from hdet.parameters import shared_rates, unwrapped
@@ -102,9 +102,14 @@ def refuse_uninformative(knobs: list[Knob], group: object) -> None:
 def controller_of(controller: object, signal: Signal) -> Controller | None:
     """What ``controller=`` means; None: nothing moves the base values."""
     if controller is None:
-        return Published() if isinstance(signal, TrainLoss) else Normalised()
+        return Corrected() if isinstance(signal, TrainLoss) else Normalised()
     if controller is False:
         return None
+    if isinstance(controller, AsPrinted):
+        raise ArgumentError(
+            "controller must not be AsPrinted, whose decay is that of a OneCycle, in an Ensemble; give "
+            "hdet.Corrected(), or use hdet.OneCycleLR(..., auto_lr=hdet.AsPrinted())"
+        )
     if isinstance(controller, Controller):
         return controller
     raise ArgumentError(
