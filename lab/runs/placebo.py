@@ -16,7 +16,7 @@ _NO_KNOB = -1
 
 
 class PlaceboState(NamedTuple):
-    """How many rounds were shuffled (once per knob, as states are), and the velocities of the published rule."""
+    """How many rounds were shuffled (once per knob, as states are), and the velocities of the rule inside."""
 
     rounds: list[float]
     velocity: list[float]
@@ -24,7 +24,7 @@ class PlaceboState(NamedTuple):
 
 @dataclass(frozen=True)
 class Placebo:
-    """Shuffles the signals over the replicas, then asks the published controller.
+    """Shuffles the signals over the replicas, then asks the corrected controller.
 
     What it does to a run is what noise of the same size does: an effect that it shares was no effect of the losses.
 

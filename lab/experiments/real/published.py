@@ -1,4 +1,4 @@
-"""The published HDET on a stack: four replicas for one result."""
+"""HDET with the corrected controller on a stack: four replicas for one result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPLICAS, ALPHA = 4, 1 / 9
 
 
 class Trained:
-    """Replicas that share gradients and spread their rates; averaged after every round, moved by the published rule.
+    """Replicas that share gradients and spread their rates; averaged after every round, moved by ``hdet.Corrected``.
 
     Each replica sees a quarter of the batch, so that a step costs as many samples as plain training.
     """

@@ -209,7 +209,10 @@ class Steering:
         if isinstance(self.controller, AsPrinted):
             left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
             gammas = [self.controller.gamma(ratio, left) for ratio in end.ratios()]
-            return _told_below_zero(bases.as_printed(moves, units, gammas), after, replica_index), update
+            bases = bases.as_printed(moves, units, gammas)
+            if replica_index.replica == 0:
+                _tell_below_zero(units, bases.decayed, after)
+            return bases, update
         rounds = self.rounds.left_from(start)
         return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
 
@@ -308,9 +311,8 @@ class Steering:
         self.settings, self._known = dataclasses.replace(self.settings, rounds=rounds), None
 
 
-def _told_below_zero(bases: Bases, step: int, replica_index: ReplicaIndex) -> Bases:
-    """The same, said in the log if a rate is below 0: nothing else would show it."""
-    if replica_index.replica == 0 and min(bases.decayed) < 0:
+def _tell_below_zero(before: Sequence[float], after: Sequence[float], step: int) -> None:
+    """Say in the log that the recursion as printed has taken a rate below 0: nothing else would show it."""
+    if any(new < 0 <= old for old, new in zip(before, after, strict=True)):
         words = "step %d: the recursion as printed has taken base rates below 0, where training goes uphill: %s"
-        _log.warning(words + "; hdet.Corrected() keeps them above 0", step, bases.decayed)
-    return bases
+        _log.warning(words + "; hdet.Corrected() keeps them above 0", step, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from hashlib import sha256
 
 import torch
@@ -16,7 +17,6 @@ from hdet.ranks.shards import is_sharded
 from hdet.ranks.weights import real_of
 
 
-@torch.no_grad()
 def perturb_(model: nn.Module, nu: float = 0.01, *, seed: int = 0, group: Group = None) -> None:
     r"""Add this replica's noise to the trainable parameters, in place.
 
@@ -40,11 +40,17 @@ def perturb_(model: nn.Module, nu: float = 0.01, *, seed: int = 0, group: Group 
     must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
     check_group(group)
     parts = [_whole(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    add_noise_(parts, nu, seed, find_replica_index(group).replica)
+
+
+@torch.no_grad()
+def add_noise_(parts: Sequence[Tensor], nu: float, seed: int, replica: int) -> None:
+    """Add the noise of one replica to real tensors, which are all of its trainable parameters, in place."""
     squares = [torch.linalg.vector_norm(part, dtype=_wide(part)).item() ** 2 for part in parts]
     if not math.isfinite(math.fsum(squares)):
         raise ArgumentError("model must have finite weights to start from, but their norm is not finite; load others")
     level = nu * math.sqrt(math.fsum(squares) / max(1, sum(part.numel() for part in parts)))
-    generator = torch.Generator().manual_seed(_seed_of(seed, find_replica_index(group).replica))
+    generator = torch.Generator().manual_seed(_seed_of(seed, replica))
     for part in parts:  # drawn on the host in float64, so that the noise does not depend on the device
         noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
         part.copy_(part + level * noise.to(part.device, _wide(part)))
