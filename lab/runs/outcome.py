@@ -68,7 +68,10 @@ def wilson(count: int, of: int) -> list[float] | None:
     z, share = 1.959964, count / of
     middle, wide = share + z * z / (2 * of), z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
     bounds = [(middle + sign * wide) / (1 + z * z / of) for sign in (-1, 1)]
-    return [min(max(bound, 0.0), 1.0) for bound in bounds]
+    return [
+        min(max(bounds[0], 0.0), share),
+        max(min(bounds[1], 1.0), share),
+    ]  # at 0 and 1 rounding would miss the share
 
 
 def _result(run: PlannedRun) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hdet
+from hdet.report import numbers as say
 from lab.runs.ablation import CONFIGURATIONS, CRASH, RATES, Study
 from lab.runs.folder import Folder
 from lab.runs.outcome import as_markdown, described, table_of, wilson
@@ -83,12 +84,17 @@ def test_mean_spread_and_crashes(tmp_path: Path) -> None:
     outcome = described(study, runs)
     rows = {(row[0], row[2]): row[3:] for row in table_of(outcome).rows}
     low = ("–", "0 of 2 (0.00 to 0.66)", "0.7100 ± 0.0141", "0.7100 ± 0.0141", "0.6500 ± 0.0000", "0.9000 ± 0.0000")
-    assert rows["Baseline-Low", "5.00e-3"] == (*low, "3.294")
-    high = rows["Baseline-High", "0.150"]
+    assert rows["Baseline-Low", say.rate(0.005)] == (*low, "3.294")
+    high = rows["Baseline-High", say.rate(0.15)]
     assert high[1:4] == ("2 of 2 (0.34 to 1.00)", "0.9100, 1 not finite", "0.9100, 1 not finite")
     assert high[-1] == "4.169, crashed"
-    assert rows["HDET, full, corrected", "0.150"][:4] == ("4", "2 of 2 (0.34 to 1.00)", "not finite", "not finite")
-    assert rows["control: placebo", "0.150"] == ("4", *["–"] * 6)  # not run yet
+    assert rows["HDET, full, corrected", say.rate(0.15)][:4] == (
+        "4",
+        "2 of 2 (0.34 to 1.00)",
+        "not finite",
+        "not finite",
+    )
+    assert rows["control: placebo", say.rate(0.15)] == ("4", *["–"] * 6)  # not run yet
     assert not outcome["complete"]
     assert outcome["torch"]
     assert CRASH in table_of(outcome).caption

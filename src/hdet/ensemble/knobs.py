@@ -118,7 +118,8 @@ def optimizer(
     _check_base("field", field, values, all(map(_is_number, values)), cure)
     where = "" if groups is None else ",".join(_group_name(optimizer, i) for i in indices)
     name = field + (f".{index}" if index is not None else "") + (f"[{where}]" if where else "")
-    return _knob(name, spread, scale, bounds, *_group_field(optimizer, indices, field, index), "update")
+    read, write = _group_field(optimizer, indices, field, index)
+    return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, acts="update")
 
 
 def module(
@@ -157,7 +158,8 @@ def module(
     def read() -> float:
         return float(getattr(modules[0], attribute))
 
-    return _knob(f"{label}.{attribute}", spread, scale, bounds, read, write, "loss", regularises)
+    name = f"{label}.{attribute}"
+    return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, regularises=regularises)
 
 
 def scalar(
@@ -186,8 +188,11 @@ def scalar(
     def write(new: float) -> None:
         cell[0] = new
 
-    known = _names_regulariser(name) if regularises is None else regularises
-    return _knob(name, spread, scale, bounds, lambda: cell[0], write, acts, known)
+    if regularises is None:
+        regularises = _names_regulariser(name)
+    return custom(
+        name, lambda: cell[0], write, spread=spread, scale=scale, bounds=bounds, acts=acts, regularises=regularises
+    )
 
 
 def custom(
@@ -206,24 +211,11 @@ def custom(
     _check_functions(read, write)
     if not _is_number(read()):
         raise ArgumentError(f"read must return a number, but gave {shown(read())}; it is called without arguments")
-    return _knob(name, spread, scale, bounds, lambda: float(read()), write, acts, regularises)
-
-
-def _knob(
-    name: str,
-    spread: float,
-    scale: str,
-    bounds: Bounds,
-    read: Callable[[], float],
-    write: Callable[[float], None],
-    acts: Literal["update", "loss"],
-    regularises: bool = False,
-) -> Knob:
     fits = isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(map(_is_number, bounds))
     must_be("two numbers", fits, "give (low, high)", bounds=bounds)
     spec = KnobSpec(name, scale_named(scale), spread, (float(bounds[0]), float(bounds[1])))
-    spec.start(read())  # a base that the scale cannot hold is refused here
-    return Knob(spec, read, write, acts, regularises)
+    spec.start(float(read()))  # a base that the scale cannot hold is refused here
+    return Knob(spec, lambda: float(read()), write, acts, regularises)
 
 
 def _check_base(argument: str, name: str, values: Sequence[Any], are_numbers: bool, cure: str) -> None:
