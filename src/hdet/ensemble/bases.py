@@ -19,7 +19,7 @@ DECAYS: tuple[Decay, ...] = ("schedule", "exponential")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the ensemble needs to know; no None stands for a default any more."""
+    """What the ensemble needs to know, with all defaults filled in."""
 
     rounds: Rounds
     seed: int = 0
@@ -85,7 +85,7 @@ class Bases(NamedTuple):
         return cls(list(learned), zeros, zeros, state)
 
     def grown(self, more: int, controller: Any) -> Bases:
-        """With further rates, which begin unlearned; the controller begins anew."""
+        """With further rates, which begin unlearned; the controller starts again from its first state."""
         zeros = [0.0] * more
         return Bases(self.learned + [1.0] * more, self.starts + zeros, self.decayed + zeros, controller)
 

@@ -50,7 +50,7 @@ class Rounds:
     def index(self, t: int) -> int:
         """k, the number of rounds that have ended once the counter stands at ``t``."""
         k = int(max(t, 0) // self.length)
-        if t >= self._last - 1:  # the two ends of the run, where they are no multiples
+        if t >= self._last - 1:  # the two ends of the run, if they are no multiples of T
             k += sum(0 < end <= t and end % self.length != 0 for end in (self._last - 1, self._last))
         return k
 

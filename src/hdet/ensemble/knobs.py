@@ -96,7 +96,7 @@ def optimizer(
         spread, scale, bounds: how far replicas are apart, on which scale, and the range that no replica may leave.
         groups: which groups, by index or by their "name"; None: all. They must have one value: otherwise call it
             once per group.
-        index: which entry, where the field is a tuple such as ``betas``.
+        index: which entry, if the field is a tuple such as ``betas``.
     """
     optimizer = unwrapped(optimizer)
     indices = _group_indices(optimizer, groups)
@@ -107,11 +107,7 @@ def optimizer(
     for value in (group[field] for group in chosen):
         several = isinstance(value, (list, tuple))
         rule = f"the number of an entry, from 0 to {len(value) - 1}" if several else "None"
-        fits = (
-            is_int(index) and 0 <= index < len(value)
-            if several and index is not None
-            else several == (index is not None)
-        )
+        fits = index is None if not several else index is not None and is_int(index) and 0 <= index < len(value)
         must_be(rule, fits, f"{field} is {shown(value)}", index=index)
     values = [group[field] if index is None else group[field][index] for group in chosen]
     cure = "call hdet.knobs.optimizer once for each of them, with groups=[...]"

@@ -145,23 +145,20 @@ class Steering:
         return self._standing(t, replica_index).rho
 
     def _standing(self, t: int, replica_index: ReplicaIndex) -> Standing:
-        """Who stands where at step ``t``. Remembered for the rest of the round: every step asks."""
+        """The places of all replicas at step ``t``. Remembered for the rest of the round, since every step asks."""
         known, whole = self._known, int(t)  # torch allows fractions of an epoch
         if known is None or whole not in known.steps or known.replica_index != replica_index:
-            rows = self._design.places(
-                replica_index.size, len(self.specs), self.settings.seed, self.rounds.index(whole)
-            )
-            rows = [[row[column] for column in self._columns] for row in rows]
+            seed, k = self.settings.seed, self.rounds.index(whole)
+            design = self._design.places(replica_index.size, len(self.specs), seed, k)
+            rows = [[row[column] for column in self._columns] for row in design]
             rho = [spec.factor(x) for spec, x in zip(self.specs, rows[replica_index.replica], strict=True)]
             known = self._known = Standing(range(whole, self.rounds.next_end(whole + 1)), replica_index, rows, rho)
         return known
 
     def values(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """A replica's value of each knob that has no schedule; anything for the others."""
-        rows = zip(
-            self.specs, self.bases.learned, self._standing(t, replica_index).places[replica_index.replica], strict=True
-        )
-        return [spec.value(base, x) for spec, base, x in rows]
+        places = self._standing(t, replica_index).places[replica_index.replica]
+        return [spec.value(base, x) for spec, base, x in zip(self.specs, self.bases.learned, places, strict=True)]
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
         """Parameter groups were added to the optimizer: their rates become knobs."""
@@ -174,7 +171,7 @@ class Steering:
     # -- moving the base values -----------------------------------------------------------------------------------
 
     def is_controlled(self, end: int) -> bool:
-        """Whether a controller is asked where a round ends at step ``end``."""
+        """Whether a controller is asked at the end of a round, at step ``end``."""
         start = self.settings.start
         if self.controller is None or start is None or end < start:
             return False
@@ -195,47 +192,35 @@ class Steering:
         if self.controller is None or not self.is_controlled(after):
             return self.bases, None
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
-        units = [1.0] * len(self.specs)
-        if isinstance(self.controller, AsPrinted):  # in units of the rate that the step just made had
-            units = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
-        update = (
-            self._consult(self.controller, before, roll, replica_index, sign, units) if has_signal and sign else None
-        )
+        spreads, rates = [spec.spread for spec in self.specs], list[float]()
+        if isinstance(self.controller, AsPrinted):  # its offsets are in units of the rate that the step just made had
+            rates = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
+            spreads = list(map(mul, spreads, rates))
+        places = self._standing(before, replica_index).places
+        update = self._consult(self.controller, roll, places, spreads, sign) if has_signal and sign else None
         if self.settings.decay == "schedule":
             return self.bases if update is None else self.bases.moved(update, self.specs), update
         bases = self.bases if update is None else self.bases._replace(controller=update.state)
         moves = [0.0] * len(self.specs) if update is None else update.moves
         start = self.settings.start or 0
-        if isinstance(self.controller, AsPrinted):
-            left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
-            gammas = [self.controller.gamma(ratio, left) for ratio in end.ratios()]
-            bases = bases.as_printed(moves, units, gammas)
-            if replica_index.replica == 0:
-                _tell_below_zero(units, bases.decayed, after)
-            return bases, update
-        rounds = self.rounds.left_from(start)
-        return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
+        if not isinstance(self.controller, AsPrinted):
+            rounds = self.rounds.left_from(start)
+            return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
+        left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
+        bases = bases.as_printed(moves, rates, [self.controller.gamma(ratio, left) for ratio in end.ratios()])
+        if replica_index.replica == 0:
+            _tell_below_zero(rates, bases.decayed, after)
+        return bases, update
 
     def _consult(
-        self,
-        controller: Controller,
-        t: int,
-        roll: Agreement,
-        replica_index: ReplicaIndex,
-        sign: float,
-        units: Sequence[float],
+        self, controller: Controller, roll: Agreement, places: list[list[float]], spreads: list[float], sign: float
     ) -> Update | None:
-        """What the controller says, to which lower is better and offsets are in ``units``; None with only one replica
-        to look at."""
-        places = self._standing(t, replica_index).places
-        live = [
-            (sign * signal, row) for signal, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives
-        ]
+        """What the controller says, to which lower is better; None with only one replica to look at."""
+        live = [(sign * s, row) for s, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives]
         signals = comparable([signal for signal, _ in live])
         if signals is None:
             return None
-        spreads = [spec.spread * unit for spec, unit in zip(self.specs, units, strict=True)]
-        offsets = [[spread * x for spread, x in zip(spreads, row, strict=True)] for _, row in live]
+        offsets = [list(map(mul, spreads, row)) for _, row in live]
         update = controller.update(self.bases.controller, signals, offsets)
         if len(update.moves) != len(self.specs) or not all(map(math.isfinite, update.moves)):
             raise ArgumentError(
@@ -306,7 +291,7 @@ class Steering:
         return Settings.from_state(state, total_steps), controller, bases, specs
 
     def adopt(self, total_steps: int) -> None:
-        """Another length."""
+        """The run gets another length."""
         rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
         self.settings, self._known = dataclasses.replace(self.settings, rounds=rounds), None
 
