@@ -36,18 +36,19 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
 COVERED = {
-    # ensemble: the published method
-    "ensemble/bases": "ensemble: scales rounds golden controllers ensemble parity",
+    # ensemble: replicas that explore
+    "ensemble/bases": "ensemble: scales rounds as_printed golden controllers ensemble parity",
     "ensemble/converge": "ensemble: golden ensemble replicas",
     "ensemble/design": "ensemble: scales spread rounds golden controllers parity replicas",
     "ensemble/knob": "ensemble: scales spread knobs rounds normalised",
     "ensemble/knobs": "ensemble: knobs ensemble; setups: added_groups",
     "ensemble/normalised": "ensemble: scales normalised controllers",
     "ensemble/probe": "ensemble: probes",
-    "ensemble/published": "ensemble: golden controllers parity",
+    "ensemble/controller": "ensemble: golden controllers as_printed parity",
     "ensemble/replicas": "ensemble: rounds golden journal_of_a_run parity ensemble replicas",
     "ensemble/signals": "ensemble: golden probes",
     "ensemble/steering": "ensemble: scales rounds golden controllers journal_of_a_run parity ensemble replicas",
+    "ensemble/warm_start": "ensemble: warm_start",
     # search: the search for the rate
     "search/constants": "search: rule golden twin parity",
     "search/estimate": "search: estimate measure rule golden twin parity",

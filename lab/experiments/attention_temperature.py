@@ -36,9 +36,9 @@ from shapes import onecycle
 from stacked import Adam, Stack, Supply, TrainStep
 from torch import Tensor
 
+from hdet.ensemble.controller import Corrected
 from hdet.ensemble.design import Rounds
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Published
 
 RESULTS = Path(__file__).parent / "results" / "attention_temperature"
 ARMS, ROUNDS, SEEDS = 4, 50, 3
@@ -53,7 +53,7 @@ ROWS = {
     "normalised": _PROBED,
     "placebo": _PROBED._replace(label="the same, signals shuffled", shuffled=True),
     "late": _PROBED._replace(label="`Normalised()` from the middle of the run on"),
-    "published": Method("`Published()`, train loss, spread 1/9", Published(), "train", 1 / 9),
+    "corrected": Method("`Corrected()`, train loss, spread 1/9", Corrected(), "train", 1 / 9),
 }
 """Spreads are in the logarithm."""
 

@@ -7,8 +7,8 @@
 
 Eight replicas, 5000 steps of OneCycleLR with Adam (beta1 stays at 0.9), five seeds, T = 20 and 100; all rows of a task
 train together as one stack, on the same samples, in TF32. Tasks: the feed, and a byte-level GPT on the source of
-Python's standard library. Rows: plain data-parallel training; HDET (shared gradients, spread 1/9, the published
-controller in relative units); the same with losses shuffled over the replicas; arms, which apply their own gradients
+Python's standard library. Rows: plain data-parallel training; HDET (shared gradients, spread 1/9, the corrected
+controller); the same with losses shuffled over the replicas; arms, which apply their own gradients
 and are averaged every T steps, without and with the spread. The scan is plain training at a grid of rates on other
 seeds, and the two rates are its neighbours at the border (``crashes.border``). With ``--seconds`` the time is estimated
 first, and what does not fit is left out: the placebo, then two seeds. One JSON file per task in
@@ -34,7 +34,7 @@ from real_lr import tidy
 from stacked_bench import Bench
 from stacked_replicas import Column, Method
 
-from hdet.ensemble.published import Published
+from hdet.ensemble.controller import Corrected
 from lab.runs.placebo import Placebo
 from lab.tasks import Task, task_named
 
@@ -43,7 +43,7 @@ SPREAD = 1 / 9
 PLAIN, PLACEBO = "plain", "placebo"
 METHODS = {
     PLAIN: Method("plain data-parallel", shares=True, spread=0.0),
-    "hdet": Method("HDET: shared gradients, spread", True, SPREAD, lambda seed: Published()),
+    "hdet": Method("HDET: shared gradients, spread", True, SPREAD, lambda seed: Corrected()),
     PLACEBO: Method("the same, losses shuffled", True, SPREAD, lambda seed: Placebo(seed)),
     "arms": Method("arms, no spread", shares=False, spread=0.0),
     "arms-spread": Method("arms, spread", shares=False, spread=SPREAD),

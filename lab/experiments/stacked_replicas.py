@@ -18,9 +18,9 @@ from stacked import Adam, Stack
 from torch import Tensor
 
 from hdet.ensemble.bases import Bases
+from hdet.ensemble.controller import Controller, comparable
 from hdet.ensemble.design import Permuted, Rounds
 from hdet.ensemble.knob import rate_knobs
-from hdet.ensemble.published import Controller, comparable
 
 __all__ = ["Column", "FusedAdam", "Method", "StackedReplicas", "Steered"]
 

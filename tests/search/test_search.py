@@ -385,7 +385,7 @@ def test_after_another_scheduler_its_training_stays() -> None:
     ("arguments", "words"),
     [
         ({"max_lr": "automatic"}, '"auto"'),
-        ({"max_lr": "auto", "auto_lr": hdet.Published()}, "auto_lr"),
+        ({"max_lr": "auto", "auto_lr": hdet.Corrected()}, "auto_lr"),
         ({"max_lr": "auto", "auto_lr_start": 5}, "auto_lr_start"),
         ({"max_lr": "auto", "decay": "exponential"}, "decay"),
         ({"max_lr": "auto", "spread": 0.1}, "spread"),

@@ -83,7 +83,7 @@ def test_groups_of_which_some_maximise(several: bool) -> None:
 
 
 def _learned(rank: int, sign: float) -> list[float]:
-    """What the published controller learns from losses in which one replica is far better."""
+    """What the corrected controller learns from losses in which one replica is far better."""
     p = nn.Parameter(torch.ones(1))
     optimizer = SGD([p], lr=0.1, maximize=sign < 0)
     scheduler = hdet.OneCycleLR(optimizer, 0.1, 40, sync_every=4, auto_lr_start=4, cycle_momentum=False)

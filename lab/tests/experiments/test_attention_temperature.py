@@ -75,7 +75,7 @@ def by_ranks(rank: int, spread: float, probes: bool) -> tuple[float, list[float]
     ]
 
 
-@pytest.mark.parametrize("row", ["normalised", "published"])
+@pytest.mark.parametrize("row", ["normalised", "corrected"])
 def test_a_run_is_that_of_an_ensemble(row: str) -> None:
     """Between other runs, which must not touch it. Normalised() is the default with a probe, Published() without."""
     method = ROWS[row]

@@ -19,7 +19,7 @@ from tests.processes import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.ensemble.published import Published
+from hdet.ensemble.controller import Corrected
 from lab.tests.experiments import small_tasks
 from lab.tests.experiments.small_tasks import CPU
 
@@ -27,7 +27,7 @@ N, STEPS, T, SEED, RATE, SPREAD = 4, 25, 4, 3, 3e-3, 0.3  # the controller begin
 PIECE = 8
 """Samples per replica and step."""
 CASES = {
-    "hdet": Method("shared gradients, spread", True, SPREAD, lambda seed: Published()),
+    "hdet": Method("shared gradients, spread", True, SPREAD, lambda seed: Corrected()),
     "arms-spread": Method("arms, spread", False, SPREAD),
     "arms": Method("arms", False, 0.0),
 }

@@ -51,7 +51,7 @@ class Rounds:
     def index(self, t: int) -> int:
         """k, the number of rounds that have ended once the counter stands at ``t``."""
         k = int(max(t, 0) // self.length)
-        if t >= self._last - 1:  # the two ends of the run, where they are no multiples
+        if t >= self._last - 1:  # the two ends of the run, if they are no multiples of T
             k += sum(0 < end <= t and end % self.length != 0 for end in (self._last - 1, self._last))
         return k
 
@@ -121,8 +121,8 @@ def levels(n: int) -> list[float]:
 def permutation(seed: int, k: int, knob: int, n: int) -> list[int]:
     """The permutation of ``range(n)`` for knob ``knob`` in round ``k``: a function of its arguments alone.
 
-    Round 0 is the identity: the published fan-out in rank order. Afterwards replicas are ranked by a hash, so no RNG is
-    read, and every replica, machine and library version gets the same answer.
+    Round 0 is the identity: the fan-out in rank order, as in the paper. Afterwards replicas are ranked by a hash, so no
+    RNG is read, and every replica, machine and library version gets the same answer.
 
     >>> permutation(seed=0, k=0, knob=3, n=4)
     [0, 1, 2, 3]
@@ -152,7 +152,7 @@ class Design(Protocol):
 
 
 class Permuted:
-    """The published design: an independent permutation per knob, rank order in round 0.
+    """The paper's design: an independent permutation per knob, rank order in round 0.
 
     >>> Permuted().places(n=2, knobs=3, seed=0, k=0)
     [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]

@@ -29,6 +29,8 @@ Word = Literal["up", "down", "no signal"]
 WORDS: tuple[Word, ...] = get_args(Word)
 _MAYBE = ("validation_loss", "rate")
 """Columns that a curve need not have."""
+_DECAYS = ("exponential", "printed")
+"""Of bases that have a decay of their own."""
 _CAUTION = 2.0
 """Number of standard errors by which a slope must differ from 0."""
 
@@ -184,8 +186,8 @@ class RunData:
 
     @property
     def decays_by_itself(self) -> bool:
-        """Whether the base has its own decay in place of the schedule's (``decay="exponential"``)."""
-        return self.arguments.get("decay") == "exponential"
+        """Whether the base has its own decay in place of the schedule's (``decay="exponential"``, ``AsPrinted()``)."""
+        return self.arguments.get("decay") in _DECAYS
 
     @property
     def total_steps(self) -> int | None:
@@ -252,7 +254,7 @@ def _run(name: str, path: Path, data: JournalData, summary: Summary, curve: Curv
         rounds: list[Round] = []
         for record in data.rounds:
             learned = rounds[-1].learned if rounds else starts
-            rounds.append(_round(in_order(record, knobs), starts, learned, arguments.get("decay") == "exponential"))
+            rounds.append(_round(in_order(record, knobs), starts, learned, arguments.get("decay") in _DECAYS))
         return RunData(
             name=name,
             path=path,

@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hdet.checks import is_int, is_one_of, must_be, shown
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
+from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Balanced, Rounds
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.ensemble.steering import Steering
@@ -60,7 +60,7 @@ class Ensemble(OnSchedule[Replicas]):
         total_steps: the run's length, if it is known: then weights are averaged at its end.
         signal: what replicas are compared by: ``TrainLoss()`` (default), ``ProbeLoss(fn)``, or
             ``ProbeLoss(fn, at="round_mean")``.
-        controller: moves the base values. None: the published rule with the train loss, ``Normalised()`` with a probe.
+        controller: moves the base values. None: ``Corrected()`` with the train loss, ``Normalised()`` with a probe.
             False: nothing moves.
         start: the step from which the controller may move.
         group: the process group or ``hdet.arms(n)``; None: the default group, once there is one.
@@ -289,9 +289,14 @@ def refuse_uninformative(knobs: list[Knob], group: object) -> None:
 def controller_of(controller: object, signal: Signal) -> Controller | None:
     """The controller that ``controller=`` stands for; None: the base values do not move."""
     if controller is None:
-        return Published() if isinstance(signal, TrainLoss) else Normalised()
+        return Corrected() if isinstance(signal, TrainLoss) else Normalised()
     if controller is False:
         return None
+    if isinstance(controller, AsPrinted):
+        raise ArgumentError(
+            "controller must not be AsPrinted, whose decay is that of a OneCycle, in an Ensemble; give "
+            "hdet.Corrected(), or use hdet.OneCycleLR(..., auto_lr=hdet.AsPrinted())"
+        )
     rule = "an object with init() and update(), False or None"
     must_be(rule, isinstance(controller, Controller), "for instance hdet.Normalised()", controller=controller)
     return controller  # type: ignore[return-value]  # checked

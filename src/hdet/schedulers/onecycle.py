@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.checks import STATE_WORDS, must_be, reading, shown, users_level
-from hdet.ensemble.published import Controller
+from hdet.ensemble.controller import Controller
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
@@ -53,7 +53,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             optimizer.step()
             scheduler.step(loss)
 
-    With a number as ``max_lr`` it is the published ensemble: replica r trains at :math:`\rho_r` times the schedule. At
+    With a number as ``max_lr`` it is the ensemble of HDET: replica r trains at :math:`\rho_r` times the schedule. At
     the end of every round the weights are averaged over the replicas, and from S_warm on their losses move the base
     rate. With one replica and the default ``decay`` it is torch's scheduler, number for number. Inside a round the
     replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or right after the end of
@@ -72,12 +72,12 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
         sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
-        auto_lr: True for the published controller, False for none, or a controller object. With "auto": False uses the
+        auto_lr: True for :class:`hdet.Corrected`, False for none, or a controller object. With "auto": False uses the
             guess.
         auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
-        decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
+        decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential": OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
-        sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.
+        sigma, meta_momentum, meta_lr: sigma, beta and lambda of :class:`hdet.Corrected`.
         seed: for the reassignment of multipliers after every round.
         group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
             single replica if torch.distributed is not initialised. Looked up when it is first needed.
@@ -137,8 +137,8 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self.search = searched(optimizer, schedule, ours, auto_lr, for_ensemble, **for_search)
             self._run: Run = self.search
         else:
-            published = (sigma, meta_momentum, meta_lr)
-            self._run = replicas_of(optimizer, schedule, ours, auto_lr, published, for_search, **for_ensemble)
+            numbers = (sigma, meta_momentum, meta_lr)
+            self._run = replicas_of(optimizer, schedule, ours, auto_lr, numbers, for_search, **for_ensemble)
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
         if self._run.total_steps is None:
             Plan.of(self).without_end().put(self)
