@@ -36,8 +36,8 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
 COVERED = {
-    # ensemble: the published method
-    "ensemble/bases": "ensemble: scales rounds golden controllers ensemble parity",
+    # ensemble: replicas that explore
+    "ensemble/bases": "ensemble: scales rounds as_printed golden controllers ensemble parity",
     "ensemble/converge": "ensemble: golden ensemble replicas",
     "ensemble/design": "ensemble: scales spread rounds golden controllers parity replicas",
     "ensemble/elastic": "elastic: meetings",
@@ -46,12 +46,14 @@ COVERED = {
     "ensemble/members": "elastic: meetings",
     "ensemble/normalised": "ensemble: scales normalised controllers",
     "ensemble/probe": "ensemble: probes",
-    "ensemble/published": "ensemble: golden controllers parity",
+    "ensemble/controller": "ensemble: golden controllers as_printed parity",
     "ensemble/replicas": "ensemble: rounds golden journal_of_a_run parity ensemble replicas",
     "ensemble/signals": "ensemble: golden probes",
     "ensemble/steering": "ensemble: scales rounds golden controllers journal_of_a_run parity ensemble replicas",
+    "ensemble/warm_start": "ensemble: warm_start",
     # search: the search for the rate
     "search/constants": "search: rule golden twin parity",
+    "search/estimate": "search: estimate measure rule golden twin parity",
     "search/measure": "search: measure estimate pieces golden saving twin found parity",
     "search/memory": "search: words golden found search parity",
     "search/pieces": "search: measure pieces golden saving; setups: late_groups; search: parity",
@@ -71,12 +73,11 @@ COVERED = {
     "rollback/sizes": "rollback: guard guard_ranks",
     "rollback/snapshots": "rollback: storage snapshots; setups: going_back; rollback: guard guard_resume",
     # schedulers: what users construct
-    "schedulers/cycle": "ensemble: golden against_torch; search: found endless",
     "schedulers/ensemble": "ensemble: rates_without_knobs journal_of_a_run knobs ensemble; setups: rates_table",
     "schedulers/onecycle": "ensemble: rounds golden against_torch; search: golden hooks endless; setups: rates_table",
     "schedulers/peak": "setups: peaks",
     "schedulers/plain_rates": "ensemble: rates_without_knobs journal_of_a_run; setups: rates_table added_groups",
-    "schedulers/plan": "search: found endless",
+    "schedulers/plan": "ensemble: golden against_torch; search: found endless",
     "schedulers/replay": "journal: replay; cli: schedule; ensemble: journal_of_a_run",
     "schedulers/scheduled": "setups: rates_table added_groups late_groups late_group_of_several lengths several",
     "schedulers/several": "setups: late_group_of_several order_of_several late_groups several",

@@ -18,8 +18,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.ensemble.controller import Update
 from hdet.ensemble.probe import probed_loss
-from hdet.ensemble.published import Update
 from hdet.ensemble.signals import RoundMean
 from hdet.parameters import put_back as kept
 from hdet.parameters import write_

@@ -35,7 +35,7 @@ def test_decay_reaches_the_floor_in_the_rounds_left(start: float, ratio: float, 
     assert start * (1 - gamma) ** rounds == pytest.approx(start * ratio, rel=1e-6)
 
 
-def test_published_formula_would_grow_but_ours_decays() -> None:
+def test_printed_formula_would_grow_but_ours_decays() -> None:
     # METHOD.md 3.1: torch's defaults div_factor 25, final_div_factor 1e4, K = 10
     assert decay_rate(start=1.0, floor=1 / 25 / 1e4, rounds=10) == pytest.approx(1 - 2.5e5**-0.1)
 

@@ -40,7 +40,7 @@ def test_a_gain_is_maximised_as_its_loss_is_minimised(make: Any, guess: float, f
 
 def test_the_runs_above_go_back_too() -> None:
     events = [str(event) for _, event, _ in run(SGD, 100.0, 1.0, "auto")[1]]
-    assert any("rolled back" in event for event in events)
+    assert any("rolled_back" in event for event in events)
 
 
 def test_an_option_of_the_optimizer_counts_as_one_of_its_groups() -> None:
@@ -83,7 +83,7 @@ def test_groups_of_which_some_maximise(several: bool) -> None:
 
 
 def _learned(rank: int, sign: float) -> list[float]:
-    """What the published controller learns from losses in which one replica is far better."""
+    """What the corrected controller learns from losses in which one replica is far better."""
     p = nn.Parameter(torch.ones(1))
     optimizer = SGD([p], lr=0.1, maximize=sign < 0)
     scheduler = hdet.OneCycleLR(optimizer, 0.1, 40, sync_every=4, auto_lr_start=4, cycle_momentum=False)

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from hdet.ensemble.bases import Bases
+from hdet.ensemble.controller import Update
 from hdet.ensemble.converge import converge, refuse_diverged
 from hdet.ensemble.members import Dealt, Member, among, as_dealt, mean_over_ranks
 from hdet.ensemble.probe import ProbeBatch
-from hdet.ensemble.published import Update
 from hdet.ensemble.replicas import Replicas, is_finite
 from hdet.ensemble.signals import ProbeLoss, Signal
 from hdet.ensemble.steering import Ending, Steering
@@ -155,7 +155,7 @@ class ElasticReplicas(Replicas):
                 "the manager serves another scheduler already, whose state it sends to those who come; make one "
                 "manager for each scheduler"
             ) from None
-        self.journal_writer.claim(Solo(), writes=True)
+        self.journal_writer.lock(Solo(), writes=True)
         outcome = self._meet_others(Ending(optimizer, (t, t + 1), schedule), Shown(), Clock())
         self.journal_writer.begin_round()
         return 0 if outcome.end is None else 1

@@ -9,8 +9,8 @@ and returns its new state and ``moves[g]`` in the same coordinate. The coordinat
 replica at rho times the base has the offset rho - 1, and a move takes the base to base * (1 + move).
 :mod:`hdet.ensemble.knob` has the coordinates of other knobs.
 
-The published controller is here: a softmax of the losses weighs the replicas, a velocity smooths what follows.
-:mod:`hdet.ensemble.normalised` is the other one.
+Here are the paper's controller, as printed and corrected: a softmax of the losses weighs the replicas, and a velocity
+smooths what follows. :mod:`hdet.ensemble.normalised` is another one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Update(NamedTuple):
     weights: list[float]
     """Per replica: how much it counted (for people; need not sum to one)."""
     deltas: list[float]
-    """Per knob: the slope that was seen; above 0, more is better (:class:`Published`: Delta before smoothing)."""
+    """Per knob: the slope that was seen; above 0, more is better (in the paper's rule: Delta)."""
 
 
 @runtime_checkable
@@ -67,32 +67,15 @@ def comparable(signals: Sequence[float]) -> list[float] | None:
     return [s if math.isfinite(s) else bad for s in signals]
 
 
-class PublishedState(NamedTuple):
-    """State of :class:`Published`: one velocity per knob."""
+class Velocity(NamedTuple):
+    """State of :class:`Corrected` and :class:`AsPrinted`: one velocity per knob."""
 
     velocity: list[float]
 
 
 @dataclass(frozen=True)
-class Published:
-    r"""The published rule, per knob, in relative units.
-
-    .. math::
-        s_r = (\bar L - L_r)/\sigma, \quad w = \mathrm{softmax}(s), \quad
-        \Delta = \sum_r w_r \rho_r - \bar\rho, \quad v \leftarrow \beta v + (1-\beta)\Delta, \quad move = \lambda v
-
-    Args:
-        sigma: temperature :math:`\sigma > 0` of the softmax, in units of the loss.
-        meta_momentum: :math:`\beta` in [0, 1).
-        meta_lr: :math:`\lambda \ge 0`.
-
-    >>> rule = Published(sigma=0.1, meta_momentum=0.0, meta_lr=0.5)
-    >>> better_above = rule.update(rule.init(1), signals=[1.0, 0.9], offsets=[[-0.1], [0.1]])
-    >>> better_above.moves[0] > 0
-    True
-    >>> rule.update(rule.init(1), signals=[1.0, 1.0], offsets=[[-0.1], [0.1]]).moves
-    [0.0]
-    """
+class _Softmax:
+    """What the paper's rule and its correction share: numbers in, a velocity, and moves of lambda times it."""
 
     sigma: float = 0.1
     meta_momentum: float = 0.9
@@ -108,17 +91,86 @@ class Published:
         cure = "the published value is 0.5, and auto_lr=False switches the controller off"
         must_be("a finite number, at least 0", fits, cure, meta_lr=self.meta_lr)
 
-    def init(self, knobs: int) -> PublishedState:
+    def init(self, knobs: int) -> Velocity:
         """No velocity yet."""
-        return PublishedState(velocity=[0.0] * knobs)
+        return Velocity([0.0] * knobs)
 
-    def update(self, state: PublishedState, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
-        """One round of the published rule."""
+    def update(self, state: Velocity, signals: Sequence[float], offsets: Sequence[Sequence[float]]) -> Update:
+        """One round."""
         weights = softmax_weights(signals, self.sigma)
         deltas = [_weighted_minus_mean(weights, column) for column in zip(*offsets, strict=True)]
         beta = self.meta_momentum
         velocity = [beta * v + (1 - beta) * delta for v, delta in zip(state.velocity, deltas, strict=True)]
-        return Update(PublishedState(velocity), [self.meta_lr * v for v in velocity], weights, deltas)
+        return Update(Velocity(velocity), [self.meta_lr * v for v in velocity], weights, deltas)
+
+
+@dataclass(frozen=True)
+class Corrected(_Softmax):
+    r"""The paper's rule in relative units, per knob: the base is multiplied by :math:`1 + \lambda v`.
+
+    .. math::
+        s_r = (\bar L - L_r)/\sigma, \quad w = \mathrm{softmax}(s), \quad
+        \Delta = \sum_r w_r \rho_r - \bar\rho, \quad v \leftarrow \beta v + (1-\beta)\Delta, \quad move = \lambda v
+
+    A velocity that is relative to the rate shrinks with it, so the base never falls below 0. :class:`AsPrinted` is the
+    paper to the letter.
+
+    Args:
+        sigma: temperature :math:`\sigma > 0` of the softmax, in units of the loss.
+        meta_momentum: :math:`\beta` in [0, 1).
+        meta_lr: :math:`\lambda \ge 0`.
+
+    >>> rule = Corrected(sigma=0.1, meta_momentum=0.0, meta_lr=0.5)
+    >>> better_above = rule.update(rule.init(1), signals=[1.0, 0.9], offsets=[[-0.1], [0.1]])
+    >>> better_above.moves[0] > 0
+    True
+    >>> rule.update(rule.init(1), signals=[1.0, 1.0], offsets=[[-0.1], [0.1]]).moves
+    [0.0]
+    """
+
+
+@dataclass(frozen=True)
+class AsPrinted(_Softmax):
+    r"""The paper's rule to the letter, for ``hdet.OneCycleLR(..., auto_lr=hdet.AsPrinted())``.
+
+    .. math::
+        \Delta = \sum_r w_r \eta_r - \bar\eta, \quad v \leftarrow \beta v + (1-\beta)\Delta, \quad
+        \bar\eta \leftarrow \bar\eta (1-\gamma) + \lambda v, \quad
+        \gamma = 1 - \exp\left(-\frac{\log(f_{div}/f_{final})}{K}\right)
+
+    Its offsets, velocity and moves are in units of the rate. The base follows OneCycleLR until S_warm, and is constant
+    within a round from there on. It does not end at OneCycleLR's floor: past velocities leave a residual rate, and can
+    take the base below 0, where training goes uphill. :class:`Corrected` cannot do either.
+
+    Args:
+        sigma: temperature :math:`\sigma > 0` of the softmax, in units of the loss.
+        meta_momentum: :math:`\beta` in [0, 1).
+        meta_lr: :math:`\lambda \ge 0`.
+        mend_gamma: take the logarithm in gamma by its size, so that the rate falls. False: as printed; with torch's
+            factors of 25 and 1e4 gamma is negative, and the rate grows 400 times.
+
+    >>> [round(AsPrinted(mend_gamma=mended).gamma(ratio=25 / 1e4, rounds=10), 2) for mended in (True, False)]
+    [0.45, -0.82]
+    """
+
+    mend_gamma: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits = isinstance(self.mend_gamma, bool)
+        must_be("True or False", fits, "leave it out for True, which lets the rate fall", mend_gamma=self.mend_gamma)
+
+    def gamma(self, ratio: float, rounds: float) -> float:
+        """The decay per round.
+
+        Args:
+            ratio: f_div / f_final, which are OneCycleLR's ``div_factor`` and ``final_div_factor``.
+            rounds: K = (S - S_warm) / T, which need not be whole; 0 if no step is left to decay in.
+        """
+        if rounds <= 0:
+            return 0.0
+        exponent = math.log(ratio) / rounds
+        return -math.expm1(min(-abs(exponent) if self.mend_gamma else -exponent, 700.0))  # e^709 is the largest float
 
 
 def softmax_weights(losses: Sequence[float], sigma: float) -> list[float]:
