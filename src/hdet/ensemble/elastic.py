@@ -226,7 +226,7 @@ class ElasticReplicas(Replicas):
             self._healed_at = None
             seat = ReplicaIndex(*self.torchft.quorum(deadline))
             if self._healed_at is not None:
-                end, shown = end._replace(span=(self._healed_at, self._healed_at + 1)), Shown()
+                end = end._replace(span=(self._healed_at, self._healed_at + 1))
             clock.lap("quorum")
             tensors = self._replica_tensors.weights(end.optimizer).tensors
             kept = copies_of(tensors) if seat.size > 1 else []
