@@ -18,7 +18,7 @@ _HOST = torch.device("cpu")
 
 
 class ManagedGroup(ReplicaGroup):
-    """Whoever is there, until the next quorum. Whatever fails raises a :class:`FailedTry`.
+    """Whoever is there, until the next quorum. Whatever fails raises a :class:`FailedTry`. Nothing is broadcast.
 
     Args:
         manager: torchft's, after a quorum.
@@ -40,14 +40,6 @@ class ManagedGroup(ReplicaGroup):
         sizes = [int(size) for (size,) in self.gather([float(len(mine))])]
         rows = self._gathered(torch.nn.functional.pad(mine, (0, max(sizes) - len(mine))))
         return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
-
-    def broadcast_object(self, value: Value) -> Value:
-        return self.gather_objects(value)[0]
-
-    def broadcast_(self, tensor: Tensor) -> None:
-        if self.rank != 0:
-            tensor.zero_()
-        self.start_sum(tensor)()
 
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         work = self._manager.allreduce(flat, reduce_op=ReduceOp.SUM)

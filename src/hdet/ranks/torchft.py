@@ -14,18 +14,6 @@ from torch import Tensor
 from hdet.checks import is_real, must_be, shown
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 
-_USED = (
-    "allreduce",
-    "current_step",
-    "errored",
-    "load_state_dict",
-    "num_participants",
-    "participating_rank",
-    "register_state_dict_fn",
-    "report_error",
-    "should_commit",
-    "start_quorum",
-)
 _LONGEST = 3.2e8
 """Seconds, ten years: what clocks can wait for."""
 _PAUSE = 0.5
@@ -38,7 +26,6 @@ class Manager(Protocol):
     def start_quorum(self, *, timeout: timedelta | None = ...) -> None: ...
     def participating_rank(self) -> int | None: ...
     def num_participants(self) -> int: ...
-    def current_step(self) -> int: ...
     def allreduce(self, tensor: Tensor, *, reduce_op: Any = ...) -> Any: ...
     def errored(self) -> Exception | None: ...
     def report_error(self, e: Exception) -> None: ...
@@ -158,8 +145,9 @@ def torchft(manager: Manager, *, name: str | None = None, timeout: float = 3600.
         timeout: seconds for one meeting of the replicas, whatever happens. Longer than a round takes: one that comes
             waits for its end.
     """
-    missing = [method for method in _USED if not callable(getattr(manager, method, None))]
-    must_be("a torchft.Manager of torchft 0.2 or later", not missing, f"it needs {', '.join(_USED)}", manager=manager)
+    used = [name for name in vars(Manager) if not name.startswith("_")]
+    fits = all(callable(getattr(manager, name, None)) for name in used)
+    must_be("a torchft.Manager of torchft 0.2 or later", fits, f"it needs {', '.join(used)}", manager=manager)
     if getattr(manager, "_use_async_quorum", False) is True:  # as torchft's DiLoCo looks
         raise ArgumentError(
             "a replica that heals must have its state before the others go on, but the manager's quorum is "
