@@ -23,7 +23,7 @@ from tests.processes import CONTEXT
 
 pytest.importorskip("torchft", reason="torchft has wheels for x86_64 alone: pip install torchft", exc_type=ImportError)
 
-N, KILLS, LONG = 4, 20, 1200
+N, KILLS, SOME, LONG = 4, 20, 400, 1200
 POINTS = {"step": 12, "quorum": 4, "allreduce": 20, "commit": 4, "committed": 4}
 """Where a replica may die, and how far at most from its start."""
 
@@ -86,6 +86,14 @@ class Processes:
         path = self.folder / f"{name}.jsonl"
         return path.read_text().count('"kind":"round"') if path.exists() else 0
 
+    def joined(self, witness: str, name: str, since: int = 0) -> None:
+        """Wait until another one has come to a round of a replica."""
+        deadline = time.monotonic() + PATIENCE
+        while not any(name in told["joined"] for told in self.rounds(witness)[since:]):
+            assert time.monotonic() < deadline, self.log(name)
+            assert self.running[witness][0].is_alive(), self.log(witness)
+            time.sleep(0.05)
+
     def rounds(self, name: str) -> list[dict[str, Any]]:
         return hdet.read_journal(self.folder / f"{name}.jsonl").rounds
 
@@ -127,12 +135,13 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 def test_one_comes_later_than_the_others(processes: Processes) -> None:
     for name in ("r0", "r1", "r2"):
-        processes.start(name, pause=0.2)
+        processes.start(name, pause=0.1, total_steps=SOME)
     processes.trained_until("r0", 2)
-    processes.start("r3", pause=0.2)
+    processes.start("r3", pause=0.1, total_steps=SOME)
+    processes.joined("r0", "r3")
+    processes.hurry()
     processes.wait()
-    rounds = processes.check("r0")
-    assert any("r3" in told["joined"] for told in rounds)
+    rounds = processes.check("r0", SOME, rtol=1e-8)
     assert rounds[-1]["names"] == ["r0", "r1", "r2", "r3"]
 
 
@@ -197,16 +206,20 @@ def test_two_die_at_once_and_the_last_goes_on_alone(processes: Processes) -> Non
 
 def test_replicas_of_two_ranks(processes: Processes) -> None:
     """torchft#171: each rank has a manager; the ranks of a replica decide together."""
-    processes.start("r0", ranks=2, pause=0.1)
-    processes.start("r1", ranks=2, pause=0.1)
+    for name in ("r0", "r1"):
+        processes.start(name, ranks=2, pause=0.1, total_steps=SOME)
     processes.trained_until("r0", 2)
     for process in processes.running["r1"]:
         process.kill()
-    processes.trained_until("r0", 4)
-    processes.start("r1", ranks=2, pause=0.1)
+    before = processes.count("r0")
+    processes.trained_until("r0", before + 2)
+    processes.start("r1", ranks=2, pause=0.1, total_steps=SOME)
+    processes.joined("r0", "r1", since=before + 1)
+    processes.hurry()
     processes.wait()
-    rounds = processes.check("r0")
-    assert any(told["joined"] == ["r1"] for told in rounds)
+    rounds = processes.check("r0", SOME, rtol=1e-8)
+    assert rounds[-1]["names"] == ["r0", "r1"]
+    assert len(list(processes.folder.glob("*.pt"))) == 4
 
 
 def test_a_lost_lighthouse_ends_by_the_time_out(processes: Processes) -> None:

@@ -170,6 +170,11 @@ class ElasticReplicas(Replicas):
                 f"the manager says that a replica has {ranks} ranks, but torch.distributed does not have a process "
                 "group of them, over which their losses are averaged; call init_process_group in each replica"
             )
+        if ranks > 1 and not (self._replica_tensors.with_state or self._reset_state):
+            raise ArgumentError(
+                f"ranks of one replica need the same moments, but torchft brings each of its {ranks} ranks those of "
+                'another peer; use optimizer_state="average" or "reset"'
+            )
 
     def _for_peers(self) -> dict[str, Any]:
         """What one that comes needs. The tensors themselves: nobody changes them before it has come to the meeting."""
@@ -252,6 +257,9 @@ class ElasticReplicas(Replicas):
         trained = [member for member in members if member.trained]
         weights, before = self._replica_tensors.weights(end.optimizer), end.span[0]
         if not trained:
+            if self.torchft.ranks > 1:  # each rank has loaded the weights of another replica than the rank beside it
+                for tensor in weights.tensors:
+                    dist.broadcast(tensor, src=0)
             call(group, Occasion.FIRST_STEP, before, weights, Shown(), expect_equal=False)
             check_arguments(group, {**self._arguments, "what was loaded": str(chain)}, weights.device)
             return Outcome(members, group.replica_index)
