@@ -29,6 +29,7 @@ class Ensemble:
 
     def __init__(self, folder: Path, lighthouse: Lighthouse | None = None) -> None:
         self.folder = folder
+        self.has_journals = True
         self.lighthouse = lighthouse or Lighthouse()
         self.results: dict[str, dict[str, Any]] = {}
         self.errors: dict[str, BaseException] = {}
@@ -56,7 +57,7 @@ class Ensemble:
 
         def run() -> None:
             try:
-                journal = self.folder / f"{name}.jsonl"
+                journal = self.folder / f"{name}.jsonl" if self.has_journals else None
                 self.results[name] = trained(manager, name, journal, passing=at, **more)
             except Killed:
                 pass
@@ -225,6 +226,21 @@ def test_a_sum_that_some_do_not_get_is_tried_again(ensemble: Ensemble) -> None:
     rounds = ensemble.check("r0")
     assert not ensemble.lighthouse.torn
     assert all(not told["absent"] for told in rounds)
+
+
+def test_a_last_sum_that_some_do_not_get_counts_for_nobody(ensemble: Ensemble) -> None:
+    """Without journals the mean is the last sum but for the one that confirms it: nobody commits alone."""
+    ensemble.has_journals = False
+    ensemble.lighthouse = Lighthouse(min_replicas=N, timeout=2.0)
+    ensemble.lighthouse.torn = {(6, "r1:1"), (6, "r3:1")}
+    everybody(ensemble)
+    ensemble.wait()
+    assert not ensemble.lighthouse.torn
+    assert all(len(set(quorum.steps.values())) == 1 for quorum in ensemble.lighthouse.quorums)
+    mine = ensemble.results["r0"]
+    for result in ensemble.results.values():
+        assert result["state"] == mine["state"]
+        assert all(torch.equal(a, b) for a, b in zip(result["weights"], mine["weights"], strict=True))
 
 
 def test_replicas_that_went_on_apart_come_together(ensemble: Ensemble) -> None:
