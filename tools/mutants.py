@@ -50,6 +50,7 @@ COVERED = {
     "ensemble/steering": "ensemble: scales rounds golden controllers journal_of_a_run parity ensemble replicas",
     # search: the search for the rate
     "search/constants": "search: rule golden twin parity",
+    "search/estimate": "search: estimate measure rule golden twin parity",
     "search/measure": "search: measure estimate pieces golden saving twin found parity",
     "search/memory": "search: words golden found search parity",
     "search/pieces": "search: measure pieces golden saving; setups: late_groups; search: parity",
@@ -69,12 +70,11 @@ COVERED = {
     "rollback/sizes": "rollback: guard guard_ranks",
     "rollback/snapshots": "rollback: storage snapshots; setups: going_back; rollback: guard guard_resume",
     # schedulers: what users construct
-    "schedulers/cycle": "ensemble: golden against_torch; search: found endless",
     "schedulers/ensemble": "ensemble: rates_without_knobs journal_of_a_run knobs ensemble; setups: rates_table",
     "schedulers/onecycle": "ensemble: rounds golden against_torch; search: golden hooks endless; setups: rates_table",
     "schedulers/peak": "setups: peaks",
     "schedulers/plain_rates": "ensemble: rates_without_knobs journal_of_a_run; setups: rates_table added_groups",
-    "schedulers/plan": "search: found endless",
+    "schedulers/plan": "ensemble: golden against_torch; search: found endless",
     "schedulers/replay": "journal: replay; cli: schedule; ensemble: journal_of_a_run",
     "schedulers/scheduled": "setups: rates_table added_groups late_groups late_group_of_several lengths several",
     "schedulers/several": "setups: late_group_of_several order_of_several late_groups several",

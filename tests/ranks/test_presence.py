@@ -124,7 +124,7 @@ def test_a_store_that_is_gone_means_that_its_host_was_lost() -> None:
 def test_without_a_store_nothing_is_noted_and_nobody_is_blamed() -> None:
     nobody = Presence(None, 0, 2)
     nobody.arrive("somewhere")
-    assert "Nobody knows who" in nobody.report()
+    assert "Which rank is missing is not known" in nobody.report()
 
 
 def test_the_ranks_that_have_not_noticed_are_missing() -> None:

@@ -25,7 +25,7 @@ def tensor(parameters: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("make", [adam, tensor])
 def test_a_run_that_is_cut_anywhere_is_bit_equal(tmp_path: Path, make: Any) -> None:
-    """Inside rounds, just before and after roll backs, and while the rate recovers."""
+    """Inside rounds, just before and after rollbacks, and while the rate recovers."""
     with quiet():
         whole = Guarded(make).go(0, STEPS, SPOILT)
         assert whole.watching.rollbacks >= 2
@@ -54,13 +54,13 @@ def test_a_copy_guards_its_own_optimizer(cut: int, copied: Any) -> None:
         assert second.watching.rollbacks == first.watching.rollbacks >= 2
 
 
-def test_without_its_state_it_begins_anew(tmp_path: Path) -> None:
+def test_without_its_state_it_begins_again(tmp_path: Path) -> None:
     """Only the snapshots are missing until the first step."""
     first = Guarded().go(0, 45)
     first.save(tmp_path / "run.pt")
     second = Guarded(seed=1)
     hdet.load(tmp_path / "run.pt", **{name: part for name, part in second.parts.items() if name != "guard"})
-    with pytest.warns(hdet.RollbackWarning, match="the weights of step 0 are put back"):
+    with pytest.warns(hdet.RollbackWarning, match="rolled back to step 0,"):
         second.go(45, 60, {46: not_a_number})
 
 

@@ -79,7 +79,7 @@ def test_roll_backs_are_counted_and_kept_in_a_checkpoint() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(math.nan)
-    with pytest.warns(hdet.SearchWarning, match="put back"):
+    with pytest.warns(hdet.SearchWarning, match="rolled back to step"):
         train(model, optimizer, scheduler, 60, 75)
     assert scheduler.found is not None
     assert scheduler.found.rolled_back == 1

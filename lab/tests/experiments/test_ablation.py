@@ -19,7 +19,8 @@ import hdet.rollback.judge as judging
 from hdet.rollback.judge import LIMITS, Limits
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT, Constants
-from hdet.search.rule import Decision, Sums
+from hdet.search.estimate import Sums
+from hdet.search.rule import Decision
 from lab.tests.experiments.small_tasks import CPU, small
 
 JUDGE = {name: getattr(judging, name) for name in ("BLOCKS",)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Protocol
 
@@ -40,7 +41,7 @@ class Rounds:
 
     def ends_at(self, t: int) -> bool:
         """Whether a round ends when the counter arrives at ``t``."""
-        last = self._last  # every step asks
+        last = self._last
         return (t % self.length == 0 or t >= last - 1) and 0 < t <= last
 
     def is_inside(self, t: int) -> bool:
@@ -81,7 +82,7 @@ class Rounds:
         """
         return max(1, -(-(self._last - t) // self.length))
 
-    @property
+    @cached_property
     def _last(self) -> int:
         return sys.maxsize if self.total_steps is None else self.total_steps
 

@@ -21,7 +21,7 @@ from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
-from hdet.journal.writer import Clock, JournalWriter, meet
+from hdet.journal.writer import Clock, JournalWriter, connect_ranks
 from hdet.parameters import Rate, put_back
 from hdet.ranks.agreement import Agreement, Occasion, Shown
 from hdet.ranks.group import ReplicaGroup, ReplicaIndex, Solo, arriving, connect_alike
@@ -150,14 +150,15 @@ class Replicas:
             self.losses.add(loss)
         if self.is_just_loaded:
             self._first_step_since_loading(before)
-        self._meet(optimizer, before)
-        if not self.journal_writer.is_claimed and self.replica_index.size == 1:
-            self.journal_writer.claim(Solo(), writes=True)
+        if self.rank_group.is_due:  # asked here too: a call less in every step
+            self._meet(optimizer, before)
+        if not self.journal_writer.is_locked and self.replica_index.size == 1:
+            self.journal_writer.lock(Solo(), writes=True)
         if self._signal.wants_mean:
             start, end = self.steering.rounds.span(after)
             if self._reads_signal(end) and self._mean.is_due(after - start, end - start):
                 self._mean.add(self._replica_tensors.weights(optimizer).parameters)
-        if self.steering.rounds.ends_at(after):
+        if self.steering.settings.rounds.ends_at(after):
             with arriving(f"the end of a round, at step {after}"):
                 self._end_round(Ending(optimizer, (before, after), schedule))
 
@@ -222,8 +223,10 @@ class Replicas:
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
-        if self.rank_group.is_due:  # every step asks
-            meet(self.rank_group, self.journal_writer, t, lambda: self._first_weights(optimizer), self._begin_together)
+        if self.rank_group.is_due:
+            connect_ranks(
+                self.rank_group, self.journal_writer, t, lambda: self._first_weights(optimizer), self._begin_together
+            )
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
