@@ -19,7 +19,7 @@ NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = \["torch>=\(.*\)"\]$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all test-lab test-frameworks test-doors test-oldest test-newest test-wheel quick lint bench bench-data docs mutants faults clean
+.PHONY: help demo test test-slow test-all test-lab test-frameworks test-doors test-jax test-torchft test-oldest test-newest test-wheel quick lint bench bench-data docs mutants faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 23
@@ -42,6 +42,15 @@ test-lab: $(STAMP) ## the other tests: the documentation's blocks, examples/, an
 
 test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelerate, DeepSpeed, torchtitan: some minutes
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
+
+FT := build/torchft-env
+# An environment of its own: torchft needs opentelemetry and, where it has no wheel, is built from its source.
+test-torchft: ## replicas that come and go, against torchft itself, in build/torchft-env: some minutes
+	test -x $(FT)/bin/python || $(PYTHON) -m venv $(FT)
+	$(FT)/bin/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
+	$(FT)/bin/python -m pip install -q -e '.[test]' scikit-learn
+	$(FT)/bin/python -c 'import torchft' || $(FT)/bin/python -m pip install --only-binary=:all: torchft || tools/torchft_from_source.sh $(FT)
+	$(FT)/bin/python -m pytest -p no:cacheprovider tests/elastic tests/examples/test_elastic_example.py $(PYTEST_ARGS)
 
 DOORS := $(addprefix tests/examples/test_,fastai_autolr.py timm_schedule.py ultralytics_autolr.py)
 # An environment of their own: fastai and ultralytics bring much, and ultralytics is AGPL. Nothing is downloaded in the tests.

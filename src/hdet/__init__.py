@@ -26,6 +26,7 @@ from hdet.errors import (
 )
 from hdet.journal import Journal, JournalData, read_journal
 from hdet.ranks.arms import arms
+from hdet.ranks.torchft import torchft
 from hdet.report.notebook import show
 from hdet.rollback.guard import Guard
 from hdet.schedulers.ensemble import Ensemble
@@ -71,4 +72,5 @@ __all__ = [
     "save",
     "schedule_from",
     "show",
+    "torchft",
 ]

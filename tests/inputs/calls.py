@@ -17,6 +17,7 @@ from torch import nn
 import hdet
 from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.integrations.accelerate import prepare
+from tests.elastic.standin import Lighthouse, StandIn
 
 __all__ = ["CALLS", "NOT_CALLED", "Call"]
 
@@ -217,6 +218,7 @@ CALLS = [
     Call("Journal", hdet.Journal, lambda folder: {"path": folder / "new.jsonl"}),
     Call("Knob", hdet.Knob, _knob),
     Call("arms", hdet.arms, lambda _: {"n": 1}),
+    Call("torchft", hdet.torchft, lambda _: {"manager": StandIn(Lighthouse(), "r0:1"), "name": "r0", "timeout": 1.0}),
     Call("perturb_", hdet.perturb_, lambda _: {"model": model_of()}),
     Call("read_journal", hdet.read_journal, lambda folder: {"path": _journal(folder)}),
     Call("show", hdet.show, lambda folder: {"journal": _journal(folder)}, use=lambda shown, given: repr(shown)),

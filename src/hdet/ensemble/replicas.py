@@ -191,7 +191,7 @@ class Replicas:
             record = self.steering.record(end, roll, self.replica_index, *decided, divergence, clock.seconds)
             self.journal_writer.write(record, self.knobs, ended)
         self.steering.bases = decided[0]
-        keeps = roll.live[group.replica_index.replica] or (self._alike is None and _is_finite(end.optimizer))
+        keeps = roll.live[group.replica_index.replica] or (self._alike is None and is_finite(end.optimizer))
         if self._reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
             end.optimizer.state.clear()
         self._mean.reset()
@@ -341,7 +341,7 @@ class Replicas:
         return {**vars(self), "_alike": None}
 
 
-def _is_finite(optimizer: Optimizer) -> bool:
+def is_finite(optimizer: Optimizer) -> bool:
     """A replica that was left out may keep its moments only if they are finite."""
     values = (v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
     return all(bool(local(v).isfinite().all()) for v in values)

@@ -22,6 +22,7 @@ from hdet.checks import must_be
 from hdet.errors import ArgumentError, HdetError, LostReplicaError
 from hdet.ranks.arms import Arms, backend_of_device, new_group
 from hdet.ranks.presence import presence
+from hdet.ranks.torchft import Torchft
 
 Value = TypeVar("Value")
 _HOST = torch.device("cpu")
@@ -130,7 +131,7 @@ class Distributed(ReplicaGroup):
         return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
 
 
-Group: TypeAlias = "dist.ProcessGroup | Arms | None"
+Group: TypeAlias = "dist.ProcessGroup | Arms | Torchft | None"
 """What a user may give as ``group=``."""
 
 
@@ -144,7 +145,7 @@ def gather_named(
 
 def find_replica_index(group: Group) -> ReplicaIndex:
     """This replica's place in ``group`` (None: the default group; a single replica if there is none yet)."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if isinstance(group, Torchft) or not (dist.is_available() and dist.is_initialized()):
         return Solo.replica_index
     if isinstance(group, Arms):
         return ReplicaIndex(group.index, len(group.members))
@@ -156,10 +157,10 @@ def check_group(group: Any) -> None:
 
     The values of those ranks would not follow the ensemble's decisions.
     """
-    if group is None or isinstance(group, Arms):
+    if group is None or isinstance(group, (Arms, Torchft)):
         return
     fits = isinstance(group, dist.ProcessGroup)
-    must_be("a process group, hdet.arms(n) or None", fits, "None means all ranks", group=group)
+    must_be("a process group, hdet.arms(n), hdet.torchft(manager) or None", fits, "None means all ranks", group=group)
     if dist.get_world_size(group) < dist.get_world_size():
         raise ArgumentError(
             f"the process group given as group= has {dist.get_world_size(group)} of the {dist.get_world_size()} ranks, "

@@ -153,6 +153,8 @@ class Round(NamedTuple):
     """Of a search: the peak rates found so far."""
     status: str | None
     """Of a search: its status, for people."""
+    here: tuple[str, ...] = ()
+    """Of replicas that come and go: those who have trained to the end of the round."""
 
     @property
     def loss(self) -> float | None:
@@ -287,7 +289,11 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
     stopped, happened, why = record.get("event") == SearchEvent.STOPPED, event_of(record), reason_of(record)
     excluded, silent = record.get("excluded") or (), record.get("not_finite") or ()
     events = [Event(step, happened, stopped or back is not None)] if happened else []
-    events += [Event(step, f"replica {', '.join(map(str, excluded))} left out")] if excluded else []
+    names, absent = record.get("names") or (), record.get("absent") or ()
+    left_out = [r for r in excluded if r not in absent]
+    events += [Event(step, f"replica {', '.join(map(str, left_out))} left out")] if left_out else []
+    events += [Event(step, f"{', '.join(names[r] for r in absent)} gone")] if absent else []
+    events += [Event(step, f"{', '.join(record['joined'])} joined")] if record.get("joined") else []
     events += [Event(step, f"loss of rank {', '.join(map(str, silent))} not finite")] if silent else []
     replicas = tuple(
         Replica(
@@ -319,6 +325,7 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
         rolled_back_to=back,
         found=_numbers(record.get("found_rates"), knobs),
         status=f"{status} ({why})" if status and why else status,
+        here=tuple(name for r, name in enumerate(names) if r not in absent),
     )
 
 

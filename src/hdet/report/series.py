@@ -125,7 +125,14 @@ def line(points: Iterable[tuple[float, float | None]], limit: int = LIMIT) -> Li
 def run_figures(run: RunData) -> tuple[Figure, ...]:
     """The figures of one run; those it has no data for are left out."""
     kinds = sorted({kind_of(knob) for knob in run.knobs} or {"lr"}, key=lambda kind: (kind != "lr", kind))
-    found = [*(_rates(run, kind) for kind in kinds), _losses(run), _slopes(run), _divergence(run), _time(run)]
+    found = [
+        *(_rates(run, kind) for kind in kinds),
+        _losses(run),
+        _slopes(run),
+        _divergence(run),
+        _here(run),
+        _time(run),
+    ]
     steps = _span([*(x for r in run.rounds for x in (r.step - 1, r.step)), *run.curve.steps])
     return tuple(one._replace(steps=steps, events=events(run)) for one in found if one is not None)
 
@@ -304,6 +311,20 @@ def _divergence(run: RunData) -> Figure | None:
     caption += "Line: mean over replicas; band: the nearest and the furthest."
     traces = [_band(seen, 3), Trace("mean over replicas", middle, colour=3, in_legend=False)]
     return _figure("Replica divergence", caption, "distance / norm", traces) if middle else None
+
+
+def _here(run: RunData) -> Figure | None:
+    """Which replicas were there, if they come and go: one height for each."""
+    names = sorted({name for r in run.rounds for name in r.here})
+    starts = [0, *(r.step for r in run.rounds)]
+    rows = [(x, r.here) for start, r in zip(starts, run.rounds, strict=False) for x in (start, r.step)]
+    traces = [
+        Trace(name, line((x, i + 1.0 if name in here else None) for x, here in rows), "line", i)
+        for i, name in enumerate(names)
+    ]
+    caption = "One line for each replica, over the rounds in which it has trained to the end."
+    found = Figure("Who was there", caption, "replica", tuple(traces), y_range=(0, len(names) + 1))
+    return found if names else None
 
 
 def _time(run: RunData) -> Figure | None:

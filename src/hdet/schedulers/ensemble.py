@@ -15,6 +15,7 @@ from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Balanced, Rounds
+from hdet.ensemble.elastic import replicas_in
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.replicas import Replicas
@@ -26,7 +27,7 @@ from hdet.journal.writer import JournalWriter
 from hdet.parameters import check_optimizer, put_rate, shared_rates, unwrapped
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group
-from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common, check_length, checked_length
 from hdet.schedulers.plain_rates import OnSchedule, Schedule, check_schedule_of
@@ -63,7 +64,8 @@ class Ensemble(OnSchedule[Replicas]):
         controller: moves the base values. None: ``Corrected()`` with the train loss, ``Normalised()`` with a probe.
             False: nothing moves.
         start: the step from which the controller may move.
-        group: the process group or ``hdet.arms(n)``; None: the default group, once there is one.
+        group: the process group, ``hdet.arms(n)`` or ``hdet.torchft(manager)``; None: the default group, once there is
+            one.
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
@@ -133,12 +135,13 @@ class Ensemble(OnSchedule[Replicas]):
         rates = [float(row["lr"]) for row in optimizer.param_groups]
         alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
         alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec in specs])}
-        state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
+        state = optimizer_state or ("average" if isinstance(group, (Arms, Torchft)) else "keep")
         settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
-        run = Replicas(
+        run = replicas_in(
+            group,
             Steering(settings, specs, Balanced(), columns_of(self._knobs, optimizer), rule, bases),
             ReplicaTensors(model, with_state=state == "average"),
-            RankGroup(group, alike),
+            alike,
             JournalWriter(open_journal(journal), told),
             signal=signal,
             reset_state=state == "reset",
@@ -162,8 +165,15 @@ class Ensemble(OnSchedule[Replicas]):
         schedule = partial(self._schedule, metrics=metrics)
         self._run.step(self.optimizer, self._step, t, loss, schedule)
         self._plain.step(metrics)
-        self._step = t
+        self._step += 1  # of a replica of torchft that fell behind, the run has moved it
         self._write_values()
+
+    def _join(self) -> None:
+        """For :func:`hdet.torchft`: meet the others, and go on where they are."""
+        if self._run.join(self, self._schedule, self._step):  # type: ignore[attr-defined]  # a run of torchft's
+            self._plain.step()
+            self._step += 1
+        self._write_again()
 
     def __getitem__(self, name: str) -> float:
         """This replica's value of a knob, for your own code to use."""
@@ -277,6 +287,7 @@ def refuse_uninformative(knobs: list[Knob], group: object) -> None:
     """Raise for knobs of the loss under shared gradients. They need arms; a single process may use arms(1)."""
     loss_knobs = [knob.spec.name for knob in knobs if knob.acts == "loss"]
     isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
+    isolated |= isinstance(group, Torchft)
     if loss_knobs and not isolated:
         raise ArgumentError(
             f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same "

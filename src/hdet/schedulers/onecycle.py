@@ -79,8 +79,9 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
         sigma, meta_momentum, meta_lr: sigma, beta and lambda of :class:`hdet.Corrected`.
         seed: for the reassignment of multipliers after every round.
-        group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
-            single replica if torch.distributed is not initialised. Looked up when it is first needed.
+        group: the process group whose ranks are the replicas, ``hdet.arms(n)`` or ``hdet.torchft(manager)``. None: the
+            default group, or a single replica if torch.distributed is not initialised. Looked up when it is first
+            needed.
         model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters. With "auto", the
             buffers are also rolled back with the weights.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
@@ -175,11 +176,19 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self._run.step(self.optimizer, self.last_epoch, t, loss, self._rates_at, self._peak)
         if is_inside and self._step_count > 1 and epoch is None:
             self._step_count += 1
-            self.last_epoch = t
+            self.last_epoch += 1  # not t: a replica of torchft that fell behind is with the others now
             self._write(self._rates())
         else:
             self._step_and_warn(epoch)
         self._counted = self._step_count
+
+    def _join(self) -> None:
+        """For :func:`hdet.torchft`: meet the others, and go on where they are."""
+        steps = self._run.join(self, self._rates_at, self.last_epoch)  # type: ignore[attr-defined]  # torchft's run
+        self.last_epoch += steps
+        self._step_count += steps
+        self._counted = self._step_count
+        self._write(self._rates())
 
     def finish(self, steps: int) -> None:
         """End the run after ``steps`` more steps: the rate falls from here on as at the end of a OneCycle.

@@ -12,6 +12,7 @@ from hdet.checks import is_int, is_one_of, is_real, must_be
 from hdet.ensemble.bases import DECAYS, Decay, Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Permuted, Rounds, default_length
+from hdet.ensemble.elastic import replicas_in
 from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.steering import Steering
@@ -20,7 +21,7 @@ from hdet.journal import open_journal
 from hdet.journal.writer import JournalWriter
 from hdet.parameters import shared_rates
 from hdet.ranks.arms import Arms
-from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.arguments import (
     PUBLISHED_SPREAD,
@@ -78,11 +79,13 @@ def replicas_of(
     learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
     settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
     told = {**told_of(schedule), "total_steps": steps, **told_of(settled)}
-    isolated = isinstance(common.group, Arms) and len(common.group.members) > 1
-    return Replicas(
+    arms = isinstance(common.group, Arms) and len(common.group.members) > 1
+    isolated = arms or isinstance(common.group, Torchft)
+    return replicas_in(
+        common.group,
         Steering(settings, specs, Permuted(), columns, controller, learned),
-        ReplicaTensors(common.model, with_state=isolated),  # moments differ between arms, and only there
-        RankGroup(common.group, alike_of(schedule)),
+        ReplicaTensors(common.model, with_state=isolated),  # gradients differ, so moments do
+        alike_of(schedule),
         JournalWriter(journal, told),
     )
 

@@ -18,6 +18,7 @@ from hdet.parameters import parts_of, refuse_without_hooks, trained_parameters
 from hdet.ranks.arms import Arms
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import is_distributed
+from hdet.ranks.torchft import Torchft
 from hdet.schedulers.arguments import (
     LENGTHS,
     LONGEST,
@@ -157,6 +158,12 @@ def check_search(
     if isinstance(common.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
             "a search needs shared gradients, but group= is hdet.arms(n), whose weights come apart; leave it out"
+        )
+    if isinstance(common.group, Torchft) or type(common.model).__module__.partition(".")[0] == "torchft":
+        raise ArgumentError(
+            "a search needs the same losses and gradients on all ranks at every step, but replicas of torchft come and "
+            "go, and each knows its own losses; find the rate without torchft, in a process group that stays together, "
+            "then give it as a number: max_lr=scheduler.found.max_lr"
         )
     for kind, why in _NOT_SEARCHED.items():
         if any(isinstance(part, kind) for part in parts_of(optimizer)):

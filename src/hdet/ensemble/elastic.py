@@ -1,0 +1,350 @@
+"""Replicas that come and go, on torchft: what ends a round is a meeting of whoever is there.
+
+A round is described by the places that were dealt when it began. Replicas that are gone at its end are left out of it
+like those that are not finite. Places of the next round are dealt over the members of the meeting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from hdet.ensemble.bases import Bases
+from hdet.ensemble.controller import Update
+from hdet.ensemble.converge import converge, refuse_diverged
+from hdet.ensemble.members import Dealt, Member, among, as_dealt, mean_over_ranks
+from hdet.ensemble.probe import ProbeBatch
+from hdet.ensemble.replicas import Replicas, is_finite
+from hdet.ensemble.signals import ProbeLoss, Signal
+from hdet.ensemble.steering import Ending, Steering
+from hdet.errors import ArgumentError, ShardedParametersError
+from hdet.journal.file import mapped
+from hdet.journal.writer import Clock, JournalWriter
+from hdet.parameters import copies_of, write_
+from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_arguments, check_equal, in_text
+from hdet.ranks.group import ReplicaIndex, Solo
+from hdet.ranks.managed import ManagedGroup
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.shards import is_distributed
+from hdet.ranks.torchft import FailedTry, Torchft
+from hdet.ranks.weights import ReplicaTensors, Weights, fingerprint_of_words
+
+_log = logging.getLogger("hdet")
+_KEY = "hdet"
+
+
+def replicas_in(
+    group: Any,
+    steering: Steering,
+    replica_tensors: ReplicaTensors,
+    alike: Mapping[str, str],
+    journal_writer: JournalWriter,
+    *,
+    signal: Signal | None = None,
+    reset_state: bool = False,
+) -> Replicas:
+    """The replicas of a ``group=``: those of torchft come and go, others stay together to the end."""
+    if not isinstance(group, Torchft):
+        rank_group = RankGroup(group, alike)
+        return Replicas(steering, replica_tensors, rank_group, journal_writer, signal=signal, reset_state=reset_state)
+    probe = signal.fn if isinstance(signal, ProbeLoss) else None
+    if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
+        raise ArgumentError(
+            "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
+            "give it a list of batches or batch_fn(round)"
+        )
+    return ElasticReplicas(
+        group, steering, replica_tensors, alike, journal_writer, signal=signal, reset_state=reset_state
+    )
+
+
+@dataclass
+class Outcome:
+    """What a meeting has come to; it counts once it is committed."""
+
+    members: list[Member]
+    seat: ReplicaIndex
+    """This replica's place among them."""
+    end: Ending | None = None
+    """The round; None: nobody has trained yet."""
+    roll: Agreement | None = None
+    """Of the places that were dealt."""
+    live: bool = True
+    """Whether this replica has counted, or has not trained."""
+    decided: tuple[Bases, Update | None] | None = None
+    divergence: list[float] | None = None
+
+
+@dataclass
+class Kept:
+    """What replicas have in common beside the scheduler's state."""
+
+    chain: float = 0.0
+    names: list[str] = field(default_factory=list)
+    """Of those to whom places were dealt."""
+
+
+class ElasticReplicas(Replicas):
+    """The replicas of torchft, seen from one of them.
+
+    Args:
+        torchft: the user's ``group=``.
+        alike: arguments that must be equal on all replicas, in words.
+        steering, replica_tensors, journal_writer, signal, reset_state: as in :class:`Replicas`.
+    """
+
+    rank_group: Dealt
+
+    def __init__(
+        self,
+        torchft: Torchft,
+        steering: Steering,
+        replica_tensors: ReplicaTensors,
+        alike: Mapping[str, str],
+        journal_writer: JournalWriter,
+        *,
+        signal: Signal | None,
+        reset_state: bool,
+    ) -> None:
+        super().__init__(
+            steering, replica_tensors, Dealt(None, alike), journal_writer, signal=signal, reset_state=reset_state
+        )
+        self.torchft = torchft
+        self._is_told = True  # a journal of any replica has everybody's signal
+        self._arguments = {**in_text(journal_writer.arguments), **alike}
+        self._kept = Kept()
+        self._trained = False
+        self._healed_at: int | None = None
+        """The step of a peer whose state was loaded in this quorum."""
+        self._scheduler: Any = None
+
+    # -- coming ---------------------------------------------------------------------------------------------------
+
+    def join(self, scheduler: Any, schedule: Callable[[int], list[float]], t: int) -> int:
+        """Meet the others for the first time. Gives the steps that they are ahead of the state that was loaded: 0 or 1.
+
+        Args:
+            scheduler: whose state goes to those who come, and is loaded here.
+            schedule: the plain schedule of each knob at a step.
+            t: the step.
+        """
+        optimizer: Optimizer = scheduler.optimizer
+        if self.rank_group.place is not None:
+            raise ArgumentError("join() was called before; call it once, before the loop")
+        weights = self._replica_tensors.first_weights(optimizer, needs_model=True)
+        if any(map(is_distributed, weights.tensors)):
+            raise ShardedParametersError(
+                "the weights are sharded (DTensor), but replicas that come and go must hold a whole model on each "
+                "rank; use hdet.arms(mesh, dim) without torchft, or DistributedDataParallel inside a replica"
+            )
+        self._check_ranks()
+        self._scheduler = scheduler
+        try:
+            self.torchft.manager.register_state_dict_fn(_KEY, self._load_peer, self._for_peers)
+        except AssertionError:
+            raise ArgumentError(
+                "the manager serves another scheduler already, whose state it sends to those who come; make one "
+                "manager for each scheduler"
+            ) from None
+        self.journal_writer.lock(Solo(), writes=True)
+        outcome = self._meet_others(Ending(optimizer, (t, t + 1), schedule), Shown(), Clock())
+        self.journal_writer.begin_round()
+        return 0 if outcome.end is None else 1
+
+    def _check_ranks(self) -> None:
+        """Of several ranks that are one replica, one writes the journal, and all have one process group."""
+        ranks = self.torchft.ranks
+        if self.torchft.rank > 0:
+            self.journal_writer.give_up()
+        if ranks > 1 and not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
+            raise ArgumentError(
+                f"the manager says that a replica has {ranks} ranks, but torch.distributed does not have a process "
+                "group of them, over which their losses are averaged; call init_process_group in each replica"
+            )
+
+    def _for_peers(self) -> dict[str, Any]:
+        """What one that comes needs. The tensors themselves: nobody changes them before it has come to the meeting."""
+        optimizer, model = self._scheduler.optimizer, self._replica_tensors.model
+        tensors = self._replica_tensors.weights(optimizer)
+        return {
+            "arguments": dict(self._arguments),
+            "kept": {"chain": self._kept.chain, "names": list(self._kept.names)},
+            "weights": None if model is not None else [t.detach() for t in (*tensors.parameters, *tensors.still)],
+            "model": model.state_dict() if model is not None else None,
+            "optimizer": optimizer.state_dict(),
+            "scheduler": self._scheduler.state_dict(),
+        }
+
+    def _load_peer(self, state: Mapping[str, Any]) -> None:
+        """Be what the peer was when it came to the meeting. Raises before anything is changed."""
+        theirs, mine = state["arguments"], self._arguments
+        table = {name: [theirs.get(name, "missing"), mine.get(name, "missing")] for name in {**theirs, **mine}}
+        check_equal(table, f"Rank 1 is this replica, {self.torchft.name!r}: give it the arguments of the others.")
+        model, optimizer = self._replica_tensors.model, self._scheduler.optimizer
+        if model is not None:
+            model.load_state_dict(state["model"])
+        else:
+            tensors = self._replica_tensors.weights(optimizer)
+            own = [*tensors.parameters, *tensors.still]
+            write_(own, [value.to(tensor) for tensor, value in zip(own, state["weights"], strict=True)])
+        optimizer.load_state_dict(state["optimizer"])
+        self._scheduler.load_state_dict(state["scheduler"])
+        self._kept = Kept(**state["kept"])
+        self._trained = False
+
+    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
+        super().load(state, total_steps, t)
+        self._healed_at = t
+
+    # -- the meeting ----------------------------------------------------------------------------------------------
+
+    def _end_round(self, end: Ending) -> None:
+        """Meet, and go on as those who are there have agreed."""
+        clock = Clock()
+        signal = self._read_signal(end)
+        clock.lap("probe")
+        loss, signal = mean_over_ranks(self.torchft.ranks, self.losses.mean(), signal)
+        shown = Shown(loss, self.losses.count > 0, signal, self.journal_writer.is_kept)
+        outcome = self._meet_others(end, shown, clock)
+        if outcome.end is not None and outcome.end.span[1] == self.total_steps:
+            self.journal_writer.close()
+        self.journal_writer.begin_round()
+
+    def _meet_others(self, end: Ending, shown: Shown, clock: Clock) -> Outcome:
+        """Quorum, exchange, mean, commit: until a try is committed. Of one that is not, nothing is left."""
+        ended, deadline = time.perf_counter(), time.monotonic() + self.torchft.timeout
+        while True:
+            self._healed_at = None
+            seat = ReplicaIndex(*self.torchft.quorum(deadline))
+            if self._healed_at is not None:
+                end = end._replace(span=(self._healed_at, self._healed_at + 1))
+            clock.lap("quorum")
+            tensors = self._replica_tensors.weights(end.optimizer).tensors
+            kept = copies_of(tensors) if seat.size > 1 else []
+            failure, outcome = None, None
+            try:
+                group = ManagedGroup(self.torchft.manager, seat, tensors[0].device if tensors else torch.device("cpu"))
+                outcome = self._try(end, shown, group, clock)
+                group.gather([1.0])  # all have the mean: fewer of us will commit while others cannot
+            except FailedTry as error:
+                failure = error
+                _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
+            if self.torchft.commit(failure) and outcome is not None:
+                self._settle(outcome, clock, ended)
+                return outcome
+            if kept:
+                write_(tensors, kept)
+
+    def _try(self, end: Ending, shown: Shown, group: ManagedGroup, clock: Clock) -> Outcome:
+        """What the members make of the round. Changes weights and, if they are averaged, optimizer state."""
+        chain = self._link(str(end.span[0]))
+        mine = Member(self._trained, self.rank_group.replica_index.replica, shown.given, chain, self.torchft.name)
+        members = [Member.of(row) for row in group.gather(mine.row())]
+        trained = [member for member in members if member.trained]
+        weights, before = self._replica_tensors.weights(end.optimizer), end.span[0]
+        if not trained:
+            call(group, Occasion.FIRST_STEP, before, weights, Shown(), expect_equal=False)
+            check_arguments(group, {**self._arguments, "what was loaded": str(chain)}, weights.device)
+            return Outcome(members, group.replica_index)
+        self._keep_together(members, trained, chain)
+        if not self._trained:
+            shown = Shown(given=trained[0].given, journal=self.journal_writer.is_kept)
+        equal = not self.steering.has_spread
+        roll = call(group, Occasion.ROUND_END, before, weights, shown, expect_equal=equal)
+        what = f"round {self.steering.rounds.index(before)}, at step {end.span[1]}"
+        counted = roll._replace(finite=[f and m.trained for f, m in zip(roll.finite, members, strict=True)])
+        if not any(counted.live):
+            refuse_diverged(counted, what)
+        dealt = as_dealt(counted, members, len(self._kept.names))
+        refuse_diverged(among(roll, [i for i, member in enumerate(members) if member.trained]), what)
+        clock.lap("gather")
+        own = ReplicaIndex(self.rank_group.replica_index.replica if self._trained else 0, len(self._kept.names))
+        has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
+        decided = self.steering.decide(end, dealt, own, has_signal=has_signal)
+        clock.lap("controller")
+        far = self._average(group, weights, counted, members)
+        clock.lap("converge")
+        live = counted.live[group.rank] or not self._trained
+        return Outcome(members, group.replica_index, end, dealt, live, decided, far)
+
+    def _keep_together(self, members: Sequence[Member], trained: Sequence[Member], chain: float) -> None:
+        """Have those heal that were apart from the others: if they met without these, they hold another state."""
+        usual = Counter(member.chain for member in trained).most_common(1)[0][0]
+        odd = [member.name for member in members if member.chain != usual]
+        if odd:
+            if chain != usual:
+                self.torchft.go_back()
+            raise FailedTry(f"{', '.join(odd)} met apart from the others, and will load their state")
+
+    def _average(
+        self, group: ManagedGroup, weights: Weights, counted: Agreement, members: Sequence[Member]
+    ) -> list[float] | None:
+        """Average what differs. Gives the distance from the mean of each place that was dealt."""
+        if group.replica_index.size == 1:
+            return None
+        far = converge(group, group, weights, counted, measure=counted.writer is not None)
+        if far is None:
+            return None
+        places = {member.place: far[i] for i, member in enumerate(members) if member.trained}
+        return [places.get(place, 0.0) for place in range(len(self._kept.names))]
+
+    def _link(self, *words: str) -> float:
+        """A fingerprint of all meetings so far and of what was learned, to nine digits: machines may round apart."""
+        learned = mapped(self.state(), lambda value: f"{value:.9g}" if isinstance(value, float) else value)
+        return fingerprint_of_words([repr(self._kept), repr(learned), *words])
+
+    def _settle(self, outcome: Outcome, clock: Clock, ended: float) -> None:
+        """The meeting counts: write it down, move the base values, take the place that is dealt."""
+        end, roll, kept = outcome.end, outcome.roll, self._kept
+        if end is not None and roll is not None and outcome.decided is not None:
+            if self.journal_writer.is_kept:
+                seat = ReplicaIndex(0, len(kept.names))
+                record = self.steering.record(end, roll, seat, *outcome.decided, outcome.divergence, clock.seconds)
+                here = {member.place for member in outcome.members if member.trained}
+                record |= {"names": kept.names, "absent": [r for r in range(len(kept.names)) if r not in here]}
+                record["joined"] = [member.name for member in outcome.members if not member.trained]
+                self.journal_writer.write(record, self.knobs, ended)
+            self.steering.bases = outcome.decided[0]
+            if self._reset_state or not (outcome.live or is_finite(end.optimizer)):
+                end.optimizer.state.clear()
+        names = [member.name for member in outcome.members]
+        self._kept = Kept(self._link(*names), names)
+        self.rank_group.place, self._trained = outcome.seat, True
+        self._mean.reset()
+        self.losses.reset()
+
+    # -- what has no quorum ---------------------------------------------------------------------------------------
+
+    def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
+        """Nothing where a round has ended, since replicas are equal there. Refused elsewhere."""
+        if self.steering.rounds.is_inside(t):
+            self._refuse(f"{occasion.name.lower()}()", t)
+
+    @contextmanager
+    def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
+        """As :meth:`converge`."""
+        self.converge(optimizer, t, Occasion.CONSENSUS)
+        yield
+
+    def compare(self, optimizer: Optimizer, metrics: float, t: int) -> None:
+        """Refused: metrics may come at any step, and must be equal on all replicas."""
+        self._refuse("step(metrics=...)", t)
+
+    def _refuse(self, what: str, t: int) -> NoReturn:
+        raise ArgumentError(
+            f"replicas of torchft meet only where a round ends, but got {what} at step {t}; evaluate and save at step "
+            f"{self.steering.rounds.next_end(t)}, where all replicas are equal, and use a schedule without metrics"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A manager cannot be copied: the copy has not joined."""
+        return {**super().__getstate__(), "torchft": None, "_scheduler": None, "_trained": False}

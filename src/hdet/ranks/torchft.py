@@ -1,0 +1,172 @@
+"""torchft: replicas that come and go. Who is there is decided by its managers and their lighthouse."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hdet.checks import is_real, must_be, shown
+from hdet.errors import ArgumentError, HdetError, LostReplicaError
+
+_USED = (
+    "allreduce",
+    "current_step",
+    "errored",
+    "load_state_dict",
+    "num_participants",
+    "participating_rank",
+    "register_state_dict_fn",
+    "report_error",
+    "should_commit",
+    "start_quorum",
+)
+_LONGEST = 3.2e8
+"""Seconds, ten years: what clocks can wait for."""
+_PAUSE = 0.5
+"""Seconds between two tries where nothing failed and there are too few replicas."""
+
+
+class Manager(Protocol):
+    """What is used of ``torchft.Manager``."""
+
+    def start_quorum(self, *, timeout: timedelta | None = ...) -> None: ...
+    def participating_rank(self) -> int | None: ...
+    def num_participants(self) -> int: ...
+    def current_step(self) -> int: ...
+    def allreduce(self, tensor: Tensor, *, reduce_op: Any = ...) -> Any: ...
+    def errored(self) -> Exception | None: ...
+    def report_error(self, e: Exception) -> None: ...
+    def should_commit(self) -> bool: ...
+    def load_state_dict(self, state_dict: dict[str, int]) -> None: ...
+    def register_state_dict_fn(
+        self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
+    ) -> None: ...
+
+
+class FailedTry(HdetError):
+    """A meeting failed, since somebody is gone or was elsewhere: the next try is made with whoever is there then."""
+
+
+class Torchft:
+    """Replicas that are torchft's replica groups. Made by :func:`torchft`; give it as ``group=``.
+
+    Attributes:
+        manager: torchft's.
+        name: this replica's, for journal and report.
+        timeout: seconds for one meeting.
+    """
+
+    def __init__(self, manager: Manager, name: str, timeout: float) -> None:
+        self.manager = manager
+        self.name = name
+        self.timeout = timeout
+        self.rank, self.ranks = getattr(manager, "_group_rank", 0), getattr(manager, "_group_world_size", 1)
+        """Of this process among those that are one replica, and how many these are."""
+
+    def __repr__(self) -> str:
+        return f"Torchft({self.name!r})"
+
+    def join(self, scheduler: Any) -> None:
+        """Meet the other replicas, before the first step of training. Blocks until they meet next.
+
+        If they are training already, this replica gets weights, optimizer state, controller and schedule from one of
+        them, and trains from their next round on: begin the loop at the scheduler's step.
+
+        Args:
+            scheduler: the ``hdet.OneCycleLR`` or ``hdet.Ensemble`` that was made with this ``group=``.
+        """
+        run = getattr(scheduler, "_run", None)
+        if getattr(run, "torchft", None) is not self:
+            raise ArgumentError(
+                f"join() takes the scheduler that was made with this group=, but got {shown(scheduler)}; for instance "
+                "hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=1000, group=group)"
+            )
+        scheduler._join()
+
+    def quorum(self, deadline: float) -> tuple[int, int]:
+        """This replica's number among those who are there, and how many they are. Loads a peer's state if it is behind.
+
+        Args:
+            deadline: of the whole meeting, by ``time.monotonic``.
+        """
+        left = deadline - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError(self._reason())
+            self.manager.start_quorum(timeout=timedelta(seconds=left))
+        except HdetError:
+            raise
+        except (RuntimeError, OSError) as error:
+            raise LostReplicaError(
+                f"replica {self.name!r} has not met the others within {self.timeout:g} s: {error}\nLook whether the "
+                "lighthouse runs (TORCHFT_LIGHTHOUSE) and enough replicas do (its --min_replicas, the manager's "
+                "min_replica_size); hdet.torchft(manager, timeout=...) must be longer than a round takes. Then start "
+                "this replica again: it gets its state from the others."
+            ) from error
+        rank = self.manager.participating_rank()
+        if rank is None:
+            raise ArgumentError(
+                "every replica takes part in the ensemble, but this one is a spare of torchft's; make the manager with "
+                "world_size_mode=WorldSizeMode.DYNAMIC"
+            )
+        return rank, self.manager.num_participants()
+
+    def _reason(self) -> str:
+        error = self.manager.errored()
+        return f"{error}" if error is not None else f"{self.manager.num_participants()} replicas are too few to go on"
+
+    def commit(self, failure: FailedTry | None) -> bool:
+        """Whether the try counts: not after a failure, nor with fewer replicas than ``min_replica_size``."""
+        if failure is not None and self.manager.errored() is None:
+            self.manager.report_error(failure)
+        agreed = bool(self.manager.should_commit())
+        if not agreed and failure is None:
+            time.sleep(_PAUSE)
+        return agreed
+
+    def go_back(self) -> None:
+        """This replica's state is not that of the others: it is to be loaded from one of them at the next quorum."""
+        self.manager.load_state_dict({"step": 0, "batches_committed": 0})
+
+
+def torchft(manager: Manager, *, name: str | None = None, timeout: float = 3600.0) -> Torchft:
+    """Replicas that come and go: give it as ``group=``, and call ``join`` before the loop.
+
+    .. code-block:: python
+
+        group = hdet.torchft(torchft.Manager(..., use_async_quorum=False))
+        scheduler = hdet.OneCycleLR(optimizer, max_lr=0.1, total_steps=10_000, group=group, model=model)
+        group.join(scheduler)
+        while scheduler.last_epoch < 10_000:
+            loss = train_step(next(batches))
+            optimizer.step()
+            scheduler.step(loss)
+
+    Each replica trains with gradients of its own. One that is gone is left out where its round ends, and multipliers
+    are dealt over the rest; one that comes gets everything from a peer. Registers a state of its own with the manager,
+    which holds weights, optimizer and scheduler: what else a newcomer needs is yours to register.
+
+    Args:
+        manager: a ``torchft.Manager`` made with ``use_async_quorum=False``.
+        name: of this replica, for journal and report. None: host and process.
+        timeout: seconds for one meeting of the replicas, whatever happens. Longer than a round takes: one that comes
+            waits for its end.
+    """
+    missing = [method for method in _USED if not callable(getattr(manager, method, None))]
+    must_be("a torchft.Manager of torchft 0.2 or later", not missing, f"it needs {', '.join(_USED)}", manager=manager)
+    if getattr(manager, "_use_async_quorum", False) is True:  # as torchft's DiLoCo looks
+        raise ArgumentError(
+            "a replica that heals must have its state before the others go on, but the manager's quorum is "
+            "asynchronous; make it with use_async_quorum=False"
+        )
+    fits = name is None or (isinstance(name, str) and name != "")
+    must_be("a text that is not empty", fits, "leave it out for host and process", name=name)
+    fits = is_real(timeout) and 0 < timeout <= _LONGEST
+    must_be("a number of seconds above 0", fits, "leave it out for an hour", timeout=timeout)
+    return Torchft(manager, name or f"{socket.gethostname()}-{os.getpid()}", float(timeout))
