@@ -1,0 +1,1 @@
+"""The search for the learning rate, and replica ensembles, for jax and optax: see docs/jax.md."""
