@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
@@ -31,6 +31,20 @@ _FIRST_STEPS = 80
 _ROOM = _FIRST_STEPS + len(ENDS) + 4
 
 
+Falls: TypeAlias = tuple[Array, Array, Array, Array]
+
+
+class Outlook(NamedTuple):
+    """What follows from the losses so far."""
+
+    first: Array
+    latest: Array
+    is_below: Array
+    """Whether the loss is clearly lower than it was, by however little; also where nobody knows how it was."""
+    is_lost: Array
+    """Whether it is above where it began, beyond its noise, or back there after it had fallen."""
+
+
 class Progress(NamedTuple):
     """The losses so far, by rounds."""
 
@@ -54,7 +68,7 @@ class Progress(NamedTuple):
         count, ones = jnp.zeros((), jnp.int32), jnp.ones_like(two)
         return cls(two, ones, room, room, room, counts, count, two, ones, jnp.zeros((), bool))
 
-    def after(self, blocks: Blocks, end: Array, is_first: Array) -> Progress:
+    def after(self, blocks: Blocks, end: Array, is_first: Array) -> tuple[Progress, Outlook]:
         """A round has ended with these losses; ``is_first``: it was a first step."""
         means, steps = pushed_left(*blocks.behind(self.last, self.last_steps))
         kinks = jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:])
@@ -74,8 +88,9 @@ class Progress(NamedTuple):
             last_steps=last_steps,
             fell=self.fell,
         )
-        found = found._replace(fell=self.fell | found._is_below(found._doubt))
-        return choose(jnp.any(blocks.known), found, self)
+        found = choose(jnp.any(blocks.known), found, self)
+        falls = found._falls()
+        return found._replace(fell=self.fell | found._is_below(falls, found._doubt)), found._outlook(falls)
 
     def rolled_back(self, step: Array) -> Progress:
         """The round that has just ended was ruined: the weights of an earlier step go on."""
@@ -106,21 +121,16 @@ class Progress(NamedTuple):
         fall, noise, least, there = self._falls()
         return jnp.any(there & (fall > jnp.maximum(sure * noise, least)))
 
-    @property
-    def is_below(self) -> Array:
-        """Whether the loss is clearly lower than it was, by however little; also where nobody knows how it was."""
-        return jnp.isnan(self.first) | self._is_below(1.0)
-
-    def _is_below(self, doubt: Array) -> Array:
-        fall, noise, _, there = self._falls()
+    def _is_below(self, falls: Falls, doubt: Array) -> Array:
+        fall, noise, _, there = falls
         return jnp.any(there & (fall > jnp.maximum(CLEAR * doubt * noise, ROUNDED * jnp.abs(self.first))))
 
-    @property
-    def is_lost(self) -> Array:
-        """Whether the loss is above where it began, beyond its noise, or back there after it had fallen."""
-        fall, noise, _, there = self._falls()
+    def _outlook(self, falls: Falls) -> Outlook:
+        fall, noise, _, there = falls
         has_risen = jnp.all(~there | (-fall > RISEN * self._doubt * noise))
-        return jnp.any(there) & (has_risen | (self.fell & jnp.all(~there | (fall <= 0))))
+        fell = self.fell | self._is_below(falls, self._doubt)
+        is_lost = jnp.any(there) & (has_risen | (fell & jnp.all(~there | (fall <= 0))))
+        return Outlook(self.first, self.latest, jnp.isnan(self.first) | self._is_below(falls, 1.0), is_lost)
 
     @property
     def _there(self) -> Array:
@@ -148,7 +158,7 @@ class Progress(NamedTuple):
         steps = jnp.where(chosen, self.steps, 0)
         return jnp.sum(jnp.where(chosen, (self.level - self.first) * self.steps, 0)) / jnp.sum(steps)
 
-    def _falls(self) -> tuple[Array, Array, Array, Array]:
+    def _falls(self) -> Falls:
         """From each beginning to the latest losses, with the standard deviation, what would be next to nothing, and
         whether there is such a beginning."""
         first, few, single = self.first, jnp.sum(jnp.where(jnp.isnan(self.start), 0, self.start_steps)), self._single

@@ -88,8 +88,17 @@ class Course(NamedTuple):
         return jnp.where(count < FEWEST, jnp.inf, found)
 
 
-def judge(course: Course, blocks: Blocks, *, falling: Array, doubted: Array = False) -> tuple[Course, Array]:
-    """One round; the verdict is a number of :class:`hdet.rollback.ruin.Verdict`."""
+class Judged(NamedTuple):
+    """What is to be thought of a round; verdicts are numbers of :class:`hdet.rollback.ruin.Verdict`."""
+
+    course: Course
+    verdict: Array
+    on_finite: Array
+    """The verdict on the finite losses alone, whatever the gradients say."""
+
+
+def judge(course: Course, blocks: Blocks, falling: Array, doubted: Array) -> Judged:
+    """One round."""
     count, dark = jnp.sum(blocks.known), _dark(course.dark, blocks)
     means, steps = blocks.behind(course.recent, course.recent_steps)
     there = ~jnp.isnan(means)
@@ -97,7 +106,7 @@ def judge(course: Course, blocks: Blocks, *, falling: Array, doubted: Array = Fa
     level = lower_median(jnp.where(is_last, means, jnp.nan))
     is_dark, is_known = dark >= FEWEST, count > 0
     is_free = jnp.isfinite(course.accused) & _is_as_bad_at_once(course, blocks)
-    is_ruined = (jnp.sum(is_last) >= FEWEST) & _is_ruined(course, level, falling, doubted)
+    is_ruined, is_surely = ((jnp.sum(is_last) >= FEWEST) & one for one in _is_ruined(course, level, falling, doubted))
 
     own, own_steps = pushed_right(FEWEST, *blocks.behind(*(row[:0] for row in (means, steps))))
     freed = course.acquitted().expecting(level)
@@ -120,15 +129,19 @@ def judge(course: Course, blocks: Blocks, *, falling: Array, doubted: Array = Fa
     found = choose(is_free, freed, found)
     found = choose(is_known, found, course._replace(dark=dark))
     found = choose(is_dark, course.accused_of(jnp.inf), found)
-    verdict = jnp.where(is_free, Verdict.ACQUITTED, jnp.where(is_ruined, Verdict.RUINED, Verdict.FINE))
-    return found, jnp.where(is_dark, Verdict.RUINED, jnp.where(is_known, verdict, Verdict.FINE))
+    verdict, on_finite = (
+        jnp.where(is_known & is_free, Verdict.ACQUITTED, jnp.where(is_known & one, Verdict.RUINED, Verdict.FINE))
+        for one in (is_ruined, is_surely)
+    )
+    return Judged(found, jnp.where(is_dark, Verdict.RUINED, verdict), on_finite)
 
 
 def _dark(before: Array, blocks: Blocks) -> Array:
-    for mean, steps, given in zip(*blocks, strict=True):
-        longer = jnp.where(jnp.isfinite(mean), 0, before + steps.astype(before.dtype))
-        before = jnp.where(given, longer, before)
-    return before
+    """Steps without a finite loss at the end of all blocks so far."""
+    seen = running(blocks.known)
+    is_later = blocks.given & ~blocks.known & (seen == seen[-1])
+    longer = jnp.sum(jnp.where(is_later, blocks.steps, 0)).astype(before.dtype)
+    return longer + jnp.where(seen[-1] > 0, 0, before)
 
 
 def _is_as_bad_at_once(course: Course, blocks: Blocks) -> Array:
@@ -138,11 +151,13 @@ def _is_as_bad_at_once(course: Course, blocks: Blocks) -> Array:
     return lowest > before + LIMITS.as_bad * (course.accused - before)
 
 
-def _is_ruined(course: Course, level: Array, falling: Array, doubted: Array) -> Array:
+def _is_ruined(course: Course, level: Array, falling: Array, doubted: Array) -> tuple[Array, Array]:
+    """Whether it is, and whether it would be without doubts."""
     lost = jnp.where(falling, course.gain, LIMITS.lost * course.gain)
     is_known = ~jnp.any(jnp.isnan(course.kinks))
-    deviations = jnp.where(doubted & is_known & ~falling, LIMITS.doubted, LIMITS.noise)
-    return level - jnp.nanmin(course.before) > jnp.maximum(lost, deviations * course.noise)
+    rise, noise = level - jnp.nanmin(course.before), course.noise
+    fewer = jnp.where(doubted & is_known & ~falling, LIMITS.doubted, LIMITS.noise)
+    return rise > jnp.maximum(lost, fewer * noise), rise > jnp.maximum(lost, LIMITS.noise * noise)
 
 
 def _kinks(means: Array, steps: Array) -> Array:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from hdet.auto.constants import DEFAULT as C
 from hdet.auto.rule import FINE, HIGHEST, LOWEST, Phase
 from hdet.jax.numbers import Array, choose, number
-from hdet.jax.ruin import Blocks, Course, judge
+from hdet.jax.progress import Outlook
+from hdet.jax.ruin import Course, Judged
 from hdet.rollback.retreat import Action
 from hdet.rollback.ruin import FEWEST, Verdict
 
@@ -113,9 +114,10 @@ class Evidence(NamedTuple):
     steps: Array
     length: Array
     """Of the run."""
-    blocks: Blocks
+    is_told: Array
+    """Whether the round had any loss."""
     peak: Array
-    shape: Array
+    is_falling: Array
     moved: Array
     reach: Array
     straightness: Array
@@ -123,10 +125,6 @@ class Evidence(NamedTuple):
     rates: Array
     stretch: Array
     has_losses: Array
-    has_fallen: Array
-    is_lost: Array
-    first: Array
-    latest: Array
     rounding: float
     highest: Array
 
@@ -135,64 +133,64 @@ class Evidence(NamedTuple):
         """Whether the reach says anything."""
         return (self.gradient != 0) & (self.stretch != 1)
 
-    @property
-    def is_falling(self) -> Array:
-        return self.shape < C.falling
-
 
 class Decision(NamedTuple):
     """What follows from a round."""
 
     state: State
-    action: Array = Action.NOTHING
-    slot: Array = 0
-    event: Array = Event.NOTHING
-    anew: Array = False
-    is_harder: Array = False
+    action: Array
+    slot: Array
+    event: Array
+    anew: Array
 
 
-def _either(condition: Array, yes: Decision, no: Decision) -> Decision:
-    return choose(condition, yes, no)
-
-
-def after_round(state: State, evidence: Evidence) -> Decision:
-    """One round."""
-    is_late = evidence.end > jnp.maximum(evidence.peak, C.shortest)
+def after_round(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) -> Decision:
+    """One round, of whose losses the judge and the progress so far have said this."""
+    is_first, is_kept = state.phase == Phase.FIRST, state.phase == Phase.KEPT
+    is_late = is_first & (evidence.end > jnp.maximum(evidence.peak, C.shortest))
+    lags = (state.phase == Phase.SEARCHING) & _lags(state, evidence)
     why = jnp.where(evidence.moved > 0, Event.NO_GRADIENT, Event.NEVER_MOVED)
-    first = _either(is_late, _alarmed(why), _after_first_step(state, evidence))
-    later = _either(_lags(state, evidence), _alarmed(Event.NOT_FOLLOWED), _judged(state, evidence))
-    found = _either(state.phase == Phase.FIRST, first, later)
-    return _either(state.phase == Phase.KEPT, Decision(state), found)
+    why = jnp.where(is_kept, Event.NOTHING, jnp.where(lags, Event.NOT_FOLLOWED, why))
+    kept = State.new(Phase.KEPT)
+    kept = kept._replace(level=jnp.where(is_kept, state.level, kept.level))
+    alarmed = Decision(kept, Action.NOTHING, 0, why, anew=False)
+    found = choose(is_first, _after_first_step(state, evidence), _judged(state, evidence, judged, outlook))
+    found = choose(is_late | lags | is_kept, alarmed, found)
+
+    last = found.state.kept[found.state.last]  # snapshots are as far apart as it takes to see an explosion
+    keeps = (found.action == Action.KEEP) & (~found.state.has_snapshot | (evidence.end - last >= FEWEST))
+    slot = 1 - found.state.last
+    steps = jnp.where(keeps & (jnp.arange(2) == slot), evidence.end, found.state.kept)
+    action = jnp.where((found.action == Action.KEEP) & ~keeps, Action.NOTHING, found.action)
+    after = found.state._replace(kept=steps, last=jnp.where(keeps, slot, found.state.last))
+    return found._replace(state=after, action=action, slot=jnp.where(keeps, slot, found.slot))
 
 
 def _after_first_step(state: State, evidence: Evidence) -> Decision:
-    moved, size, end = evidence.moved, evidence.gradient, evidence.end
+    moved, size, rates = evidence.moved, evidence.gradient, evidence.rates
     says_nothing = (size == 0) | ~((moved > 0) | jnp.isfinite(size))
-    shorter = Decision(state.at(state.level + math.log(C.begin)), Action.RESTART, event=Event.TOO_LONG, anew=True)
-    higher = Decision(state.at(state.level - math.log(C.begin)), event=Event.FIRST_STEP, anew=True)
-
-    raised = state.level + jnp.log(jnp.minimum(C.relative_step / moved, 1 / C.begin))
-    longer = state.at(jnp.minimum(raised, evidence.highest))
+    stays, explodes = ~(moved > 0), jnp.isinf(moved)
+    longer = state.level + jnp.log(jnp.minimum(C.relative_step / moved, 1 / C.begin))
+    longer = jnp.clip(jnp.minimum(longer, evidence.highest), LOWEST, HIGHEST)
     least = min(max(evidence.rounding, FINE) / C.relative_step, C.relative_step / C.fastest)
-    is_short = (moved < least) & (longer.level > state.level)
-    again = Decision(longer, Action.RESTART, event=Event.FIRST_STEP, anew=True)
+    is_rounding = ~stays & (moved < least) & (longer > state.level)
+    is_long = moved >= C.relative_step * C.fastest
+    is_measured = ~says_nothing & ~stays & ~explodes & ~is_rounding
 
-    phase = jnp.full_like(state.phase, Phase.SEARCHING)
-    found = state._replace(phase=phase, level=jnp.zeros_like(state.level), peak=evidence.peak)
-    has_rate = evidence.rates > 0
+    found = state._replace(phase=jnp.where(is_measured, Phase.SEARCHING, Phase.FIRST), peak=evidence.peak)
+    level = state.level + math.log(C.relative_step) - jnp.log(moved) - jnp.log(found.rise(evidence.end))
+    level = jnp.where(is_rounding, longer, level)
+    level = jnp.where(explodes, state.level + math.log(C.begin), level)
+    level = jnp.where(stays, state.level - math.log(C.begin), level)
     found = found._replace(
-        pace=jnp.where(has_rate, moved / evidence.rates, state.pace),
-        rate=jnp.where(has_rate, evidence.rates / evidence.stretch, state.rate),
+        level=jnp.where(says_nothing, state.level, jnp.clip(level, LOWEST, HIGHEST)),
+        pace=jnp.where(is_measured & (rates > 0), moved / rates, state.pace),
+        rate=jnp.where(is_measured & (rates > 0), rates / evidence.stretch, state.rate),
     )
-    found = found.at(state.level + math.log(C.relative_step) - jnp.log(moved) - jnp.log(found.rise(end)))
-    too_long = Decision(found, Action.RESTART, event=Event.TOO_LONG, anew=True)
-    measured = _keeping(Decision(found, event=Event.FIRST_STEP, anew=True), end)
-    measured = _either(moved >= C.relative_step * C.fastest, too_long, measured)
-
-    known = _either(is_short, again, measured)
-    known = _either(jnp.isinf(moved), shorter, known)
-    known = _either(moved > 0, known, higher)
-    return _either(says_nothing, Decision(state, anew=True), known)
+    restarts = ~says_nothing & ~stays & (explodes | is_rounding | is_long)
+    action = jnp.where(restarts, Action.RESTART, jnp.where(is_measured, Action.KEEP, Action.NOTHING))
+    event = jnp.where(restarts & ~is_rounding, Event.TOO_LONG, Event.FIRST_STEP)
+    return Decision(found, action, 0, jnp.where(says_nothing, Event.NOTHING, event), anew=True)
 
 
 def _lags(state: State, evidence: Evidence) -> Array:
@@ -202,85 +200,60 @@ def _lags(state: State, evidence: Evidence) -> Array:
     return is_told & (raised >= C.raised) & (shorter >= jnp.maximum(raised**C.lags, C.wanders * stretch))
 
 
-def _judged(state: State, evidence: Evidence) -> Decision:
-    falling, sound = evidence.is_falling, jnp.isfinite(evidence.moved)
-    doubted = evidence.has_losses & evidence.asks & (evidence.reach == -jnp.inf)
-    course, verdict = judge(state.course, evidence.blocks, falling=falling, doubted=doubted)
-    is_innocent = ~sound & _is_innocent(state, evidence)
-    seen = state._replace(course=course)
+def _judged(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) -> Decision:
+    falling, is_sound, has = evidence.is_falling, jnp.isfinite(evidence.moved), state.has_snapshot
+    course, verdict, on_finite = judged
+    can = has & jnp.isnan(state.slowed_from) & ~state.spared & evidence.has_losses
+    is_spared = ~is_sound & can & (on_finite == Verdict.FINE) & ~outlook.is_lost
+    is_dead = (verdict == Verdict.FINE) & outlook.is_lost & ~falling & has
+    is_ruined = ~is_spared & ((verdict == Verdict.RUINED) | is_dead | ~is_sound)
+    is_well = ~is_spared & ~is_ruined
+    is_taken_back = is_well & (verdict == Verdict.ACQUITTED) & jnp.isfinite(state.slowed_from)
 
-    is_dead = (verdict == Verdict.FINE) & evidence.is_lost & ~falling & state.has_snapshot
-    dead = course.accused_of(evidence.latest).expecting(evidence.first)
-    accused = seen._replace(course=choose(is_dead, dead, course))
-    is_ruined = (verdict == Verdict.RUINED) | is_dead | ~sound
-
-    is_harder, had = verdict == Verdict.ACQUITTED, jnp.isfinite(state.slowed_from)
-    freed = seen._replace(ceiling=seen.ceiling + seen.slowed_from - seen.level).at(seen.slowed_from)
-    well = choose(is_harder & had, freed, seen)
-    some = jnp.any(evidence.blocks.given)
-    well = well._replace(
-        slowed_from=jnp.where(some, jnp.nan, well.slowed_from),
-        spared=well.spared & ~(some & falling),
+    course = choose(is_dead, course.accused_of(outlook.latest).expecting(outlook.first), course)
+    course = choose(is_ruined & ~has, course.acquitted(), course)
+    raised = state.slowed_from - state.level
+    before = state._replace(
+        course=choose(is_spared, state.course, course),
+        level=jnp.where(is_taken_back, state.slowed_from, state.level),
+        ceiling=jnp.where(is_taken_back, state.ceiling + raised, state.ceiling),
     )
-    well = choose(falling, well, _steered(well, evidence))
-    event = jnp.where(is_harder & had, Event.HARDER, Event.NOTHING)
-    fine = Decision(well, event=event, is_harder=is_harder)
-    gained_nothing = well.has_snapshot & _is_fresh(well, evidence) & ~falling
-    fine = _either(gained_nothing, fine, _keeping(fine, evidence.end))
-    return _either(is_innocent, _spared(state), _either(is_ruined, _ruined(accused), fine))
+    is_fresh = ~outlook.is_below & jnp.isfinite(state.pace)  # nothing has been gained yet, and nothing lost
+    slowed, (level, ceiling) = state.at(state.level - math.log(C.slower)), _steered(before, evidence, is_fresh)
+    steers, some = is_well & ~falling, evidence.is_told
+    is_back, older = is_ruined & has, state.older
+    after = before._replace(
+        level=jnp.where(is_ruined, slowed.level, jnp.where(steers, level, before.level)),
+        ceiling=jnp.where(is_ruined, slowed.ceiling, jnp.where(steers, ceiling, before.ceiling)),
+        kept=jnp.where(is_back & (jnp.arange(2) != older), -1, state.kept),
+        last=jnp.where(is_back, older, state.last),
+        slowed_from=jnp.where(is_back, state.level, jnp.where(is_well & some, jnp.nan, state.slowed_from)),
+        pace=jnp.where(is_well, state.pace, jnp.nan),
+        spared=is_spared | (is_well & state.spared & ~(some & falling)),
+    )
+    keeps = ~(has & is_fresh & ~falling)
+    action = jnp.where(is_ruined, Action.GO_ON, jnp.where(keeps, Action.KEEP, Action.NOTHING))
+    event = jnp.where(is_ruined, Event.SLOWED, jnp.where(is_taken_back, Event.HARDER, Event.NOTHING))
+    event = jnp.where(is_spared, Event.SPARED, jnp.where(is_back, Event.RUINED, event))
+    action = jnp.where(is_spared | is_back, Action.ROLL_BACK, action)
+    return Decision(after, action, after.last, event, ~is_well)
 
 
-def _is_innocent(state: State, evidence: Evidence) -> Array:
-    verdict = judge(state.course, evidence.blocks.finite, falling=evidence.is_falling)[1]
-    can = state.has_snapshot & jnp.isnan(state.slowed_from) & ~state.spared
-    return can & evidence.has_losses & (verdict == Verdict.FINE) & ~evidence.is_lost
-
-
-def _spared(state: State) -> Decision:
-    after = state._replace(spared=jnp.ones_like(state.spared), pace=jnp.full_like(state.pace, jnp.nan))
-    return Decision(after, Action.ROLL_BACK, state.last, Event.SPARED, anew=True)
-
-
-def _ruined(state: State) -> Decision:
-    none, no = jnp.full_like(state.pace, jnp.nan), jnp.zeros_like(state.spared)
-    slowed = state.at(state.level - math.log(C.slower))._replace(pace=none, spared=no)
-    stays = Decision(slowed._replace(course=state.course.acquitted()), Action.GO_ON, event=Event.SLOWED, anew=True)
-    back = state.older
-    kept = jnp.where(jnp.arange(2) == back, state.kept, -1)
-    slowed = slowed._replace(kept=kept, last=back, slowed_from=state.level)
-    return _either(state.has_snapshot, Decision(slowed, Action.ROLL_BACK, back, Event.RUINED, anew=True), stays)
-
-
-def _steered(state: State, evidence: Evidence) -> State:
+def _steered(state: State, evidence: Evidence, is_fresh: Array) -> tuple[Array, Array]:
+    """Level and ceiling: the target is raised as far as the gradients ask for it; else the rate has little to rise."""
     is_settled, end = state.spared & jnp.isfinite(state.ceiling), evidence.end
-    q, most = evidence.length**-C.shrink, _largest_raise(state, evidence)
+    q, most = evidence.length**-C.shrink, _largest_raise(evidence, is_fresh)
     straight = evidence.straightness >= 1 - q * C.turn
     asked = jnp.where(straight, most, evidence.reach + jnp.log(q * C.heed) - state.level)
-    capped = jnp.minimum(state.ceiling - jnp.log(state.rise(end)), state.level)
-    raised = state._replace(ceiling=jnp.full_like(state.ceiling, jnp.inf)).at(capped + jnp.minimum(asked, most))
-    # The state that is raised has another level than the one that was capped, and no ceiling: nothing goes down with it.
+    is_raised, is_asked = asked > 0, evidence.asks & ~is_settled
+    capped = jnp.minimum(state.ceiling - jnp.log(state.rise(end)), state.level)  # on from the rate as it is
+    level = jnp.clip(capped + jnp.minimum(asked, most), LOWEST, HIGHEST)
     limit = jnp.log(state.factor(end) * jnp.maximum(q * C.ceiling, 1.0))
-    held = state._replace(ceiling=jnp.where(jnp.isfinite(state.ceiling), state.ceiling, limit))
-    return choose(is_settled | ~evidence.asks, state, choose(asked > 0, raised, held))
+    ceiling = jnp.where(is_raised, jnp.inf, jnp.minimum(state.ceiling, jnp.where(jnp.isinf(state.ceiling), limit, jnp.inf)))
+    return jnp.where(is_asked & is_raised, level, state.level), jnp.where(is_asked, ceiling, state.ceiling)
 
 
-def _is_fresh(state: State, evidence: Evidence) -> Array:
-    return ~evidence.has_fallen & jnp.isfinite(state.pace)
-
-
-def _largest_raise(state: State, evidence: Evidence) -> Array:
+def _largest_raise(evidence: Evidence, is_fresh: Array) -> Array:
     fresh = jnp.minimum(math.log(C.fastest) * evidence.steps / C.short, math.log(C.slower))
     climbing = jnp.minimum(C.climb * evidence.steps / jnp.maximum(evidence.peak + 1, 1.0), math.log(C.fastest))
-    return jnp.where(_is_fresh(state, evidence), fresh, climbing)
-
-
-def _alarmed(why: Array) -> Decision:
-    return Decision(State.new(Phase.KEPT), event=why)
-
-
-def _keeping(decision: Decision, step: Array) -> Decision:
-    """The decision, and remember the weights as they are, in a slot that the last snapshot does not need."""
-    state, slot = decision.state, 1 - decision.state.last
-    is_due = ~state.has_snapshot | (step - state.kept[state.last] >= FEWEST)
-    kept = state._replace(kept=state.kept.at[slot].set(step), last=jnp.asarray(slot))
-    return _either(is_due, decision._replace(state=kept, action=Action.KEEP, slot=slot), decision)
+    return jnp.where(is_fresh, fresh, climbing)

@@ -21,11 +21,11 @@ from hdet.jax.bases import check_base, check_state, rates_in, with_rates
 from hdet.jax.measure import Path, Tree, as_exact, copied, dot, largest, less, moved_by
 from hdet.jax.numbers import Array, Sum, absent, choose, number
 from hdet.jax.progress import ENDS, LONGEST, Progress
-from hdet.jax.ruin import Blocks, Course
+from hdet.jax.ruin import Blocks, Course, judge
 from hdet.jax.rule import Decision, Event, Evidence, State, after_round
 from hdet.jax.schedule import Plan, Shape
 from hdet.rollback.retreat import Action
-from hdet.rollback.ruin import BLOCKS
+from hdet.rollback.ruin import BLOCKS, Verdict
 
 _RESIDUE = 2.0**-17
 """What may be left of the way back, over the weights: so much is left in float32 if these had grown by a hundred."""
@@ -56,6 +56,8 @@ class Round(NamedTuple):
 class Notes(NamedTuple):
     """What is remembered from round to round beside the rule's state."""
 
+    rate: Array
+    """Of the last step, in units of the guess."""
     rounds: Array
     has_losses: Array
     is_falling: Array
@@ -73,7 +75,7 @@ class Notes(NamedTuple):
     @classmethod
     def new(cls, why: Event) -> Notes:
         no, zero = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
-        return cls(zero, no, no, no, no, zero, zero, zero, jnp.asarray(why, jnp.int32), zero - 1)
+        return cls(number(0.0), zero, no, no, no, no, zero, zero, zero, jnp.asarray(why, jnp.int32), zero - 1)
 
 
 class AutoState(NamedTuple):
@@ -196,6 +198,7 @@ class _Search:
             step=step,
             inner=inner,
             path=state.path.passed(rate, _looks(state)),
+            notes=state.notes._replace(rate=rate),
             round=_with_loss(state.round, loss, spot, length)._replace(withheld=state.round.withheld | ~is_sound),
         )
         stride = jnp.maximum((length + C.sampled - 1) // C.sampled, 1)
@@ -203,9 +206,11 @@ class _Search:
 
         def busy() -> tuple[Tree, AutoState]:
             """The step is sampled, or its round ends, or both."""
-            seen = jax.lax.cond(
-                samples, lambda: _sampled(state, now, updates, params, rate, spot // stride), lambda: now
+            path, sizes = jax.lax.cond(
+                samples, lambda: _sampled(state, updates, params, rate, spot // stride), lambda: (state.path, state.round.sizes)
             )
+            path = path._replace(rates=now.path.rates, stretch=now.path.stretch, typical=now.path.typical)
+            seen = now._replace(path=path, round=now.round._replace(sizes=sizes))
             return jax.lax.cond(ends, lambda: _typed_as(self._ended(seen, params, made), (made, now)), lambda: (made, seen))
 
         now = _typed_as(now, state)
@@ -249,37 +254,36 @@ class _Search:
         measured = state.path.measured(weights, is_first)
         lost = looks & ~is_first & (measured.lost | state.round.withheld)
         has_losses = state.notes.has_losses | jnp.any(state.round.given)
-        course = choose(has_losses & ~state.notes.has_losses, Course.new(), found.course)  # gradients were judged until now
+        begins = has_losses & ~state.notes.has_losses  # gradients were judged until now
         blocks = choose(has_losses, _loss_blocks(state), _size_blocks(state, looks & ~is_first))
-        progress = choose(has_losses, state.progress.after(blocks, state.step, is_first), state.progress)
         shape: Any = self.shape or state.plan
         before, highest = shape.held(state.step - 1), jnp.log(self._most(state))
+        gradient = jnp.max(jnp.where(state.round.sizes == -1, 0.0, state.round.sizes))
         evidence = Evidence(
             end=state.step,
             steps=state.step - state.round.begun,
             length=jnp.where(state.plan.is_endless, C.endless * state.step, state.plan.total),
-            blocks=blocks,
+            is_told=jnp.any(blocks.given),
             peak=state.plan.peak,
-            shape=jnp.where(state.step > state.plan.peak, shape.held(state.step), 1.0),
+            is_falling=(state.step > state.plan.peak) & (shape.held(state.step) < C.falling),
             moved=jnp.where(state.round.withheld, jnp.inf, jnp.where(looks, measured.moved, 0.0)),
             reach=jnp.log(jnp.where(looks & ~lost & (before > 0), measured.reach / before, 0.0)),
             straightness=jnp.where(looks & ~lost, measured.straightness, 0.0),
-            gradient=jnp.where(looks & ~lost, jnp.max(jnp.where(state.round.sizes == -1, 0.0, state.round.sizes)), 0.0),
+            gradient=jnp.where(looks & ~lost, gradient, 0.0),
             rates=jnp.where(looks, state.path.rates.total, 0.0),
             stretch=jnp.where(looks, state.path.stretch, 0),
             has_losses=has_losses,
-            has_fallen=progress.is_below,
-            is_lost=progress.is_lost,
-            first=progress.first,
-            latest=progress.latest,
             rounding=max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(params)),
             highest=highest,
         )
-        decision = after_round(found._replace(course=course).bounded(highest), evidence)
+        doubted = has_losses & evidence.asks & (evidence.reach == -jnp.inf)
+        judged = judge(choose(begins, Course.new(), found.course), blocks, evidence.is_falling, doubted)
+        is_harder = (found.phase == Phase.SEARCHING) & (judged.verdict == Verdict.ACQUITTED)
+        fresh = choose(is_harder, Progress.new(), state.progress)  # earlier losses are no measure any more
+        progress, outlook = fresh.after(blocks._replace(given=blocks.given & has_losses), state.step, is_first)
+        decision = after_round(found.bounded(highest), evidence, judged, outlook)
         decision = decision._replace(state=decision.state.bounded(highest))
         goes_back = decision.action == Action.ROLL_BACK
-        fresh = Progress.new().after(blocks, state.step, jnp.zeros((), bool))
-        progress = choose(decision.is_harder, fresh, progress)
         progress = choose(goes_back, state.progress.rolled_back(found.kept[decision.slot]), progress)
         notes = _noted(state, decision, evidence, highest)
         if not self.go_back:
@@ -400,12 +404,12 @@ def _with_loss(round: Round, loss: Array | None, spot: Array, length: Array) -> 
     return round._replace(losses=losses, finite=round.finite + is_finite, given=round.given | block)
 
 
-def _sampled(before: AutoState, now: AutoState, gradients: Tree, params: Tree, rate: Array, spot: Array) -> AutoState:
-    """The state after the step, with its gradients added; ``spot``: which of the round's samples it is."""
-    is_void = before.round.withheld
-    path = before.path.sampled(gradients, params, rate, is_void)._replace(rates=now.path.rates, stretch=now.path.stretch)
+def _sampled(state: AutoState, gradients: Tree, params: Tree, rate: Array, spot: Array) -> tuple[Path, Array]:
+    """The path with the gradients of the step to come, and the sizes; ``spot``: which of the round's samples it is."""
+    is_void = state.round.withheld
     size = jnp.where(is_void, jnp.nan, largest(gradients))
-    return _typed_as(now._replace(path=path, round=now.round._replace(sizes=now.round.sizes.at[spot].set(size))), now)
+    seen = state.path.sampled(gradients, params, rate, is_void), state.round.sizes.at[spot].set(size)
+    return _typed_as(seen, (state.path, state.round.sizes))
 
 
 def _loss_blocks(state: AutoState) -> Blocks:
