@@ -157,7 +157,8 @@ class Rule:
             self.m[i] = 0.9 * self.m[i] + g
             return x - eta * self.m[i]
         if self.kind == "lion":
-            update = (0.9 * self.m[i] + 0.1 * g).sign()
+            mean = 0.9 * self.m[i] + 0.1 * g
+            update = mean.sign() + 0.0 * mean  # torch has 0 as the sign of NaN, jax NaN
             self.m[i] = 0.99 * self.m[i] + 0.01 * g
             return x - eta * update
         self.m[i] = 0.9 * self.m[i] + 0.1 * g
