@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-import optax.contrib
 
 from hdet.errors import ArgumentError
 from hdet.jax.measure import Tree

@@ -1,4 +1,4 @@
-"""What the gradients ask for, and how far the weights have come: :mod:`hdet.auto.measure` on trees of arrays.
+"""What the gradients ask for, and how far the weights have come: :mod:`hdet.search.measure` on trees of arrays.
 
 Reductions over sharded arrays are XLA's: every device has the same sums.
 """
@@ -60,7 +60,7 @@ def numbers_of(tree: Tree) -> list[int]:
 
 
 def typical_norm(tree: Tree, lengths: Array, moves: Array) -> Array:
-    """The norm of weights of which no minority decides; see :func:`hdet.auto.rule.typical_norm`."""
+    """The norm of weights of which no minority decides; see :func:`hdet.search.rule.typical_norm`."""
     sizes = jnp.asarray(numbers_of(tree), lengths.dtype)
     each, is_moved = lengths / jnp.sqrt(jnp.maximum(sizes, 1)), (sizes > 0) & (moves > 0)
     counted = jnp.where(is_moved & (each > 0), sizes, 0.0)
@@ -75,7 +75,7 @@ class Measured(NamedTuple):
     """What the steps have come to."""
 
     moved: Array
-    reach: Array
+    estimated_rate: Array
     """In units of the guess; 0 where the gradients say nothing."""
     straightness: Array
     lost: Array
@@ -89,7 +89,7 @@ class Path(NamedTuple):
     origin: Tree
     total: Tree
     """The weighted sum of gradients."""
-    asked: Array
+    numerator: Array
     rates: Sum
     stretch: Array
     ahead: Array
@@ -112,10 +112,10 @@ class Path(NamedTuple):
         ratio = jnp.where(rate > 0, jnp.minimum((self.rate / rate) ** 2, 1.0), 1.0)
         origin = jax.tree.map(lambda x0, x: jnp.where(begins, x, x0), self.origin, as_exact(params))
         total = jax.tree.map(lambda s, x: jnp.where(begins, x, s * ratio.astype(s.real.dtype) + x), self.total, g)
-        asked = dot(g, less(origin, params)) + jnp.where(is_void, jnp.nan, 0.0)
-        before = jnp.where(begins, 0.0, jnp.stack([self.asked, self.ahead, self.weight]) * ratio)
-        new = before + jnp.stack([asked, self.rates.total, number(1.0)])
-        return self._replace(origin=origin, total=total, asked=new[0], ahead=new[1], weight=new[2], rate=rate)
+        numerator = dot(g, less(origin, params)) + jnp.where(is_void, jnp.nan, 0.0)
+        before = jnp.where(begins, 0.0, jnp.stack([self.numerator, self.ahead, self.weight]) * ratio)
+        new = before + jnp.stack([numerator, self.rates.total, number(1.0)])
+        return self._replace(origin=origin, total=total, numerator=new[0], ahead=new[1], weight=new[2], rate=rate)
 
     def passed(self, rate: Array, is_looked_at: Array) -> Path:
         """A step is made at this rate."""
@@ -137,10 +137,10 @@ class Path(NamedTuple):
         typical = jnp.where(learns, found, self.typical)
         size = length * typical
         moved = jnp.nan_to_num(jnp.where(size > 0, move / size, move), nan=jnp.inf, posinf=jnp.inf)
-        gained = dot(self.total, way)
-        is_whole = jnp.isfinite(self.asked) & jnp.isfinite(gained)
-        says = is_whole & (self.asked > 0) & (gained > 0) & ~is_first
-        reach = jnp.where(says, self.asked * self.rates.total / gained, 0.0)
+        denominator = dot(self.total, way)
+        is_whole = jnp.isfinite(self.numerator) & jnp.isfinite(denominator)
+        says = is_whole & (self.numerator > 0) & (denominator > 0) & ~is_first
+        estimated_rate = jnp.where(says, self.numerator * self.rates.total / denominator, 0.0)
         straight = self.ahead / self.weight
-        straightness = jnp.where(says & (straight > 0), reach / straight, 0.0)
-        return Measured(moved, reach, straightness, ~is_first & ~is_whole, typical)
+        straightness = jnp.where(says & (straight > 0), estimated_rate / straight, 0.0)
+        return Measured(moved, estimated_rate, straightness, ~is_first & ~is_whole, typical)

@@ -31,7 +31,7 @@ def choose(condition: Array, yes: _Tree, no: _Tree) -> _Tree:
 def running(values: Array) -> Array:
     """Sums up to each number. By a table: of a few numbers that compiles faster than a scan, and a rank than a sort."""
     count = len(values)
-    return (jnp.sum(jnp.where(jnp.tri(count, dtype=bool), values, 0), axis=1))
+    return jnp.sum(jnp.where(jnp.tri(count, dtype=bool), values, 0), axis=1)
 
 
 def pushed_left(values: Array, *more: Array) -> tuple[Array, ...]:
@@ -50,7 +50,7 @@ def _moved(places: Array, values: Array, more: tuple[Array, ...], count: int) ->
     is_there = jnp.any(goes, axis=0)
     rows = (jnp.sum(jnp.where(goes, row[:, None], 0), axis=0) for row in (values, *more))
     both = zip(rows, (jnp.nan, *[1] * len(more)), strict=True)
-    return (tuple(jnp.where(is_there, row, other) for row, other in both))
+    return tuple(jnp.where(is_there, row, other) for row, other in both)
 
 
 def ranked(values: Array) -> Array:
@@ -64,7 +64,7 @@ def ranked(values: Array) -> Array:
 def kth(values: Array, rank: Array) -> Array:
     """The number of this rank; NaN: there are not as many."""
     is_it = (ranked(values) == rank) & ~jnp.isnan(values)
-    return (jnp.where(jnp.any(is_it), jnp.sum(jnp.where(is_it, values, 0)), jnp.nan))
+    return jnp.where(jnp.any(is_it), jnp.sum(jnp.where(is_it, values, 0)), jnp.nan)
 
 
 def lower_median(values: Array) -> Array:

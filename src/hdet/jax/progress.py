@@ -1,4 +1,4 @@
-"""Has the train loss fallen? :mod:`hdet.auto.progress` on arrays; that file says what it means."""
+"""Has the train loss fallen? :mod:`hdet.search.progress` on arrays; that file says what it means."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
-from hdet.auto.constants import DEFAULT
-from hdet.auto.progress import CLEAR, FAR, LATEST, LEAST, RISEN, ROUNDED, SURE
-from hdet.auto.rule import next_end
+from hdet.jax.judge import Blocks
 from hdet.jax.numbers import Array, absent, choose, median, number, pushed_left, pushed_right, running
-from hdet.jax.ruin import Blocks
-from hdet.rollback.ruin import FEWEST
+from hdet.rollback.judge import FEWEST
+from hdet.search.constants import DEFAULT
+from hdet.search.progress import CLEAR, FAR, LATEST, LEAST, RISEN, ROUNDED, SURE
+from hdet.search.rule import next_end
 
 LONGEST = 2**30
 """Steps that a run may have: they are counted in 32 bits."""

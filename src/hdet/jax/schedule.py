@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hdet.auto.constants import DEFAULT
 from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.jax.numbers import Array, number
 from hdet.jax.progress import LONGEST
+from hdet.search.constants import DEFAULT
 
 _FLOOR, _START = 1 / (25.0 * 1e4), 1 / 25.0
 """Of the peak: where a OneCycle of torch's defaults ends, and where it begins."""
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     @classmethod
     def of(cls, total_steps: int | None, pct_start: float, peak: float | None) -> Plan:
         """Of a run; ``peak``: that of a schedule of the user's."""
-        end = DEFAULT.shortest if total_steps is None else pct_start * total_steps - 1
+        end = DEFAULT.min_steps if total_steps is None else pct_start * total_steps - 1
         climbs = end if peak is None else max(peak, _RISE * (total_steps or 0))
         total = jnp.asarray(total_steps or LONGEST, jnp.int32)
         return cls(total, number(end), number(climbs), number(end))

@@ -13,19 +13,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hdet.auto.constants import DEFAULT as C
-from hdet.auto.rule import Phase
 from hdet.checks import is_int, is_real, must_be
 from hdet.errors import ArgumentError
+from hdet.events import Reason
 from hdet.jax.bases import check_base, check_state, rates_in, with_rates
+from hdet.jax.judge import Blocks, LossHistory, judge
 from hdet.jax.measure import Path, Tree, as_exact, copied, dot, largest, less, moved_by
 from hdet.jax.numbers import Array, Sum, absent, choose, number
 from hdet.jax.progress import ENDS, LONGEST, Progress
-from hdet.jax.ruin import Blocks, Course, judge
-from hdet.jax.rule import Decision, Event, Evidence, State, after_round
+from hdet.jax.rule import Decision, Evidence, State, after_round, code_of
 from hdet.jax.schedule import Plan, Shape
-from hdet.rollback.retreat import Action
-from hdet.rollback.ruin import BLOCKS, Verdict
+from hdet.rollback.judge import BLOCKS, Verdict
+from hdet.rollback.policy import Action
+from hdet.search.constants import DEFAULT as C
+from hdet.search.rule import Phase
 
 _RESIDUE = 2.0**-17
 """What may be left of the way back, over the weights: so much is left in float32 if these had grown by a hundred."""
@@ -66,14 +67,14 @@ class Notes(NamedTuple):
     quiet: Array
     rolled_back: Array
     event: Array
-    """What the last round has come to; see :class:`hdet.jax.rule.Event`."""
+    """What the last round has come to ..."""
     why: Array
-    """The event for which the guess is kept to, if it is."""
+    """... and why the search has stopped, if it has; see :func:`hdet.jax.rule.code_of`."""
     returns: Array
     """The slot from which the next call puts right what rounding has left of a roll back; -1: none."""
 
     @classmethod
-    def new(cls, why: Event) -> Notes:
+    def new(cls, why: int) -> Notes:
         no, zero = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
         return cls(number(0.0), zero, no, no, no, no, zero, zero, zero, jnp.asarray(why, jnp.int32), zero - 1)
 
@@ -93,7 +94,7 @@ class AutoState(NamedTuple):
     round: Round
     path: Path
     slots: tuple[tuple[Tree, Tree], ...]
-    """Snapshots of weights and inner state: two, or none with ``go_back=False``."""
+    """Snapshots of weights and inner state: two, or none with ``rollback=False``."""
     notes: Notes
 
 
@@ -103,7 +104,7 @@ def auto(
     *,
     schedule: optax.Schedule | None = None,
     pct_start: float = 0.3,
-    go_back: bool = True,
+    rollback: bool = True,
     highest: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """An optimizer that finds its learning rate while it trains, by the rule of ``max_lr="auto"`` in torch.
@@ -117,23 +118,25 @@ def auto(
         total_steps: the length of the run, at most 2**30; None: until :func:`hdet.jax.finish` is called.
         schedule: an optax schedule. Only its shape counts: it is divided by its peak. None: a OneCycle.
         pct_start: the part of the run at which a OneCycle falls.
-        go_back: whether two snapshots of weights and base state are kept for roll backs.
+        rollback: whether two snapshots of weights and base state are kept for roll backs.
         highest: a rate that is never exceeded; None: no bound.
 
     Raises:
         ArgumentError: for arguments out of range, and for a base whose updates a rate does not scale.
     """
     length = total_steps is None or (is_int(total_steps) and 1 <= total_steps < LONGEST)
-    must_be(f"an integer from 1 to {LONGEST - 1}, or None", length, "leave it out if nobody knows", total_steps=total_steps)
+    must_be(
+        f"an integer from 1 to {LONGEST - 1}, or None", length, "leave it out if nobody knows", total_steps=total_steps
+    )
     must_be("a number from 0 to 1", is_real(pct_start) and 0 <= pct_start <= 1, "for instance 0.3", pct_start=pct_start)
-    must_be("True or False", isinstance(go_back, bool), "leave it out for True", go_back=go_back)
-    bound = highest is None or (is_real(highest) and 0 < float(highest))
+    must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
+    bound = highest is None or (is_real(highest) and float(highest) > 0)
     must_be("a number above 0, or None", bound, "leave it out for no bound", highest=highest)
     check_base(base)
     if schedule is not None and total_steps is None:
         raise ArgumentError("schedule must come with the length of the run, but total_steps is None; give total_steps")
     shape = None if schedule is None else Shape.of(schedule, int(total_steps or 0))
-    search = _Search(optax.with_extra_args_support(base), total_steps, shape, float(pct_start), go_back, highest)
+    search = _Search(optax.with_extra_args_support(base), total_steps, shape, float(pct_start), rollback, highest)
     return optax.GradientTransformationExtraArgs(search.init, search.update)
 
 
@@ -146,11 +149,11 @@ class _Search:
         total_steps: int | None,
         shape: Shape | None,
         pct_start: float,
-        go_back: bool,
+        rollback: bool,
         highest: float | None,
     ) -> None:
         self.base, self.total_steps, self.shape, self.pct_start = base, total_steps, shape, pct_start
-        self.go_back, self.highest = go_back, math.inf if highest is None else float(highest)
+        self.rollback, self.highest = rollback, math.inf if highest is None else float(highest)
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
@@ -166,20 +169,20 @@ class _Search:
         params = jax.tree.map(jnp.asarray, params)
         inner = self.base.init(params)
         check_state(inner)
-        too_short = self.total_steps is not None and self.total_steps < C.shortest
-        slots = tuple((copied(params), copied(inner)) for _ in range(2)) if self.go_back else ()
+        too_short = self.total_steps is not None and self.total_steps < C.min_steps
+        slots = tuple((copied(params), copied(inner)) for _ in range(2)) if self.rollback else ()
         zero = jnp.zeros((), jnp.int32)
         return AutoState(
             step=zero,
             inner=inner,
             guesses=rates_in(inner),
-            found=State.new(Phase.KEPT if too_short else Phase.FIRST),
+            found=State.new(Phase.STOPPED if too_short else Phase.FIRST),
             progress=Progress.new(),
             plan=Plan.of(self.total_steps, self.pct_start, None if self.shape is None else self.shape.step),
             round=Round.beginning(zero),
             path=Path.new(params),
             slots=slots,
-            notes=Notes.new(Event.TOO_SHORT if too_short else Event.NOTHING),
+            notes=Notes.new(code_of(Reason.TOO_SHORT) if too_short else 0),
         )
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -201,17 +204,22 @@ class _Search:
             notes=state.notes._replace(rate=rate),
             round=_with_loss(state.round, loss, spot, length)._replace(withheld=state.round.withheld | ~is_sound),
         )
-        stride = jnp.maximum((length + C.sampled - 1) // C.sampled, 1)
+        stride = jnp.maximum((length + C.max_samples - 1) // C.max_samples, 1)
         samples, ends = _looks(state) & (spot % stride == 0), (step <= state.plan.total) & (spot + 1 >= length)
 
         def busy() -> tuple[Tree, AutoState]:
             """The step is sampled, or its round ends, or both."""
             path, sizes = jax.lax.cond(
-                samples, lambda: _sampled(state, updates, params, rate, spot // stride), lambda: (state.path, state.round.sizes)
+                samples,
+                lambda: _sampled(state, updates, params, rate, spot // stride),
+                lambda: (state.path, state.round.sizes),
             )
             path = path._replace(rates=now.path.rates, stretch=now.path.stretch, typical=now.path.typical)
             seen = now._replace(path=path, round=now.round._replace(sizes=sizes))
-            return jax.lax.cond(ends, lambda: _typed_as(self._ended(seen, params, made), (made, now)), lambda: (made, seen))
+            done: tuple[Tree, AutoState] = jax.lax.cond(
+                ends, lambda: _typed_as(self._ended(seen, params, made), (made, now)), lambda: (made, seen)
+            )
+            return done
 
         now = _typed_as(now, state)
         branches = (lambda: (made, now), busy, lambda: _typed_as(self._returned(state, params, made), (made, now)))
@@ -229,7 +237,7 @@ class _Search:
         """In units of the guess."""
         shape: Any = self.shape or state.plan
         t = state.step
-        value = jnp.where(state.found.phase == Phase.KEPT, shape.plain(t), shape.held(t))
+        value = jnp.where(state.found.phase == Phase.STOPPED, shape.plain(t), shape.held(t))
         return jnp.minimum(state.found.factor(t), self._most(state)) * value
 
     def _most(self, state: AutoState) -> Array:
@@ -262,12 +270,12 @@ class _Search:
         evidence = Evidence(
             end=state.step,
             steps=state.step - state.round.begun,
-            length=jnp.where(state.plan.is_endless, C.endless * state.step, state.plan.total),
+            length=jnp.where(state.plan.is_endless, C.assumed_length * state.step, state.plan.total),
             is_told=jnp.any(blocks.given),
             peak=state.plan.peak,
-            is_falling=(state.step > state.plan.peak) & (shape.held(state.step) < C.falling),
+            is_falling=(state.step > state.plan.peak) & (shape.held(state.step) < C.fall_start),
             moved=jnp.where(state.round.withheld, jnp.inf, jnp.where(looks, measured.moved, 0.0)),
-            reach=jnp.log(jnp.where(looks & ~lost & (before > 0), measured.reach / before, 0.0)),
+            estimated_level=jnp.log(jnp.where(looks & ~lost & (before > 0), measured.estimated_rate / before, 0.0)),
             straightness=jnp.where(looks & ~lost, measured.straightness, 0.0),
             gradient=jnp.where(looks & ~lost, gradient, 0.0),
             rates=jnp.where(looks, state.path.rates.total, 0.0),
@@ -276,9 +284,9 @@ class _Search:
             rounding=max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(params)),
             highest=highest,
         )
-        doubted = has_losses & evidence.asks & (evidence.reach == -jnp.inf)
-        judged = judge(choose(begins, Course.new(), found.course), blocks, evidence.is_falling, doubted)
-        is_harder = (found.phase == Phase.SEARCHING) & (judged.verdict == Verdict.ACQUITTED)
+        doubted = has_losses & evidence.asks & (evidence.estimated_level == -jnp.inf)
+        judged = judge(choose(begins, LossHistory.new(), found.history), blocks, evidence.is_falling, doubted)
+        is_harder = (found.phase == Phase.SEARCHING) & (judged.verdict == Verdict.FALSE_ALARM)
         fresh = choose(is_harder, Progress.new(), state.progress)  # earlier losses are no measure any more
         progress, outlook = fresh.after(blocks._replace(given=blocks.given & has_losses), state.step, is_first)
         decision = after_round(found.bounded(highest), evidence, judged, outlook)
@@ -286,7 +294,7 @@ class _Search:
         goes_back = decision.action == Action.ROLL_BACK
         progress = choose(goes_back, state.progress.rolled_back(found.kept[decision.slot]), progress)
         notes = _noted(state, decision, evidence, highest)
-        if not self.go_back:
+        if not self.rollback:
             decision = decision._replace(state=decision.state._replace(kept=jnp.full_like(found.kept, -1)))
         out, inner, slots, returns = self._act(state, decision, params, made, weights)
         after = state._replace(
@@ -297,7 +305,7 @@ class _Search:
         return out, after._replace(path=state.path.begun(anew, typical), round=Round.beginning(state.step))
 
     def _act(self, state: AutoState, decision: Decision, params: Tree, made: Tree, weights: Tree) -> Any:
-        """Do with the weights what was decided: updates, base state, snapshots, and what the next call must put right."""
+        """Do with the weights what was decided: updates, base state, snapshots, what the next call must put right."""
         slots, start = state.slots, state.path.origin
 
         def nothing() -> Any:
@@ -326,11 +334,14 @@ class _Search:
             branches += [lambda: keep(0), lambda: keep(1), lambda: roll_back(0), lambda: roll_back(1)]
             kind = jnp.where(action == Action.KEEP, 3 + decision.slot, kind)
             kind = jnp.where(action == Action.ROLL_BACK, 5 + decision.slot, kind)
-        typed = [lambda branch=branch: _typed_as(branch(), (made, state.inner, slots, state.notes.returns)) for branch in branches]
+        typed = [
+            lambda branch=branch: _typed_as(branch(), (made, state.inner, slots, state.notes.returns))
+            for branch in branches
+        ]
         return jax.lax.switch(kind, typed)
 
 
-# -- parts of a step ----------------------------------------------------------------------------------------------------
+# -- parts of a step --------------------------------------------------------------------------------------------------
 
 
 def _checked(gradients: Tree, state: Any, params: Tree | None, value: Any) -> Array | None:
@@ -409,7 +420,8 @@ def _sampled(state: AutoState, gradients: Tree, params: Tree, rate: Array, spot:
     is_void = state.round.withheld
     size = jnp.where(is_void, jnp.nan, largest(gradients))
     seen = state.path.sampled(gradients, params, rate, is_void), state.round.sizes.at[spot].set(size)
-    return _typed_as(seen, (state.path, state.round.sizes))
+    found: tuple[Path, Array] = _typed_as(seen, (state.path, state.round.sizes))
+    return found
 
 
 def _loss_blocks(state: AutoState) -> Blocks:
@@ -439,7 +451,7 @@ def _noted(state: AutoState, decision: Decision, evidence: Evidence, highest: Ar
         quiet=jnp.where(is_raised, 0, notes.quiet + 1),
         rolled_back=notes.rolled_back + (decision.action == Action.ROLL_BACK),
         event=decision.event,
-        why=jnp.where(decision.event >= Event.NEVER_MOVED, decision.event, notes.why),
+        why=jnp.where(decision.why > 0, decision.why, notes.why),
     )
 
 

@@ -7,24 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hdet.auto.progress import CLEAR, SURE
-from hdet.auto.rule import NEVER_MOVED, NO_GRADIENT, NOT_FOLLOWED, Phase
-from hdet.auto.telling import AT_BOUND, NOT_FALLEN, TOO_SHORT, Found
 from hdet.checks import is_int, must_be
 from hdet.errors import ArgumentError
+from hdet.events import Reason
 from hdet.jax.numbers import number
 from hdet.jax.progress import LONGEST
-from hdet.jax.rule import Event
 from hdet.jax.search import AutoState
+from hdet.search.progress import CLEAR, SURE
+from hdet.search.reporting import Found, Status
+from hdet.search.rule import Phase
 
 _QUIET = 3
-"""As in :mod:`hdet.auto.search`: rounds without a raise after which a rate counts as settled in a run without an end."""
-_WHY = {
-    Event.NEVER_MOVED: NEVER_MOVED,
-    Event.NO_GRADIENT: NO_GRADIENT,
-    Event.NOT_FOLLOWED: NOT_FOLLOWED,
-    Event.TOO_SHORT: TOO_SHORT,
-}
+"""As in :mod:`hdet.search.search`: so many rounds without a raise, and the rate of a run without an end has settled."""
 
 
 def state_in(state: Any) -> AutoState:
@@ -53,28 +47,28 @@ def found(state: Any) -> Found:
     guesses = [float(guess) for guess in own.guesses] or [1.0]
     rates = tuple(guess * factor for guess in guesses) if notes.rounds > 0 else ()
     status, why = _status(own)
-    return Found(rates[0] if rates else float("nan"), status, int(notes.rolled_back), rates, why)  # type: ignore[arg-type]  # a literal
+    return Found(rates[0] if rates else float("nan"), status, int(notes.rolled_back), rates, why)
 
 
-def _status(state: AutoState) -> tuple[str, str]:
+def _status(state: AutoState) -> tuple[Status, str]:
     notes, phase = state.notes, int(state.found.phase)
-    if phase == Phase.KEPT:
-        why = Event(int(notes.why))
-        return ("too short" if why is Event.TOO_SHORT else "stopped"), _WHY[why]
+    if phase == Phase.STOPPED:
+        why = [*Reason][int(notes.why) - 1]
+        return ("too short" if why is Reason.TOO_SHORT else "stopped"), why.text
     is_last = bool(state.step >= state.plan.total)
     is_quiet = bool(state.plan.is_endless & notes.has_peaked & (notes.quiet >= _QUIET))
     falling, rests = bool(notes.is_falling), is_last or is_quiet or bool(notes.is_bound)
     if phase == Phase.FIRST or not (falling or rests):
         return "searching", ""
     if state.progress.is_known and not state.progress.has_fallen(SURE if falling else CLEAR):
-        return ("stopped", NOT_FALLEN) if falling else ("searching", "")
-    return "settled", AT_BOUND if notes.is_bound else ""
+        return ("stopped", Reason.NOT_FALLEN.text) if falling else ("searching", "")
+    return "settled", Reason.AT_BOUND.text if notes.is_bound else ""
 
 
 def finish(state: Any, steps: int) -> Any:
     """The state of a run that ends after ``steps`` more steps: from here on the rate falls as a OneCycle does.
 
-    Call it between two steps, outside ``jit``; nothing is traced again. A rate that falls already falls faster, or slower.
+    Call it between two steps, outside ``jit``; nothing is traced again. A rate that falls already goes on from there.
 
     Args:
         state: of :func:`hdet.jax.auto`, or of an optimizer that it is a part of; the result is of the same kind.
@@ -94,7 +88,7 @@ def finish(state: Any, steps: int) -> Any:
             "from a checkpoint of an earlier step"
         )
     t, plan, searched = own.step, own.plan, own.found
-    is_kept = searched.phase == Phase.KEPT
+    is_kept = searched.phase == Phase.STOPPED
     has_fallen = (t > plan.falls_from) & ~plan.is_endless
     share = jnp.where(is_kept & ~has_fallen, plan.plain(t), 1.0) * searched.rise(t)
     left = jnp.log(share)
@@ -103,4 +97,3 @@ def finish(state: Any, steps: int) -> Any:
     )
     new = own._replace(plan=plan.finished(t, int(steps)), found=after)
     return jax.tree.map(lambda node: new if node is own else node, state, is_leaf=lambda node: node is own)
-
