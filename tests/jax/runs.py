@@ -87,10 +87,8 @@ class Out(NamedTuple):
     factor: Any
 
 
-@cache
-def runner(kind: str, rollback: bool, tells: bool) -> Callable[..., tuple[Any, Out]]:
-    """A whole run in one scan. The length and the guess are in the state, so that one program does for all."""
-    optimizer = make(kind, 1.0, rollback=rollback)
+def step_of(optimizer: optax.GradientTransformationExtraArgs, tells: bool) -> Callable[..., tuple[Any, Out]]:
+    """A whole run in one scan."""
 
     def run(state: Any, params: Any, xs: Any, ys: Any, lesson: Lesson) -> tuple[Any, Out]:
         def step(carry: Any, row: Any) -> Any:
@@ -102,19 +100,20 @@ def runner(kind: str, rollback: bool, tells: bool) -> Callable[..., tuple[Any, O
             more = {"value": loss} if tells else {}
             updates, after = optimizer.update(grads, state, params, **more)
             params = optax.apply_updates(params, updates)
-            told = Out(
-                after.notes.rate * after.guesses[0],
-                loss,
-                params,
-                after.notes.event,
-                after.notes.rounds,
-                after.found.peak_factor,
+            rate = after.notes.rate * after.guesses[0]
+            return (params, after), Out(
+                rate, loss, params, after.notes.event, after.notes.rounds, after.found.peak_factor
             )
-            return (params, after), told
 
         return jax.lax.scan(step, (params, state), (xs, ys, lesson))
 
-    return jax.jit(run)
+    return run
+
+
+@cache
+def runner(kind: str, rollback: bool, tells: bool) -> Callable[..., tuple[Any, Out]]:
+    """The length and the guess are in the state, so that one program does for all."""
+    return jax.jit(step_of(make(kind, 1.0, rollback=rollback), tells))
 
 
 def trained(

@@ -61,7 +61,7 @@ class Plan(NamedTuple):
     def finished(self, now: Array, steps: int) -> Plan:
         """It falls over so many steps from ``now`` on; what falls already does so faster, or slower."""
         has_fallen = (now > self.falls_from) & ~self.is_endless & (steps > 1)
-        pace = (steps - 1) / jnp.maximum(self.total - 1 - now, 1)
+        pace = number(steps - 1.0) / jnp.maximum(self.total - 1 - now, 1)
         begin = jnp.where(has_fallen, now + pace * (self.falls_from - now), now - 1).astype(self.peak.dtype)
         none = jnp.full_like(self.warm, -1)
         return Plan((now + steps).astype(self.total.dtype), none, begin, begin)
