@@ -19,7 +19,7 @@ NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = \["torch>=\(.*\)"\]$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lab test-frameworks test-doors test-oldest test-newest test-wheel quick lint bench bench-data docs mutants faults clean
+.PHONY: help demo test test-lab test-frameworks test-doors test-jax test-oldest test-newest test-wheel quick lint bench bench-data docs mutants faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 23
@@ -46,6 +46,18 @@ test-doors: ## the examples for fastai, timm and ultralytics against the real on
 	build/doors/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
 	build/doors/bin/python -m pip install -e . fastai timm ultralytics pytest pytest-timeout hypothesis
 	build/doors/bin/python -m pytest $(DOORS) $(PYTEST_ARGS)
+
+# An environment of its own: jax brings much, and nothing else here needs it. Programs are compiled without optimisation, which takes
+# most of the time otherwise, and kept in build/jax-cache.
+test-jax: export PIP_CONSTRAINT := constraints.txt
+test-jax: export XLA_FLAGS := --xla_backend_optimization_level=0
+test-jax: export JAX_COMPILATION_CACHE_DIR := build/jax-cache
+test-jax: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 1
+test-jax: ## hdet.jax against the real jax, optax, flax, equinox and orbax, in build/jax: some minutes
+	test -x build/jax/bin/python || $(PYTHON) -m venv build/jax
+	build/jax/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
+	build/jax/bin/python -m pip install -e '.[test-jax]'
+	build/jax/bin/python -m pytest tests/jax $(PYTEST_ARGS)
 
 # By hand, not in CI: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
 test-oldest: PYTHON := python$(OLDEST_PYTHON)

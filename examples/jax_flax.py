@@ -65,7 +65,7 @@ def main() -> None:
 
     losses = [step(model, optimizer, *batch(t)) for t in range(given.steps // 2, given.steps)]
     print(f"loss {first:.3f} -> {jnp.stack(losses[-20:]).mean():.3f}")
-    print(hdet.jax.found(nnx.pure(optimizer.opt_state)))
+    print(hdet.jax.found(nnx.as_pure(optimizer.opt_state)))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ Reductions over sharded arrays are XLA's: every device has the same sums.
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from hdet.jax.numbers import Array, Sum, choose, number, ranked
 
+_Tree = TypeVar("_Tree")
 Tree = Any
 """Of arrays: weights, gradients, updates."""
 
@@ -22,9 +23,10 @@ def as_exact(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
-def copied(tree: Tree) -> Tree:
+def copied(tree: _Tree) -> _Tree:
     """In buffers of its own: a state may be donated only if no two of its arrays are one."""
-    return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+    found: _Tree = jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+    return found
 
 
 def moved_by(params: Tree, updates: Tree) -> Tree:
@@ -100,11 +102,10 @@ class Path(NamedTuple):
     @classmethod
     def new(cls, params: Tree) -> Path:
         """From these weights."""
-        origin = copied(as_exact(params))
-        zero = [number(0.0) for _ in range(4)]
+        origin = as_exact(params)
+        zero, stretch = number(0.0), jnp.zeros((), jnp.int32)
         total = jax.tree.map(jnp.zeros_like, origin)
-        stretch = jnp.zeros((), jnp.int32)
-        return cls(origin, total, zero[0], Sum.zero(), stretch, zero[1], zero[2], zero[3], number(1.0))
+        return cls(origin, total, zero, Sum.zero(), stretch, zero, zero, zero, number(1.0))
 
     def sampled(self, gradients: Tree, params: Tree, rate: Array, is_void: Array) -> Path:
         """The gradients of the step to come are added; ``is_void``: they count as NaN."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from hdet.checks import is_int, must_be
 from hdet.errors import ArgumentError
 from hdet.events import Reason
+from hdet.jax.measure import copied
 from hdet.jax.numbers import number
 from hdet.jax.progress import LONGEST
 from hdet.jax.search import AutoState
@@ -95,5 +96,5 @@ def finish(state: Any, steps: int) -> Any:
     after = searched._replace(
         peak=number(now - 1.0), level=searched.level + left, slowed_from=searched.slowed_from + left
     )
-    new = own._replace(plan=plan.finished(t, int(steps)), found=after)
+    new = own._replace(plan=copied(plan.finished(t, int(steps))), found=after)
     return jax.tree.map(lambda node: new if node is own else node, state, is_leaf=lambda node: node is own)

@@ -170,9 +170,9 @@ class _Search:
         inner = self.base.init(params)
         check_state(inner)
         too_short = self.total_steps is not None and self.total_steps < C.min_steps
-        slots = tuple((copied(params), copied(inner)) for _ in range(2)) if self.rollback else ()
+        slots = ((params, inner), (params, inner)) if self.rollback else ()
         zero = jnp.zeros((), jnp.int32)
-        return AutoState(
+        state = AutoState(
             step=zero,
             inner=inner,
             guesses=rates_in(inner),
@@ -184,6 +184,7 @@ class _Search:
             slots=slots,
             notes=Notes.new(code_of(Reason.TOO_SHORT) if too_short else 0),
         )
+        return copied(state)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
