@@ -56,7 +56,7 @@ test-jax: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 1
 test-jax: ## hdet.jax against the real jax, optax, flax, equinox and orbax, in build/jax: some minutes
 	test -x build/jax/bin/python || $(PYTHON) -m venv build/jax
 	build/jax/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
-	build/jax/bin/python -m pip install -e '.[test-jax]'
+	build/jax/bin/python -m pip install -e '.[jax]' equinox flax orbax-checkpoint hypothesis pytest pytest-timeout
 	build/jax/bin/python -m pytest tests/jax $(PYTEST_ARGS)
 
 # By hand, not in CI: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
