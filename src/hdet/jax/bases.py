@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from hdet.errors import ArgumentError
@@ -78,6 +79,16 @@ def check_state(state: Tree) -> None:
             )
 
 
+_WEIGHTS, _GRADIENT = {"w": np.array([1.0, -2.0], np.float32)}, {"w": np.array([0.25, 0.5], np.float32)}
+
+
+def _second(base: optax.GradientTransformation, state: Tree, rates: tuple[Array, ...]) -> Array:
+    """The second update: the first one of some is 0."""
+    weights, gradient = (jax.tree.map(jnp.asarray, tree) for tree in (_WEIGHTS, _GRADIENT))
+    _, state = base.update(gradient, with_rates(state, rates), weights)
+    return base.update(gradient, with_rates(state, rates), weights)[0]["w"]
+
+
 def check_base(base: Any) -> None:
     """Raise unless updates are proportional to the rate, as far as two weights show. Nothing is traced.
 
@@ -88,10 +99,9 @@ def check_base(base: Any) -> None:
             f"base must be an optax optimizer, but got {type(base).__name__}; for instance optax.adam(1.0), or "
             "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)"
         )
-    weights, gradient = {"w": jnp.asarray([1.0, -2.0])}, {"w": jnp.asarray([0.25, 0.5])}
     with jax.ensure_compile_time_eval():
         try:
-            state = base.init(weights)
+            state = base.init(jax.tree.map(jnp.asarray, _WEIGHTS))
         except Exception:
             return
         check_state(state)
@@ -102,10 +112,7 @@ def check_base(base: Any) -> None:
                 f"{[float(rate) for rate in rates]}; any guess will do, such as 1e-3"
             )
         try:
-            full, half = (
-                base.update(gradient, with_rates(state, tuple(part * rate for rate in rates)), weights)[0]["w"]
-                for part in (1.0, 0.5)
-            )
+            full, half = (_second(base, state, tuple(part * rate for rate in rates)) for part in (1.0, 0.5))
         except Exception:
             return
         if rates and not bool(jnp.allclose(full, 2 * half, rtol=1e-3, atol=0.0)):

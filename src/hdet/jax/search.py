@@ -356,9 +356,9 @@ def _checked(gradients: Tree, state: Any, params: Tree | None, value: Any) -> Ar
         raise ArgumentError(
             f"state must be that of hdet.jax.auto, but got {type(state).__name__}; make it by init(params)"
         )
-    shapes = jax.tree.map(jnp.shape, state.path.origin)
+    made_for = _outline(state.path.origin)
     for name, tree in (("params", params), ("grads", gradients)):
-        if jax.tree.map(jnp.shape, tree) != shapes:
+        if _outline(tree) != made_for:
             raise ArgumentError(
                 f"{name} must have the arrays of the params that the state was made for, but got another tree or other "
                 "shapes; make the state by init(params), with all arrays that are trained"
@@ -371,6 +371,10 @@ def _checked(gradients: Tree, state: Any, params: Tree | None, value: Any) -> Ar
             f"{jnp.asarray(value).dtype}; reduce it first, for instance loss.mean()"
         )
     return jnp.asarray(value, jnp.result_type(float))
+
+
+def _outline(tree: Tree) -> Any:
+    return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
 
 
 def _exact(dtype: Any) -> Any:
