@@ -7,6 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("optax")
+
 import jax
 import jax.numpy as jnp
 import numpy as np
