@@ -23,7 +23,7 @@ WRONG = {50: np.nan, 75: 1e5}
 
 @pytest.fixture(scope="module")
 def loop() -> Loop:
-    return Loop(hdet.jax.auto(optax.sgd(1.0, momentum=0.9), total_steps=STEPS))
+    return Loop(hdet.jax.auto(optax.adam(1.0), total_steps=STEPS))
 
 
 @pytest.mark.parametrize("at", [1, 27, 52, 77, 118])
