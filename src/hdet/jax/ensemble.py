@@ -245,8 +245,8 @@ class Ensemble:
         if self._decays:
             learned = jnp.where(self._has_schedule, self._schedule(self.rounds.next_end(self.start)), learned)
         memory = rules.evidence(rule, len(learned)) if isinstance(rule, Normalised) else jnp.zeros_like(learned)
-        sums, live = jnp.zeros(self.replicas), jnp.ones(self.replicas, bool)
-        return State(zero, zero, zero, sums, self._places(zero), learned, memory, live)
+        places = jnp.tile(jnp.asarray(levels(self.replicas))[:, None], len(learned))  # in order, as printed
+        return State(zero, zero, zero, 0 * places[:, 0], places, learned, memory, jnp.ones(self.replicas, bool))
 
     def specs(self, axis: str) -> Any:
         """How ``jax.shard_map`` is to share out a state over the mesh's axis of that name: only the sums of losses."""
