@@ -20,10 +20,10 @@ methods are pure and work under ``jit`` and ``lax.scan``; rounds are counted in 
 >>> w.shape, int(state.round), bool(ensemble.bases(state)["lr"] > 0.1)  # higher rates did better
 ((4, 3), 5, True)
 
-Here each replica has gradients of its own. Replicas share gradients if you name the axis by ``jax.vmap(...,
-axis_name="replica")`` and take ``jax.lax.pmean(gradient, "replica")``: that is the published method, in which only
-knobs that act in the update say anything (docs/ensemble.md). Over a mesh, call the same methods inside
-``jax.shard_map`` with ``axis="replica"``, and share out the state by ``ensemble.specs("replica")`` (docs/jax.md).
+Here each replica has gradients of its own. In the published method replicas apply the mean of their gradients,
+``ensemble.shared(gradients)``; then only knobs that act in the update say anything (docs/ensemble.md). Over a mesh,
+call the same methods inside ``jax.shard_map`` with ``axis="replica"``, and share out the state by
+``ensemble.specs("replica")`` (docs/jax.md).
 """
 
 from __future__ import annotations
@@ -256,6 +256,11 @@ class Ensemble:
     def copies(self, tree: Tree) -> Tree:
         """One copy for each replica, along a new first axis."""
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.replicas, *jnp.shape(x))), tree)
+
+    def shared(self, gradients: Tree, axis: Axis = None) -> Tree:
+        """For each replica the mean of all gradients, as data-parallel training has it."""
+        every = jnp.ones(len(jax.tree.leaves(gradients)[0]), bool)
+        return _averaged(gradients, every, every, axis)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
