@@ -12,13 +12,14 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytest.importorskip("optax")
+
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "jax_ensemble.py"
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.mark.parametrize(("more", "environment"), [((), {}), (("--mesh",), EIGHT)], ids=["one device", "mesh"])
 def test_a_weight_decay_that_is_too_high_comes_down(more: tuple[str, ...], environment: dict[str, str]) -> None:
-    pytest.importorskip("optax")
     command = [sys.executable, str(SCRIPT), "--steps", "150", *more]
     environment = {**os.environ, **environment}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)

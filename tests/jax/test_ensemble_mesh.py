@@ -15,6 +15,8 @@ import pytest
 
 from tests.patience import PATIENCE
 
+pytest.importorskip("jax")
+
 ROOT = Path(__file__).resolve().parents[2]
 EIGHT = "--xla_force_host_platform_device_count=8"
 STEPS, EVERY = 30, 5
@@ -154,7 +156,6 @@ def main() -> None:
 
 @pytest.fixture(scope="module")
 def on_eight_devices() -> dict[str, str]:
-    pytest.importorskip("jax")
     environment = {**os.environ, "XLA_FLAGS": EIGHT, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.jax.test_ensemble_mesh"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
