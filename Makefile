@@ -75,9 +75,9 @@ endef
 quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one process, under a minute
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest -q tests/ensemble tests/auto/test_rule.py tests/auto/test_reach.py tests/auto/test_golden.py \
+	$(PY) -m pytest -q tests/ensemble tests/search/test_rule.py tests/search/test_reach.py tests/search/test_golden.py \
 	  tests/journal/test_journal.py tests/report/test_data.py tests/ensemble/test_golden.py tests/ensemble/test_knobs.py \
-	  src/hdet/ensemble src/hdet/auto $(PYTEST_ARGS)
+	  src/hdet/ensemble src/hdet/search $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import-linter
 	$(PY) -m ruff check .

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from svg import Drawing, Point
 
 import hdet
+from hdet.events import event_of
 
 HERE = Path(__file__).resolve().parent
 LEFT, RIGHT = 80, 870
@@ -25,8 +26,8 @@ class Round(NamedTuple):
     end: int
     rates: tuple[float, float]
     """At its first and its last step."""
-    reach: float
-    """What the gradients asked for at its end; 0: nothing."""
+    estimated_rate: float
+    """The estimated rate at its end; 0: none."""
     loss: float
     """Mean train loss."""
     event: str
@@ -56,9 +57,9 @@ def read(path: Path) -> list[Round]:
                 start=0 if before is None else before["step"],
                 end=record["step"],
                 rates=(first, record["base_before"][0]),
-                reach=record["reach"],
+                estimated_rate=record["estimated_rate"],
                 loss=record["replicas"][0]["loss"] or math.nan,
-                event=record["event"] or "",
+                event=event_of(record) or "",
             )
         )
     return found
@@ -72,7 +73,7 @@ def draw(rounds: list[Round]) -> Drawing:
     def x(step: float) -> float:
         return LEFT + (RIGHT - LEFT) * math.log(max(step, 1)) / math.log(total)
 
-    rates = [rate for part in rounds[1:] for rate in (*part.rates, part.reach) if rate > 0]
+    rates = [rate for part in rounds[1:] for rate in (*part.rates, part.estimated_rate) if rate > 0]
     losses = [part.loss for part in rounds if part.loss > 0 and math.isfinite(part.loss)]
     above, below = _scale(rates, 290, 50), _scale(losses or [0.1, 1.0], 520, 340)
     _frame(drawing, above, "learning rate")
@@ -81,9 +82,9 @@ def draw(rounds: list[Round]) -> Drawing:
         if step <= total:
             drawing.text((x(step), 544), str(step), colour="pale", size=12)
     drawing.text((LEFT - 14, 544), "step", "end", "pale", 12)
-    for asks, stretch in groupby(rounds, lambda part: part.reach > 0):
-        if asks:
-            drawing.line([(x(part.end), above.at(part.reach)) for part in stretch], "mark", 1.2, "3 3")
+    for has_estimate, stretch in groupby(rounds, lambda part: part.estimated_rate > 0):
+        if has_estimate:
+            drawing.line([(x(part.end), above.at(part.estimated_rate)) for part in stretch], "mark", 1.2, "3 3")
     path: list[Point] = []
     for part in rounds[1:]:  # the first step was made at a rate that says nothing
         steps = (part.start, part.end)

@@ -29,7 +29,7 @@ class AutoLR:
     Its linear or cosine decay, by ``lrf`` and ``cos_lr``, stays. Its warm-up is removed: the search climbs by itself.
 
     Args:
-        options: further arguments of :func:`hdet.auto`: ``journal``, ``go_back``, ``schedule``.
+        options: further arguments of :func:`hdet.auto`: ``journal``, ``rollback``, ``schedule``.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -9,7 +9,7 @@ A GPT trains with AdamW, with torch's OneCycleLR and with ``max_lr="auto"``, whi
   models begin cold: every run is a process of its own with an empty cache, and its time has the compiling in it.
 - **Memory.** By how much the largest number of bytes that are allocated at once is above that of a run with torch's
   scheduler, in units of the weights' bytes: while the rate is searched, and once the schedule falls; with snapshots to
-  go back to, and with ``go_back=False``. And what lies in host memory.
+  go back to, and with ``rollback=False``. And what lies in host memory.
 - **Parts**, in ms: a training ``step``; a ``look``, which is what a step adds whose gradients are sampled; ``keep``, a
   snapshot of weights and optimizer state on the device; ``keep_host``, one in host memory; an ``end`` of a round as a
   whole, half of them with either. ``computed`` is the ratio that follows from them, for any length:
@@ -45,10 +45,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import OneCycleLR
 
 import hdet
-from hdet.auto.constants import DEFAULT
-from hdet.auto.measure import Measure
-from hdet.auto.rule import next_end
 from hdet.rollback.snapshots import Snapshots
+from hdet.search.constants import DEFAULT
+from hdet.search.measure import Measure
+from hdet.search.rule import next_end
 
 GUESS, RATE = 1e-3, 1e-3
 PCT_START = 0.3
@@ -193,7 +193,7 @@ class Bench:
         unit = sum(p.nbytes for p in self.weights)
         plain = self._peaks(auto=False)
         found: dict[str, float] = {}
-        for name, more in (("", {}), ("_go_back_false", {"go_back": False})):
+        for name, more in (("", {}), ("_go_back_false", {"rollback": False})):
             for phase, (device, host) in self._peaks(auto=True, **more).items():
                 found[f"{phase}{name}"] = (device - plain[phase][0]) / unit
                 if self.device.type == "cuda":
@@ -288,10 +288,10 @@ def looks(steps: int) -> int:
     >>> looks(100)
     51
     """
-    falls = PCT_START + (1 - PCT_START) * math.acos(2 * DEFAULT.falling - 1) / math.pi
+    falls = PCT_START + (1 - PCT_START) * math.acos(2 * DEFAULT.fall_start - 1) / math.pi
     ends = round_ends(steps)
     lengths = [end - start for start, end in zip((0, *ends), ends, strict=False) if start < falls * steps]
-    return sum(math.ceil(length / math.ceil(length / DEFAULT.sampled)) for length in lengths)
+    return sum(math.ceil(length / math.ceil(length / DEFAULT.max_samples)) for length in lengths)
 
 
 def computed(parts_ms: dict[str, float], steps: int) -> float:

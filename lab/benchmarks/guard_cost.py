@@ -34,7 +34,7 @@ class Training:
         self._size, self._device = SIZES[model], device
         self.model = GPT(self._size).to(device)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self._guard = None if every is None else hdet.Guard(self._optimizer, self.model, every=every)
+        self._guard = None if every is None else hdet.Guard(self._optimizer, self.model, check_every=every)
         self._batches = batches(self._size, BATCHES, device)
         self._made = 0
 
@@ -105,7 +105,7 @@ def main() -> None:
     for model in given.models.split(","):
         for every in map(int, given.every.split(",")):
             ratios = times(model, device, every, given.steps, given.turns)
-            row: dict[str, Any] = {"model": model, "every": every, "ratio": median(ratios), "ratios": ratios}
+            row: dict[str, Any] = {"model": model, "check_every": every, "ratio": median(ratios), "ratios": ratios}
             rows.append({**row, "memory": memory(model, device, every)})
             print(json.dumps(rows[-1]), flush=True)
             if given.write is not None:

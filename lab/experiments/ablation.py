@@ -2,7 +2,7 @@
 
     python lab/experiments/real_lr.py --workloads dev,kin --rows onecycle --processes 10     # first: the best rates
     python lab/experiments/ablation.py --processes 10 --seconds 500                          # dev, kin and the zoo
-    python lab/experiments/ablation.py --workloads dev,zoo/line/adam/100 --variants "heed=1.8,turn=0.2"
+    python lab/experiments/ablation.py --workloads dev,zoo/line/adam/100 --variants "backoff=2,max_growth=3"
     python lab/experiments/ablation.py --table
 
 A variant is the rule with one number changed, or a control. All variants of a problem train as rows of one stack, from

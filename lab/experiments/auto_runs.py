@@ -17,9 +17,11 @@ from shapes import PEAK, Factors, factors, held, onecycle
 from stacked import Batch, Optimizer, Stack, TrainStep
 from torch import Tensor
 
-from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.progress import Progress
-from hdet.auto.rule import (
+from hdet.rollback.judge import LIMITS, Block, Limits, blocks_of
+from hdet.rollback.policy import Action
+from hdet.search.constants import DEFAULT, Constants
+from hdet.search.progress import Progress
+from hdet.search.rule import (
     Decision,
     Evidence,
     Phase,
@@ -31,8 +33,6 @@ from hdet.auto.rule import (
     straightness,
     typical_norm,
 )
-from hdet.rollback.retreat import Action
-from hdet.rollback.ruin import LIMITS, Block, Limits, blocks_of
 
 _TOGETHER = 64
 """Runs measured in one call; bounds memory."""
@@ -87,7 +87,7 @@ class Run:
         self.steps, self.guess, self.losses = steps, guess, losses
         self.rule = Rule(steps, searches, constants, limits)
         self.state = self.rule.begin()
-        self.searched = self.state.phase is not Phase.KEPT
+        self.searched = self.state.phase is not Phase.STOPPED
         """Whether it has rounds at all."""
         self.begun, self.end = 0, 1
         """The round that it is in."""
@@ -118,7 +118,7 @@ class Run:
     @property
     def shape(self) -> Factors:
         """The schedule at steps 0 ... S: its rise is held at 1, unless the guess is kept to."""
-        return self._plain if self.state.phase is Phase.KEPT else self._held
+        return self._plain if self.state.phase is Phase.STOPPED else self._held
 
     @property
     def found(self) -> float:
@@ -141,12 +141,12 @@ class Run:
         self._stretch += end - begin
         sums = measured.sums or Sums(0.0, 0.0, 0.0)
         rate, straight = estimate(sums), straightness(sums)
-        reach = math.log(rate / (self.guess * self.shape[end - 1])) if rate > 0 else -math.inf
+        estimated_level = math.log(rate / (self.guess * self.shape[end - 1])) if rate > 0 else -math.inf
         blocks = blocks_of(measured.losses) if self.losses else self._judged(measured.sizes)
         if self._dice is not None:
             self._rounds.append(blocks)
             blocks = self._dice.choice(self._rounds)
-            reach, straight = -math.inf, float(self._dice.random() < 0.5)
+            estimated_level, straight = -math.inf, float(self._dice.random() < 0.5)
         progress = self._progress.after(blocks, end) if self.losses else self._progress
         evidence = Evidence(
             span=(begin, end),
@@ -155,7 +155,7 @@ class Run:
             peak=self._peak,
             shape=float(self.shape[end]),
             moved=self._moved(measured),
-            reach=reach,
+            estimated_level=estimated_level,
             straightness=straight,
             gradients=tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
             rates=sums.rates,
@@ -168,8 +168,8 @@ class Run:
         self.state = decision.state
         self.decisions.append((end, decision))
         self._progress = decision.progress(self._progress, progress, evidence)
-        self._falling = evidence.shape < self.rule.constants.falling
-        if decision.anew or measured.sums is None:
+        self._falling = evidence.shape < self.rule.constants.fall_start
+        if decision.resets_path or measured.sums is None:
             self._stretch = 0
         return decision
 
@@ -187,7 +187,7 @@ class Run:
 
 
 class _Reaches:
-    """The sums of :mod:`hdet.auto.rule` for all runs, on the device."""
+    """The sums of :mod:`hdet.search.rule` for all runs, on the device."""
 
     def __init__(self, theta: Tensor) -> None:
         self._pull = torch.zeros_like(theta)
@@ -196,9 +196,9 @@ class _Reaches:
 
     def before_step(self, origin: Tensor, theta: Tensor, gradient: Tensor, rate: Tensor, sampled: Tensor) -> None:
         """The step at ``rate`` [seed, configuration] is about to be made; ``sampled``: 1, or 0 where it is not."""
-        asked, rates, last, ahead, weight = self._sums
+        numerator, rates, last, ahead, weight = self._sums
         kept = torch.where((last > 0) & (sampled > 0), (last / rate).square().clamp(max=1), 1.0)
-        asked.mul_(kept).add_(sampled * (gradient * (origin - theta)).sum(-1))
+        numerator.mul_(kept).add_(sampled * (gradient * (origin - theta)).sum(-1))
         self._pull.mul_(kept[..., None]).add_(sampled[..., None] * gradient)
         ahead.mul_(kept).add_(sampled * rates)
         weight.mul_(kept).add_(sampled)
@@ -207,9 +207,9 @@ class _Reaches:
 
     def measured(self, places: tuple[Tensor, Tensor], origin: Tensor, theta: Tensor) -> Tensor:
         """[4, run] of some runs: as ``Sums`` has them."""
-        gained = (self._pull[places] * (origin - theta)).sum(-1)
-        asked, rates, _, ahead, weight = self._sums[:, places[0], places[1]]
-        return torch.stack([asked, gained, rates, ahead / weight])
+        denominator = (self._pull[places] * (origin - theta)).sum(-1)
+        numerator, rates, _, ahead, weight = self._sums[:, places[0], places[1]]
+        return torch.stack([numerator, denominator, rates, ahead / weight])
 
     def reset(self, places: tuple[Tensor, Tensor]) -> None:
         """The ways of some runs begin anew."""
@@ -284,7 +284,7 @@ class AutoRuns:
         decisions = {}
         for place, measured in self._measured(t, due).items():
             decision = self.runs[place].after_round(measured)
-            decisions[place] = decision._replace(anew=decision.anew or measured.sums is None)
+            decisions[place] = decision._replace(resets_path=decision.resets_path or measured.sums is None)
             self.runs[place].begin_round()
         self._carry_out(decisions)
         if t < self.runs[due[0]].steps:
@@ -350,9 +350,9 @@ class AutoRuns:
         for some in self._chunks(those(Action.RESTART)):
             for tensor in self._optimizer.state:
                 tensor[some] = 0
-        anew = [place for place, one in decisions.items() if one.anew]
-        self._copy([self._stack.theta], [self._origin], anew)
-        for some in self._chunks(anew):
+        resets_path = [place for place, one in decisions.items() if one.resets_path]
+        self._copy([self._stack.theta], [self._origin], resets_path)
+        for some in self._chunks(resets_path):
             self._reaches.reset(some)
 
     def _copy(self, sources: Sequence[Tensor], targets: Sequence[Tensor], places: list[Place]) -> None:

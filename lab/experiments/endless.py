@@ -41,7 +41,7 @@ from real_lr import tidy
 from shapes import Factors, held
 from stacked import Supply
 
-from hdet.auto.rule import Decision
+from hdet.search.rule import Decision
 
 RESULTS = Path(__file__).parent / "results" / "endless.json"
 WORKLOADS = ("shakespeare-gpt", "mnist-resnet-noisy", "fashion-vit")

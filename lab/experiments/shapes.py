@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import HIGHEST, Phase, State
+from hdet.search.constants import DEFAULT, Constants
+from hdet.search.rule import HIGHEST, Phase, State
 
 Factors = np.ndarray
 """Factors at steps 0 ... S, float64. The last one is for the round that ends there."""
@@ -41,7 +41,7 @@ def held(steps: int, top: float | None = None) -> Factors:
 def factors(state: State, steps: Factors, constants: Constants = DEFAULT) -> Factors:
     """:meth:`State.factor` at many steps."""
     rises = (state.phase is Phase.SEARCHING) & (steps < state.peak)
-    rise = np.where(rises, np.maximum(constants.least_rise, (steps + 1) / (state.peak + 1)), 1.0)
+    rise = np.where(rises, np.maximum(constants.min_rise, (steps + 1) / (state.peak + 1)), 1.0)
     return np.minimum(math.exp(state.level) * rise, math.exp(min(state.ceiling, HIGHEST)))
 
 

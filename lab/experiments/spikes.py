@@ -139,7 +139,7 @@ def trained(workload: str, fault: str, way: str, seed: int, steps: int) -> Ran:
             * (4.0 if fault == "rate" and t >= at else HOT if fault == "hot" and at <= t < last else 1.0)
         ),
     )
-    guard = hdet.Guard(optimizer, model, every=EVERY) if "guard" in way else None
+    guard = hdet.Guard(optimizer, model, check_every=EVERY) if "guard" in way else None
     skipping, skipped = _Skipping(), 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", hdet.RollbackWarning)
@@ -164,7 +164,7 @@ def trained(workload: str, fault: str, way: str, seed: int, steps: int) -> Ran:
     backs = [found for one in caught if (found := _ROLLED_BACK.search(str(one.message)))]
     lost = sum(int(found[1]) - int(found[2]) for found in backs)
     final = task().evaluate(model)["loss"]
-    left = guard.times if guard is not None else 0
+    left = guard.rollbacks if guard is not None else 0
     return Ran(final if math.isfinite(final) else math.inf, lost + skipped, len(backs) + skipped, left)
 
 
@@ -289,13 +289,13 @@ def alarm(undisturbed: Run) -> tuple[str, float, int, int]:
             found.append((ran.loss, ran.left, ran.times))
             continue
         training = FAMILIES[family](seed, steps)
-        guards = [hdet.Guard(*part, every=EVERY) for part in training.parts] if guarded else []
+        guards = [hdet.Guard(*part, check_every=EVERY) for part in training.parts] if guarded else []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", hdet.RollbackWarning)
             for t in range(steps):
                 for guard, loss in zip(guards, training.losses(t), strict=False):
                     guard.step(loss)
-        found.append((training.score(), sum(guard.times for guard in guards), len(caught)))
+        found.append((training.score(), sum(guard.rollbacks for guard in guards), len(caught)))
     (ours, left, times), (plain, _, _) = found
     return family, ours / plain, left, times
 
@@ -334,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "commit": commit(),
         **versions(torch.device("cpu")),
         "steps": given.steps,
-        "every": EVERY,
+        "check_every": EVERY,
         "undisturbed_runs": given.runs,
         "false_alarms": false_alarms(alarms),
         "roll_backs_taken_back": sum(times - left for _, _, left, times in alarms),

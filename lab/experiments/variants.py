@@ -9,54 +9,57 @@ from typing import Any
 
 from auto_runs import Measured, Run
 
-from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Decision
-from hdet.rollback import ruin
-from hdet.rollback.ruin import LIMITS, Limits
+import hdet.rollback.judge as judging
+from hdet.rollback.judge import LIMITS, Limits
+from hdet.search.constants import DEFAULT, Constants
+from hdet.search.rule import Decision
 
 AS_IT_IS = "as it is"
 
 
 def _with_what_it_scales(name: str, value: float) -> dict[str, float]:
     """A number and those that are tied to it. Runs of 1000 steps stay as they are with another ``shrink``."""
-    if name == "shrink":
-        scale = 1000 ** (value - DEFAULT.shrink)
-        return {name: value, **{own: getattr(DEFAULT, own) * scale for own in ("heed", "turn", "ceiling")}}
+    if name == "length_exponent":
+        scale = 1000 ** (value - DEFAULT.length_exponent)
+        return {
+            name: value,
+            **{own: getattr(DEFAULT, own) * scale for own in ("estimate_fraction", "straight_tolerance", "ceiling")},
+        }
     if name == "BLOCKS":
-        scale = value / ruin.BLOCKS
-        return {name: int(value), **{own: int(getattr(ruin, own) * scale) for own in ("FEWEST", "REMEMBERED")}}
+        scale = value / judging.BLOCKS
+        return {name: int(value), **{own: int(getattr(judging, own) * scale) for own in ("FEWEST", "REMEMBERED")}}
     return {name: value}
 
 
 CHANGES: dict[str, tuple[float, ...]] = {
-    "short": (1, 4),
-    "growing": (0.1, 0.3),
-    "sampled": (4, 16),
-    "shortest": (20, 80),
-    "begin": (1e-5, 1e-2),
+    "min_round": (1, 4),
+    "round_growth": (0.1, 0.3),
+    "max_samples": (4, 16),
+    "min_steps": (20, 80),
+    "initial_factor": (1e-5, 1e-2),
     "relative_step": (2.5e-3, 1e-2),
-    "heed": (1.8, 3.5),
-    "turn": (1.0, 1.5, 3.0),
+    "estimate_fraction": (1.8, 3.5),
+    "straight_tolerance": (1.0, 1.5, 3.0),
     "ceiling": (10.0, 20.0),
-    "fastest": (1.5, 3.0),
-    "climb": (5.0, 12.0),
-    "least_rise": (0.1, 1.0),
-    "falling": (0.8, 0.99),
-    "slower": (2.0, 10.0),
-    "watched": (16, 256),
-    "raised": (5.0, 80.0),
-    "lags": (0.5, 1.0),
-    "wanders": (1.0, 9.0),
+    "max_growth": (1.5, 3.0),
+    "max_climb": (5.0, 12.0),
+    "min_rise": (0.1, 1.0),
+    "fall_start": (0.8, 0.99),
+    "backoff": (2.0, 10.0),
+    "lag_window": (16, 256),
+    "lag_min_raise": (5.0, 80.0),
+    "lag_exponent": (0.5, 1.0),
+    "lag_wander": (1.0, 9.0),
     "lost": (0.15, 0.6),
     "noise": (6.0, 24.0),
     "doubted": (2.0, 4.0, 12.0),
     "BLOCKS": (4, 16),
-    "shrink": (0.0, 0.2, 0.5),
+    "length_exponent": (0.0, 0.2, 0.5),
 }
 """Every number of the rule, and what it is changed to, one at a time."""
 PARTS: dict[str, dict[str, float]] = {
-    "never straight": {"turn": -math.inf},
-    "no reach": {"heed": 1e-9},
+    "never straight": {"straight_tolerance": -math.inf},
+    "no estimate": {"estimate_fraction": 1e-9},
     "no ceiling": {"ceiling": math.inf},
     "never ruined": {"lost": math.inf, "noise": math.inf, "doubted": math.inf},
 }
@@ -85,13 +88,13 @@ class Judged(Run):
 
 @contextmanager
 def changed(numbers: Mapping[str, float]) -> Iterator[None]:
-    """Other numbers in ``hdet.rollback.ruin`` inside."""
-    was = {name: getattr(ruin, name) for name in numbers}
-    vars(ruin).update(numbers)
+    """Other numbers in ``hdet.rollback.judge`` inside."""
+    was = {name: getattr(judging, name) for name in numbers}
+    vars(judging).update(numbers)
     try:
         yield
     finally:
-        vars(ruin).update(was)
+        vars(judging).update(was)
 
 
 def run_of(variant: str, steps: int, guess: float, seed: int) -> Run:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hdet.events import Event, event_of
 from hdet.report.numbers import plain_json
 
 __all__ = ["Message", "Tell", "Teller", "silent"]
@@ -49,5 +50,5 @@ class Teller:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """A record of the journal."""
-        if record["kind"] == "round" and record.get("event") not in (None, "first step"):
-            self.say("event", step=record["step"], event=record["event"])
+        if record["kind"] == "round" and record.get("event") not in (None, Event.FIRST_STEP):
+            self.say("event", step=record["step"], event=event_of(record))

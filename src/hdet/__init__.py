@@ -2,7 +2,6 @@
 
 from hdet._version import __version__
 from hdet.checkpoint.saving import exists, load, save
-from hdet.distributed.arms import arms
 from hdet.ensemble import knobs
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
@@ -25,6 +24,7 @@ from hdet.errors import (
     ShardedParametersError,
 )
 from hdet.journal import Journal, JournalData, read_journal
+from hdet.ranks.arms import arms
 from hdet.report.notebook import show
 from hdet.rollback.guard import Guard
 from hdet.schedulers.ensemble import Ensemble

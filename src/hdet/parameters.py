@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import must_be, shown
-from hdet.distributed.shards import local
 from hdet.errors import ArgumentError
+from hdet.ranks.shards import local
 
 Rate = float | Tensor
 _Value = TypeVar("_Value")

@@ -10,7 +10,7 @@ import pytest
 
 import hdet
 from tests.models import two_layer
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 
 CALLS: dict[str, Any] = {
     "exists": hdet.exists,

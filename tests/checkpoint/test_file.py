@@ -19,7 +19,7 @@ import hdet
 from hdet.checkpoint import file as checkpoint_file
 from tests.checkpoint.files import names, value_in, weights
 from tests.checkpoint.searching import Searching
-from tests.ranks import CONTEXT
+from tests.processes import CONTEXT
 
 
 def test_the_file_is_torchs_own(tmp_path: Path) -> None:

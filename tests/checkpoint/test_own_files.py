@@ -15,7 +15,7 @@ import torch
 import hdet
 from hdet.checkpoint import file as checkpoint_file
 from tests.checkpoint.files import names, save, value_in
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 
 # -- names that others choose -----------------------------------------------------------------------------------------
 

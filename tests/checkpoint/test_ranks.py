@@ -17,7 +17,7 @@ import hdet
 from hdet.checkpoint import saving
 from tests.checkpoint.files import names
 from tests.models import batch, make_optimizer, two_layer
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 
 ROUND, STEPS, WHOLE_BATCH = 5, 60, 12
 

@@ -14,7 +14,7 @@ import torch
 import hdet
 from tests.checkpoint.searching import STEPS, Searching
 from tests.models import batch, make_optimizer, two_layer
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 
 
 def cuts() -> list[int]:

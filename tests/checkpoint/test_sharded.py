@@ -14,12 +14,12 @@ from torch.optim.lr_scheduler import SequentialLR
 
 import hdet
 from tests.checkpoint.files import names
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 from tests.setups.problems import recorded
 from tests.setups.sharded import Net, mesh_of, sharded, train, whole
 
 EVERY, CUT, STEPS = 10, 45, 60
-RUINED = 52
+DIVERGED = 52
 """After the cut: the run that was resumed must roll back to what was saved."""
 
 
@@ -34,12 +34,12 @@ class Run(NamedTuple):
         model = sharded(Net(), mesh_of(2))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         if kind == "guard":
-            return cls(model, optimizer, hdet.Guard(optimizer, model, every=EVERY))
+            return cls(model, optimizer, hdet.Guard(optimizer, model, check_every=EVERY))
         return cls(model, optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, model=model))
 
     def go(self, rank: int, steps: range) -> None:
         for t in steps:
-            if t == RUINED:
+            if t == DIVERGED:
                 _spoil(self.model)
             train(self.model, self.optimizer, self.watched, range(t, t + 1), rank, 2)
 
@@ -93,7 +93,7 @@ def _loading(rank: int, path: Path) -> str:
 def test_a_file_with_the_shards_of_one_rank_is_not_loaded(tmp_path: Path) -> None:
     """Earlier versions wrote them; here it is a file of a whole model."""
     model = Net()
-    guard = hdet.Guard(torch.optim.Adam(model.parameters()), model, every=EVERY)
+    guard = hdet.Guard(torch.optim.Adam(model.parameters()), model, check_every=EVERY)
     hdet.save(tmp_path / "run.pt", guard=guard)
     for said in run_ranks(_loading, 2, tmp_path / "run.pt"):
         assert "the part 'guard' is sharded over the ranks" in said

@@ -21,7 +21,7 @@ import hdet
 from hdet import files as locks
 from hdet.checkpoint import file as checkpoint_file
 from tests.checkpoint.files import save, value_in
-from tests.ranks import CONTEXT
+from tests.processes import CONTEXT
 
 pytestmark = [
     pytest.mark.skipif(locks.fcntl is None, reason="no locks on this system"),

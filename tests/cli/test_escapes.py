@@ -32,7 +32,7 @@ def told(said: Said) -> str:
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     """Evil in every text that a journal has, and in its name."""
-    rounds = [a_round(k, alarm=EVIL, event=EVIL, knobs=2, learned=[1.0, 2.0 + k], delta=[0.1, 0.2]) for k in range(3)]
+    rounds = [a_round(k, why=EVIL, event=EVIL, knobs=2, learned=[1.0, 2.0 + k], delta=[0.1, 0.2]) for k in range(3)]
     header = a_header([KNOB, "lr[b]"], 2, max_lr=0.1, total_steps=30, fanout=EVIL, note=EVIL)
     return write_journal(tmp_path / f"{EVIL}.jsonl", {**header, "hdet": EVIL, "time": EVIL}, *rounds)
 

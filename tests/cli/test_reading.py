@@ -25,12 +25,15 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_alarm_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blind = write_journal(
-        tmp_path / "blind.jsonl", a_header(max_lr=0.1), a_round(0, alarm="steps do not follow the rate")
+        tmp_path / "blind.jsonl", a_header(max_lr=0.1), a_round(0, event="stopped", why="rate_ignored")
     )
     for command in (("report", blind, "-o", tmp_path / "page.html"), ("compare", blind, blind)):
         done = hdet_here(capsys, *command)
         assert done.code == 0
-        assert "blind, step 10: steps do not follow the rate. Do not use the rate of this run." in done.out
+        assert (
+            "blind, step 10: update size does not scale with the learning rate. Do not use the rate of this run."
+            in done.out
+        )
         assert "Use again" not in done.out
 
 

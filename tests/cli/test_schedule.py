@@ -44,17 +44,17 @@ def searched(k: int, before: float, after: float, **more: object) -> dict[str, o
 
 def test_the_first_steps_of_a_search_are_not_replayed(tmp_path: Path) -> None:
     """Nobody knew how long they were: the rate climbs from where the search began."""
-    again = "restarted: the first step was too long"
-    records = [searched(0, 7.0, 8.0, event=again), searched(1, 8.0, 0.1, event="first step"), searched(2, 0.2, 0.3)]
+    again = "restarted"
+    records = [searched(0, 7.0, 8.0, event=again), searched(1, 8.0, 0.1, event="first_step"), searched(2, 0.2, 0.3)]
     table = found_schedule(hdet.read_journal(write_journal(tmp_path / "j", a_header(), *records)))
     assert table.steps == (0, 20, 29)
     assert table.values == ((0.1,), (0.1,), (0.2,))
 
 
 def test_what_was_gone_back_from_is_not_replayed(tmp_path: Path) -> None:
-    hot = {"event": "too hot: went back to step 20", "went_back_to": 20}
+    hot = {"event": "too hot: went back to step 20", "rolled_back_to": 20}
     rates = [(9.0, 0.1), (0.1, 0.2), (0.2, 0.4), (0.4, 0.8), (0.8, 0.3), (0.3, 0.3)]
-    told = [{"event": "first step"}, {}, {}, {}, hot, {}]
+    told = [{"event": "first_step"}, {}, {}, {}, hot, {}]
     records = [searched(k, *pair, **more) for k, (pair, more) in enumerate(zip(rates, told, strict=True))]
     table = found_schedule(hdet.read_journal(write_journal(tmp_path / "j", a_header(), *records)))
     assert table.steps == (0, 10, 19, 50, 59)
@@ -62,8 +62,8 @@ def test_what_was_gone_back_from_is_not_replayed(tmp_path: Path) -> None:
 
 
 def test_a_search_that_has_only_begun_or_lost_everything(tmp_path: Path) -> None:
-    begun = searched(0, 9.0, 0.1, event="first step")
-    lost = searched(1, 0.1, 0.03, event="too hot: went back to step 10", went_back_to=10)
+    begun = searched(0, 9.0, 0.1, event="first_step")
+    lost = searched(1, 0.1, 0.03, event="too hot: went back to step 10", rolled_back_to=10)
     for i, (records, rate) in enumerate((([begun], 0.1), ([begun, lost], 0.03))):
         table = found_schedule(hdet.read_journal(write_journal(tmp_path / str(i), a_header(), *records)))
         assert (table.steps, table.values) == ((0,), ((rate,),))

@@ -15,8 +15,8 @@ import pytest
 import tomllib
 
 import hdet
-from hdet.auto.constants import DEFAULT
-from hdet.rollback.ruin import LIMITS
+from hdet.rollback.judge import LIMITS
+from hdet.search.constants import DEFAULT
 from tests.code_blocks import Block, blocks, commands, failures, missing_package
 from tests.patience import PATIENCE
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.optim import SGD, Adam, Optimizer, lr_scheduler
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 
 TORCH = lr_scheduler.OneCycleLR
 OURS = hdet.OneCycleLR

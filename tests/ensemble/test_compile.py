@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.problems import batch_of, final_loss, loss_of, network
 
 

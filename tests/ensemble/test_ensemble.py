@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer, lr_scheduler
 
 import hdet
-from hdet.distributed.group import Solo
-from hdet.distributed.rollcall import RollCall
-from hdet.distributed.weights import NO_WEIGHTS
 from hdet.ensemble.converge import converge
+from hdet.ranks.agreement import Agreement
+from hdet.ranks.group import Solo
+from hdet.ranks.weights import NO_WEIGHTS
 from tests.models import batch, groups_of, make_optimizer, two_layer
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 
 SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=25),
@@ -436,7 +436,7 @@ def _shared_rate(rank: int) -> list[float]:
     groups = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(2)]
     optimizer = torch.optim.SGD(groups, lr=torch.tensor(0.1))
     ensemble = hdet.Ensemble(optimizer, sync_every=3)
-    return [float(ensemble._run.steering.multipliers(0, ensemble._run.seat)[g]) for g in range(2)]
+    return [float(ensemble._run.steering.multipliers(0, ensemble._run.replica_index)[g]) for g in range(2)]
 
 
 # -- arms and bytes ----------------------------------------------------------------------------------------------------
@@ -569,11 +569,11 @@ def _thawed(rank: int, freezes: bool) -> tuple[list[float], list[float]]:
 
 
 def test_equal_replicas_are_nowhere_apart() -> None:
-    roll = RollCall.alone()._replace(moving_equal=True)
+    roll = Agreement.alone()._replace(moving_equal=True)
     assert converge(Solo(), Solo(), NO_WEIGHTS, roll, measure=True) == [0.0]
 
 
 def test_replicas_whose_mean_is_zero_are_nowhere_apart() -> None:
     weights = NO_WEIGHTS._replace(parameters=[torch.zeros(3)])
-    roll = RollCall.alone()._replace(moving_equal=False)
+    roll = Agreement.alone()._replace(moving_equal=False)
     assert converge(Solo(), Solo(), weights, roll, measure=True) == [0.0]

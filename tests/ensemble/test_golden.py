@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from hdet.ensemble.design import assign, multipliers
 from hdet.ensemble.published import Update
 from hdet.ensemble.steering import controller_from
 from tests.models import batch, groups_of, make_optimizer, two_layer
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 
 
 def run(rank: int, path: str | None, steps: int = 20, **more: Any) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def test_base_is_the_value_of_the_step_after_the_round(kind: str, tmp_path: Path
         assert record["base_before"] == [pytest.approx(used[record["step"] - 1])]
         assert record["base"] == [pytest.approx([*used, optimizer.param_groups[0]["lr"]][record["step"]])]
     replay = hdet.schedule_from(path, torch.optim.SGD(two_layer().parameters(), lr=9.0))
-    kept = [record["step"] for record in rounds[:-1] if record.get("event") != "first step"]  # that is left out
+    kept = [record["step"] for record in rounds[:-1] if record.get("event") != "first_step"]  # that is left out
     assert len(kept) > 5
     for t in range(steps):
         if any(t in (step - 1, step) for step in kept):

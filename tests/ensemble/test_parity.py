@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hdet
 from tests.ensemble import twin as reference
 from tests.models import batch, groups_of, make_optimizer, two_layer
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 
 N, S, T = 4, 100, 12  # ends at 12, 24, ... 96, 99, 100
 MAX_LR = {"adam": [0.02, 0.01, 0.03], "sgd": [0.05, 0.03, 0.08]}

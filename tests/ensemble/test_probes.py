@@ -18,14 +18,14 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from hdet.distributed.group import Solo, connect
 from hdet.ensemble.probe import probed_loss
 from hdet.ensemble.published import Update
 from hdet.ensemble.signals import RoundMean
 from hdet.parameters import put_back as kept
 from hdet.parameters import write_
+from hdet.ranks.group import Solo, connect
 from tests.models import batch
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 
 SOLO = Solo()
 Pair = namedtuple("Pair", ["first", "second"])

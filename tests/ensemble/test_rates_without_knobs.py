@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ExponentialLR
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 
 STEPS = 12
 

@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 import hdet
 from hdet.ensemble.design import Rounds, assign, multipliers
 from tests.models import batch, come_apart_, groups_of, make_optimizer, two_layer
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 
 
 def train(

@@ -22,7 +22,7 @@ from examples.timm_schedule import TimmSchedule
 from tests.integrations import operators  # noqa: F401  # torchvision, which timm needs, can be imported from here on
 from tests.integrations.loops import train
 from tests.models import groups_of, make_optimizer, two_layer
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.problems import batch_of, network, quiet
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tests.faults.training import End, Plan, train
 from tests.faults.traps import Trap
 from tests.patience import GROUP_PATIENCE
-from tests.ranks import CONTEXT
+from tests.processes import CONTEXT
 
 __all__ = ["Outcome", "start"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from hdet.checkpoint import file as checkpoint_file
 from hdet.checkpoint import saving
-from hdet.distributed.group import Distributed
 from hdet.journal import Journal
+from hdet.ranks.group import Distributed
 from tests.faults.disks import SPOILS, spoil
 
 __all__ = ["POINTS", "Trap"]

@@ -114,7 +114,7 @@ def _ensemble(_: Path) -> dict[str, Any]:
 
 def _guard(_: Path) -> dict[str, Any]:
     model = model_of()
-    return {"optimizer": optimizer_of(model), "model": model, "every": 8}
+    return {"optimizer": optimizer_of(model), "model": model, "check_every": 8}
 
 
 def _probe(_: Path) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _guarded(guard: Any, given: dict[str, Any]) -> None:
 
 def _evaluate(probe: Any, given: dict[str, Any]) -> None:
     """What a scheduler does with a probe at the end of a round."""
-    from hdet.distributed.group import Solo
+    from hdet.ranks.group import Solo
 
     probe.prepare(0, Solo())
     probe()

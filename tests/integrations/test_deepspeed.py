@@ -20,7 +20,7 @@ import torch
 import hdet
 from hdet.integrations.deepspeed import auto
 from tests.code_blocks import blocks
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 from tests.setups.problems import Records, batch_of, loss_of, network, quiet
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
@@ -231,7 +231,7 @@ def ruined(rank: int) -> list[tuple[list[int], float]]:
             engine.step()
         with torch.no_grad():
             loss = loss_of(engine, batch_of(999_999, 2000))
-        found.append(([r["went_back_to"] for r in journal.rounds if r["went_back_to"] is not None], float(loss)))
+        found.append(([r["rolled_back_to"] for r in journal.rounds if r["rolled_back_to"] is not None], float(loss)))
     return found
 
 

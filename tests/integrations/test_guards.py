@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 import hdet
-from hdet.distributed.shards import local
+from hdet.ranks.shards import local
 from tests.integrations.test_accelerate import accelerator_of, go_and_save, sharding_of
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network
 
 pytest.importorskip("lightning")
@@ -63,7 +63,7 @@ def weights(net: nn.Module) -> list[list[float]]:
 def plain(accumulate: int = 1, *, guarded: bool = True) -> float:
     """The final loss of a loop without a framework."""
     net, optimizer = built()
-    guard = hdet.Guard(optimizer, net, every=EVERY) if guarded else None
+    guard = hdet.Guard(optimizer, net, check_every=EVERY) if guarded else None
     losses: list[Tensor] = []
     for t, batch in enumerate(batches()):
         losses.append(loss_of(net, batch))
@@ -74,7 +74,7 @@ def plain(accumulate: int = 1, *, guarded: bool = True) -> float:
             if guard is not None:
                 guard.step(torch.stack(losses).detach().mean())
             losses = []
-    assert guard is None or guard.times == 0, "a gradient that is not finite is not used, so nothing is rolled back"
+    assert guard is None or guard.rollbacks == 0, "a gradient that is not finite is not used, so nothing is rolled back"
     return final_loss(net)
 
 
@@ -118,21 +118,21 @@ def in_a_lightning_trainer(*callbacks: Any, ckpt_path: Path | None = None, epoch
 @pytest.mark.covers("frameworks", "Lightning, guard", "one process", "fp32")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_lightning_ends_where_the_plain_loop_ends(accumulate: int) -> None:
-    guard = in_lightning.Guard(every=EVERY)
+    guard = in_lightning.Guard(check_every=EVERY)
     module = in_a_lightning_trainer(guard, accumulate_grad_batches=accumulate)
     assert guard.guard is not None
-    assert guard.guard.times == 0
+    assert guard.guard.rollbacks == 0
     assert final_loss(module.net) == pytest.approx(plain(accumulate), rel=1e-5)
 
 
 def goes_on(tmp_path: Path, **options: Any) -> list[list[float]]:
     saving = ModelCheckpoint(tmp_path, "{step}", every_n_epochs=1, save_top_k=-1)
-    whole = in_a_lightning_trainer(in_lightning.Guard(every=EVERY), saving, epochs=3, **options)
+    whole = in_a_lightning_trainer(in_lightning.Guard(check_every=EVERY), saving, epochs=3, **options)
     for cut in CUTS:
-        again = in_lightning.Guard(every=EVERY)
+        again = in_lightning.Guard(check_every=EVERY)
         resumed = in_a_lightning_trainer(again, epochs=3, ckpt_path=tmp_path / f"step={cut}.ckpt", **options)
         assert again.guard is not None
-        assert again.guard.times == 1
+        assert again.guard.rollbacks == 1
         assert weights(resumed.net) == weights(whole.net), cut
     return weights(whole.net)
 
@@ -157,12 +157,12 @@ def _in_ddp(rank: int, folder: Path) -> list[list[float]]:
 
 def test_lightning_misses_it(tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=90)
-    in_a_lightning_trainer(in_lightning.Guard(every=EVERY), saving)
+    in_a_lightning_trainer(in_lightning.Guard(check_every=EVERY), saving)
     with pytest.warns(UserWarning, match=r"following callbacks: .*hdet\.integrations\.lightning\.Guard"):
         in_a_lightning_trainer(ckpt_path=tmp_path / "step=90.ckpt")
     in_a_lightning_trainer(ModelCheckpoint(tmp_path, "none-{step}", every_n_train_steps=40))
     with pytest.warns(hdet.ResumeWarning, match=r"no hdet\.Guard .* begins anew"):
-        in_a_lightning_trainer(in_lightning.Guard(every=EVERY), ckpt_path=next(tmp_path.glob("none-*")))
+        in_a_lightning_trainer(in_lightning.Guard(check_every=EVERY), ckpt_path=next(tmp_path.glob("none-*")))
 
 
 def test_lightning_has_one_optimizer() -> None:
@@ -215,20 +215,20 @@ def trainer_of(folder: Path, **more: Any) -> Any:
 @pytest.mark.covers("frameworks", "Hugging Face Trainer, guard", "one process", "fp32")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_trainer_ends_where_the_plain_loop_ends(accumulate: int, tmp_path: Path) -> None:
-    guard = in_trainer.Guard(every=EVERY)
+    guard = in_trainer.Guard(check_every=EVERY)
     steps = STEPS // accumulate
     trainer = guard.attach(trainer_of(tmp_path, max_steps=steps, gradient_accumulation_steps=accumulate))
     trainer.train()
     assert guard.guard is not None
-    assert guard.guard.times == 0
+    assert guard.guard.rollbacks == 0
     assert final_loss(trainer.model.net) == pytest.approx(plain(accumulate), rel=1e-5)
 
 
 def test_the_trainer_goes_on_with_it(tmp_path: Path) -> None:
-    whole = in_trainer.Guard(every=EVERY).attach(trainer_of(tmp_path, save_strategy="steps", save_steps=40))
+    whole = in_trainer.Guard(check_every=EVERY).attach(trainer_of(tmp_path, save_strategy="steps", save_steps=40))
     whole.train()
     for cut in CUTS:
-        guard = in_trainer.Guard(every=EVERY)
+        guard = in_trainer.Guard(check_every=EVERY)
         resumed = guard.attach(trainer_of(tmp_path))
         resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{cut}"))
         assert guard.guard is not None
@@ -256,7 +256,7 @@ class Loop:
     def __init__(self, accelerator: Any, batches: Callable[[], Iterator[Batch]] = batches) -> None:
         self.accelerator, self.batches = accelerator, batches
         self.net, self.optimizer = accelerator.prepare(*built())
-        self.guard = in_accelerate.Guard(accelerator, self.optimizer, self.net, every=EVERY)
+        self.guard = in_accelerate.Guard(accelerator, self.optimizer, self.net, check_every=EVERY)
 
     def go(self, begin: int, end: int) -> None:
         own = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
@@ -275,7 +275,7 @@ class Loop:
 def test_accelerate_ends_where_the_plain_loop_ends(accumulate: int) -> None:
     loop = Loop(accelerator_of(accumulate=accumulate))
     loop.go(0, STEPS)
-    assert loop.guard.times == 0
+    assert loop.guard.rollbacks == 0
     assert 0 < loop.guard.factor <= 1
     assert final_loss(loop.net) == pytest.approx(plain(accumulate), rel=1e-5)
 

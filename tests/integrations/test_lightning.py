@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
-from hdet.distributed.shards import local
+from hdet.ranks.shards import local
 from tests.integrations.loops import auto_on, loss_of_plain_loop, train
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 from tests.setups.problems import Records, batch_of, final_loss, loss_of, network
 
 pytest.importorskip("lightning")

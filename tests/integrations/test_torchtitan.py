@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import hdet
-from hdet.distributed.shards import local
 from hdet.integrations.torchtitan import AutoLR
+from hdet.ranks.shards import local
 from tests.integrations.loops import train
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.problems import Records, batch_of, final_loss, loss_of, network, weights_of
 
 optimizers_of_titan = pytest.importorskip("torchtitan.components.optimizer")

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import hdet
-from hdet.distributed.shards import local
 from hdet.integrations.transformers import AutoLR, Replicas
+from hdet.ranks.shards import local
 from tests.integrations.fsdp2 import sharding
 from tests.patience import PATIENCE
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 from tests.setups.problems import quiet
 
 transformers = pytest.importorskip("transformers")
@@ -435,9 +435,9 @@ class _Asks(transformers.TrainerCallback):
 
     def __init__(self, event: str, at: int) -> None:
         self.at = at
-        setattr(self, event, self.asks)
+        setattr(self, event, self.has_estimate)
 
-    def asks(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def has_estimate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_training_stop = control.should_training_stop or state.global_step == self.at
 
 
@@ -445,8 +445,10 @@ class _Asks(transformers.TrainerCallback):
 @pytest.mark.parametrize("first", [True, False])
 def test_the_rate_falls_before_a_stop(event: str, first: bool, tmp_path: Path) -> None:
     """Epochs have 32 steps."""
-    auto, asks = AutoLR(finish=24), _Asks(event, 64)
-    trainer = trainer_of(tmp_path, callbacks=[auto, asks] if first else [asks, auto], max_steps=1000, logging_steps=1)
+    auto, has_estimate = AutoLR(finish=24), _Asks(event, 64)
+    trainer = trainer_of(
+        tmp_path, callbacks=[auto, has_estimate] if first else [has_estimate, auto], max_steps=1000, logging_steps=1
+    )
     auto.attach(trainer).train()
     rates = logged(trainer, "learning_rate")
     assert len(rates) == trainer.lr_scheduler.last_epoch == 64 + 24

@@ -16,7 +16,7 @@ import torch
 import hdet
 from hdet import ArgumentError, Journal, JournalError, read_journal
 from hdet.journal import SCHEMA, Several, open_journal, scalars
-from hdet.journal.chronicle import Chronicle
+from hdet.journal.writer import JournalWriter
 
 HEADER = {"kind": "header", "schema": SCHEMA}
 
@@ -375,8 +375,8 @@ def test_scalars_of_a_round_leave_out_what_is_no_number() -> None:
         **{f"hdet/loss/{how}": 1.0 for how in HOWS},
         **{f"hdet/divergence/{how}": 0.1 for how in HOWS},
     }
-    assert scalars({**record, "reach": 0.3}, ["lr[a]"])["hdet/reach"] == 0.3
-    assert "hdet/reach" not in scalars({**record, "reach": 0.0}, ["lr[a]"])  # the gradients ask for nothing
+    assert scalars({**record, "estimated_rate": 0.3}, ["lr[a]"])["hdet/estimated_rate"] == 0.3
+    assert "hdet/estimated_rate" not in scalars({**record, "estimated_rate": 0.0}, ["lr[a]"])
 
 
 def test_several_journals_at_once_and_one_that_breaks_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -390,12 +390,12 @@ def test_several_journals_at_once_and_one_that_breaks_does_not_stop_the_others(t
 def test_a_resumed_run_goes_on_in_the_file_and_the_tracker_learns_the_names(tmp_path: Path) -> None:
     path, writer = tmp_path / "run.jsonl", FakeSummaryWriter()
     for step in (0, 2):
-        chronicle = Chronicle(open_journal([path, writer]), {})
+        journal_writer = JournalWriter(open_journal([path, writer]), {})
         if step:
-            chronicle.resume(step, False)
+            journal_writer.resume(step, False)
         record = a_round(step // 2, step=step + 2, base=[1.0], replicas=[{}], seconds={})
-        chronicle.write(record, ["lr[a]"], ended=0.0)
-        chronicle.close()
+        journal_writer.write(record, ["lr[a]"], ended=0.0)
+        journal_writer.close()
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["kind"] for record in records] == ["header", "round", "resume", "round"]
     assert len({record["run"] for record in records}) == 1

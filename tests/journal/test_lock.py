@@ -22,7 +22,7 @@ import hdet
 import hdet.journal.file
 from hdet import Journal, JournalError, read_journal
 from tests.patience import PATIENCE
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 
 fcntl = pytest.importorskip("fcntl", reason="no locks on this system")
 TAKES_OVER = "takes over"

@@ -106,7 +106,7 @@ def searched_folder(folder: Path, name: str = "auto", seed: int = 1, final: floa
         records.append(_searched_round(k, m, final, chance))
         m = records[-1]["learned"][0]
     told = {"max_lr": "auto", "guess": [1e-3] * len(GROUPS), "schedule": "CosineAnnealingLR", "schedule_every": 1}
-    header = a_header(GROUPS, 1, **told, go_back=True, total_steps=total)
+    header = a_header(GROUPS, 1, **told, rollback=True, total_steps=total)
     curve = ["step,train_loss,validation_loss"]
     for t in range(0, total, 2):
         fit = 1.8 * math.exp(-4 * t / total) + final
@@ -135,9 +135,8 @@ def _searched_round(k: int, m: float, final: float, chance: random.Random) -> di
         "base_before": [m * shape[0]] * knobs,
         "base": [learned * shape[1]] * knobs,
         "shape": [shape[1]] * knobs,
-        "reach": asked * shape[0],
-        "event": "first step" if k == 0 else f"ruined: rolled back to step {back}" if k == _RUINED else None,
-        "went_back_to": back,
-        "alarm": None,
+        "estimated_rate": asked * shape[0],
+        "event": "first_step" if k == 0 else "rolled_back" if k == _RUINED else None,
+        "rolled_back_to": back,
         "seconds": {"train": 0.3 * _LENGTHS[k], "gather": 0.02, "controller": 1e-3},
     }

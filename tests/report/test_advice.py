@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hdet.events import Reason
 from hdet.report.data import Event, load_run
 from hdet.report.series import events
 from hdet.report.verdict import CURE, advice, warned
@@ -51,17 +52,23 @@ def test_without_max_lr_only_the_schedule_can_be_used(tmp_path: Path) -> None:
 def test_nothing_is_said_where_nothing_was_learned(tmp_path: Path) -> None:
     fixed = write_folder(tmp_path / "fixed", arguments={"method": "none", "lr": 0.1})
     crashed = write_folder(tmp_path / "crashed", a_header(max_lr=0.1), a_round(0), crashed=True)
-    blind = write_folder(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, alarm="steps do not follow the rate."))
+    blind = write_folder(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, event="stopped", why="rate_ignored"))
     assert [advice(load_run(path)) for path in (fixed, crashed, blind)] == [None] * 3
     (told,) = warned(load_run(blind))
-    assert str(told) == f"blind, step 10: steps do not follow the rate. {CURE}"
+    assert str(told) == f"blind, step 10: update size does not scale with the learning rate. {CURE}"
 
 
 def test_alarms_are_told_once_at_the_step_at_which_they_were_noticed(tmp_path: Path) -> None:
-    told = [{}, {"alarm": "never finite.", "event": "kept to the guess: never finite"}, {"alarm": "never finite."}]
-    records = [a_round(k, **more) for k, more in enumerate([*told, {"alarm": "blind"}])]
+    moved, ignored = ({"event": "stopped", "why": why} for why in ("never_moved", "rate_ignored"))
+    records = [a_round(k, **more) for k, more in enumerate([{}, moved, moved, ignored])]
     run = load_run(write_journal(tmp_path / "x", a_header(), *records))
-    assert [(one.step, one.text) for one in warned(run)] == [(20, "never finite"), (40, "blind")]
-    assert events(run) == (Event(20, "kept to the guess: never finite", is_setback=True),)
-    well = load_run(write_journal(tmp_path / "well", a_header(), a_round(0, event="first step")))
+    assert [(one.step, one.text) for one in warned(run)] == [
+        (20, Reason.NEVER_MOVED.text),
+        (40, Reason.RATE_IGNORED.text),
+    ]
+    assert events(run) == tuple(
+        Event(step, f"search stopped: {why.text}; using the given rate", is_setback=True)
+        for step, why in ((20, Reason.NEVER_MOVED), (40, Reason.RATE_IGNORED))
+    )
+    well = load_run(write_journal(tmp_path / "well", a_header(), a_round(0, event="first_step")))
     assert warned(well) == ()

@@ -23,7 +23,7 @@ from hdet.report.data import load_run
 from hdet.report.page import write_report
 from hdet.report.verdict import Table
 from tests.models import batch, groups_of, make_optimizer, two_layer
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.report.made_up import a_header, a_round, searched_folder, write_folder, write_journal
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install -e '.[test]'")
@@ -292,7 +292,7 @@ def test_an_alarm_is_red_and_comes_first(
     browser: webdriver.Chrome, artifacts: Path, tmp_path: Path, scheme: str
 ) -> None:
     words = "steps do not follow the rate"
-    records = [a_round(0), a_round(1, alarm=words), a_round(2)]
+    records = [a_round(0), a_round(1, event="stopped", why=words), a_round(2)]
     journal = write_journal(tmp_path / "blind.jsonl", a_header(max_lr="auto", guess=[0.1]), *records)
     look(browser, write_report([load_run(journal)], tmp_path / "r.html"), PHONE, scheme)
     banner = browser.find_element("css selector", "main > :first-child")

@@ -34,8 +34,8 @@ def test_a_folder_with_everything(tmp_path: Path) -> None:
     assert run.curve.validation[:2] != (None, None)
     assert run.curve.validation[1] is None
     assert [event.text for event in run.rounds[0].events] == ["first step"]
-    assert run.rounds[0].reach is None
-    assert run.rounds[1].reach == pytest.approx(2.5e-6, rel=1e-2)
+    assert run.rounds[0].estimated_rate is None
+    assert run.rounds[1].estimated_rate == pytest.approx(2.5e-6, rel=1e-2)
     assert run.rounds[7].events == ()
     assert [k for k, r in enumerate(run.rounds) if r.rolled_back_to is not None] == [20]
     assert len(run.resumes) == 1

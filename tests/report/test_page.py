@@ -68,7 +68,7 @@ def test_the_figures_of_a_run_are_painted(tmp_path: Path) -> None:
     rate = painted(figures["searched"][0])
     assert rate.layout.yaxis.type == "log"
     names = [trace.name for trace in rate.data if trace.showlegend]
-    assert names == ["lr[embedding]", "lr[transformer]", "lr[head]", "plain schedule", "what the gradients ask for"]
+    assert names == ["lr[embedding]", "lr[transformer]", "lr[head]", "plain schedule", "estimated rate"]
     assert [shape.line.dash for shape in rate.layout.shapes] == ["dot", "dash", "dot"]  # one of them is a setback
     marks = [trace.marker.symbol for trace in painted(figures["trained"][0]).data if trace.mode == "markers"]
     assert {symbol for one in marks for symbol in one} == {"triangle-up", "triangle-down"}
@@ -142,7 +142,7 @@ def test_a_headline_and_a_title_of_ones_own(tmp_path: Path) -> None:
 def test_an_alarm_is_a_banner(tmp_path: Path) -> None:
     words = "steps do not follow the rate"
     well = load_run(write_journal(tmp_path / "well", a_header(max_lr=0.1), a_round(0)))
-    blind = load_run(write_journal(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, alarm=words)))
+    blind = load_run(write_journal(tmp_path / "blind", a_header(max_lr=0.1), a_round(0, event="stopped", why=words)))
     one = Tags(write_report([blind], tmp_path / "1.html").read_text())
     assert ("section", {"class": "card alarm", "role": "alert"}) in one.tags
     assert f"step 10: {words}." in one.text

@@ -53,7 +53,7 @@ def test_rates_of_a_knob(tmp_path: Path) -> None:
 
 
 def test_what_the_gradients_ask_for_is_a_line_with_gaps(tmp_path: Path) -> None:
-    records = [a_round(k, knobs=2, reach=reach) for k, reach in enumerate((0.3, 0.0, 0.4))]
+    records = [a_round(k, knobs=2, estimated_rate=estimated_rate) for k, estimated_rate in enumerate((0.3, 0.0, 0.4))]
     (asked,) = traces(figure_of(run_of(tmp_path, *records, knobs=("lr[0]", "lr[1]"))), "thin")
     assert asked.line == Line((10, 20, 30), (0.3, None, 0.4))
     assert not traces(figure_of(run_of(tmp_path / "none", a_round(0))), "thin")
@@ -80,12 +80,12 @@ def test_losses_by_replica_and_round(tmp_path: Path) -> None:
 
 def test_losses_of_a_search(tmp_path: Path) -> None:
     """The loss of every round that was kept is a line, that of a ruined one a dot."""
-    rounds = [a_round(0, [3.0]), a_round(1, [9.0], went_back_to=0, event="ruined: rolled back to step 0")]
+    rounds = [a_round(0, [3.0]), a_round(1, [9.0], rolled_back_to=0, event="rolled_back")]
     run = load_run(write_journal(tmp_path / "x", a_header(max_lr="auto"), *rounds, a_round(2, [2.0])))
     dots, mean = figure_of(run, "Loss").traces
     assert mean.line == Line((10, 30), (3.0, 2.0))
-    assert (dots.name, dots.line, dots.labels) == ("ruined", Line((20,), (9.0,)), ("lr[0] 0.1",))
-    assert series.events(run) == (Event(20, "ruined: rolled back to step 0", is_setback=True),)
+    assert (dots.name, dots.line, dots.labels) == ("diverged", Line((20,), (9.0,)), ("lr[0] 0.1",))
+    assert series.events(run) == (Event(20, "diverged: rolled back to step 0", is_setback=True),)
 
 
 def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
@@ -97,9 +97,7 @@ def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
     )
     losses = [figure_of(run, "Loss") for run in (searched, trained, probed)]
     assert [one.y_title for one in losses] == ["loss (train, validation)", "loss (train)", "loss (train, probe)"]
-    assert losses[0].caption.startswith(
-        "Dots: train loss of rounds that were ruined, blue: mean train loss of the round"
-    )
+    assert losses[0].caption.startswith("Dots: train loss of rounds that diverged, blue: mean train loss of the round")
     assert losses[1].caption == "Dots: train loss of each replica, blue: mean train loss of the round."
     assert losses[2].caption == "Dots: probe loss, blue: mean train loss of the round."
     assert comparison_figures(compare([searched, searched]))[0].y_title == "validation loss"
@@ -107,13 +105,13 @@ def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
 
 def test_dots_far_above_all_curves_are_counted_instead(tmp_path: Path) -> None:
     """Those of ruined rounds, and steps of the curve in them."""
-    records = [a_round(0, [1.0]), a_round(1, [1e9], went_back_to=0, event="ruined: rolled back to step 0")]
+    records = [a_round(0, [1.0]), a_round(1, [1e9], rolled_back_to=0, event="rolled_back")]
     curve = "step,train_loss\n1,1.0\n15,1e9\n"
     run = load_run(write_folder(tmp_path / "x", a_header(max_lr="auto"), *records, curve=curve))
     loss = figure_of(run, "Loss")
     assert "One dot is above the figure" in loss.caption
     assert loss.y_range[1] < 10
-    assert "upright dashes: earlier weights were put back" in figure_of(run).caption
+    assert "upright dashes: rollbacks" in figure_of(run).caption
     assert [event.is_setback for event in loss.events] == [True]
 
 
@@ -183,8 +181,8 @@ def test_time_outside_rounds_is_the_rest(tmp_path: Path) -> None:
 
 def test_events_are_told_once(tmp_path: Path) -> None:
     told = [
-        {"event": "first step"},
-        {"event": "first step"},
+        {"event": "first_step"},
+        {"event": "first_step"},
         {"event": None},
         {"event": "restarted", "excluded": [1]},
         {"not_finite": [0, 2]},
@@ -196,7 +194,7 @@ def test_events_are_told_once(tmp_path: Path) -> None:
         (10, "first step"),
         (25, "resumed"),
         (40, "replica 1 left out"),
-        (40, "restarted"),
+        (40, "restarted: the first step was too long"),
         (50, "loss of rank 0, 2 not finite"),
     ]
 

@@ -33,7 +33,7 @@ class Guarded:
             self.model = nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 1))
         self.optimizer: Optimizer = make(self.model.parameters())
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.995)
-        self.guard = hdet.Guard(self.optimizer, self.model, **{"every": EVERY, **arguments}) if guarded else None
+        self.guard = hdet.Guard(self.optimizer, self.model, **{"check_every": EVERY, **arguments}) if guarded else None
         self.rates: list[Any] = []
         self.applied: list[float] = []
         """The rates of the first group as the optimizer's step sees them."""

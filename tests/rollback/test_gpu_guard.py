@@ -19,7 +19,7 @@ def built(**more: Any) -> tuple[nn.Module, torch.optim.Optimizer, hdet.Guard]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 1)).cuda()
     optimizer = torch.optim.Adam(model.parameters(), **{"lr": 3e-3, **more})
-    return model, optimizer, hdet.Guard(optimizer, model, every=EVERY, recover=3)
+    return model, optimizer, hdet.Guard(optimizer, model, check_every=EVERY, recover=3)
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ def test_nothing_synchronises_until_there_is_a_fault(rate: Any) -> None:
         else:
             with no_synchronising():
                 guard.step(trained(model, optimizer, batches[t % EVERY]))
-    assert guard.times == 0
+    assert guard.rollbacks == 0
 
 
 @pytest.mark.parametrize("at", [84, 87])
@@ -66,9 +66,9 @@ def test_a_fault_is_undone_within_four_steps(rate: Any, fault: str, at: int) -> 
         if fault == "weight" and t == at:
             model[0].weight.data[0, 0] = torch.nan  # type: ignore[index,union-attr]
         guard.step(loss * torch.nan if fault == "loss" and t == at else loss)
-        if guard.times and undone is None:
+        if guard.rollbacks and undone is None:
             undone = t
-    assert (guard.times, guard.factor) == (1, 1.0)
+    assert (guard.rollbacks, guard.factor) == (1, 1.0)
     assert undone is not None
     assert undone - at <= 4
     assert all(p.isfinite().all() for p in model.parameters())

@@ -45,7 +45,7 @@ def test_going_back_is_exact_wherever_a_snapshot_lies(slot: int, place: str) -> 
         assert place == "cuda" or all(t.is_pinned() for t in weights)
         snapshots.wait()
         stepped(model, optimizer, 4)
-    snapshots.restore_(slot, optimizer, model)
+    snapshots.roll_back_(slot, optimizer, model)
     assert all(map(torch.equal, everything(model, optimizer), was))
 
 

@@ -49,9 +49,9 @@ def test_ruined_weights_are_put_back_wherever_it_happens(plain: Guarded, fault: 
 
 def test_a_fault_costs_two_looks_at_most() -> None:
     (text,) = run({123: flip})[1]
-    assert text.startswith("training was ruined at step 125: the weights of step 120 are put back, and the rate stays")
+    assert text.startswith("training diverged at step 125: the weights of step 120 are put back, and the rate stays")
     (text,) = run({119: not_a_number})[1]
-    assert text.startswith("training was ruined at step 120: the weights of step 112 are put back, and the rate stays")
+    assert text.startswith("training diverged at step 120: the weights of step 112 are put back, and the rate stays")
 
 
 def spoil_gradients(ran: Guarded, factor: Callable[[], float]) -> None:
@@ -83,7 +83,7 @@ def test_a_bad_gradient_is_not_used_at_all(at: int, times: float) -> None:
     assert [str(one.message).split(":")[0] for one in caught] == [
         "gradients out of all proportion were not used, and training goes on"
     ]
-    assert (ran.watching.times, ran.watching.factor) == (0, 1.0)
+    assert (ran.watching.rollbacks, ran.watching.factor) == (0, 1.0)
     assert ran.equals(plain)
 
 
@@ -96,7 +96,7 @@ def test_gradients_that_are_larger_from_some_step_on_are_usual_soon() -> None:
             spoil_gradients(one, lambda: 100.0)
             one.go(100, STEPS)
     assert len(caught) <= 2
-    assert (ran.watching.times, ran.watching.factor) == (0, 1.0)
+    assert (ran.watching.rollbacks, ran.watching.factor) == (0, 1.0)
     assert ran.final < 1.05 * plain.final
 
 
@@ -120,7 +120,7 @@ def noisy_run(seed: int, fault: str, guarded: bool) -> float:
         model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = Adam(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
-    guard = hdet.Guard(optimizer, model, every=10) if guarded else None
+    guard = hdet.Guard(optimizer, model, check_every=10) if guarded else None
     for t in range(300):
         times = 30 if fault == "rate" and 150 <= t < 160 else 1
         x, y = batch()
@@ -176,7 +176,7 @@ def test_buffers_that_were_never_finite_say_nothing() -> None:
     ran = Guarded()
     ran.model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
     ran.model.register_buffer("unknown", torch.tensor([math.nan]))
-    ran.guard = hdet.Guard(ran.optimizer, ran.model, every=EVERY)
+    ran.guard = hdet.Guard(ran.optimizer, ran.model, check_every=EVERY)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ran.go(0, 40)
@@ -239,8 +239,8 @@ def test_a_rate_that_is_far_too_high_is_lowered_for_good() -> None:
     assert not spoilt.final < 2 * fine.final
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hdet.RollbackWarning)
-        ran = wrong(Guarded(make=steep, most=20))
-    assert ran.watching.times > 1
+        ran = wrong(Guarded(make=steep, max_rollbacks=20))
+    assert ran.watching.rollbacks > 1
     assert ran.watching.factor < 0.1
     assert ran.final < 1.2 * fine.final
 
@@ -269,7 +269,7 @@ def test_a_step_that_raises_leaves_no_factor_behind() -> None:
 
 def test_harder_data_are_no_ruin_and_do_not_count() -> None:
     """Going back does not help: the rate is as before, and another roll back is left."""
-    ran = Guarded(most=1)
+    ran = Guarded(max_rollbacks=1)
     with recorded() as caught:
         for t in range(STEPS):
             ran.optimizer.zero_grad()
@@ -278,25 +278,25 @@ def test_harder_data_are_no_ruin_and_do_not_count() -> None:
             ran.optimizer.step()
             ran.watching.step(loss)
     assert len(caught) == 1
-    assert (ran.watching.times, ran.watching.factor) == (0, 1.0)
+    assert (ran.watching.rollbacks, ran.watching.factor) == (0, 1.0)
 
 
 def test_without_losses_weights_that_are_no_numbers_are_seen() -> None:
     ran = Guarded(guarded=False)
-    guard = hdet.Guard(ran.optimizer, ran.model, every=EVERY)
+    guard = hdet.Guard(ran.optimizer, ran.model, check_every=EVERY)
     ran.go(0, 1)
     with recorded() as caught:
         for t in range(1, 60):
             ran.go(t, t + 1, {35: not_a_number})
             guard.step()
-    assert len(caught) == guard.times == 1
+    assert len(caught) == guard.rollbacks == 1
     assert math.isfinite(ran.final)
 
 
 def test_a_loss_that_is_maximised() -> None:
     model = nn.Linear(6, 1)
     optimizer = SGD(model.parameters(), lr=0.01, maximize=True)
-    guard = hdet.Guard(optimizer, model, every=EVERY)
+    guard = hdet.Guard(optimizer, model, check_every=EVERY)
     with recorded() as caught:
         for t in range(200):
             optimizer.zero_grad()
@@ -307,7 +307,7 @@ def test_a_loss_that_is_maximised() -> None:
                 blow_up(model)
             guard.step(gain)
     assert {one.category for one in caught} == {hdet.RollbackWarning}
-    assert guard.times == 1
+    assert guard.rollbacks == 1
 
 
 # -- limits and words -------------------------------------------------------------------------------------------------
@@ -315,11 +315,11 @@ def test_a_loss_that_is_maximised() -> None:
 
 def test_at_most_so_often_then_it_raises() -> None:
     faults = dict.fromkeys((53, 93, 133), not_a_number)
-    with pytest.raises(hdet.DivergedError, match=r"has gone back 2 times already.*most=2"):
-        run(faults, most=2)
-    assert len(run(faults, most=3)[1]) == 3
+    with pytest.raises(hdet.DivergedError, match=r"after the 2 rollbacks that are allowed .max_rollbacks=2"):
+        run(faults, max_rollbacks=2)
+    assert len(run(faults, max_rollbacks=3)[1]) == 3
     with pytest.raises(hdet.DivergedError):
-        run(faults, most=0)
+        run(faults, max_rollbacks=0)
 
 
 @pytest.mark.parametrize("change", ["thawed", "frozen", "added"])
@@ -335,7 +335,7 @@ def test_what_a_snapshot_has_is_put_back_after_layers_have_changed(change: str) 
         ran.optimizer.add_param_group({"params": list(ran.model[-1].parameters())})
     with recorded() as caught:
         ran.go(25, 32, {25: lambda model: model[3].weight.data.fill_(math.nan)})
-    assert len(caught) == ran.watching.times == 1
+    assert len(caught) == ran.watching.rollbacks == 1
     for name in ("3.weight", "3.bias"):
         assert torch.allclose(ran.model.get_parameter(name), before[name], atol=0.1), name
         assert ran.model.get_parameter(name).isfinite().all()
@@ -350,7 +350,7 @@ def test_a_frozen_weight_that_is_not_finite_is_named_at_once() -> None:
     ):
         with recorded() as caught:
             ran.go(0, 60, {30: not_a_number})
-    assert ran.watching.times <= 1
+    assert ran.watching.rollbacks <= 1
     assert len(caught) <= 1
 
 
@@ -378,12 +378,12 @@ def test_the_warning_points_at_the_users_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"every": 7}, "every must be an integer, at least 8, but got every=7"),
-        ({"every": "50"}, "every must be"),
+        ({"check_every": 7}, "check_every must be an integer, at least 8, but got check_every=7"),
+        ({"check_every": "50"}, "check_every must be"),
         ({"factor": 0}, "factor must be a number above 0, at most 1, but got factor=0"),
         ({"factor": 3}, "factor must be"),
         ({"recover": 0}, "recover must be None or an integer, at least 1"),
-        ({"most": -1}, "most must be an integer, at least 0"),
+        ({"max_rollbacks": -1}, "max_rollbacks must be an integer, at least 0"),
         ({"model": None}, "model must be an nn.Module"),
         ({"optimizer": 3}, "optimizer must be a torch optimizer"),
     ],
@@ -405,7 +405,7 @@ def test_a_loss_that_is_none_changes_nothing() -> None:
 def test_steps_that_nobody_hears_of_are_refused() -> None:
     """As those of a CUDA graph; or those of another optimizer."""
     model = nn.Linear(2, 1)
-    guard = hdet.Guard(SGD(model.parameters(), lr=0.1), model, every=8)
+    guard = hdet.Guard(SGD(model.parameters(), lr=0.1), model, check_every=8)
     with pytest.raises(hdet.ArgumentError, match=r"has made no step: .*CUDA graph"):
         for _ in range(100):
             guard.step(1.0)
@@ -417,7 +417,7 @@ def test_a_loss_that_is_not_finite_is_answered_at_its_own_step(at: int) -> None:
     ran.optimizer.step()
     with pytest.warns(hdet.RollbackWarning):
         ran.watching.step(math.nan)
-    assert ran.watching.times == 1
+    assert ran.watching.rollbacks == 1
 
 
 class Far(nn.Parameter):
@@ -438,7 +438,7 @@ def test_on_a_device_a_bad_loss_is_read_two_steps_late_and_the_next_at_once() ->
             model.weight.grad = torch.ones(1, 1)
             optimizer.step()
             guard.step(math.nan if t in (21, 25) else 1.0)
-            times.append(guard.times)
+            times.append(guard.rollbacks)
     assert times[21:] == [0, 0, 1, 1, 2, 2, 2]
 
 
@@ -451,7 +451,7 @@ def test_weights_of_zero_may_grow() -> None:
         model.weight.grad = torch.full((1, 1), -float(t >= 16))
         optimizer.step()
         guard.step(1.0)
-    assert (guard.times, model.weight.item()) == (0, pytest.approx(0.8))
+    assert (guard.rollbacks, model.weight.item()) == (0, pytest.approx(0.8))
 
 
 def test_a_guard_that_is_gone_leaves_no_hooks() -> None:
@@ -477,14 +477,14 @@ def test_a_grad_scaler_leaves_steps_out() -> None:
             scaler.step(ran.optimizer)
             scaler.update()
             ran.watching.step(loss)
-    assert len(caught) == ran.watching.times == 1
+    assert len(caught) == ran.watching.rollbacks == 1
     assert scaler.get_scale() < 8.0 * 2**5
     assert ran.final < 1.05 * run(guarded=False)[0].final
 
 
 def test_a_closure() -> None:
     ran = Guarded(guarded=False)
-    guard = hdet.Guard(ran.optimizer, ran.model, every=EVERY)
+    guard = hdet.Guard(ran.optimizer, ran.model, check_every=EVERY)
     with recorded() as caught:
         for t in range(160):
 
@@ -498,4 +498,4 @@ def test_a_closure() -> None:
             if t == 100:
                 flip(ran.model)
             guard.step(loss)
-    assert len(caught) == guard.times == 1
+    assert len(caught) == guard.rollbacks == 1

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 from tests.setups import sharded
 from tests.setups.problems import batch_of, loss_of, network, recorded
 
@@ -24,7 +24,7 @@ def _guarded(rank: int, spoil: str, tells: bool = True) -> tuple[Tensor, int, li
     """Weights at the end, roll backs, and what this rank has told people."""
     model = DistributedDataParallel(network(torch.nn.BatchNorm1d(32)))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    guard = hdet.Guard(optimizer, model, every=EVERY)
+    guard = hdet.Guard(optimizer, model, check_every=EVERY)
     with recorded() as caught:
         for t in range(STEPS):
             optimizer.zero_grad()
@@ -33,11 +33,11 @@ def _guarded(rank: int, spoil: str, tells: bool = True) -> tuple[Tensor, int, li
             optimizer.step()
             if t == 83 and rank == 1 and spoil == "weights":  # this rank's copy alone
                 _spoil(model)
-            if t >= 83 and guard.times == 0 and rank == 1 and spoil == "losses":
+            if t >= 83 and guard.rollbacks == 0 and rank == 1 and spoil == "losses":
                 loss = torch.tensor(math.nan)
             guard.step(loss if tells or rank == 1 else None)
     words = [str(one.message) for one in caught if issubclass(one.category, hdet.RollbackWarning)]
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), guard.times, words
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), guard.rollbacks, words
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def _resumed(rank: int, folder: Path, cut: int) -> tuple[Tensor, str]:
 def _built() -> tuple[Any, hdet.Guard, torch.optim.Optimizer]:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    return model, hdet.Guard(optimizer, model, every=EVERY), optimizer
+    return model, hdet.Guard(optimizer, model, check_every=EVERY), optimizer
 
 
 @pytest.mark.filterwarnings("ignore::hdet.RollbackWarning")
@@ -94,7 +94,7 @@ def test_three_ranks_resume_bit_equal(tmp_path: Path) -> None:
 def _disagreeing(rank: int) -> str:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = hdet.Guard(optimizer, model, every=EVERY, factor=0.5 + 0.25 * rank)
+    guard = hdet.Guard(optimizer, model, check_every=EVERY, factor=0.5 + 0.25 * rank)
     optimizer.step()
     return str(error_of(lambda: guard.step(1.0)))
 
@@ -112,7 +112,7 @@ class _Before:
     """What happens between a step of the optimizer and one of the guard."""
 
     def __init__(self, guard: hdet.Guard, model: Any) -> None:
-        self.guard, self.model, self.t, self.times = guard, model, 0, 0
+        self.guard, self.model, self.t, self.rollbacks = guard, model, 0, 0
 
     @torch.no_grad()
     def step(self, loss: Tensor) -> None:
@@ -122,10 +122,10 @@ class _Before:
         sharded.loss_of(self.model, sharded.batch_of(50_000))  # FSDP2 now holds weights that nobody told it of
         self.t += 1
         self.guard.step(loss)
-        self.times = self.guard.times
+        self.rollbacks = self.guard.rollbacks
         if self.t in (37, 52):  # inside a round, and while the rate recovers: this rank's state in another guard
             state = copy.deepcopy(self.guard.state_dict())
-            self.guard = hdet.Guard(self.guard._optimizer, self.model, every=EVERY)
+            self.guard = hdet.Guard(self.guard._optimizer, self.model, check_every=EVERY)
             self.guard.load_state_dict(state)
 
 
@@ -134,10 +134,10 @@ def _sharded(rank: int, parts: int = 2) -> tuple[list[Tensor], int]:
     if parts > 1:
         model = sharded.sharded(model, sharded.mesh_of(2), reshard_after_forward=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    before = _Before(hdet.Guard(optimizer, model, every=EVERY), model)
+    before = _Before(hdet.Guard(optimizer, model, check_every=EVERY), model)
     with recorded():
         sharded.train(model, optimizer, before, range(90), rank, parts)
-    return sharded.whole(model), before.times
+    return sharded.whole(model), before.rollbacks
 
 
 def test_a_sharded_run_is_the_run_of_one_process() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.errors import ArgumentError
+from hdet.rollback.judge import BLOCKS, Block
 from hdet.rollback.losses import Losses, merged, table_of
-from hdet.rollback.ruin import BLOCKS, Block
 
 lengths = st.integers(1, 200)
 

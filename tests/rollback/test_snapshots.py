@@ -64,7 +64,7 @@ def test_everything_is_as_it_was_and_training_goes_on_from_there(kind: str, step
         step(model, optimizer, 10 + k)
     after = everything(model, optimizer)
     assert not equal(after, before)
-    snapshots.restore_(0, optimizer, model)
+    snapshots.roll_back_(0, optimizer, model)
     assert equal(everything(model, optimizer), before)
     for k in range(3):
         step(model, optimizer, 10 + k)
@@ -78,10 +78,10 @@ def test_a_snapshot_can_be_put_back_again_and_again() -> None:
         step(model, optimizer, slot)
         snapshots.keep(slot, optimizer, model)
     after_one = everything(model, optimizer)
-    snapshots.restore_(0, optimizer, model)
+    snapshots.roll_back_(0, optimizer, model)
     step(model, optimizer, 1)
     assert equal(everything(model, optimizer), after_one)
-    snapshots.restore_(1, optimizer, model)
+    snapshots.roll_back_(1, optimizer, model)
     assert equal(everything(model, optimizer), after_one)
 
 
@@ -93,7 +93,7 @@ def test_weights_stay_the_tensors_that_they_are() -> None:
     snapshots = Snapshots()
     snapshots.keep(0, optimizer, model)
     step(model, optimizer)
-    snapshots.restore_(0, optimizer, model)
+    snapshots.roll_back_(0, optimizer, model)
     assert [t.data_ptr() for t in [*model.parameters(), *model.buffers()]] == memory
     assert [id(state["exp_avg"]) for state in optimizer.state.values()] == moments
 
@@ -104,7 +104,7 @@ def test_without_a_model_buffers_stay() -> None:
     snapshots.keep(0, optimizer, None)
     before, mean = [p.detach().clone() for p in model.parameters()], model[1].running_mean.clone()  # type: ignore[index, union-attr]
     step(model, optimizer)
-    snapshots.restore_(0, optimizer, None)
+    snapshots.roll_back_(0, optimizer, None)
     assert all(map(torch.equal, model.parameters(), before))
     assert not torch.equal(model[1].running_mean, mean)  # type: ignore[index, union-attr, arg-type]
 
@@ -140,9 +140,9 @@ def test_only_what_the_optimizers_own_step_changes_in_a_group_is_put_back(saved:
     group.update(others)
     if saved:
         snapshots = Snapshots.loaded(snapshots.saved(optimizer), optimizer)
-    snapshots.restore_(1, optimizer, model)
+    snapshots.roll_back_(1, optimizer, model)
     assert (group["k"], group["weight_sum"]) == (3, 1.5)
-    snapshots.restore_(0, optimizer, model)
+    snapshots.roll_back_(0, optimizer, model)
     assert group["k"] == 0
     assert "weight_sum" not in group
     assert {name: group[name] for name in others} == others
@@ -158,7 +158,7 @@ def test_numbers_of_a_group_are_put_back_into_that_group() -> None:
     step(model, optimizer)
     optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)], "k": 7})
     optimizer.param_groups.reverse()
-    snapshots.restore_(0, optimizer, model)
+    snapshots.roll_back_(0, optimizer, model)
     assert [group["k"] for group in optimizer.param_groups] == [7, 1]
 
 
@@ -191,7 +191,7 @@ def test_what_both_have_is_put_back_after_layers_were_frozen_added_or_replaced()
     with torch.no_grad():
         for p in (first, last, new):
             p.fill_(3.0)
-    snapshots.restore_(0, optimizer, model)
+    snapshots.roll_back_(0, optimizer, model)
     assert [torch.equal(p, was) for p, was in zip((first, last), kept, strict=True)] == [True, True]
     assert torch.equal(optimizer.state[last]["exp_avg"], moments)
     assert new.tolist() == [3.0, 3.0]
@@ -210,7 +210,7 @@ def test_a_snapshot_that_is_retired_is_not_overwritten() -> None:
         if t == 2:
             snapshots.retire(1, 2)  # that of the first step
     for slot, t in ((2, 1), (0, 2), (1, 3)):
-        snapshots.restore_(slot, optimizer, model)
+        snapshots.roll_back_(slot, optimizer, model)
         assert equal(everything(model, optimizer), after[t]), slot
 
 
@@ -221,7 +221,7 @@ def test_buffers_that_came_since_or_became_longer_stay() -> None:
     snapshots.keep(0, optimizer, model)
     model.cache = torch.ones(5)
     model.register_buffer("more", torch.ones(1))
-    snapshots.restore_(0, optimizer, model)
+    snapshots.roll_back_(0, optimizer, model)
     assert model.cache.tolist() == [1.0] * 5
     assert model.more.tolist() == [1.0]
 
@@ -236,7 +236,7 @@ def test_what_was_saved_is_put_back_by_another(kind: str) -> None:
     step(model, optimizer, 1)
     second = Snapshots.loaded(copy.deepcopy(first.saved(optimizer)), optimizer)
     assert second.present(optimizer) == {0}
-    second.restore_(0, optimizer, model)
+    second.roll_back_(0, optimizer, model)
     assert equal(everything(model, optimizer), before)
 
 

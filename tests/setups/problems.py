@@ -92,7 +92,7 @@ def weights_of(model: nn.Module) -> Tensor:
 def first_steps(journal: Path) -> int:
     """How many steps it took until the length of one was known, and the search began."""
     events = [(r["step"], r["event"] or "") for r in hdet.read_journal(journal).rounds]
-    return max(step for step, event in events if event.startswith(("first step", "restarted")))
+    return max(step for step, event in events if event in ("first_step", "restarted"))
 
 
 def found_rate(journal: Path, guess: float) -> float:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.problems import batch_of, loss_of, network, train, weights_of
 from tests.setups.runs import searching
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.sharded import Net, mesh_of, sharded, train, whole
 
 STEPS = 60

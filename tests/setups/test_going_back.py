@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups import sharded
 from tests.setups.problems import (
     Batch,
@@ -78,7 +78,7 @@ def far_away(model: nn.Module) -> None:
 
 def back(ran: Ran) -> list[int]:
     """Steps whose weights were put back."""
-    return [r["went_back_to"] for r in ran.rounds if r["went_back_to"] is not None]
+    return [r["rolled_back_to"] for r in ran.rounds if r["rolled_back_to"] is not None]
 
 
 # -- it is said -------------------------------------------------------------------------------------------------------
@@ -144,15 +144,15 @@ def test_a_loss_that_comes_late_is_enough() -> None:
             if t % 10 == 9:
                 scheduler.observe(float(loss.detach()))
             scheduler.step()
-    assert {r["event"] for r in journal.rounds if r["event"]} == {"first step"}
+    assert {r["event"] for r in journal.rounds if r["event"]} == {"first_step"}
     assert final_loss(model) < 1.5 * plain_loss(Adam, GUESS, STEPS)
 
 
-# -- go_back=False ----------------------------------------------------------------------------------------------------
+# -- rollback=False ----------------------------------------------------------------------------------------------------
 
 
 def test_who_never_has_to_go_back_needs_no_snapshots() -> None:
-    ran = run(go_back=False)
+    ran = run(rollback=False)
     assert ran.words == []
     assert final_loss(ran.model) == pytest.approx(plain_loss(Adam, GUESS, STEPS), rel=1e-6)
 
@@ -160,10 +160,10 @@ def test_who_never_has_to_go_back_needs_no_snapshots() -> None:
 def test_nothing_is_kept() -> None:
     """The second snapshot is that of a loss that has fallen."""
     held = []
-    for go_back in (True, False):
+    for rollback in (True, False):
         model = network()
         optimizer = Adam(model.parameters(), lr=GUESS)
-        scheduler = searching(model, optimizer, STEPS, go_back=go_back)
+        scheduler = searching(model, optimizer, STEPS, rollback=rollback)
         train(model, optimizer, scheduler, range(40))
         held.append(len(scheduler.search_state_dict()["snapshots"]))
     assert held == [2, 0]
@@ -171,12 +171,12 @@ def test_nothing_is_kept() -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_weights_that_are_no_numbers_are_an_error(told: bool) -> None:
-    with pytest.raises(hdet.DivergedError, match=r"not finite at step \d+.*go_back=False"):
-        run(not_a_number, told=told, go_back=False)
+    with pytest.raises(hdet.DivergedError, match=r"not finite at step \d+.*rollback=False"):
+        run(not_a_number, told=told, rollback=False)
 
 
 def test_an_explosion_lowers_the_rate_and_training_goes_on() -> None:
-    ran = run(lambda model: far_away(model[2]), go_back=False)  # type: ignore[index]
+    ran = run(lambda model: far_away(model[2]), rollback=False)  # type: ignore[index]
     assert any("slowed down" in (r["event"] or "") for r in ran.rounds)
     assert is_finite(ran.model)
 
@@ -253,7 +253,7 @@ def trained(model: Any, known: bool, evaluates: bool, number: int = 0, parts: in
         scheduler = searching(model, optimizer, SHARDED, known=known, journal=journal)
         for t in range(SHARDED):
             sharded.train(model, optimizer, _Before(scheduler, model, t, evaluates), range(t, t + 1), number, parts)
-    return sharded.whole(model), len([r for r in journal.rounds if r["went_back_to"] is not None])
+    return sharded.whole(model), len([r for r in journal.rounds if r["rolled_back_to"] is not None])
 
 
 class _Before:

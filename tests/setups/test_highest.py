@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 
 import hdet
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 from tests.setups.problems import batch_of, loss_of, network, quiet
 
 STEPS = 120

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.problems import batch_of, final_loss, loss_of, network
 
 STEPS = 200

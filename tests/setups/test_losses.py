@@ -92,7 +92,7 @@ def ended(run: str, told: str = "as it is", good: bool = False) -> tuple[float, 
 def test_it_ends_where_a_good_rate_does(run: str) -> None:
     (found, words), (fixed, _) = ended(run), ended(run, good=True)
     assert found < fixed + RUNS[run][-1]
-    assert any("ruined" in word for word in words) == ("explodes" in run)
+    assert any("diverged" in word for word in words) == ("explodes" in run)
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.problems import Batch, Records, final_loss, loss_of, network
 from tests.setups.runs import FACES, searching, trained
 

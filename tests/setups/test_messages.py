@@ -51,11 +51,11 @@ def test_what_only_replicas_that_train_apart_have(arguments: dict[str, Any]) -> 
     assert "search" in str(error.value)
 
 
-@pytest.mark.parametrize("go_back", [False, None, 1])
-def test_what_only_a_search_has(go_back: Any) -> None:
+@pytest.mark.parametrize("rollback", [False, None, 1])
+def test_what_only_a_search_has(rollback: Any) -> None:
     optimizer = torch.optim.Adam(network().parameters(), lr=1e-3)
-    with pytest.raises(hdet.ArgumentError, match=r"go_back .* leave it out"):
-        hdet.OneCycleLR(optimizer, 0.1, total_steps=100, go_back=go_back)
+    with pytest.raises(hdet.ArgumentError, match=r"rollback .* leave it out"):
+        hdet.OneCycleLR(optimizer, 0.1, total_steps=100, rollback=rollback)
 
 
 @pytest.mark.parametrize("argument", ["probe", "fanout", "copies_on_device"])

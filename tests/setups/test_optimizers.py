@@ -121,7 +121,7 @@ def test_a_first_step_that_was_too_long_is_taken_back(name: str) -> None:
     optimizer = make(model.parameters())
     scheduler = hdet.OneCycleLR(optimizer, "auto", total_steps=STEPS, cycle_momentum=cycles(optimizer), journal=journal)
     train(model, optimizer, scheduler, range(STEPS))
-    assert any("restarted" in (record["event"] or "") for record in journal.rounds)
+    assert any(record["event"] == "restarted" for record in journal.rounds)
     assert is_finite(model)
     assert final_loss(model) < WORSE.get(like, 2) * fixed_loss(*GOOD[like], STEPS)
 

@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torch.utils._pytree import tree_leaves
 
 import hdet
-from tests.ranks import error_of, run_ranks
+from tests.processes import error_of, run_ranks
 from tests.setups.problems import (
     Records,
     batch_of,
@@ -102,7 +102,7 @@ def test_ranks_decide_alike_whoever_gives_a_loss() -> None:
             assert len(theirs.tensors) == len(mine.tensors), kind
             assert all(map(torch.equal, theirs.tensors, mine.tensors)), kind
             assert theirs.words == [], kind  # one rank speaks for all
-        later = [event for event in mine.events if event != "first step"]
+        later = [event for event in mine.events if event != "first_step"]
         assert [event for event in later if "rolled back" in event], kind
         assert len([words for words in mine.words if "put back" in words]) == len(later), kind
         assert any("no loss was given" in words for words in mine.words) == (kind == "none"), kind

@@ -20,7 +20,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LinearLR
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups import rates_reference as reference
 from tests.setups.rates_reference import Group
 

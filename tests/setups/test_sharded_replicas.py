@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.sharded import Net, batch_of, loss_of, mesh_of, sharded, train, whole
 
 STEPS = 18

@@ -72,10 +72,10 @@ def run(make: Any, guess: float, face: str = "auto") -> tuple[nn.Module, Records
 def test_steps_that_do_not_follow_the_rate_are_said(make: Any, guess: float) -> None:
     _, journal, said = run(make, guess)
     assert len(said) == 1
-    assert "steps do not follow the rate" in said[0]
+    assert "update size does not scale with the learning rate" in said[0]
     assert "proportional to lr" in said[0]
-    assert [r["alarm"] for r in journal.rounds if r["alarm"]] == ["steps do not follow the rate"]
-    at = next(r["step"] for r in journal.rounds if r["alarm"])
+    assert [r["why"] for r in journal.rounds if r["event"] == "stopped"] == ["rate_ignored"]
+    at = next(r["step"] for r in journal.rounds if r["event"] == "stopped")
     assert at <= 65
 
 

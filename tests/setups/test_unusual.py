@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, SequentialLR
 
 import hdet
-from hdet.auto import pieces as pieces_module
-from hdet.auto.measure import Measure
-from hdet.auto.pieces import Pieces
 from hdet.rollback.snapshots import START, Snapshots
+from hdet.search import pieces as pieces_module
+from hdet.search.measure import Measure
+from hdet.search.pieces import Pieces
 from tests.setups.problems import batch_of, final_loss, loss_of, network, train
 from tests.setups.runs import plain_loss, searching
 
@@ -94,7 +94,7 @@ def test_a_restart_puts_buffers_back_too() -> None:
     with torch.no_grad():
         for buffer in model.buffers():
             buffer.fill_(7)
-    snapshots.restore_(START, optimizer, model)
+    snapshots.roll_back_(START, optimizer, model)
     assert all(torch.equal(now, before) for now, before in zip(model.buffers(), was, strict=True))
 
 
@@ -105,11 +105,11 @@ def test_a_buffer_that_has_grown_does_not_stop_going_back() -> None:
     snapshots = Snapshots()
     snapshots.keep(0, optimizer, model)
     model.register_buffer("cache", torch.ones(6))
-    snapshots.restore_(0, optimizer, model)
+    snapshots.roll_back_(0, optimizer, model)
     assert torch.equal(model.cache, torch.ones(6))  # type: ignore[arg-type]
 
 
-def asked(p: nn.Parameter, gradients: list[Tensor | None], rates: list[float]) -> float:
+def numerator(p: nn.Parameter, gradients: list[Tensor | None], rates: list[float]) -> float:
     """The rate that gradients ask for, on a way along the first one."""
     optimizer, measure, first = torch.optim.SGD([p], lr=rates[0]), Measure([0]), gradients[0]
     assert first is not None
@@ -120,20 +120,22 @@ def asked(p: nn.Parameter, gradients: list[Tensor | None], rates: list[float]) -
         measure.sample(optimizer)
         with torch.no_grad():
             p.sub_(first * rate)
-    return measure.measured([measure.row([float(value) for value in measure.scalars(optimizer)])]).reach
+    return measure.measured([measure.row([float(value) for value in measure.scalars(optimizer)])]).estimated_rate
 
 
 @pytest.mark.parametrize("phase", [1.0, 1j, (1 + 1j) / 2**0.5])
 def test_the_reach_of_complex_weights_does_not_depend_on_their_phase(phase: complex) -> None:
     p = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
-    found = asked(p, [torch.full_like(p, phase) for _ in range(3)], [1.0] * 3)
-    assert found == pytest.approx(asked(nn.Parameter(torch.zeros(2).double()), [torch.ones(2).double()] * 3, [1.0] * 3))
+    found = numerator(p, [torch.full_like(p, phase) for _ in range(3)], [1.0] * 3)
+    assert found == pytest.approx(
+        numerator(nn.Parameter(torch.zeros(2).double()), [torch.ones(2).double()] * 3, [1.0] * 3)
+    )
     assert found > 0
 
 
 def test_a_layer_that_is_not_used_has_a_gradient_of_zero() -> None:
     found = [
-        asked(nn.Parameter(torch.zeros(2)), [torch.ones(2), torch.ones(2), missing], [0.1, 0.1, 0.2])
+        numerator(nn.Parameter(torch.zeros(2)), [torch.ones(2), torch.ones(2), missing], [0.1, 0.1, 0.2])
         for missing in (None, torch.zeros(2))
     ]
     assert found[0] == found[1] > 0
@@ -181,7 +183,7 @@ def test_state_that_has_changed_its_shape_is_put_back_as_it_was() -> None:
     snapshots = Snapshots()
     snapshots.keep(0, optimizer, None)
     optimizer.state[p]["memory"] = torch.zeros(4)
-    snapshots.restore_(0, optimizer, None)
+    snapshots.roll_back_(0, optimizer, None)
     assert optimizer.state[p]["memory"].tolist() == [1.0]
 
 

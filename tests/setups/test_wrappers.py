@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.ranks import run_ranks
+from tests.processes import run_ranks
 from tests.setups.problems import final_loss, network, quiet, train, weights_of
 from tests.setups.runs import searching
 

@@ -15,14 +15,14 @@ from auto_runs import Measured, Run
 from real.optimizers import update_of
 from variants import ALONE, AS_IT_IS, CHANGES, PLACEBO, VARIANTS, changed, run_of
 
-from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Decision, Sums
-from hdet.rollback import ruin
-from hdet.rollback.retreat import Action
-from hdet.rollback.ruin import LIMITS, Limits
+import hdet.rollback.judge as judging
+from hdet.rollback.judge import LIMITS, Limits
+from hdet.rollback.policy import Action
+from hdet.search.constants import DEFAULT, Constants
+from hdet.search.rule import Decision, Sums
 from lab.tests.experiments.small_tasks import CPU, small
 
-JUDGE = {name: getattr(ruin, name) for name in ("BLOCKS",)}
+JUDGE = {name: getattr(judging, name) for name in ("BLOCKS",)}
 NUMBERS = {**DEFAULT._asdict(), **LIMITS._asdict(), **JUDGE}
 STEPS = 60
 
@@ -61,8 +61,8 @@ def test_a_variant_changes_what_it_names() -> None:
 
 def test_the_judges_numbers_are_a_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    judge = ruin._lower_median
-    monkeypatch.setattr(ruin, "_lower_median", lambda values: (seen.append(ruin.FEWEST), judge(values))[1])
+    judge = judging._lower_median
+    monkeypatch.setattr(judging, "_lower_median", lambda values: (seen.append(judging.FEWEST), judge(values))[1])
     measured = Measured(1e-3, 1.0, Sums(0.0, 0.0, 0.0), [1.0, 2.0], [0.0, 0.0])
     for name in ("BLOCKS=4", AS_IT_IS, "BLOCKS=16"):
         run = run_of(name, STEPS, 1e-5, 0)
@@ -70,24 +70,24 @@ def test_the_judges_numbers_are_a_runs_own(monkeypatch: pytest.MonkeyPatch) -> N
             after_round(run, span, measured)
     assert seen == [2, JUDGE["BLOCKS"] // 2, 8]
     with pytest.raises(RuntimeError), changed({"BLOCKS": 1}):
-        assert ruin.BLOCKS == 1
+        assert judging.BLOCKS == 1
         raise RuntimeError
-    assert {name: getattr(ruin, name) for name in JUDGE} == JUDGE
+    assert {name: getattr(judging, name) for name in JUDGE} == JUDGE
 
 
 def test_variants_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = (AS_IT_IS, "least_rise=1", "heed=3.5", "no reach", "shortest=80", PLACEBO)
+    names = (AS_IT_IS, "min_rise=1", "estimate_fraction=3.5", "no estimate", "min_steps=80", PLACEBO)
     there = run_problem(plan(tmp_path, *names), tiny())
     assert (tmp_path / "tiny.json").stat().st_size < 2000
     assert list(there["variants"]) == list(names)
     found = {name: row["found"] for name, row in there["variants"].items()}
     assert len({str(rates) for rates in found.values()}) == len(names)  # each variant has done something
-    assert sum(found["no reach"]) < sum(found[AS_IT_IS])
-    assert found["shortest=80"] == [1e-3, 1e-3]  # the guess is kept to
+    assert sum(found["no estimate"]) < sum(found[AS_IT_IS])
+    assert found["min_steps=80"] == [1e-3, 1e-3]  # the guess is kept to
     assert max(there["fixed"]) < there["initial"]
     monkeypatch.setattr(ablation, "trained", lambda plan, problem, variants: pytest.fail(f"runs {variants}"))
     assert run_problem(plan(tmp_path, AS_IT_IS, PLACEBO), tiny()) == there
-    for another in (plan(tmp_path, AS_IT_IS, again=True), plan(tmp_path, "turn=1")):
+    for another in (plan(tmp_path, AS_IT_IS, again=True), plan(tmp_path, "straight_tolerance=1")):
         with pytest.raises(BaseException, match="runs"):
             run_problem(another, tiny())
     monkeypatch.setattr(ablation, "library", lambda: "another rule")
@@ -96,9 +96,11 @@ def test_variants_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_variant_is_the_same_whoever_trains_beside_it(tmp_path: Path) -> None:
-    alone = run_problem(plan(tmp_path / "a", "turn=1"), tiny())
-    beside = run_problem(plan(tmp_path / "b", AS_IT_IS, "BLOCKS=4", "turn=1", "sampled=4"), tiny())
-    assert alone["variants"]["turn=1"] == beside["variants"]["turn=1"]  # to six digits, as the file has them
+    alone = run_problem(plan(tmp_path / "a", "straight_tolerance=1"), tiny())
+    beside = run_problem(plan(tmp_path / "b", AS_IT_IS, "BLOCKS=4", "straight_tolerance=1", "max_samples=4"), tiny())
+    assert (
+        alone["variants"]["straight_tolerance=1"] == beside["variants"]["straight_tolerance=1"]
+    )  # to six digits, as the file has them
     assert alone["fixed"] == pytest.approx(beside["fixed"])
 
 
@@ -111,34 +113,34 @@ def test_parts_are_switched_off() -> None:
             after_round(run, (8 * number, 8 * number + 8), fine)
         assert after_round(run, (32, 40), ruined).action is action
     levels = {}
-    for name in (AS_IT_IS, "never straight", "no reach", "no ceiling"):
+    for name in (AS_IT_IS, "never straight", "no estimate", "no ceiling"):
         run = run_of(name, 200, 1e-5, 0)
         after_round(run, (0, 1), fine)
         first = run.state.level
-        straight = Sums(asked=1.0, gained=1.0, rates=1e-9, straight=1e-9)
+        straight = Sums(numerator=1.0, denominator=1.0, rates=1e-9, straight=1e-9)
         after_round(run, (1, 3), fine._replace(sums=straight))
         levels[name] = run.state.level - first
-        after_round(run, (3, 5), fine._replace(sums=straight._replace(asked=-1.0)))
+        after_round(run, (3, 5), fine._replace(sums=straight._replace(numerator=-1.0)))
         assert math.isinf(run.state.ceiling) == (name == "no ceiling"), name
-    assert levels[AS_IT_IS] == levels["no reach"] == pytest.approx(math.log(2))
+    assert levels[AS_IT_IS] == levels["no estimate"] == pytest.approx(math.log(2))
     assert levels["never straight"] <= levels[AS_IT_IS]
 
 
 def test_table_by_hand() -> None:
     def content(name: str, group: str, worse: float) -> dict[str, Any]:
-        variants = {AS_IT_IS: {"losses": [1.0, 4.0]}, "heed=3.5": {"losses": [worse, 4 * worse]}}
+        variants = {AS_IT_IS: {"losses": [1.0, 4.0]}, "estimate_fraction=3.5": {"losses": [worse, 4 * worse]}}
         return {"problem": name, "group": group, "initial": 100.0, "fixed": [1.0, 2.0], "variants": variants}
 
     table = table_of([content("a", "zoo 100", 1.1), content("b", "zoo 100", 1.3), content("c", "dev and kin", 0.9)])
     assert table[AS_IT_IS]["zoo 100"].mean == pytest.approx(math.sqrt(2))
-    cell = table["heed=3.5"]["zoo 100"]
+    cell = table["estimate_fraction=3.5"]["zoo 100"]
     first, second = math.log(1.1), math.log(1.3)
     assert (cell.worst, cell.difference) == pytest.approx((1.3 * math.sqrt(2), (first + second) / 2))
     assert cell.error == pytest.approx((second - first) / 2)
     assert cell.mark == "worse"
-    assert table["heed=3.5"]["dev and kin"].mark == ""  # one problem has no error
+    assert table["estimate_fraction=3.5"]["dev and kin"].mark == ""  # one problem has no error
     text = markdown(table, {"dev and kin": 1, "zoo 100": 2})
-    assert "| heed=3.5 | 1.273, 1.27 | -0.1054 | 1.691, 1.84 | +0.1788 ± 0.0835 worse |" in text
+    assert "| estimate_fraction=3.5 | 1.273, 1.27 | -0.1054 | 1.691, 1.84 | +0.1788 ± 0.0835 worse |" in text
     assert "| as it is | 1.414, 1.41 |  | 1.414, 1.41 |  |" in text
 
 
@@ -172,11 +174,11 @@ def test_the_best_rate_is_known_or_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_table_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_problem(plan(tmp_path, AS_IT_IS, "heed=3.5"), tiny())
+    run_problem(plan(tmp_path, AS_IT_IS, "estimate_fraction=3.5"), tiny())
     ablation.main(["--table", "--results", str(tmp_path)])
     assert "dev and kin (1): mean, worst" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        ablation.main(["--variants", "heed=7"])
+        ablation.main(["--variants", "estimate_fraction=7"])
 
 
 def test_no_time_no_problem(

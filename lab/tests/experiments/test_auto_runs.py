@@ -16,11 +16,11 @@ from stacked import Adam, Momentum, Optimizer, Stack, Supply
 from torch import Tensor
 
 import hdet
-from hdet.auto.constants import DEFAULT, Constants
-from hdet.auto.rule import Decision, Evidence, Phase, Rule
-from hdet.auto.sampling import Sampler
-from hdet.rollback.retreat import Action
-from hdet.rollback.ruin import BLOCKS, LIMITS, Limits, blocks_of
+from hdet.rollback.judge import BLOCKS, LIMITS, Limits, blocks_of
+from hdet.rollback.policy import Action
+from hdet.search.constants import DEFAULT, Constants
+from hdet.search.rule import Decision, Evidence, Phase, Rule
+from hdet.search.sampling import Sampler
 from lab.tests.experiments.small_tasks import CPU, small
 
 STEPS, SEED = 150, 2
@@ -94,7 +94,7 @@ def stacked(task: Any, optimizer: str, *runs: Run) -> AutoRuns:
 
 
 def told(decisions: list[tuple[int, Decision]]) -> list[tuple[Any, ...]]:
-    return [(t, one.action, one.slot, one.event, one.anew) for t, one in decisions]
+    return [(t, one.action, one.slot, one.event, one.resets_path) for t, one in decisions]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def told(decisions: list[tuple[int, Decision]]) -> list[tuple[Any, ...]]:
         ("digits", "momentum", 1e-2, {"losses": False}, STEPS),
         ("feed", "adam", 1e-6, {}, STEPS),
         ("feed", "adam", 1e13, {}, STEPS),  # the first step goes very far
-        ("feed", "adam", 1.0, {"constants": DEFAULT._replace(sampled=3, growing=0.4, least_rise=0.1)}, STEPS),
+        ("feed", "adam", 1.0, {"constants": DEFAULT._replace(max_samples=3, round_growth=0.4, min_rise=0.1)}, STEPS),
         ("text", "adam", 1e-3, {}, 44),  # the small model is chaotic at its rate
     ],
     ids=["plain", "ruined", "norms", "low", "far", "numbers", "text"],
@@ -116,7 +116,7 @@ def test_a_run_is_what_the_product_does(
     task = small(name)
     slow = product(task, optimizer, guess, **options)
     run = Run(STEPS, guess, **options)
-    others = [Run(STEPS, 1.0), Run(STEPS, 1.0, constants=Constants(growing=0.5)), Run(STEPS, 1e-3, searches=False)]
+    others = [Run(STEPS, 1.0), Run(STEPS, 1.0, constants=Constants(round_growth=0.5)), Run(STEPS, 1e-3, searches=False)]
     runs = stacked(task, optimizer, others[0], run, *others[1:])
     mine, theirs = runs.rates[:, 0, 1, 0], torch.tensor(slow.rates, dtype=torch.float64)
     torch.testing.assert_close(mine[:until], theirs[:until], rtol=1e-6, atol=0)
@@ -164,7 +164,7 @@ def test_a_placebo_sees_losses_of_other_rounds(monkeypatch: pytest.MonkeyPatch) 
     assert all(number <= round for round, number in enumerate(shown))
     assert shown != list(range(len(seen)))
     assert {evidence.straightness for evidence in seen} == {0.0, 1.0}
-    assert {evidence.reach for evidence in seen} == {-math.inf}
+    assert {evidence.estimated_level for evidence in seen} == {-math.inf}
 
 
 @pytest.mark.parametrize("steps", [40, 100, 1001])

@@ -132,8 +132,8 @@ def test_a_run_may_begin_anew(name: str) -> None:
     after = stack.theta.clone()
 
     stack.theta.copy_(first)
-    anew = update_of(name, stack)
-    step(stack, anew, late, 0)
+    resets_path = update_of(name, stack)
+    step(stack, resets_path, late, 0)
     torch.testing.assert_close(after[1, 2], stack.theta[1, 2], rtol=1e-9, atol=1e-12)
 
     stack.theta.copy_(first)

@@ -10,8 +10,8 @@ import torch
 from shapes import factors, held, onecycle
 from stacked import Adam, Momentum, Stack, Supply, TrainStep
 
-from hdet.auto.constants import DEFAULT
-from hdet.auto.rule import Phase, State
+from hdet.search.constants import DEFAULT
+from hdet.search.rule import Phase, State
 from lab.tests.experiments.small_tasks import CPU, bench, small
 
 TORCH = {
@@ -111,6 +111,6 @@ def test_held_is_onecycle_from_its_peak_on() -> None:
 @pytest.mark.parametrize("ceiling", [math.inf, -0.5])
 def test_factors_are_the_states(phase: Phase, peak: float, ceiling: float) -> None:
     state, steps = State(phase, 0.3, peak, ceiling), np.arange(40)
-    for constants in (DEFAULT, DEFAULT._replace(least_rise=0.05)):
+    for constants in (DEFAULT, DEFAULT._replace(min_rise=0.05)):
         expected = [state.factor(t, constants) for t in steps]
         np.testing.assert_allclose(factors(state, steps, constants), expected, rtol=1e-12)

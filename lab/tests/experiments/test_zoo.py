@@ -119,7 +119,7 @@ def test_an_ordinary_optimizer_is_not_told_that_its_steps_do_not_follow_the_rate
             for part in parts:
                 part.step()
             scheduler.step(loss.detach())
-        assert [r["alarm"] for r in journal.rounds if r["alarm"]] == [], kind
+        assert [r["why"] for r in journal.rounds if r["event"] == "stopped"] == [], kind
 
 
 @pytest.mark.parametrize("guess", [1e-3, 1e6])

@@ -17,11 +17,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
 from hdet.checks import must_be, shown
-from hdet.distributed.group import ReplicaGroup, arriving, connect, find_seat
-from hdet.distributed.presence import presence
-from hdet.distributed.shards import is_sharded
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
+from hdet.ranks.group import ReplicaGroup, arriving, connect, find_replica_index
+from hdet.ranks.presence import presence
+from hdet.ranks.shards import is_sharded
 from hdet.rollback.guard import Guard
 from hdet.rollback.snapshots import leaves
 from hdet.schedulers.ensemble import Ensemble
@@ -66,7 +66,7 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
     file = _together(group, what, lambda: _checked(path, keep, search, parts))
     with ExitStack() as inside:
         for scheduler in _schedulers(parts).values():
-            if not scheduler._run.meeting.in_consensus:
+            if not scheduler._run.rank_group.in_consensus:
                 inside.enter_context(scheduler.consensus())
         with arriving(f"writing {file}"):
             for guard in (part for part in parts.values() if isinstance(part, Guard)):
@@ -127,7 +127,7 @@ def exists(path: str | os.PathLike[str], /) -> bool:
 
 def _meet(what: str) -> ReplicaGroup:
     """All ranks, which come to ``what``. It may be the first that they do together. Collective."""
-    if find_seat(None).size > 1:
+    if find_replica_index(None).size > 1:
         presence().arrive(what)
     with arriving(what):
         return connect(None)

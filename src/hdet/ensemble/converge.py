@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hdet.distributed.average import average_
-from hdet.distributed.group import ReplicaGroup
-from hdet.distributed.rollcall import RollCall
-from hdet.distributed.shards import counted_once, place
-from hdet.distributed.weights import Weights, fingerprint_of_words
 from hdet.errors import DivergedError
+from hdet.ranks.agreement import Agreement
+from hdet.ranks.average import average_
+from hdet.ranks.group import ReplicaGroup
+from hdet.ranks.shards import counted_once, place
+from hdet.ranks.weights import Weights, fingerprint_of_words
 
 _log = logging.getLogger("hdet")
 
 
-def refuse_diverged(roll: RollCall, what: str) -> None:
+def refuse_diverged(roll: Agreement, what: str) -> None:
     """Raise if no replica is live; otherwise say in the log who is left out."""
     if all(roll.live):
         return
@@ -34,7 +34,7 @@ def refuse_diverged(roll: RollCall, what: str) -> None:
 
 
 def converge(
-    group: ReplicaGroup, alike: ReplicaGroup, weights: Weights, roll: RollCall, *, measure: bool
+    group: ReplicaGroup, alike: ReplicaGroup, weights: Weights, roll: Agreement, *, measure: bool
 ) -> list[float] | None:
     """Average what differs, in place. With ``measure`` also a second small gather.
 
@@ -61,7 +61,7 @@ def converge(
         distances.extend([part, *(distance.lengths() if distance is not None else (0.0, 0.0))])
     average_(rest, alike, roll.live)
     if not distances:
-        return [0.0] * group.seat.size
+        return [0.0] * group.replica_index.size
     rows = group.gather(distances, weights.device)
     return [_divergence([rows[rank] for rank in ranks]) for ranks in group.members]
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hdet.checks import is_one_of, must_be, shown, takes
-from hdet.distributed.group import ReplicaGroup
-from hdet.distributed.shards import resharded
 from hdet.errors import ArgumentError, ProbeWarning
 from hdet.parameters import check_model, copies_of, copy_all_
+from hdet.ranks.group import ReplicaGroup
+from hdet.ranks.shards import resharded
 
 _END = object()
 LossFn = Callable[[Any, Any], Tensor]

@@ -16,18 +16,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import check_run, run_state, users_level, warn_unless_by_steps
-from hdet.distributed.group import ReplicaGroup, Seat, Solo, arriving, connect_alike
-from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, RollCall, Shown
-from hdet.distributed.shards import hold_alike, local, refuse_partitions, resharded
-from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, warn_without_ensemble
 from hdet.ensemble.converge import converge, refuse_diverged
 from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
-from hdet.journal.chronicle import Chronicle, Clock, meet
+from hdet.journal.writer import Clock, JournalWriter, meet
 from hdet.parameters import Rate, put_back
+from hdet.ranks.agreement import Agreement, Occasion, Shown
+from hdet.ranks.group import ReplicaGroup, ReplicaIndex, Solo, arriving, connect_alike
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.shards import hold_alike, local, refuse_partitions, resharded
+from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, warn_without_ensemble
 from hdet.rollback.losses import Losses
 
 _KIND = "replicas"
@@ -42,9 +42,9 @@ class Replicas:
 
     Args:
         steering: the values, and what moves them.
-        body: which tensors make up the replica.
-        meeting: the others.
-        chronicle: the journal.
+        replica_tensors: which tensors make up the replica.
+        rank_group: the others.
+        journal_writer: the journal.
         signal: what replicas are compared by.
         reset_state: whether the optimizer forgets its state at the end of a round.
     """
@@ -52,23 +52,23 @@ class Replicas:
     def __init__(
         self,
         steering: Steering,
-        body: Body,
-        meeting: Meeting,
-        chronicle: Chronicle,
+        replica_tensors: ReplicaTensors,
+        rank_group: RankGroup,
+        journal_writer: JournalWriter,
         *,
         signal: Signal | None = None,
         reset_state: bool = False,
     ) -> None:
         self.steering = steering
-        self.meeting = meeting
-        self.chronicle = chronicle
+        self.rank_group = rank_group
+        self.journal_writer = journal_writer
         self.losses = Losses()
         self.is_just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
-        self._body = body
+        self._replica_tensors = replica_tensors
         self._signal: Signal = signal if signal is not None else TrainLoss()
         self._reset_state = reset_state
-        self._is_told = chronicle.is_kept
+        self._is_told = journal_writer.is_kept
         """Whether some rank keeps a journal, once the replicas have met."""
         self._mean = RoundMean()
         self._alike: ReplicaGroup | None = None
@@ -77,9 +77,9 @@ class Replicas:
     # -- values ---------------------------------------------------------------------------------------------------
 
     @property
-    def seat(self) -> Seat:
+    def replica_index(self) -> ReplicaIndex:
         """This replica's place."""
-        return self.meeting.seat
+        return self.rank_group.replica_index
 
     @property
     def knobs(self) -> list[str]:
@@ -93,15 +93,15 @@ class Replicas:
 
     def rates(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """This replica's values of scheduled knobs at step ``t``."""
-        return self.steering.rates(schedule, t, self.meeting.seat)
+        return self.steering.rates(schedule, t, self.rank_group.replica_index)
 
     def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
         """The shared values, around which the replicas spread."""
         return self.steering.base(schedule, t)
 
-    def multipliers(self, t: int, seat: Seat) -> list[float]:
+    def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """rho of a replica for each knob."""
-        return list(self.steering.multipliers(t, seat))
+        return list(self.steering.multipliers(t, replica_index))
 
     def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
         """Parameter groups were added to the optimizer: their rates spread as far as the others'.
@@ -118,7 +118,7 @@ class Replicas:
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known: no step has been made yet."""
         refuse_partitions(optimizer, _NOT_AVERAGED)
-        self._body.remember(optimizer)
+        self._replica_tensors.remember(optimizer)
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
@@ -143,20 +143,20 @@ class Replicas:
             schedule: the plain schedule of each knob at a step; anything for knobs that have none.
             peak: not used: replicas follow the schedule's rise as it is.
         """
-        self.meeting.check_step(before)
-        if before == 0 and self.seat.replica == 0:
+        self.rank_group.check_step(before)
+        if before == 0 and self.replica_index.replica == 0:
             warn_unless_by_steps()
         if loss is not None:
             self.losses.add(loss)
         if self.is_just_loaded:
             self._first_step_since_loading(before)
         self._meet(optimizer, before)
-        if not self.chronicle.is_claimed and self.seat.size == 1:
-            self.chronicle.claim(Solo(), writes=True)
+        if not self.journal_writer.is_claimed and self.replica_index.size == 1:
+            self.journal_writer.claim(Solo(), writes=True)
         if self._signal.wants_mean:
             start, end = self.steering.rounds.span(after)
             if self._reads_signal(end) and self._mean.is_due(after - start, end - start):
-                self._mean.add(self._body.weights(optimizer).parameters)
+                self._mean.add(self._replica_tensors.weights(optimizer).parameters)
         if self.steering.rounds.ends_at(after):
             with arriving(f"the end of a round, at step {after}"):
                 self._end_round(Ending(optimizer, (before, after), schedule))
@@ -169,7 +169,7 @@ class Replicas:
         Cost: one gather, which synchronises host and device, and one all-reduce of the weights; with a journal a second
         gather.
         """
-        ended, clock, group, after = time.perf_counter(), Clock(), self.meeting.group, end.span[1]
+        ended, clock, group, after = time.perf_counter(), Clock(), self.rank_group.group, end.span[1]
         what = f"round {self.steering.rounds.index(end.span[0])}, at step {after}"
         signal = self._read_signal(end)
         clock.lap("probe")
@@ -178,26 +178,26 @@ class Replicas:
         refuse_diverged(roll, what)
         clock.lap("gather")
         has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
-        decided = self.steering.decide(end, roll, self.seat, has_signal=has_signal)
+        decided = self.steering.decide(end, roll, self.replica_index, has_signal=has_signal)
         clock.lap("controller")
         divergence = None
         with arriving(what):
-            if group.seat.size > 1:
-                measured, weights = roll.writer is not None, self._body.weights(end.optimizer)
+            if group.replica_index.size > 1:
+                measured, weights = roll.writer is not None, self._replica_tensors.weights(end.optimizer)
                 divergence = converge(group, self._alike or group, weights, roll, measure=measured)
         clock.lap("converge")
         if roll.writer == group.rank:
-            record = self.steering.record(end, roll, self.seat, *decided, divergence, clock.seconds)
-            self.chronicle.write(record, self.knobs, ended)
+            record = self.steering.record(end, roll, self.replica_index, *decided, divergence, clock.seconds)
+            self.journal_writer.write(record, self.knobs, ended)
         self.steering.bases = decided[0]
-        keeps = roll.live[group.seat.replica] or (self._alike is None and _is_finite(end.optimizer))
+        keeps = roll.live[group.replica_index.replica] or (self._alike is None and _is_finite(end.optimizer))
         if self._reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
             end.optimizer.state.clear()
         self._mean.reset()
         self.losses.reset()
         if after == self.total_steps:
-            self.chronicle.close()
-        self.chronicle.begin_round()
+            self.journal_writer.close()
+        self.journal_writer.begin_round()
 
     def _reads_signal(self, end: int) -> bool:
         """Whether a journal or a controller does. One replica's counts too: a probe that fails should on a laptop."""
@@ -206,30 +206,30 @@ class Replicas:
     def _read_signal(self, end: Ending) -> float | None:
         if not self._reads_signal(end.span[1]):
             return None
-        parameters, k = self._body.weights(end.optimizer).parameters, self.steering.rounds.index(end.span[0])
-        value = self._signal.value(k, self.meeting.group, parameters, self._mean.of(parameters))
+        parameters, k = self._replica_tensors.weights(end.optimizer).parameters, self.steering.rounds.index(end.span[0])
+        value = self._signal.value(k, self.rank_group.group, parameters, self._mean.of(parameters))
         return None if value is None else float(value)
 
-    def _roll_call(self, end: Ending, signal: float | None) -> RollCall:
-        keeps = self.chronicle.is_kept
-        if self.meeting.group.seat.size == 1 and not keeps:
-            return RollCall.alone()
+    def _roll_call(self, end: Ending, signal: float | None) -> Agreement:
+        keeps = self.journal_writer.is_kept
+        if self.rank_group.group.replica_index.size == 1 and not keeps:
+            return Agreement.alone()
         shown = Shown(self.losses.mean(), self.losses.count > 0, signal, keeps)
-        weights, equal = self._body.weights(end.optimizer), not self.steering.has_spread
-        return self.meeting.roll_call(Occasion.ROUND_END, end.span[0], weights, shown, expect_equal=equal)
+        weights, equal = self._replica_tensors.weights(end.optimizer), not self.steering.has_spread
+        return self.rank_group.agree(Occasion.ROUND_END, end.span[0], weights, shown, expect_equal=equal)
 
     # -- the other replicas ---------------------------------------------------------------------------------------
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
-        if self.meeting.is_due:  # every step asks
-            meet(self.meeting, self.chronicle, t, lambda: self._first_weights(optimizer), self._begin_together)
+        if self.rank_group.is_due:  # every step asks
+            meet(self.rank_group, self.journal_writer, t, lambda: self._first_weights(optimizer), self._begin_together)
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
-        return self._body.first_weights(optimizer, needs_model=True)
+        return self._replica_tensors.first_weights(optimizer, needs_model=True)
 
-    def _begin_together(self, group: ReplicaGroup, roll: RollCall) -> None:
+    def _begin_together(self, group: ReplicaGroup, roll: Agreement) -> None:
         """For shards: who holds the same ones in other replicas."""
         self._is_told = roll.writer is not None
         if len(set(roll.held)) == 1:
@@ -245,14 +245,14 @@ class Replicas:
     def converge(self, optimizer: Optimizer, t: int, occasion: Occasion = Occasion.CONVERGE) -> None:
         """Average now, nothing else: the round goes on. Collective."""
         self._meet(optimizer, t)
-        group, what = self.meeting.group, f"{occasion.name.lower()}() at step {t}"
-        if group.seat.size == 1:
+        group, what = self.rank_group.group, f"{occasion.name.lower()}() at step {t}"
+        if group.replica_index.size == 1:
             return
         # Where a round has just ended replicas are equal: they are compared, since a mean of three would round.
         equal = not self.steering.has_spread or self.steering.rounds.ends_at(t)
         with arriving(what):
-            weights = self._body.weights(optimizer)
-            roll = self.meeting.roll_call(occasion, t, weights, Shown(), expect_equal=equal)
+            weights = self._replica_tensors.weights(optimizer)
+            roll = self.rank_group.agree(occasion, t, weights, Shown(), expect_equal=equal)
             refuse_diverged(roll, what)
             converge(group, self._alike or group, weights, roll, measure=False)
 
@@ -262,22 +262,22 @@ class Replicas:
 
         One copy of what the replicas do not share.
         """
-        if self.seat.size == 1:
+        if self.replica_index.size == 1:
             yield
             return
         self._meet(optimizer, t)
-        tensors = self._body.weights(optimizer).tensors
-        with self.meeting.consensus(), resharded(self._body.model), put_back(tensors):
+        tensors = self._replica_tensors.weights(optimizer).tensors
+        with self.rank_group.consensus(), resharded(self._replica_tensors.model), put_back(tensors):
             self.converge(optimizer, t, Occasion.CONSENSUS)
             yield
 
     def compare(self, optimizer: Optimizer, metrics: float, t: int) -> None:
         """Raise unless all ranks give the same metrics. Collective."""
         self._meet(optimizer, t)
-        if self.seat.size > 1:
+        if self.replica_index.size > 1:
             with arriving(f"comparing metrics at step {t}"):
                 shown = Shown(signal=metrics)
-                self.meeting.roll_call(Occasion.METRICS, t, NO_WEIGHTS, shown, expect_equal=False)
+                self.rank_group.agree(Occasion.METRICS, t, NO_WEIGHTS, shown, expect_equal=False)
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -305,15 +305,19 @@ class Replicas:
     def _resume(self, t: int, state: Mapping[str, Any]) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
-        own = {"signal": self._signal.kind, "reset_state": self._reset_state, "with_state": self._body.with_state}
-        self.meeting.resume({**state, **own})
+        own = {
+            "signal": self._signal.kind,
+            "reset_state": self._reset_state,
+            "with_state": self._replica_tensors.with_state,
+        }
+        self.rank_group.resume({**state, **own})
         self.is_just_loaded = True
-        self.chronicle.resume(t, mid_round=self.steering.rounds.is_inside(t))
+        self.journal_writer.resume(t, mid_round=self.steering.rounds.is_inside(t))
 
     def _first_step_since_loading(self, t: int) -> None:
         """By now all is loaded: people are told what several replicas no more know of a round that is not over."""
-        self.is_just_loaded, seat, rounds = False, self.seat, self.steering.rounds
-        if seat.size > 1 and seat.replica == 0 and rounds.is_inside(t):
+        self.is_just_loaded, replica_index, rounds = False, self.replica_index, self.steering.rounds
+        if replica_index.size > 1 and replica_index.replica == 0 and rounds.is_inside(t):
             warnings.warn(
                 f"resumed inside round {rounds.index(t)}, at step {t}: its multipliers and its end at step "
                 f"{rounds.next_end(t)} are kept, its loss sums start empty, and all replicas go on from the loaded "
@@ -325,7 +329,7 @@ class Replicas:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Replicas):
             return False
-        return repr(self.state()) == repr(other.state()) and self.chronicle.sink == other.chronicle.sink
+        return repr(self.state()) == repr(other.state()) and self.journal_writer.sink == other.journal_writer.sink
 
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hdet.checks import is_one_of, must_be, takes
-from hdet.distributed.group import ReplicaGroup, arriving
-from hdet.distributed.shards import local
 from hdet.ensemble.probe import ProbeBatch, ProbeFn, probed_loss
 from hdet.parameters import put_back, wide, write_
+from hdet.ranks.group import ReplicaGroup, arriving
+from hdet.ranks.shards import local
 
 
 class TrainLoss:

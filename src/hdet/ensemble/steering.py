@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from hdet.checks import STATE_WORDS, in_pairs, reading, shown
-from hdet.distributed.group import Seat
-from hdet.distributed.rollcall import RollCall
 from hdet.ensemble.bases import Bases, Settings
 from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.published import Controller, Published, Update, comparable
 from hdet.errors import ArgumentError
-from hdet.journal.chronicle import round_record
+from hdet.journal.writer import round_record
 from hdet.parameters import Rate, direction
+from hdet.ranks.agreement import Agreement
+from hdet.ranks.group import ReplicaIndex
 
 _OURS: dict[str, type[Published] | type[Normalised]] = {"Published": Published, "Normalised": Normalised}
 
@@ -31,7 +31,7 @@ class Standing(NamedTuple):
 
     steps: range
     """Steps for which they are known to hold."""
-    seat: Seat
+    replica_index: ReplicaIndex
     places: list[list[float]]
     """x in [-1, 1]: ``places[replica][knob]``"""
     rho: list[float]
@@ -124,30 +124,34 @@ class Steering:
         """The shared base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
         return self.bases.scheduled(schedule, self.settings, t)
 
-    def rates(self, schedule: Sequence[Rate], t: int, seat: Seat) -> list[Rate]:
+    def rates(self, schedule: Sequence[Rate], t: int, replica_index: ReplicaIndex) -> list[Rate]:
         """A replica's values of scheduled knobs at step ``t``: base times rho."""
-        rho = self._standing(t, seat).rho  # every step comes here
+        rho = self._standing(t, replica_index).rho  # every step comes here
         if self.settings.decay == "exponential":
             return list(map(mul, self.base(schedule, t), rho))
         return list(map(mul, map(mul, schedule, self.bases.learned), rho))
 
-    def multipliers(self, t: int, seat: Seat) -> list[float]:
+    def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """rho of a replica per knob."""
-        return self._standing(t, seat).rho
+        return self._standing(t, replica_index).rho
 
-    def _standing(self, t: int, seat: Seat) -> Standing:
+    def _standing(self, t: int, replica_index: ReplicaIndex) -> Standing:
         """Who stands where at step ``t``. Remembered for the rest of the round: every step asks."""
         known, whole = self._known, int(t)  # torch allows fractions of an epoch
-        if known is None or whole not in known.steps or known.seat != seat:
-            rows = self._design.places(seat.size, len(self.specs), self.settings.seed, self.rounds.index(whole))
+        if known is None or whole not in known.steps or known.replica_index != replica_index:
+            rows = self._design.places(
+                replica_index.size, len(self.specs), self.settings.seed, self.rounds.index(whole)
+            )
             rows = [[row[column] for column in self._columns] for row in rows]
-            rho = [spec.factor(x) for spec, x in zip(self.specs, rows[seat.replica], strict=True)]
-            known = self._known = Standing(range(whole, self.rounds.next_end(whole + 1)), seat, rows, rho)
+            rho = [spec.factor(x) for spec, x in zip(self.specs, rows[replica_index.replica], strict=True)]
+            known = self._known = Standing(range(whole, self.rounds.next_end(whole + 1)), replica_index, rows, rho)
         return known
 
-    def values(self, t: int, seat: Seat) -> list[float]:
+    def values(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """A replica's value of each knob that has no schedule; anything for the others."""
-        rows = zip(self.specs, self.bases.learned, self._standing(t, seat).places[seat.replica], strict=True)
+        rows = zip(
+            self.specs, self.bases.learned, self._standing(t, replica_index).places[replica_index.replica], strict=True
+        )
         return [spec.value(base, x) for spec, base, x in rows]
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
@@ -165,20 +169,22 @@ class Steering:
         start = self.settings.start
         return self.controller is not None and start is not None and end >= start
 
-    def decide(self, end: Ending, roll: RollCall, seat: Seat, *, has_signal: bool) -> tuple[Bases, Update | None]:
+    def decide(
+        self, end: Ending, roll: Agreement, replica_index: ReplicaIndex, *, has_signal: bool
+    ) -> tuple[Bases, Update | None]:
         """The new base values, and what the controller says: a function of the roll call, so equal on all replicas.
 
         Args:
             end: the round.
             roll: what the replicas have shown.
-            seat: this replica's place.
+            replica_index: this replica's place.
             has_signal: whether there is anything to compare.
         """
         before, after = end.span
         if self.controller is None or not self.is_controlled(after):
             return self.bases, None
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
-        update = self._consult(self.controller, before, roll, seat, sign) if has_signal and sign else None
+        update = self._consult(self.controller, before, roll, replica_index, sign) if has_signal and sign else None
         if self.settings.decay == "schedule":
             return self.bases if update is None else self.bases.moved(update, self.specs), update
         bases = self.bases if update is None else self.bases._replace(controller=update.state)
@@ -186,9 +192,11 @@ class Steering:
         rounds = self.rounds.left_from(self.settings.start or 0)
         return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
 
-    def _consult(self, controller: Controller, t: int, roll: RollCall, seat: Seat, sign: float) -> Update | None:
+    def _consult(
+        self, controller: Controller, t: int, roll: Agreement, replica_index: ReplicaIndex, sign: float
+    ) -> Update | None:
         """What the controller says, to which lower is better; None with only one replica to look at."""
-        places = self._standing(t, seat).places
+        places = self._standing(t, replica_index).places
         live = [
             (sign * signal, row) for signal, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives
         ]
@@ -207,8 +215,8 @@ class Steering:
     def record(
         self,
         end: Ending,
-        roll: RollCall,
-        seat: Seat,
+        roll: Agreement,
+        replica_index: ReplicaIndex,
         bases: Bases,
         update: Update | None,
         divergence: list[float] | None,
@@ -217,7 +225,7 @@ class Steering:
         """The round for the journal, before it is moved."""
         before, after = end.span
         base = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
-        places = self._standing(before, seat).places
+        places = self._standing(before, replica_index).places
         return round_record(
             k=self.rounds.index(before),
             step=after,

@@ -17,7 +17,7 @@ from hdet.errors import ArgumentError
 from hdet.integrations.lengths import lengths_in
 from hdet.integrations.searches import read_guard, read_search, write_guard, write_search
 from hdet.parameters import unwrapped
-from hdet.rollback import guard as rollback
+from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -117,7 +117,7 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     accelerator.register_load_state_pre_hook(lambda models, folder: folders.append(folder))
 
 
-class Guard(rollback.Guard):
+class Guard(PlainGuard):
     """:class:`hdet.Guard` in a loop of Accelerate: it rolls training back if it is ruined.
 
     .. code-block:: python

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hdet.distributed.shards import Partitioned, mark_part
 from hdet.errors import ArgumentError
 from hdet.integrations.searches import read_search, write_search
+from hdet.ranks.shards import Partitioned, mark_part
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 from hdet.schedulers.several import auto as auto_of
@@ -55,7 +55,7 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
     Args:
         engine: made by ``deepspeed.initialize`` without ``lr_scheduler`` and without a scheduler in its config.
         total_steps: optimizer steps of the run.
-        more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``go_back``, those of
+        more: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, those of
             :class:`hdet.OneCycleLR`. Momenta are not cycled.
     """
     scheduler = auto_of(optimizer_of(engine), total_steps=total_steps, **{"model": engine.module, **more})

@@ -45,8 +45,8 @@ def lengths_in(arguments: str, resume: str, hold: str) -> Iterator[None]:
     try:
         yield
     except LengthError as error:
-        anew = f"load only the weights, and begin a new run; the peak rate that was found is {error.max_lr}"
-        cure = "give more" if error.needed is None else f"{resume.format(steps=error.needed)}, or {anew}"
+        resets_path = f"load only the weights, and begin a new run; the peak rate that was found is {error.max_lr}"
+        cure = "give more" if error.needed is None else f"{resume.format(steps=error.needed)}, or {resets_path}"
         raise ArgumentError(
             f"the steps given by {arguments} must be {error.must}, but are {error.got}; {cure}. A run that is to be "
             f"extended, or shortened, at any step needs {hold}"

@@ -30,7 +30,7 @@ from hdet.integrations.searches import (
     write_search,
 )
 from hdet.journal import Journals, open_journal
-from hdet.rollback import guard as rollback
+from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -303,7 +303,7 @@ class Guard(_Callback):
 
     .. code-block:: python
 
-        trainer = Trainer(max_epochs=10, callbacks=[Guard(every=50)])
+        trainer = Trainer(max_epochs=10, callbacks=[Guard(check_every=50)])
 
     It judges the mean loss of the batches of every optimizer step. Lightning's checkpoints have it, and
     ``fit(ckpt_path=...)`` goes on with it; not if weights are sharded, where it begins anew.
@@ -315,7 +315,7 @@ class Guard(_Callback):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
-        self.guard: rollback.Guard | None = None
+        self.guard: PlainGuard | None = None
         """There once ``fit`` has begun."""
         self._optimizer: Any = None
         self._restored: Mapping[str, Any] | None = None
@@ -349,7 +349,7 @@ class Guard(_Callback):
                 "return one, or call hdet.Guard(optimizer, module) of one of them and its step(loss) in training_step"
             )
         self._optimizer = trainer.optimizers[0]
-        self.guard = rollback.Guard(self._optimizer, pl_module, **self.options)
+        self.guard = PlainGuard(self._optimizer, pl_module, **self.options)
         self._losses, self._is_alone = [], False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

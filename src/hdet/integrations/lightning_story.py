@@ -6,8 +6,9 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hdet.auto.telling import listed
+from hdet.events import event_of, reason_of
 from hdet.journal import open_journal
+from hdet.search.reporting import listed
 
 
 class Story:
@@ -31,8 +32,9 @@ class Story:
         if loggers is not None:
             loggers.write(self._header)
             loggers.write(record)
-        if record["event"]:
-            self._say(f"step {record['step']}: {record['event']}; the rate is {listed(record['base'])}")
+        happened = event_of(record)
+        if happened:
+            self._say(f"step {record['step']}: {happened}; the rate is {listed(record['base'])}")
 
     def conclude(self, guesses: Sequence[float]) -> None:
         """Say what rates were found.
@@ -43,7 +45,7 @@ class Story:
             return
         stopped = self._last["status"] == "stopped"
         found = "the search has stopped at" if stopped else "found"
-        why = f": {self._last['why']}" if stopped else ""
+        why = f": {reason_of(self._last)}" if stopped else ""
         self.verdict = f"{found} the rate {listed(self._last['found_rates'])}, from a guess of {listed(guesses)}{why}"
         self._say(self.verdict)
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from hdet.checks import users_level
-from hdet.distributed.group import connect
-from hdet.distributed.shards import place
 from hdet.errors import ResumeWarning
 from hdet.files import replacing
+from hdet.ranks.group import connect
+from hdet.ranks.shards import place
 from hdet.rollback.guard import Guard
 
 NAME = "hdet_search"
@@ -117,7 +117,7 @@ def _warn(words: str) -> None:
 def part_name(optimizer: Any, name: str = NAME) -> str:
     """What a search is called in a checkpoint: one name for all, or one for each rank that holds parts."""
     group = connect(None)
-    return f"{name}_{group.rank}_of_{group.seat.size}" if holds_parts(optimizer) else name
+    return f"{name}_{group.rank}_of_{group.replica_index.size}" if holds_parts(optimizer) else name
 
 
 def _file(folder: str | os.PathLike[str], optimizer: Any, name: str = NAME) -> Path:

@@ -46,7 +46,7 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         total_steps: steps of the run.
         keep_search: whether a checkpoint has the tensors of the search. Without them a resumed run makes them again,
             on any number of ranks.
-        onecycle: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``go_back``, those of
+        onecycle: further arguments of :func:`hdet.auto`: ``schedule``, ``journal``, ``rollback``, those of
             :class:`hdet.OneCycleLR`.
     """
 

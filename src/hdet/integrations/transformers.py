@@ -18,17 +18,18 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.auto.telling import Found
 from hdet.checks import shown
 from hdet.errors import ArgumentError, ResumeWarning
+from hdet.events import event_of
 from hdet.integrations.deepspeed import optimizer_of
 from hdet.integrations.lengths import Ending, check_length, lengths_in
 from hdet.integrations.searches import read_guard, read_search, write_guard, write_search
 from hdet.parameters import Rate, unwrapped
-from hdet.rollback import guard as rollback
+from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 from hdet.schedulers.several import auto
+from hdet.search.reporting import Found
 
 try:
     from transformers import TrainerCallback
@@ -254,7 +255,7 @@ class AutoLR(_Attached):
 
     Args:
         finish: steps over which the rate falls at the end.
-        options: further arguments of ``hdet.auto``: ``journal``, ``go_back``, ``schedule``, a function from an
+        options: further arguments of ``hdet.auto``: ``journal``, ``rollback``, ``schedule``, a function from an
             optimizer to its scheduler; without ``schedule`` also those of ``hdet.OneCycleLR``. Momentum is not cycled.
     """
 
@@ -360,7 +361,7 @@ class Guard(_Joined):
     .. code-block:: python
 
         trainer = Trainer(model, args, train_dataset=data)
-        Guard(every=50).attach(trainer)
+        Guard(check_every=50).attach(trainer)
         trainer.train()
 
     It judges the loss of every optimizer step, not divided by the accumulation steps. The trainer's checkpoints have it
@@ -373,7 +374,7 @@ class Guard(_Joined):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
-        self.guard: rollback.Guard | None = None
+        self.guard: PlainGuard | None = None
         """There once ``train()`` has begun."""
         self._of_step: Tensor | float | None = None
         """The loss of the step that is being made."""
@@ -384,7 +385,7 @@ class Guard(_Joined):
         """Make the guard, and go on with that of a checkpoint: the optimizer is there, and no step is made yet."""
         super().on_train_begin(args, state, control, **kwargs)
         folder, self._folder, self._of_step = self._folder, None, None
-        self.guard = rollback.Guard(self._trainer.optimizer, self._trainer.model, **self.options)
+        self.guard = PlainGuard(self._trainer.optimizer, self._trainer.model, **self.options)
         if folder is not None:
             read_guard(folder, self.guard, unwrapped(self._trainer.optimizer))
 
@@ -435,8 +436,9 @@ class _Events:
         self._kept: list[str] = []
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if record.get("event"):
-            self._kept.append(record["event"])
+        happened = event_of(record)
+        if happened:
+            self._kept.append(happened)
 
     def taken(self) -> str:
         kept, self._kept = self._kept, []

@@ -126,14 +126,14 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
 
     >>> scalars({"base": [0.1], "delta": None, "replicas": [{"loss": 1.0}, {"loss": 3.0}]}, ["lr[0]"])
     {'hdet/base/lr[0]': 0.1, 'hdet/loss/mean': 2.0, 'hdet/loss/min': 1.0, 'hdet/loss/max': 3.0}
-    >>> scalars({"base": [0.1], "found": 0.3, "went_back_to": 40, "replicas": [{"loss": 1.0, "divergence": 0.0}]})
+    >>> scalars({"base": [0.1], "found": 0.3, "rolled_back_to": 40, "replicas": [{"loss": 1.0, "divergence": 0.0}]})
     {'hdet/base/knob[0]': 0.1, 'hdet/found': 0.3, 'hdet/rolled_back_to': 40.0, 'hdet/loss': 1.0}
     """
     names = [*knobs, *(f"knob[{g}]" for g in range(len(knobs), len(record.get("base") or ())))]
     found = {f"hdet/base/{name}": value for name, value in zip(names, record.get("base") or (), strict=False)}
     found |= {f"hdet/slope/{name}": value for name, value in zip(names, record.get("delta") or (), strict=False)}
-    found |= {"hdet/found": record.get("found"), "hdet/reach": record.get("reach") or None}
-    found |= {"hdet/rolled_back_to": record.get("went_back_to")}
+    found |= {"hdet/found": record.get("found"), "hdet/estimated_rate": record.get("estimated_rate") or None}
+    found |= {"hdet/rolled_back_to": record.get("rolled_back_to")}
     replicas = record.get("replicas", ())
     if len(replicas) == 1:  # its loss is mean, lowest and highest, and there is nobody to diverge from
         found |= {"hdet/loss": replicas[0].get("loss")}

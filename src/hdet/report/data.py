@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 from hdet.errors import ArgumentError, JournalError
+from hdet.events import Event as SearchEvent
+from hdet.events import event_of, reason_of
 from hdet.journal import JournalData, read_journal
 from hdet.journal.reading import in_order
 from hdet.report.numbers import finite
@@ -135,7 +137,7 @@ class Round(NamedTuple):
     plain: Numbers
     """The same of ``base``."""
     slopes: tuple[Slope | None, ...]
-    reach: float | None
+    estimated_rate: float | None
     """Of a search: the rate that the gradients asked for, of the first knob; None if they asked for nothing."""
     seconds: Mapping[str, float]
     events: tuple[Event, ...]
@@ -279,8 +281,12 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
     elif not decays:
         plain_before, plain = _scaled(base_before, learned_before, starts), _scaled(base, learned, starts)
     excluded, silent = record.get("excluded") or (), record.get("not_finite") or ()
-    step, setback = int(record["step"]), any(record.get(key) is not None for key in ("went_back_to", "alarm"))
-    events = [Event(step, record["event"], setback)] if record.get("event") else []
+    step, setback = (
+        int(record["step"]),
+        record.get("rolled_back_to") is not None or record.get("event") == SearchEvent.STOPPED,
+    )
+    happened = event_of(record)
+    events = [Event(step, happened, setback)] if happened else []
     events += [Event(step, f"replica {', '.join(map(str, excluded))} left out")] if excluded else []
     events += [Event(step, f"loss of rank {', '.join(map(str, silent))} not finite")] if silent else []
     replicas = tuple(
@@ -296,7 +302,7 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
     signals = [row.signal for r, row in enumerate(replicas) if r not in excluded and row.signal is not None]
     unit = pstdev(signals) if signals and record.get("error") else 0.0
     pairs = zip(_numbers(record.get("delta"), knobs), _numbers(record.get("error"), knobs), strict=True)
-    status, why = record.get("status"), record.get("why")
+    status, why = record.get("status"), reason_of(record)
     return Round(
         step=step,
         replicas=replicas,
@@ -306,11 +312,11 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
         plain_before=plain_before,
         plain=plain,
         slopes=tuple(None if d is None else Slope(d, None if e is None else e * unit) for d, e in pairs),
-        reach=finite(record.get("reach")) or None,
+        estimated_rate=finite(record.get("estimated_rate")) or None,
         seconds={phase: finite(value) or 0.0 for phase, value in (record.get("seconds") or {}).items()},
         events=tuple(events),
-        alarm=record.get("alarm"),
-        rolled_back_to=record.get("went_back_to"),
+        alarm=why if record.get("event") == SearchEvent.STOPPED else None,
+        rolled_back_to=record.get("rolled_back_to"),
         found=_numbers(record.get("found_rates"), knobs),
         status=f"{status} ({why})" if status and why else status,
     )

@@ -16,13 +16,13 @@ LIMIT = 1000
 FEW = 12
 """Knobs that a legend has at most: a longer one would leave no room, and the pointer tells."""
 _FAR_ABOVE = 10.0
-"""How many times as high as all curves dots are shown: nobody needs to see how high the loss of ruined weights was."""
+"""How many times as high as all curves dots are shown: how high a diverged loss was is of no interest."""
 _DECADES = 6
 """How far below its highest point a figure is seen at first: schedules end many decades down."""
 _LOSSES = {
     "replicas": ("train", "dots: train loss of each replica"),
     "probe": ("probe", "dots: probe loss"),
-    "ruined": ("train", "dots: train loss of rounds that were ruined"),
+    "diverged": ("train", "dots: train loss of rounds that diverged"),
     "train, per round": ("train", "blue: mean train loss of the round"),
     "train": ("train", "grey: train loss of each step"),
     "validation": ("validation", "orange: validation loss"),
@@ -30,8 +30,8 @@ _LOSSES = {
 """By its name in the legend: which loss a line or a dot of the figure of losses is, and how the caption says it."""
 _COMPARED = {"validation": "Validation loss", "train": "Train loss", "train, per round": "Mean train loss of a round"}
 """Those by which runs may be compared, the best first."""
-ASKED = "what the gradients ask for"
-SETBACKS = "upright dashes: earlier weights were put back, or the guess was kept to"
+ESTIMATED = "estimated rate"
+SETBACKS = "upright dashes: rollbacks, and where the search stopped"
 Style = Literal["line", "curve", "dashed", "thin", "band", "dots", "verdicts"]
 """A curve is one of several of a kind, which may lie on top of each other. A band is given by the line around it."""
 
@@ -181,14 +181,14 @@ def _rates(run: RunData, kind: str) -> Figure | None:
         *{band.line: band for band in reversed(bands)}.values(),  # the same area again would only be darker
         *(Trace(name, one, "curve", i, in_legend=few) for i, (name, one) in enumerate(bases.items())),
         *(Trace(name, one, "dashed", -1, in_legend=len(plains) == 1) for name, one in plains.items()),
-        Trace(ASKED, line((r.step, r.reach) for r in run.rounds if 0 in knobs), "thin", 2),
+        Trace(ESTIMATED, line((r.step, r.estimated_rate) for r in run.rounds if 0 in knobs), "thin", 2),
         *(_verdicts(run.knobs[g], [(x, r.base_before[g], r.slopes[g]) for x, r in ends]) for g in knobs),
     ]
     if not any(bases.values()):
         return None
     lines = "Lines: the rate" if run.searched else "Lines: base value" if run.rounds else "Line: the fixed schedule"
     words = {"band": "band: lowest to highest replica", "dashed": "grey dashes: if nothing were learned"}
-    words |= {"thin": f"thin line: {ASKED}", "verdicts": "markers: what the round said"}
+    words |= {"thin": f"thin line: {ESTIMATED}", "verdicts": "markers: what the round said"}
     there = {trace.style for trace in traces if trace.line}
     parts = [lines, *(text for style, text in words.items() if style in there)]
     parts += [SETBACKS] if any(one.is_setback for one in events(run)) else []
@@ -232,9 +232,9 @@ def _loss_traces(run: RunData) -> list[Trace]:
     """Losses by replica and round, and the run's own curves; those without points are left out."""
     replicas = [row for r in run.rounds for row in r.replicas if row.signal is not None and row.loss is not None]
     probed = any(row.signal != row.loss for row in replicas)
-    dots, colour = ("probe", 2) if probed else ("ruined", 4) if run.searched else ("replicas", 0)
-    kept = [r for r in run.rounds if dots != "ruined" or r.rolled_back_to is None]
-    dotted = [r for r in run.rounds if dots != "ruined" or r.rolled_back_to is not None]
+    dots, colour = ("probe", 2) if probed else ("diverged", 4) if run.searched else ("replicas", 0)
+    kept = [r for r in run.rounds if dots != "diverged" or r.rolled_back_to is None]
+    dotted = [r for r in run.rounds if dots != "diverged" or r.rolled_back_to is not None]
     points = [(r, i, y) for r in dotted for i, row in enumerate(r.replicas) if (y := row.signal) is not None]
     points = points[:: math.ceil(len(points) / (2 * LIMIT)) or 1]
     labels = tuple(_label(run, r, i) for r, i, _ in points)
@@ -275,17 +275,17 @@ def _losses(run: RunData) -> Figure | None:
 
 def _slopes(run: RunData) -> Figure | None:
     """The hypergradient of every knob that has one, with two standard errors to both sides."""
-    bands, courses, said = [], [], []
+    bands, histories, said = [], [], []
     for i, knob in enumerate(run.knobs):
         known = [(r.step, slope) for r in run.rounds if (slope := r.slopes[i]) is not None]
         errors = [(x, one.value, 2 * one.error) for x, one in known if one.error is not None]
         bands.append(_band([(x, [y - error, y + error]) for x, y, error in errors], i))
-        course = line((x, one.value) for x, one in known)
-        courses.append(Trace(knob, course, "curve", i, in_legend=len(run.knobs) <= FEW))
+        history = line((x, one.value) for x, one in known)
+        histories.append(Trace(knob, history, "curve", i, in_legend=len(run.knobs) <= FEW))
         said.append(_verdicts(knob, [(x, one.value, one) for x, one in known]))
     words = "Up: above 0, a higher value would have been better. Down: below 0, a lower one."
     words += " Band: two standard errors; no signal: 0 is in it." if any(band.line for band in bands) else ""
-    traces = tuple(one for one in (*bands, *courses, *said) if one.line)
+    traces = tuple(one for one in (*bands, *histories, *said) if one.line)
     heights = sorted(abs(y) for trace in traces for y in trace.line.known) or [1.0]
     most = heights[math.ceil(0.95 * len(heights)) - 1]  # all are seen but for a few that are far off
     limit = 1.1 * (heights[-1] if heights[-1] < 3 * most else most) or 1.0

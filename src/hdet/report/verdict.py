@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
-from hdet.auto.telling import BEGINS_ANEW, REPLAYS
 from hdet.report import numbers as say
 from hdet.report.data import WORDS, RunData, journal_in, kind_of
 from hdet.report.series import time_shares
+from hdet.search.reporting import BEGINS_ANEW, REPLAYS
 
 _MOVED = math.log(1.01)
 """How far, in the logarithm, a value must go before one says that it moved."""

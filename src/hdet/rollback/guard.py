@@ -15,11 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import Rule, count, is_finite, maybe, must_be, reading, shown, users_level
-from hdet.distributed.group import ReplicaGroup, Solo, arriving, gather_named
-from hdet.distributed.meeting import Meeting
-from hdet.distributed.rollcall import Occasion, Shown
-from hdet.distributed.shards import refuse_partitions
-from hdet.distributed.weights import NO_WEIGHTS, Body, Weights, infinite_buffers, nan_buffers
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
 from hdet.parameters import (
     check_model,
@@ -33,9 +28,14 @@ from hdet.parameters import (
     trained_parameters,
     unwrapped,
 )
+from hdet.ranks.agreement import Occasion, Shown
+from hdet.ranks.group import ReplicaGroup, Solo, arriving, gather_named
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.shards import refuse_partitions
+from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, infinite_buffers, nan_buffers
+from hdet.rollback.judge import BLOCKS
 from hdet.rollback.loans import Loans
-from hdet.rollback.readings import Readings
-from hdet.rollback.retreat import (
+from hdet.rollback.policy import (
     GROWN,
     OLD,
     PATIENCE,
@@ -43,13 +43,13 @@ from hdet.rollback.retreat import (
     Action,
     Cause,
     Decision,
+    GuardState,
     Policy,
-    Retreat,
     Slowed,
     Snapshot,
     Step,
 )
-from hdet.rollback.ruin import BLOCKS
+from hdet.rollback.readings import Readings
 from hdet.rollback.saving import fields_of, from_fields, rows_of
 from hdet.rollback.sizes import gradient_norm, largest, memory_of, not_finite, screened
 from hdet.rollback.snapshots import Snapshots
@@ -66,10 +66,10 @@ _CAPTURE = (
 )
 _FACTOR = Rule("a number above 0, at most 1", lambda value: is_finite(value) and 0 < value <= 1)
 _ARGUMENTS = {
-    "every": (count(BLOCKS), "a hundredth of the run is a good choice"),
+    "check_every": (count(BLOCKS), "a hundredth of the run is a good choice"),
     "factor": (_FACTOR, "1/3 is the default"),
     "recover": (maybe(count(1)), "None keeps the rate low"),
-    "most": (count(0), "0 raises at once"),
+    "max_rollbacks": (count(0), "0 raises at once"),
 }
 _WORDS = "the checkpoint's state of a hdet.Guard"
 _NAMES = ("loss", "norm")
@@ -103,7 +103,7 @@ class _Held(NamedTuple):
     """Calls of :meth:`Guard.step` so far ..."""
     looked: int = 0
     """... and how many of these steps were looked at."""
-    state: Retreat = Retreat()
+    state: GuardState = GuardState()
     size: float = math.inf
     """The largest weight of the last snapshot."""
 
@@ -128,20 +128,20 @@ class Guard:
 
     The first roll back leaves the rate as it is. One that follows soon multiplies it by ``factor``, which applies only
     during ``optimizer.step()``: neither a schedule nor its log sees it. Each roll back is a
-    :class:`hdet.RollbackWarning`; one more than ``most`` raises :class:`hdet.DivergedError`.
+    :class:`hdet.RollbackWarning`; one more than ``max_rollbacks`` raises :class:`hdet.DivergedError`.
 
     Memory: two snapshots of weights, buffers and optimizer state on the device, eight steps apart, and one in pinned
-    host memory. If the device has no room for them, two are kept in host memory, ``every`` steps apart. Host and device
-    are synchronised once in four steps. Every rank has a guard, and all make the same decision.
+    host memory. If the device has no room for them, two are kept in host memory, ``check_every`` steps apart. Host and
+    device are synchronised once in four steps. Every rank has a guard, and all make the same decision.
 
     Args:
         optimizer: its steps are guarded. Steps inside a CUDA graph are refused.
         model: its buffers are rolled back with the weights, and FSDP2 gathers its weights again.
-        every: steps of a round, at least 8. A hundredth of the run is a good choice.
+        check_every: steps of a round, at least 8. A hundredth of the run is a good choice.
         factor: what the rate is multiplied by at a roll back that soon follows another one.
         recover: rounds in which the rate grows back. If training is ruined again within twice that time, it stays low.
             None: it always stays low.
-        most: the most roll backs of the run.
+        max_rollbacks: the most roll backs of the run.
     """
 
     def __init__(
@@ -149,21 +149,21 @@ class Guard:
         optimizer: Optimizer,
         model: nn.Module,
         *,
-        every: int = 50,
+        check_every: int = 50,
         factor: float = 1 / 3,
         recover: int | None = 5,
-        most: int = 10,
+        max_rollbacks: int = 10,
     ) -> None:
         optimizer = unwrapped(optimizer)
         check_optimizer(optimizer)
         check_model(model, needed=True)
-        self._policy = _checked(every=every, factor=factor, recover=recover, most=most)
+        self._policy = _checked(check_every=check_every, factor=factor, recover=recover, max_rollbacks=max_rollbacks)
         refuse_without_hooks(optimizer)
         refuse_partitions(optimizer, "what is written into them does not reach the model. Use ZeRO stage 0")
         self._optimizer, self._model = optimizer, model
-        self._body = Body(model)
-        self._body.remember(optimizer)
-        self._body.set_aside(nan_buffers(model) | infinite_buffers(model))
+        self._replica_tensors = ReplicaTensors(model)
+        self._replica_tensors.remember(optimizer)
+        self._replica_tensors.set_aside(nan_buffers(model) | infinite_buffers(model))
         self._held, self._snapshots = _Held(), Snapshots(host=OLD)
         self._snapshots.watch(optimizer)
         self._readings = Readings()
@@ -177,7 +177,7 @@ class Guard:
         self._stepping = -1
         """The step that is being made; -1: none is."""
         self._loans = Loans()
-        self._meeting = Meeting(None, {name: repr(value) for name, value in asdict(self._policy).items()})
+        self._rank_group = RankGroup(None, {name: repr(value) for name, value in asdict(self._policy).items()})
         hook_steps(optimizer, self, Guard._step_begins, Guard._step_is_over)
 
     @property
@@ -186,9 +186,9 @@ class Guard:
         return self._policy.factor_at(self._held.state.slowed, self._held.t)
 
     @property
-    def times(self) -> int:
+    def rollbacks(self) -> int:
         """Number of roll backs, without those that were taken back because the data were harder."""
-        return self._held.state.slowed.times
+        return self._held.state.slowed.rollbacks
 
     # -- the optimizer's step -----------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class Guard:
         if norm is None:
             return
         t, _, state, _ = self._held
-        if self._lag == 0 and self._meeting.seat.size == 1 and state.is_bad(Step(norm=float(norm))):
+        if self._lag == 0 and self._rank_group.replica_index.size == 1 and state.is_bad(Step(norm=float(norm))):
             self._withheld.add(t)
             self._loans.hide_gradients(self._optimizer)
         self._readings.add(t, norm=norm)
@@ -234,7 +234,7 @@ class Guard:
         After a fault one process reads them at once all the same, to keep bad gradients from the optimizer.
         """
         is_near = all(p.is_cpu for group in self._optimizer.param_groups for p in group["params"][:1])
-        is_alert = self._held.state.since_well > 0 and self._meeting.seat.size == 1
+        is_alert = self._held.state.since_well > 0 and self._rank_group.replica_index.size == 1
         return 0 if is_near or is_alert else LAG
 
     def _keep(self, slot: int) -> None:
@@ -254,7 +254,7 @@ class Guard:
         self._readings.add(t, loss=loss)
         self._loans.give_back()  # a step that has raised did not
         self._snapshots.watch(self._optimizer)
-        self._meeting.check_step(t)
+        self._rank_group.check_step(t)
         self._meet()
         self._held = self._held._replace(t=t + 1)
         self._calls += self._calls >= 0
@@ -274,26 +274,26 @@ class Guard:
 
     def _was_bad(self, t: int) -> bool:
         """Whether a step was bad, if one process can judge it by itself."""
-        if self._meeting.seat.size > 1:
+        if self._rank_group.replica_index.size > 1:
             return False
         return t in self._withheld or self._held.state.is_bad(self._step_of([self._readings.at(t)], t))
 
     def _measure(self, t: int) -> None:
         """Note how large the weights are after step ``t``, and all that belongs to them."""
-        rest = largest([*self._body.buffers(), *memory_of(self._optimizer)])
+        rest = largest([*self._replica_tensors.buffers(), *memory_of(self._optimizer)])
         self._readings.add(t, size=largest(trained_parameters(self._optimizer)), rest=rest)
         self._screened = screened(self._optimizer)  # layers may have been added, frozen or thawed
 
     def _meet(self) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
-        if not self._meeting.is_due:
+        if not self._rank_group.is_due:
             return
         group: ReplicaGroup = Solo()
-        if self._meeting.seat.size > 1:
-            self._body.first_weights(self._optimizer, needs_model=True)  # raises for what cannot be held so
+        if self._rank_group.replica_index.size > 1:
+            self._replica_tensors.first_weights(self._optimizer, needs_model=True)  # raises for what cannot be held so
             with arriving("the first step, where the ranks meet"):
-                group, _ = self._meeting.first(self._held.t, self._trained, {}, keeps_journal=False)
-        self._meeting.begin(group)
+                group, _ = self._rank_group.first(self._held.t, self._trained, {}, keeps_journal=False)
+        self._rank_group.begin(group)
 
     @property
     def _trained(self) -> Weights:
@@ -308,7 +308,7 @@ class Guard:
             seen = self._gather(range(looked, known))
         is_sound = None if seen.size is None else seen.is_finite and seen.size <= GROWN * max(size, 1.0)
         state = state.remembering(self._snapshots.present(self._optimizer))
-        self._spacing = SPACING if seen.is_near else self._policy.every
+        self._spacing = SPACING if seen.is_near else self._policy.check_every
         decision = self._policy.after_look(state, t, seen.steps, is_sound, spacing=self._spacing, known=known)
         self._act(decision, is_finite=seen.is_finite)
         has_jumped = decision.action in (Action.ROLL_BACK, Action.TAKE_BACK)  # later readings are of other weights
@@ -331,11 +331,11 @@ class Guard:
             "steps": [number for one in own for name in _NAMES for number in (name in one, one.get(name, math.nan))],
         }
         trained = self._trained
-        if self._meeting.seat.size > 1:
-            self._meeting.roll_call(
+        if self._rank_group.replica_index.size > 1:
+            self._rank_group.agree(
                 Occasion.ROUND_END, self._held.t, trained, Shown(), expect_equal=False, values=[finite, 0, 0]
             )
-        rows = gather_named(self._meeting.group, row, trained.device)
+        rows = gather_named(self._rank_group.group, row, trained.device)
         size = max(one["size"][0] for one in rows)
         shown = [[_by_name(found["steps"][4 * k :]) for found in rows] for k in range(len(steps))]
         return _Seen(
@@ -362,9 +362,9 @@ class Guard:
         elif action in (Action.ROLL_BACK, Action.TAKE_BACK):
             if decision.aside is not None:
                 self._keep(decision.aside)
-            self._snapshots.restore_(decision.slot, self._optimizer, self._model)
+            self._snapshots.roll_back_(decision.slot, self._optimizer, self._model)
             if decision.cause is not Cause.LOSSES:
-                _refuse_what_is_left(self._model, self._meeting.group, self._held.t)
+                _refuse_what_is_left(self._model, self._rank_group.group, self._held.t)
         elif action is Action.GIVE_UP and decision.state.withheld >= PATIENCE:
             raise DivergedError(
                 f"the gradients of the last {decision.state.withheld} steps were NaN or infinite, and were not used "
@@ -372,12 +372,12 @@ class Guard:
             )
         elif action is Action.GIVE_UP:
             raise DivergedError(
-                f"training was ruined at step {self._held.t}, and has gone back {self.times} times already, the most "
-                f"that is allowed (most={self._policy.most}). Load an earlier checkpoint; lower the rate, or look at "
+                f"training diverged at step {self._held.t}, after the {self.rollbacks} rollbacks that are allowed "
+                f"(max_rollbacks={self._policy.max_rollbacks}). Load an earlier checkpoint; lower the rate, or look at "
                 "the data"
             )
         elif action is Action.GO_ON and not is_finite:
-            names = _names(self._model, self._meeting.group) or f"the optimizer state{_NOT_FINITE}"
+            names = _names(self._model, self._rank_group.group) or f"the optimizer state{_NOT_FINITE}"
             raise DivergedError(
                 f"{names} at step {self._held.t}, and no weights are kept to go back to; load an earlier checkpoint"
             )
@@ -385,7 +385,7 @@ class Guard:
     def _tell(self, decision: Decision, seen: Sequence[Step], steps: range) -> None:
         """People, at once, on one rank."""
         text = _words_of(decision, self._held.t, self._policy) or _withheld_words(seen, steps)
-        if text and self._meeting.seat.replica == 0:
+        if text and self._rank_group.replica_index.replica == 0:
             _log.info("%s", text)
             if decision.action is not Action.TAKE_BACK:
                 warnings.warn(text, RollbackWarning, stacklevel=users_level())
@@ -438,9 +438,9 @@ class Guard:
                 f"{_WORDS} must be a dict of version {_VERSION}, but got {shown(state)}; give what state_dict() gave"
             )
         with reading(_WORDS, "build model and optimizer as they were when it was saved"):
-            readings = Readings.loaded(rows_of(state["readings"], self._meeting.seat))
+            readings = Readings.loaded(rows_of(state["readings"], self._rank_group.replica_index))
             snapshots = Snapshots.loaded(state["snapshots"], self._optimizer, host=OLD)
-            found = from_fields(Retreat, state).remembering(snapshots.present(self._optimizer))
+            found = from_fields(GuardState, state).remembering(snapshots.present(self._optimizer))
             held = _Held(int(state["step"]), int(state["looked"]), found, float(state["size"]))
         return held, readings, snapshots
 
@@ -449,7 +449,7 @@ def _checked(**given: Any) -> Policy:
     for name, (rule, cure) in _ARGUMENTS.items():
         must_be(rule.words, rule.fits(given[name]), cure, **{name: given[name]})
     recover = None if given["recover"] is None else int(given["recover"])
-    return Policy(int(given["every"]), float(given["factor"]), recover, int(given["most"]))
+    return Policy(int(given["check_every"]), float(given["factor"]), recover, int(given["max_rollbacks"]))
 
 
 def _names(model: nn.Module, group: ReplicaGroup) -> str:
@@ -495,4 +495,5 @@ def _words_of(decision: Decision, t: int, policy: Policy) -> str:
     is_lowered = slowed.low < policy.factor_at(before or Slowed(), t)
     rate = f"the rate is multiplied by {slowed.low:.3g}" if is_lowered else "the rate stays as it is"
     why = _CAUSES[decision.cause]
-    return f"training was ruined at step {t}: {what}, and {rate} ({why}; time {slowed.times} of at most {policy.most})"
+    often = f"rollback {slowed.rollbacks} of at most {policy.max_rollbacks}"
+    return f"training diverged at step {t}: {what}, and {rate} ({why}; {often})"

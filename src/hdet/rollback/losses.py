@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError
-from hdet.rollback.ruin import BLOCKS, Block
+from hdet.rollback.judge import BLOCKS, Block
 
 _FIRST_ROOM = 64
 """Losses for which there is room on a device at first; it doubles when it is full."""

@@ -7,7 +7,7 @@ from enum import IntEnum
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from hdet.distributed.group import Seat
+from hdet.ranks.group import ReplicaIndex
 from hdet.rollback.losses import Losses
 
 Record = TypeVar("Record")
@@ -50,12 +50,12 @@ def _made(kind: Any, saved: Any) -> Any:
     return saved if kind is float and isinstance(saved, (int, float)) else kind(saved)
 
 
-def rows_of(rows: Sequence[Sequence[Any]], seat: Seat) -> list[Any]:
+def rows_of(rows: Sequence[Sequence[Any]], replica_index: ReplicaIndex) -> list[Any]:
     """This rank's, of rows that were saved for each rank. Were there more or fewer ranks: all of theirs."""
-    own = [rows[seat.replica]] if len(rows) == seat.size else rows
+    own = [rows[replica_index.replica]] if len(rows) == replica_index.size else rows
     return [row for one in own for row in one]
 
 
-def losses_of(rows: Sequence[Sequence[Sequence[float]]], seat: Seat) -> Losses:
+def losses_of(rows: Sequence[Sequence[Sequence[float]]], replica_index: ReplicaIndex) -> Losses:
     """This rank's, from what :meth:`Losses.saved` gave on each."""
-    return Losses.loaded(rows_of(rows, seat))
+    return Losses.loaded(rows_of(rows, replica_index))

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.distributed.shards import local
-from hdet.distributed.weights import norm_of
 from hdet.parameters import trained_parameters
+from hdet.ranks.shards import local
+from hdet.ranks.weights import norm_of
 
 
 def screened(optimizer: Optimizer) -> list[Tensor]:

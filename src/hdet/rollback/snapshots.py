@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.distributed.shards import local, refresh, reshard, reshard_all, rewrapped
 from hdet.parameters import (
     copy_all_,
     hook_steps,
@@ -21,6 +20,7 @@ from hdet.parameters import (
     trained_parameters,
     write_,
 )
+from hdet.ranks.shards import local, refresh, reshard, reshard_all, rewrapped
 
 START = -1
 """The slot for what was there before the first step."""
@@ -201,7 +201,7 @@ class Snapshots:
         for storage in (self._storage, self._retiring):
             storage.finish()
 
-    def restore_(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
+    def roll_back_(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
         """Put a copy back, in place, and tell whoever holds copies of the weights.
 
         Parameters that came since stay as they are, and so does what the optimizer remembers of them.

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from hdet.checks import is_int, must_be
-from hdet.distributed.group import check_group
-from hdet.distributed.shards import refuse_flat
 from hdet.parameters import check_model, group_counts
+from hdet.ranks.group import check_group
+from hdet.ranks.shards import refuse_flat
 
 PUBLISHED_SPREAD = 1 / 9
 LONGEST = 2**53
 """Steps that a run may have: integers above are no floats, and the schedule computes with those."""
 
 
-class Ours(NamedTuple):
+class CommonArguments(NamedTuple):
     """What the faces take beside a schedule, as the user has given it."""
 
     group: Any
@@ -24,10 +24,10 @@ class Ours(NamedTuple):
     journal: Any
 
 
-def check_common(ours: Ours, optimizer: Optimizer) -> None:
+def check_common(common: CommonArguments, optimizer: Optimizer) -> None:
     """Raise for arguments that are of the wrong kind."""
-    check_group(ours.group)
-    check_model(ours.model)
+    check_group(common.group)
+    check_model(common.model)
     refuse_flat(p for group in optimizer.param_groups for p in group["params"])
 
 

@@ -11,10 +11,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.checks import is_int, is_one_of, must_be, shown
-from hdet.distributed.arms import Arms
-from hdet.distributed.group import Group
-from hdet.distributed.meeting import Meeting
-from hdet.distributed.weights import Body
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.design import Balanced, Rounds
@@ -25,9 +21,13 @@ from hdet.ensemble.signals import Signal, TrainLoss
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
-from hdet.journal.chronicle import Chronicle
+from hdet.journal.writer import JournalWriter
 from hdet.parameters import check_optimizer, put_rate, unwrapped
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, Ours, check_common, check_length, checked_length
+from hdet.ranks.arms import Arms
+from hdet.ranks.group import Group
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.weights import ReplicaTensors
+from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common, check_length, checked_length
 from hdet.schedulers.ensemble_arguments import (
     check_knobs,
     check_schedule_of,
@@ -109,7 +109,7 @@ class Ensemble(OnSchedule[Replicas]):
         self._knobs = flat_knobs(knobs if knobs is not None else [])
         check_optimizer(optimizer)
         check_schedule_of(optimizer, schedule)
-        check_common(Ours(group, model, journal), optimizer)
+        check_common(CommonArguments(group, model, journal), optimizer)
         signal = TrainLoss() if signal is None else signal
         fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
         must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
@@ -147,9 +147,9 @@ class Ensemble(OnSchedule[Replicas]):
         settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
         run = Replicas(
             Steering(settings, specs, Balanced(), columns, rule, bases),
-            Body(model, with_state=state == "average"),
-            Meeting(group, alike),
-            Chronicle(open_journal(journal), told),
+            ReplicaTensors(model, with_state=state == "average"),
+            RankGroup(group, alike),
+            JournalWriter(open_journal(journal), told),
             signal=signal,
             reset_state=state == "reset",
         )
@@ -201,7 +201,7 @@ class Ensemble(OnSchedule[Replicas]):
             more = knob_factories.lr(self.optimizer, spread=spread, groups=new)
             self._knobs += more
             self._run.steering.grow([knob.spec for knob in more])
-            self._run.chronicle.add([knob.spec.name for knob in more], self._step)
+            self._run.journal_writer.add([knob.spec.name for knob in more], self._step)
 
     def _check_metrics(self, metrics: float) -> None:
         if not isinstance(self.schedule, ReduceLROnPlateau):
@@ -217,7 +217,7 @@ class Ensemble(OnSchedule[Replicas]):
         """
         t = self._step
         self._plain.write()
-        values, learned = self._run.steering.values(t, self._run.seat), list(self._run.steering.bases.learned)
+        values, learned = self._run.steering.values(t, self._run.replica_index), list(self._run.steering.bases.learned)
         fresh = self._written != (values, learned)
         self._written = (values, learned)
         plain = [self._plain.values[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import must_be, shown
-from hdet.distributed.arms import Arms
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.errors import ArgumentError
 from hdet.parameters import shared_rates, unwrapped
+from hdet.ranks.arms import Arms
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.plain_rates import OnSchedule
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checks import shown, users_level
-from hdet.distributed.group import Seat
 from hdet.errors import ArgumentError, ResumeWarning
+from hdet.ranks.group import ReplicaIndex
 
 Face = TypeVar("Face")
 _watching: WeakSet[Any] = WeakSet()
@@ -39,9 +39,9 @@ class _Loaded(Protocol):
     """Between loading a checkpoint and the next step."""
 
 
-def tell_another_length(mine: int | None, theirs: int | None, seat: Seat) -> None:
+def tell_another_length(mine: int | None, theirs: int | None, replica_index: ReplicaIndex) -> None:
     """The checkpoint's length replaces the constructor's, as in torch: the run ends where the file says."""
-    if mine is not None and mine != theirs and seat.replica == 0:
+    if mine is not None and mine != theirs and replica_index.replica == 0:
         length = "no known length" if theirs is None else f"{theirs} steps"
         warnings.warn(
             f"the checkpoint is of a run of {length}, but this scheduler was built with total_steps={mine}: the "

@@ -11,16 +11,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.auto.saving import has_tensors
-from hdet.auto.search import Search
-from hdet.auto.telling import Found, found_html
 from hdet.checks import check_state, count, fields, flag, maybe, must_be, shown, users_level
-from hdet.distributed.group import Group, Seat
 from hdet.ensemble.published import Controller
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
-from hdet.schedulers.arguments import Ours, rate_names
+from hdet.ranks.group import Group, ReplicaIndex
+from hdet.schedulers.arguments import CommonArguments, rate_names
 from hdet.schedulers.cycle import ANNEALINGS, Phase, phase_at, take_in
 from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
 from hdet.schedulers.onecycle_ensemble import replicas_of
@@ -29,12 +26,15 @@ from hdet.schedulers.run import Run
 from hdet.schedulers.search_arguments import is_auto, searched
 from hdet.schedulers.torch_arguments import SCHEDULE
 from hdet.schedulers.torch_states import NEEDED, check_torch_state, up_to_date
+from hdet.search.reporting import Found, found_html
+from hdet.search.saving import has_tensors
+from hdet.search.search import Search
 
 _NOT_SAVED = {"_run", "_search", "_has_doubted", "_counted", "_plan", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
-_ARGUMENTS = (SCHEDULE, ("spread", "sync_every", "auto_lr_start", "decay", "seed"), ("go_back", "highest"))
+_ARGUMENTS = (SCHEDULE, ("spread", "sync_every", "auto_lr_start", "decay", "seed"), ("rollback", "highest"))
 """Of the constructor: torch's own, those of an ensemble, and those of a search."""
 
 
@@ -85,7 +85,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             buffers are also rolled back with the weights.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
-        go_back: with "auto", whether snapshots of weights and optimizer state are kept for roll backs, one on the
+        rollback: with "auto", whether snapshots of weights and optimizer state are kept for roll backs, one on the
             device and one on the host. False saves their memory; weights that are not finite then raise a
             :class:`hdet.DivergedError`.
         highest: with "auto", a rate that is never exceeded; or a list with one for each parameter group, in which None
@@ -123,7 +123,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         group: Group = None,
         model: nn.Module | None = None,
         journal: Journals = None,
-        go_back: bool = True,
+        rollback: bool = True,
         highest: float | Sequence[float | None] | None = None,
     ) -> None:
         given = dict(locals())
@@ -134,7 +134,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if not isinstance(optimizer, Optimizer):
             _torch.__init__(self, optimizer, 1.0)  # raises
         schedule, for_ensemble, for_search = ({name: given[name] for name in names} for names in _ARGUMENTS)
-        ours = Ours(group, model, journal)
+        ours = CommonArguments(group, model, journal)
         if is_auto(max_lr):
             self._search = searched(optimizer, schedule, ours, auto_lr, for_ensemble, **for_search)
             self._run: Run = self._search
@@ -266,12 +266,12 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     @property
     def multipliers(self) -> list[float]:
         """rho of this replica for each parameter group in the current round; 1 in a search."""
-        return self._run.multipliers(self.last_epoch, self._run.seat)
+        return self._run.multipliers(self.last_epoch, self._run.replica_index)
 
     def replica_multipliers(self, step: int | None = None) -> list[list[float]]:
         """rho of all replicas, a row for each, at a step (None: now). The same on every rank, and no collective."""
-        t, size = self.last_epoch if step is None else step, self._run.seat.size
-        return [self._run.multipliers(t, Seat(replica, size)) for replica in range(size)]
+        t, size = self.last_epoch if step is None else step, self._run.replica_index.size
+        return [self._run.multipliers(t, ReplicaIndex(replica, size)) for replica in range(size)]
 
     # -- the schedule -----------------------------------------------------------------------------------------------
 
@@ -331,7 +331,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """torch's keys plus ``hdet``. The same on every rank (``_last_lr`` is the base rate), and no collective."""
         self._take_in_new_groups()
         state = {key: value for key, value in super().state_dict().items() if key not in _NOT_SAVED}
-        if self._run.seat.size > 1:
+        if self._run.replica_index.size > 1:
             t = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
             pairs = zip(self.get_last_lr(), self._run.base(self._values(t), t), strict=True)
             state["_last_lr"] = [as_type_of(own, value) for own, value in pairs]
@@ -368,7 +368,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
         ours, search = state_dict.get("hdet"), self._search
         if ours is None or search is None:
-            tell_another_length(self._plan.length, total_steps, self._run.seat)
+            tell_another_length(self._plan.length, total_steps, self._run.replica_index)
         if ours is None:
             self._run.adopt(total_steps, t)
         else:
@@ -385,7 +385,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             return
         if search is not None:
             self._last_lr = search.held(self._last_lr)
-        rho = self._run.multipliers(t, self._run.seat)
+        rho = self._run.multipliers(t, self._run.replica_index)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         if ours["owns_rates"]:
             self._write(rates)
@@ -469,7 +469,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         take_in(groups, new, by_lr=self.search is not None, momenta=self.cycle_momentum)
         self._counts = group_counts(self.optimizer)
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
-        self._run.chronicle.add([names[g] for g in new], max(self.last_epoch, 0))
+        self._run.journal_writer.add([names[g] for g in new], max(self.last_epoch, 0))
         self._run.grow(new, names)
 
 

@@ -9,9 +9,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hdet.checks import is_int, is_one_of, is_real, must_be, shown
-from hdet.distributed.arms import Arms
-from hdet.distributed.meeting import Meeting
-from hdet.distributed.weights import Body
 from hdet.ensemble.bases import DECAYS, Settings
 from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.knob import rate_knobs
@@ -20,16 +17,19 @@ from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import open_journal
-from hdet.journal.chronicle import Chronicle
+from hdet.journal.writer import JournalWriter
 from hdet.parameters import shared_rates
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, Ours, check_common, checked_length, rate_names
+from hdet.ranks.arms import Arms
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.weights import ReplicaTensors
+from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common, checked_length, rate_names
 from hdet.schedulers.torch_arguments import alike_of, rehearsed, told_of
 
 
 def replicas_of(
     optimizer: Optimizer,
     schedule: dict[str, Any],
-    ours: Ours,
+    common: CommonArguments,
     auto_lr: Any,
     published: tuple[Any, Any, Any],
     for_search: Mapping[str, Any],
@@ -55,11 +55,11 @@ def replicas_of(
     fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
     must_be("at least 0 and at most 1", fits, cure, spread=spread)
     controller = _controller(auto_lr, published)
-    check_common(ours, optimizer)
+    check_common(common, optimizer)
     made = rehearsed(optimizer, schedule)
     if decay == "exponential" and schedule["final_div_factor"] == math.inf:
         raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
-    journal, steps = open_journal(ours.journal), made.total_steps
+    journal, steps = open_journal(common.journal), made.total_steps
     spread = PUBLISHED_SPREAD if spread is None else float(spread)
     rounds = Rounds(checked_length(sync_every, default_length(steps)), steps)
     start = _resolved_start(auto_lr_start, rounds, steps, made._schedule_phases[0]["end_step"])
@@ -68,20 +68,20 @@ def replicas_of(
     learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
     settled = {"spread": spread, **settings.state(), "auto_lr": repr(controller)}
     told = {**told_of(schedule), "total_steps": steps, **told_of(settled)}
-    isolated = isinstance(ours.group, Arms) and len(ours.group.members) > 1
+    isolated = isinstance(common.group, Arms) and len(common.group.members) > 1
     return Replicas(
         Steering(settings, specs, Permuted(), columns, controller, learned),
-        Body(ours.model, with_state=isolated),  # moments differ between arms, and only there
-        Meeting(ours.group, alike_of(schedule)),
-        Chronicle(journal, told),
+        ReplicaTensors(common.model, with_state=isolated),  # moments differ between arms, and only there
+        RankGroup(common.group, alike_of(schedule)),
+        JournalWriter(journal, told),
     )
 
 
-def _refuse_search(go_back: object, highest: object) -> None:
+def _refuse_search(rollback: object, highest: object) -> None:
     """Raise for arguments of a search: nothing is found here."""
-    if go_back is not True:
+    if rollback is not True:
         raise ArgumentError(
-            f'go_back is for max_lr="auto", whose search may roll back, but got go_back={shown(go_back)}; leave it out'
+            f'rollback is for max_lr="auto", whose search rolls back, but got rollback={shown(rollback)}; leave it out'
         )
     if highest is not None:
         raise ArgumentError(

@@ -169,7 +169,7 @@ class OnSchedule(Generic[AnyRun]):
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
         self.check_state_dict(state_dict)
         self._step = int(state_dict["step"])
-        tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.seat)
+        tell_another_length(self._run.total_steps, state_dict["total_steps"], self._run.replica_index)
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
         self._plain.load([copy_rate(lr) for lr in state_dict["plain_lrs"]])

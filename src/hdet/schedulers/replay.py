@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError, JournalError
+from hdet.events import Event
 from hdet.journal import JournalData, read_journal
 from hdet.parameters import check_optimizer, put_rate, unwrapped
 from hdet.schedulers.arguments import rate_names
@@ -106,7 +107,7 @@ def _beginnings(data: JournalData) -> dict[str, int]:
 
 
 def _points(data: JournalData, name: str, begins: int) -> Found:
-    first_steps = [r for r in data.rounds if str(r.get("event") or "").startswith(("first step", "restarted"))]
+    first_steps = [r for r in data.rounds if r.get("event") in (Event.FIRST_STEP, Event.RESTARTED)]
     start = max((int(r["step"]) for r in first_steps), default=0)  # before it nobody knew how long steps are
     total = {**(data.header.get("arguments") or {}), **data.rounds[-1]}.get("total_steps")  # it may have changed
     end = total if isinstance(total, int) and total else math.inf
@@ -123,7 +124,7 @@ def _points(data: JournalData, name: str, begins: int) -> Found:
             if start <= step < end and (not points or step > points[-1][0]):
                 points.append((step, float(value)))
         known = [(int(record["step"]), record["base"][g])]
-        undone = record.get("went_back_to")
+        undone = record.get("rolled_back_to")
         if undone is not None:  # step N began from the weights of step N
             points = [point for point in points if point[0] < undone]
     if not points:

@@ -8,16 +8,16 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.auto.search import Search
-from hdet.auto.telling import Found, found_html
 from hdet.checks import shown
 from hdet.errors import ArgumentError
 from hdet.parameters import Rate, parts_of, put_rate, with_added
-from hdet.schedulers.arguments import Ours, rate_names
+from hdet.schedulers.arguments import CommonArguments, rate_names
 from hdet.schedulers.peak import Peak, peak_of
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
 from hdet.schedulers.plan import LengthError
 from hdet.schedulers.search_arguments import search_of
+from hdet.search.reporting import Found, found_html
+from hdet.search.search import Search
 
 _RISE = 0.1
 """The search climbs for this part of the run at least, also on a schedule that falls from its first step on (LOG, any
@@ -63,8 +63,8 @@ class ScheduledSearch(OnSchedule[Search]):
         *,
         total_steps: int,
         every: int,
-        ours: Ours,
-        go_back: bool,
+        common: CommonArguments,
+        rollback: bool,
         highest: Any = None,
     ) -> None:
         guesses = guesses_of(optimizer)
@@ -78,11 +78,11 @@ class ScheduledSearch(OnSchedule[Search]):
             "guess": guesses,
             "schedule": kind,
             "schedule_every": every,
-            "go_back": go_back,
+            "rollback": rollback,
             "highest": highest,
             "total_steps": total_steps,
         }
-        run = search_of(optimizer, ours, guesses, total_steps, told, alike, go_back=go_back, highest=highest)
+        run = search_of(optimizer, common, guesses, total_steps, told, alike, rollback=rollback, highest=highest)
         self._every = every
         super().__init__(optimizer, schedule, run)
         self._write_again()
@@ -143,7 +143,7 @@ class ScheduledSearch(OnSchedule[Search]):
             self._peak = self._peak._replace(rates=with_added(self._peak.rates, dict.fromkeys(new)))
             names = rate_names(self.optimizer)
             self._run.grow(new, names)
-            self._run.chronicle.add([names[g] for g in new], self._step)
+            self._run.journal_writer.add([names[g] for g in new], self._step)
 
     def _write_again(self) -> None:
         rates = self._run.rates(self._values(self._step), self._step)

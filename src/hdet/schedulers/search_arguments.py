@@ -10,20 +10,20 @@ from typing import Any
 from torch import optim
 from torch.optim import Optimizer
 
-from hdet.auto.bounds import NO_BOUNDS, Bounds
-from hdet.auto.constants import DEFAULT
-from hdet.auto.rule import Rule
-from hdet.auto.search import Search
 from hdet.checks import is_real, must_be, shown, users_level
-from hdet.distributed.arms import Arms
-from hdet.distributed.meeting import Meeting
-from hdet.distributed.shards import is_distributed
 from hdet.errors import ArgumentError, SearchWarning
 from hdet.journal import open_journal
-from hdet.journal.chronicle import Chronicle
+from hdet.journal.writer import JournalWriter
 from hdet.parameters import parts_of, refuse_without_hooks, trained_parameters
-from hdet.schedulers.arguments import LONGEST, Ours, check_common, rate_names
+from hdet.ranks.arms import Arms
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.shards import is_distributed
+from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common, rate_names
 from hdet.schedulers.torch_arguments import LENGTHS, alike_of, number_of, rehearsed, told_of
+from hdet.search.bounds import NO_BOUNDS, Bounds
+from hdet.search.constants import DEFAULT
+from hdet.search.rule import Rule
+from hdet.search.search import Search
 
 _NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
 """Options that are named like rates, and are what schedules write or a decay."""
@@ -55,11 +55,11 @@ def is_auto(max_lr: object) -> bool:
 def searched(
     optimizer: Optimizer,
     schedule: dict[str, Any],
-    ours: Ours,
+    common: CommonArguments,
     auto_lr: Any,
     for_ensemble: Mapping[str, Any],
     *,
-    go_back: Any,
+    rollback: Any,
     highest: Any,
 ) -> Search:
     """The search behind an ``hdet.OneCycleLR``. Raises before anything is changed.
@@ -69,24 +69,24 @@ def searched(
     """
     _refuse_ensemble(for_ensemble, auto_lr)
     guesses = [float(group["lr"]) for group in optimizer.param_groups]
-    check_common(ours, optimizer)
-    check_search(optimizer, ours, guesses, go_back, highest)
+    check_common(common, optimizer)
+    check_search(optimizer, common, guesses, rollback, highest)
     has_end = any(schedule[name] is not None for name in LENGTHS)
     schedule["max_lr"] = guesses
     if not has_end:
         _refuse_parts(schedule)
-        schedule.update(total_steps=LONGEST, pct_start=(DEFAULT.shortest + 1) / LONGEST)  # what falls is taken away
+        schedule.update(total_steps=LONGEST, pct_start=(DEFAULT.min_steps + 1) / LONGEST)  # what falls is taken away
     cycled, schedule["cycle_momentum"] = schedule["cycle_momentum"], False
     steps = rehearsed(optimizer, schedule).total_steps
-    if not (auto_lr and steps >= DEFAULT.shortest) and {"momentum", "betas"} & set(optimizer.defaults):
+    if not (auto_lr and steps >= DEFAULT.min_steps) and {"momentum", "betas"} & set(optimizer.defaults):
         schedule["cycle_momentum"] = cycled  # without gain in a search; and torch refuses it for Adagrad
         rehearsed(optimizer, schedule)
-    length, more = steps if has_end else None, {"go_back": go_back, "highest": highest}
+    length, more = steps if has_end else None, {"rollback": rollback, "highest": highest}
     known = {name: value for name, value in schedule.items() if has_end or name not in _PARTS}
     told = told_of({**known, "max_lr": "auto", "guess": guesses, "auto_lr": auto_lr, **more}) | {"total_steps": length}
     alike = alike_of({**schedule, "highest": highest})
     alike["max_lr (the optimizer's lr)"] = alike.pop("max_lr")
-    return search_of(optimizer, ours, guesses, length, told, alike, searches=auto_lr, **more)
+    return search_of(optimizer, common, guesses, length, told, alike, searches=auto_lr, **more)
 
 
 def _refuse_ensemble(given: Mapping[str, Any], auto_lr: Any) -> None:
@@ -114,12 +114,14 @@ def _refuse_parts(schedule: Mapping[str, Any]) -> None:
             )
 
 
-def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_back: Any, highest: Any) -> None:
+def check_search(
+    optimizer: Optimizer, common: CommonArguments, guesses: Sequence[Any], rollback: Any, highest: Any
+) -> None:
     """Raise where the rates of an optimizer cannot be searched."""
     check_guesses(guesses)
-    must_be("True or False", isinstance(go_back, bool), "leave it out for True", go_back=go_back)
+    must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
     bounds_of(highest, guesses)
-    if isinstance(ours.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
+    if isinstance(common.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
             "a search needs shared gradients, but group= is hdet.arms(n), whose weights come apart; leave it out"
         )
@@ -133,14 +135,14 @@ def check_search(optimizer: Optimizer, ours: Ours, guesses: Sequence[Any], go_ba
 
 def search_of(
     optimizer: Optimizer,
-    ours: Ours,
+    common: CommonArguments,
     guesses: Sequence[Any],
     total_steps: int | None,
     told: Mapping[str, Any],
     alike: Mapping[str, str],
     *,
     searches: bool = True,
-    go_back: Any = True,
+    rollback: Any = True,
     highest: Any = None,
 ) -> Search:
     """The search for the rates of an optimizer, from guesses that :func:`check_search` has seen.
@@ -157,19 +159,19 @@ def search_of(
         )
     if searches and not rule.long_enough:
         _warn(
-            f"a run of {total_steps} steps is too short to find its rate, which takes at least {DEFAULT.shortest}: the "
-            "guess is kept to; give the rate, or count optimizer steps rather than epochs"
+            f"a run of {total_steps} steps is too short to find its rate, which takes at least {DEFAULT.min_steps}: "
+            "the given rate is used; give the right one, or count optimizer steps rather than epochs"
         )
     groups = [g for g, guess in enumerate(guesses) if guess > 0]
-    everybody = None if isinstance(ours.group, Arms) else ours.group  # ranks of one model decide together
+    everybody = None if isinstance(common.group, Arms) else common.group  # ranks of one model decide together
     return Search(
         rule,
         rate_names(optimizer),
         groups,
-        ours.model,
-        Meeting(everybody, alike),
-        Chronicle(open_journal(ours.journal), told),
-        go_back=go_back,
+        common.model,
+        RankGroup(everybody, alike),
+        JournalWriter(open_journal(common.journal), told),
+        rollback=rollback,
         bounds=bounds_of(highest, guesses),
     )
 

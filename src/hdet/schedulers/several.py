@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from hdet.checks import is_int, must_be, shown, takes
 from hdet.errors import ArgumentError
 from hdet.parameters import hook_steps, parts_of, stands_still, unwrapped
-from hdet.schedulers.arguments import LONGEST, Ours, check_common
+from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common
 from hdet.schedulers.ensemble_arguments import check_schedule_of
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.plain_rates import Schedule
@@ -66,11 +66,11 @@ def auto(
             which a run of more steps has 4096 looked at. If the peak of a schedule of your own lies after its first
             10,000 steps, it is held at the highest rate of these, and followed from there on.
         schedule_every: n: the schedule is stepped once in n steps.
-        more: ``model``, ``group``, ``journal``, ``go_back``, ``highest`` as in :class:`hdet.OneCycleLR`; without a
+        more: ``model``, ``group``, ``journal``, ``rollback``, ``highest`` as in :class:`hdet.OneCycleLR`; without a
             schedule all of its arguments. Momenta are not cycled.
     """
     found = _optimizers(optimizers)
-    one = found[0] if len(found) == 1 else Together(found)
+    one = found[0] if len(found) == 1 else CombinedOptimizer(found)
     if schedule is not None:
         return _scheduled(one, schedule, total_steps, schedule_every, more)
     if schedule_every != 1:
@@ -107,16 +107,18 @@ def _scheduled(
     must_be(f"an integer from 1 to {LONGEST}", fits, "count optimizer steps", total_steps=total_steps)
     fits = is_int(every) and 1 <= every <= total_steps
     must_be(f"an integer from 1 to total_steps = {total_steps}", fits, "leave it out for 1", schedule_every=every)
-    known = {"model": None, "group": None, "journal": None, "go_back": True, "highest": None}
+    known = {"model": None, "group": None, "journal": None, "rollback": True, "highest": None}
     strangers = sorted(set(more) - set(known))
     if strangers:
         raise ArgumentError(
             f"with schedule= the arguments {strangers} of OneCycle have no use; leave them out, or leave schedule out"
         )
     given = {**known, **more}
-    ours = Ours(given["group"], given["model"], given["journal"])
-    check_common(ours, optimizer)
-    check_search(optimizer, ours, guesses_of(optimizer), given["go_back"], given["highest"])  # before a schedule writes
+    common = CommonArguments(given["group"], given["model"], given["journal"])
+    check_common(common, optimizer)
+    check_search(
+        optimizer, common, guesses_of(optimizer), given["rollback"], given["highest"]
+    )  # before a schedule writes
     parts = parts_of(optimizer)
     makes = takes(schedule, optimizer) and not callable(getattr(schedule, "step", None))
     if len(parts) > 1 and not makes:
@@ -133,11 +135,11 @@ def _scheduled(
                 "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
             )
     whole = made[0] if len(made) == 1 else AllSchedules(made)
-    more = {name: given[name] for name in ("go_back", "highest")}
-    return ScheduledSearch(optimizer, whole, total_steps=int(total_steps), every=int(every), ours=ours, **more)
+    more = {name: given[name] for name in ("rollback", "highest")}
+    return ScheduledSearch(optimizer, whole, total_steps=int(total_steps), every=int(every), common=common, **more)
 
 
-class Together(Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimizers seen as one: their groups and their memory. Nobody steps it; its parts are stepped.
 
     A step is heard of before the first of them makes its own, whichever that is: no weight has moved yet, and all
@@ -161,7 +163,7 @@ class Together(Optimizer):
         self._before: OrderedDict[int, Hook] = OrderedDict()  # torch's handles cannot refer to a plain dict
         self._after: OrderedDict[int, Hook] = OrderedDict()
         for part in parts:
-            hook_steps(part, self, Together.before_part, Together.after_part)
+            hook_steps(part, self, CombinedOptimizer.before_part, CombinedOptimizer.after_part)
         self.register_step_pre_hook(_was_called)
 
     @property
@@ -234,7 +236,7 @@ def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
     return handle
 
 
-def _was_called(together: Together, args: Arguments, kwargs: Keywords) -> None:
+def _was_called(together: CombinedOptimizer, args: Arguments, kwargs: Keywords) -> None:
     """Where torch's schedulers look whether the optimizer was stepped."""
     together._opt_called = True  # type: ignore[attr-defined]
 

@@ -1,0 +1,89 @@
+"""What happens in a search, and why it stops: codes in code and journal, sentences where people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+
+class Event(str, Enum):
+    """What happened at the end of a round. The value stands in the journal."""
+
+    FIRST_STEP = "first_step"
+    """The first step was measured: from then on the guess does not matter."""
+    RESTARTED = "restarted"
+    """The first step was too long: training began again from the first weights, at a lower rate."""
+    ROLLED_BACK = "rolled_back"
+    """Training diverged: it was rolled back, and the rate was lowered."""
+    BAD_BATCH = "bad_batch"
+    """Weights were NaN or infinite for the first time: training was rolled back at the same rate."""
+    SLOWED_DOWN = "slowed_down"
+    """Training diverged and there was no snapshot: only the rate was lowered."""
+    FALSE_ALARM = "false_alarm"
+    """After a rollback the losses were as high: the data are harder, and the rate is raised back."""
+    STOPPED = "stopped"
+    """No rate can be found: the given one is used from here on."""
+
+
+class Reason(str, Enum):
+    """Why a search stands where it stands. The value stands in the journal and in checkpoints."""
+
+    NEVER_MOVED = "never_moved"
+    NO_GRADIENT = "no_gradient"
+    RATE_IGNORED = "rate_ignored"
+    TOO_SHORT = "too_short"
+    NOT_SEARCHED = "not_searched"
+    ADOPTED = "adopted"
+    NOT_FALLEN = "not_fallen"
+    AT_BOUND = "at_bound"
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return _REASONS[self]
+
+
+_REASONS: dict[str, str] = {
+    Reason.NEVER_MOVED: "no step has moved the weights",
+    Reason.NO_GRADIENT: "weights moved, but no gradient was seen before the schedule's peak",
+    Reason.RATE_IGNORED: "update size does not scale with the learning rate",
+    Reason.TOO_SHORT: "the run has fewer steps than the search needs, and uses the given rate",
+    Reason.NOT_SEARCHED: "auto_lr=False uses the given rate",
+    Reason.ADOPTED: "the checkpoint is of torch's own scheduler, without a search",
+    Reason.NOT_FALLEN: "the train loss has not fallen, or hardly",
+    Reason.AT_BOUND: "at the bound you gave",
+}
+_EVENTS: dict[str, str] = {
+    Event.FIRST_STEP: "first step",
+    Event.RESTARTED: "restarted: the first step was too long",
+    Event.ROLLED_BACK: "diverged: rolled back to step {rolled_back_to}",
+    Event.BAD_BATCH: "weights NaN or infinite: rolled back to step {rolled_back_to}, at the same rate",
+    Event.SLOWED_DOWN: "diverged: the rate is lowered",
+    Event.FALSE_ALARM: "the data were harder: the rate is as before",
+    Event.STOPPED: "search stopped: {why}; using the given rate",
+}
+
+
+def event_of(record: Mapping[str, Any]) -> str | None:
+    """What happened in a round of the journal, for people; None if nothing did.
+
+    >>> event_of({"event": "rolled_back", "rolled_back_to": 36})
+    'diverged: rolled back to step 36'
+    >>> event_of({"event": "stopped", "why": "never_moved"})
+    'search stopped: no step has moved the weights; using the given rate'
+    """
+    code = record.get("event")
+    if code not in _EVENTS:  # none, or of a later version
+        return code or None
+    return _EVENTS[code].format(rolled_back_to=record.get("rolled_back_to"), why=reason_of(record))
+
+
+def reason_of(record: Mapping[str, Any]) -> str:
+    """Why the search stood where it stood at the end of a round of the journal, for people; empty if nothing is said.
+
+    >>> reason_of({"why": "at_bound"}), reason_of({"why": None})
+    ('at the bound you gave', '')
+    """
+    why = record.get("why")
+    return _REASONS.get(why, why) if why else ""

@@ -1,0 +1,243 @@
+"""The roll call: the one row of numbers that each replica shows the others, and what all of them conclude from it.
+
+Conclusions are functions of the gathered rows alone, so that every rank takes the same branch. Where values must be
+equal and are not, the error lists every rank's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from itertools import zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hdet.errors import DisagreementError
+from hdet.ranks.group import ReplicaGroup
+from hdet.ranks.shards import place
+from hdet.ranks.weights import Weights, fingerprint, fingerprint_of_words, halves, to_host
+
+_CURE = (
+    "Give every rank the same arguments, and call step(), observe(), converge(), consensus() and finish() equally "
+    "often on all of them; metrics must be reduced over all ranks, or come from consensus()."
+)
+_SHAPES = "parameter shapes"
+_LONGEST = 200
+"""Characters of a value that a message shows."""
+_OCCASION = "call"
+_LOSS_GIVEN = "loss"
+_METRICS, _STEPS = "metrics", "finish(steps)"
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def in_text(values: Mapping[str, object]) -> dict[str, str]:
+    """Values as text that is equal on all ranks if the values are: without addresses in memory."""
+    return {name: _ADDRESS.sub("", repr(value)) for name, value in values.items()}
+
+
+def check_equal(table: Mapping[str, Sequence[str]], cure: str) -> None:
+    """Raise unless every row of ``table`` (name -> one text per rank) has one text only; ``cure``: what to do then."""
+    unequal = [name for name, texts in table.items() if len(set(texts)) > 1]
+    if not unequal:
+        return
+    ranks = range(len(table[unequal[0]]))
+    shown = [", ".join(f"{name} = {table[name][rank][:_LONGEST]}" for name in unequal) for rank in ranks]
+    usual = max(shown, key=shown.count)
+    odd = [rank for rank, text in enumerate(shown) if text != usual]
+    look = f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
+    lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(shown))
+    raise DisagreementError(
+        f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{look}:\n{lines}\n{cure}"
+    )
+
+
+def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: torch.device) -> None:
+    """Raise unless all ranks were given the same arguments, which are in words. Collective.
+
+    Only where a fingerprint of them differs do the words themselves travel. ``device``: where the weights are.
+    """
+    mine = fingerprint_of_words(f"{name}={value}" for name, value in arguments.items())
+    if len({tuple(row) for row in group.gather([mine], device)}) == 1:
+        return
+    rows = group.gather_objects(dict(arguments))
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = {name: [row.get(name, "that of a checkpoint") for row in rows] for name in names}
+    check_equal(table, "Give every rank the same arguments, and load the same checkpoint.")
+
+
+def _check_shapes(shapes: Sequence[Sequence[str]]) -> None:
+    """Raise with the first tensor that differs between replicas. ``shapes[rank]`` describes a rank's tensors."""
+    cure = "Build the same model and optimizer on every rank, with parameter groups in the same order."
+    for i, at_i in enumerate(zip_longest(*shapes, fillvalue="missing")):
+        check_equal({f"tensor {i} of the model": at_i}, cure)
+
+
+class Occasion(Enum):
+    """Why the replicas meet: the call that brought them together, in words."""
+
+    FIRST_STEP = "step(), the first"
+    ROUND_END = "step(), at the end of a round"
+    CONVERGE = "converge()"
+    CONSENSUS = "consensus()"
+    METRICS = "step(metrics=...)"
+    BUFFERS = "step(), averaging buffers"
+    FINISH = "finish()"
+
+
+_OCCASIONS = list(Occasion)
+"""Ranks show the number of theirs."""
+_TOLD = (Occasion.METRICS, Occasion.FINISH)
+"""Where the number that is shown was given by the user, and must be equal."""
+
+
+class Agreement(NamedTuple):
+    """What the replicas know of each other."""
+
+    losses: list[float]
+    """Mean loss of the round per replica; NaN where there is none."""
+    signals: list[float]
+    """What the controller compares, per replica: the loss, or a probe."""
+    has_losses: bool
+    """Whether the replicas observed losses in this round (all did, or none)."""
+    finite: list[bool]
+    """Whether the replica's weights are finite."""
+    moving_equal: bool
+    """Whether trained weights are known to be bitwise equal on all replicas, part by part."""
+    still_equal: bool
+    """Whether frozen weights are bitwise equal on all replicas."""
+    writer: int | None
+    """The rank (its place in the group) that writes the journal: the first that has one."""
+    held: list[float]
+    """For each rank, which parts of sharded weights it holds, as a number; equal where weights are whole."""
+
+    @classmethod
+    def alone(cls) -> Agreement:
+        """A single replica without a journal: nothing is read, nothing is synchronised."""
+        return cls([float("nan")], [float("nan")], False, [True], True, True, None, [0.0])
+
+    @property
+    def live(self) -> list[bool]:
+        """Which replicas count: finite weights and, where losses were observed, a finite loss.
+
+        A single replica always does: it has no other to be replaced by, and torch's scheduler does not stop it either.
+        """
+        if len(self.losses) == 1:
+            return [True]
+        return [
+            finite and (not self.has_losses or abs(loss) < float("inf"))
+            for finite, loss in zip(self.finite, self.losses, strict=True)
+        ]
+
+
+class Shown(NamedTuple):
+    """What a replica shows of itself beside its weights."""
+
+    loss: float = math.nan
+    """Its mean loss of the round; NaN: none."""
+    given: bool = False
+    """Whether it has observed losses in the round."""
+    signal: float | None = None
+    """Its number to be compared; None: its mean loss."""
+    journal: bool = False
+    """Whether it keeps a journal."""
+
+
+def fingerprints_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
+    """Of what trains and of what does not: on the device.
+
+    ``expect_equal``: whether trained weights may be bitwise equal (no spread), so that they are compared.
+    """
+    device = weights.device
+    trained = fingerprint(weights.moving if expect_equal else [], device)
+    return [trained, fingerprint(weights.still, device)]
+
+
+def call(
+    group: ReplicaGroup,
+    occasion: Occasion,
+    step: int,
+    weights: Weights,
+    shown: Shown,
+    *,
+    expect_equal: bool,
+    values: Sequence[float] | None = None,
+) -> Agreement:
+    """Gather, raise on disagreement, conclude.
+
+    Args:
+        group: the replicas.
+        occasion: why they meet.
+        step: that of this replica; must be equal on all of them.
+        weights: this replica's.
+        shown: what else it shows.
+        expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
+        values: whether the weights are finite, and their fingerprints, if that was read already; else host and device
+            are synchronised.
+    """
+    name = _STEPS if occasion is Occasion.FINISH else _METRICS  # one place in the row
+    must_agree = {
+        _OCCASION: float(_OCCASIONS.index(occasion)),
+        "step": float(step),
+        "parameter tensors": float(len(weights.tensors)),
+        _SHAPES: fingerprint_of_words(weights.outline),
+        _LOSS_GIVEN: float(shown.given) if occasion is Occasion.ROUND_END else 0.0,
+        name: shown.signal if occasion in _TOLD and shown.signal is not None else math.nan,
+    }
+    held = fingerprint_of_words(sorted({place(tensor) for tensor in weights.tensors}))
+    if values is None:
+        values = to_host([weights.all_finite(), *fingerprints_of(weights, expect_equal)])
+    finite, moving, still = values
+    hashes = [*halves(int(moving)), *halves(int(still))]
+    signal = shown.loss if shown.signal is None else shown.signal
+    own = [*must_agree.values(), float(shown.journal), held, shown.loss, signal, float(finite), *hashes]
+    rows = group.gather(own, weights.device)
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    table = dict(zip(must_agree, columns, strict=False))
+    in_one_call = len(set(table[_OCCASION])) == 1
+    if in_one_call and len(set(table[_SHAPES])) > 1:
+        _check_shapes(group.gather_objects(weights.outline))
+    check_equal({name: [_in_words(name, value) for value in column] for name, column in table.items()}, _CURE)
+
+    has_journal, parts, loss, probe, sound, *bits = columns[len(must_agree) :]
+    return Agreement(
+        losses=_per_replica(loss, group.members, _mean),
+        signals=_per_replica(probe, group.members, _mean),
+        has_losses=table[_LOSS_GIVEN][0] > 0,
+        finite=[flag > 0 for flag in _per_replica(sound, group.members, min)],
+        moving_equal=expect_equal and _all_equal(parts, bits[:2]),
+        still_equal=_all_equal(parts, bits[2:]),
+        writer=next((rank for rank, flag in enumerate(has_journal) if flag), None),
+        held=parts,
+    )
+
+
+def _per_replica(
+    column: list[float], members: Sequence[Sequence[int]], fold: Callable[[list[float]], float]
+) -> list[float]:
+    """One number per replica from one per rank: all ranks of an arm then conclude the same."""
+    return [fold([column[rank] for rank in ranks]) for ranks in members]
+
+
+def _mean(values: list[float]) -> float:
+    return values[0] if len(values) == 1 else sum(values) / len(values)
+
+
+def _all_equal(parts: list[float], columns: list[list[float]]) -> bool:
+    """Whether ranks that hold the same parts of the weights hold the same numbers."""
+    return len(set(zip(parts, *columns, strict=True))) == len(set(parts))
+
+
+def _in_words(name: str, value: float) -> str:
+    if name == _OCCASION:
+        return _OCCASIONS[int(value)].value
+    if name == _LOSS_GIVEN:
+        return "given" if value else "missing"
+    if value != value:
+        return "none"
+    return str(int(value)) if value.is_integer() else repr(value)

@@ -1,0 +1,256 @@
+"""The replica group: who the replicas are, and the few things they do together.
+
+A replica is one rank, or an arm: several ranks that share gradients and hold the same weights.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hdet.checks import must_be
+from hdet.errors import ArgumentError, HdetError, LostReplicaError
+from hdet.ranks.arms import Arms, backend_of_device, new_group
+from hdet.ranks.presence import presence
+
+Value = TypeVar("Value")
+_HOST = torch.device("cpu")
+
+
+class ReplicaIndex(NamedTuple):
+    """This replica's number and how many there are. Found without a collective."""
+
+    replica: int
+    size: int
+
+
+class ReplicaGroup:
+    """What replicas do together; by itself, one replica alone.
+
+    Every method is a collective: all replicas call it, in the same order.
+    """
+
+    replica_index: ReplicaIndex = ReplicaIndex(0, 1)
+    """This replica's place."""
+    rank: int = 0
+    """This process's place among the rows of :meth:`gather`."""
+    members: Sequence[Sequence[int]] = ((0,),)
+    """``members[r]``: the rows of :meth:`gather` that come from replica r's ranks."""
+
+    def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
+        """Every rank's ``row``. ``device``: where the weights are, for backends that only reach devices."""
+        return [list(row)]
+
+    def gather_objects(self, value: Value) -> list[Value]:
+        """Every rank's ``value``, pickled. Slow: for error messages."""
+        return [value]
+
+    def broadcast_object(self, value: Value) -> Value:
+        """Rank 0's ``value``, pickled."""
+        return value
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by rank 0's."""
+
+    def start_sum(self, flat: Tensor) -> Callable[[], object]:
+        """Begin to replace ``flat`` by its sum over the replicas; call the result to wait for the end."""
+        return lambda: flat
+
+
+Solo = ReplicaGroup
+"""One replica alone, so that callers have no ``if distributed``."""
+
+
+class Distributed(ReplicaGroup):
+    """Replicas in a process group of our own, so our collectives cannot pair with DDP's.
+
+    Args:
+        process_group: over all ranks of all replicas.
+        members: the ranks of each replica, by their place in the group; None: every rank is a replica.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup, members: list[list[int]] | None = None) -> None:
+        self._group = process_group
+        self.rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        self.members = members if members is not None else [[rank] for rank in range(ranks)]
+        self.replica_index = ReplicaIndex(
+            next(r for r, own in enumerate(self.members) if self.rank in own), len(self.members)
+        )
+        self._ranks = ranks
+        self._backends = backend_of_device(process_group)
+        if "gloo" in self._backends.values():
+            _leave_quietly()
+
+    def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
+        # As bytes: not every device has float64.
+        mine = torch.tensor(row, dtype=torch.float64).view(torch.uint8).to(self._gathering_device(device))
+        rows = [torch.empty_like(mine) for _ in range(self._ranks)]
+        with _communicating():
+            dist.all_gather(rows, mine, group=self._group)
+        return torch.stack(rows).cpu().view(torch.float64).tolist()
+
+    def gather_objects(self, value: Value) -> list[Value]:
+        values: list[Any] = [None] * self._ranks
+        with _communicating():
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def broadcast_object(self, value: Value) -> Value:
+        values = [value]
+        with _communicating():
+            dist.broadcast_object_list(values, src=dist.get_global_rank(self._group, 0), group=self._group)
+        return values[0]
+
+    def broadcast_(self, tensor: Tensor) -> None:
+        with _communicating():
+            dist.broadcast(tensor, src=dist.get_global_rank(self._group, 0), group=self._group)
+
+    def start_sum(self, flat: Tensor) -> Callable[[], object]:
+        with _communicating():
+            work = dist.all_reduce(flat, group=self._group, async_op=True)
+
+        def wait() -> None:
+            with _communicating():
+                work.wait()
+
+        return wait
+
+    def _gathering_device(self, device: torch.device) -> torch.device:
+        """Where a small row travels: gloo copies device memory to the host anyway, nccl takes nothing else."""
+        if self._backends.get(device.type, "gloo") != "gloo":
+            return device
+        return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
+
+
+Group: TypeAlias = "dist.ProcessGroup | Arms | None"
+"""What a user may give as ``group=``."""
+
+
+def gather_named(
+    group: ReplicaGroup, row: Mapping[str, Sequence[float]], device: torch.device = _HOST
+) -> list[dict[str, list[float]]]:
+    """Every rank's numbers, by name: as many of each name on all of them. Collective."""
+    rows = [iter(found) for found in group.gather([number for part in row.values() for number in part], device)]
+    return [{name: list(islice(found, len(part))) for name, part in row.items()} for found in rows]
+
+
+def find_replica_index(group: Group) -> ReplicaIndex:
+    """This replica's place in ``group`` (None: the default group; a single replica if there is none yet)."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Solo.replica_index
+    if isinstance(group, Arms):
+        return ReplicaIndex(group.index, len(group.members))
+    return ReplicaIndex(dist.get_rank(group), dist.get_world_size(group))
+
+
+def check_group(group: Any) -> None:
+    """Raise for what cannot be ``group=``, in particular a plain group that leaves ranks out.
+
+    Their values would not follow the ensemble's decisions.
+    """
+    if group is None or isinstance(group, Arms):
+        return
+    fits = isinstance(group, dist.ProcessGroup)
+    must_be("a process group, hdet.arms(n) or None", fits, "None means all ranks", group=group)
+    if dist.get_world_size(group) < dist.get_world_size():
+        raise ArgumentError(
+            f"the process group given as group= has {dist.get_world_size(group)} of the {dist.get_world_size()} ranks, "
+            "but every rank must take part in the ensemble's decisions; for replicas of several ranks use "
+            "group=hdet.arms(n) and DistributedDataParallel(model, process_group=arms.gradients), or group=None for all"
+        )
+
+
+_own_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def connect(group: Group) -> ReplicaGroup:
+    """The replica group over the same ranks as ``group``. A collective the first time for these ranks."""
+    if find_replica_index(group).size == 1:
+        return Solo()
+    parent = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
+    assert parent is not None  # torch.distributed is initialised: find_replica_index saw more than one replica
+    if parent not in _own_groups:
+        ranks = dist.get_process_group_ranks(parent)
+        with _communicating():
+            _own_groups[parent] = new_group(ranks, parent)
+    return Distributed(_own_groups[parent], group.members if isinstance(group, Arms) else None)
+
+
+def connect_alike(group: ReplicaGroup, held: Sequence[float]) -> ReplicaGroup:
+    """The replica group of those ranks that hold the same parts of the weights as this one. A collective of all ranks.
+
+    ``held[rank]``: a number for the parts; each replica holds all of them.
+    """
+    parent = dist.group.WORLD
+    assert parent is not None  # the caller has met the other replicas: torch.distributed is initialised
+    groups = {}
+    for part in sorted(set(held)):
+        ranks = [rank for rank, own in enumerate(held) if own == part]
+        groups[part] = new_group(ranks, parent), ranks
+    process_group, ranks = groups[held[group.rank]]
+    members = [[ranks.index(rank) for rank in own if rank in ranks] for own in group.members]
+    return Distributed(process_group, members)
+
+
+@contextmanager
+def arriving(what: str) -> Iterator[None]:
+    """Say what was going on when a collective failed, and who has not come to it.
+
+    An error of this rank's own stays what it is; the others, who will wait for this rank in vain, are left a note.
+    """
+    try:
+        yield
+    except _CollectiveFailed as failure:
+        raise LostReplicaError(
+            f"a collective failed in {what}: {failure}\n{presence().report()}\n"
+            "A rank was lost, or did not come within the process group's time-out. Look for the first error of the "
+            "ranks above, or on any of them; every rank must call step(), converge(), consensus(), hdet.save(), "
+            "hdet.load() and hdet.exists() equally often (an uneven loader? a skipped step? a call on rank 0 alone?). "
+            "Then start again from the last checkpoint."
+        ) from failure.__cause__
+    except HdetError:  # has its own words, and all ranks have it
+        raise
+    except Exception as error:
+        if dist.is_available() and dist.is_initialized():
+            presence().leave(what, error)
+        raise
+
+
+class _CollectiveFailed(LostReplicaError):
+    """A collective failed: what :func:`arriving` turns into words."""
+
+
+@contextmanager
+def _communicating() -> Iterator[None]:
+    """Around a collective and nothing else: whatever it raises is a failure to communicate, but for want of memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise _CollectiveFailed(str(error)) from error
+
+
+_LAST_WORDS = 0.1
+"""Seconds to wait at exit, so that gloo's threads can release their tensors."""
+
+
+@cache
+def _leave_quietly() -> None:
+    """Have the interpreter wait a moment before it ends.
+
+    A thread of gloo drops its tensors shortly after their collective has ended, and needs the interpreter for that. On
+    a busy machine a program may be gone by then; torch then ends it by SIGABRT, after all its work was done
+    (pytorch/pytorch pull request 179291). DDP alone does the same; our collectives at the last step make it likelier.
+    """
+    atexit.register(lambda: time.sleep(_LAST_WORDS))

@@ -1,0 +1,303 @@
+"""Which tensors are averaged, and what a replica can say about them without sending them: fingerprints, and numbers
+that are read on the host in few transfers, without float64 on a device that may not have it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from hashlib import sha256
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.errors import ShardedParametersError
+from hdet.ranks.shards import check_sharded, is_distributed, local, reshard
+
+_INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WEIGHT = -7046029254386353131  # odd, as a signed 64-bit number: the golden ratio times 2**64
+_MIX = 6364136223846793005
+_CHUNK = 1 << 20
+_HALF = 0xFFFFFFFF
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[float]:
+    """All numbers of some tensors, one after the other. Synchronises once per device and kind of number.
+
+    >>> to_host([torch.tensor(0.5), torch.tensor(True), torch.tensor([2**40, 1])])
+    [0.5, True, 1099511627776, 1]
+    """
+    places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault((tensor.device, tensor.dtype), []).append(place)
+    found: list[list[float]] = [[] for _ in tensors]
+    for together in places.values():
+        values = iter(torch.cat([tensors[place].detach().reshape(-1) for place in together]).tolist())
+        for place in together:
+            found[place] = list(islice(values, tensors[place].numel()))
+    return list(chain.from_iterable(found))
+
+
+def read(named: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
+    """The numbers of tensors, by name. Synchronises as :func:`to_host` does.
+
+    >>> read({"loss": [torch.tensor([0.5, 0.25])], "sound": [torch.tensor(True)], "none": []})
+    {'loss': [0.5, 0.25], 'sound': [True], 'none': []}
+    """
+    values = iter(to_host([tensor for tensors in named.values() for tensor in tensors]))
+    return {name: list(islice(values, sum(t.numel() for t in tensors))) for name, tensors in named.items()}
+
+
+def halves(bits64: int) -> list[float]:
+    """64 bits as two numbers that a float64 holds exactly."""
+    return [float(bits64 & _HALF), float((bits64 >> 32) & _HALF)]
+
+
+def fingerprint_of_words(parts: Iterable[str]) -> float:
+    """48 bits over some texts: exact as a float64."""
+    return float(int.from_bytes(sha256(";".join(parts).encode()).digest()[:6], "big"))
+
+
+def real_of(tensor: Tensor) -> Tensor:
+    """The numbers themselves that this rank holds; a complex one is two."""
+    own = local(tensor).detach()
+    return torch.view_as_real(own.resolve_conj()) if own.is_complex() else own
+
+
+def fingerprint(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """64 bits over every bit that this rank holds of the tensors, and its position: an int64 scalar on ``device``.
+
+    Stays on the device: nothing is synchronised. Extra memory is a few times a chunk of a million elements.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    for tensor in tensors:
+        for chunk in real_of(tensor).reshape(-1).split(_CHUNK):
+            total = total * _MIX + _weighted_sum(chunk).to(device)
+    return total
+
+
+def _weighted_sum(chunk: Tensor) -> Tensor:
+    """Sum of bits_i * w_i modulo 2**64, with odd weights that depend on the position."""
+    integers = chunk.view(_INTEGER_OF_SIZE[chunk.element_size()]).long()
+    weights = torch.arange(1, chunk.numel() + 1, device=chunk.device).mul_(_WEIGHT).bitwise_or_(1)
+    return (integers * weights).sum()
+
+
+class Weights(NamedTuple):
+    """The tensors of one replica that converge averages, each once."""
+
+    parameters: list[Tensor]
+    """Trained parameters."""
+    buffers: list[Tensor]
+    """Float buffers."""
+    still: list[Tensor]
+    """Frozen parameters and buffers set aside: expected to be equal, averaged only if they are not."""
+    state: list[Tensor]
+    """Optimizer state, where that is averaged too."""
+
+    @property
+    def moving(self) -> list[Tensor]:
+        return self.parameters + self.buffers + self.state
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return self.moving + self.still
+
+    @property
+    def outline(self) -> list[str]:
+        """Role, shape, dtype and sharding of each tensor, in words: must be equal on all replicas."""
+        roles = {
+            "parameter": self.parameters,
+            "buffer": self.buffers,
+            "optimizer state": self.state,
+            "still": self.still,
+        }
+        return [f"{role} {_outline(t)}" for role, tensors in roles.items() for t in tensors]
+
+    @property
+    def device(self) -> torch.device:
+        """Where numbers about the weights are put together."""
+        tensors = self.tensors
+        return tensors[0].device if tensors else torch.device("cpu")
+
+    def all_finite(self) -> Tensor:
+        """Whether what this rank holds of what moves is finite: a scalar on :attr:`device`. Does not synchronise."""
+        largest = norm_of([real for real in map(real_of, self.moving) if _may_be_infinite(real)], math.inf)
+        return (
+            torch.ones((), dtype=torch.bool, device=self.device)
+            if largest is None
+            else largest.isfinite().to(self.device)
+        )
+
+
+NO_WEIGHTS = Weights([], [], [], [])
+
+
+class ReplicaTensors:
+    """The tensors of one replica, and what was learned about them when the replicas first met.
+
+    Args:
+        model: its buffers and further parameters are averaged too, or None.
+        with_state: whether the optimizer's state (moments) is averaged too.
+    """
+
+    def __init__(self, model: nn.Module | None, *, with_state: bool = False) -> None:
+        self.model = model
+        self.with_state = with_state
+        self._set_aside: frozenset[str] = frozenset()
+        self._known: list[int] | None = None
+
+    def remember(self, optimizer: Optimizer) -> None:
+        """At construction: a sharded optimizer will replace its parameters by partitions."""
+        self._known = [id(p) for group in optimizer.param_groups for p in group["params"]]
+
+    def first_weights(self, optimizer: Optimizer, *, needs_model: bool) -> Weights:
+        """The weights when the replicas first meet: whole, or shards, or an error.
+
+        ``needs_model``: whether shards must be those of a known model.
+        """
+        refuse_replaced(self._known, optimizer)
+        check_sharded(self.weights(optimizer).tensors, model_is_missing=needs_model and self.model is None)
+        self._set_aside |= infinite_buffers(self.model)
+        return self.weights(optimizer)
+
+    def set_aside(self, names: Collection[str]) -> None:
+        """Buffers that say nothing about divergence."""
+        self._set_aside |= set(names)
+
+    def weights(self, optimizer: Optimizer) -> Weights:
+        """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out.
+
+        A model that FSDP2 has gathered for a forward pass would show other parameters than the optimizer has.
+        """
+        reshard(self.model)
+        parameters: dict[int, Tensor] = {}
+        still: dict[int, Tensor] = {}
+        own = (p for group in optimizer.param_groups for p in group["params"])
+        for tensor in chain(own, self.model.parameters() if self.model is not None else ()):
+            if _is_averaged(tensor):
+                (parameters if tensor.requires_grad else still).setdefault(id(tensor), tensor)
+        still |= {id(tensor): tensor for tensor in self.buffers(set_aside=True)}
+        state = _state_of(optimizer, parameters.values()) if self.with_state else []
+        return Weights(list(parameters.values()), self.buffers(), list(still.values()), state)
+
+    def buffers(self, *, set_aside: bool = False) -> list[Tensor]:
+        """The model's float buffers that belong into a checkpoint, each once; or those of them that are set aside.
+
+        Others are caches: a forward pass makes them anew, on each rank as long as its batch needs.
+        """
+        if self.model is None:
+            return []
+        caches = {
+            id(module._buffers.get(name))
+            for module in self.model.modules()
+            for name in module._non_persistent_buffers_set
+        }
+        return list(
+            {
+                id(tensor): tensor
+                for name, tensor in self.model.named_buffers()
+                if _is_averaged(tensor) and id(tensor) not in caches and (name in self._set_aside) == set_aside
+            }.values()
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has other tensors: what is known by their ids is forgotten."""
+        return {**vars(self), "_set_aside": frozenset(), "_known": None}
+
+
+def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Moments and momentum buffers: float state of a parameter's own shape, in a fixed order."""
+    return [
+        value
+        for p in parameters
+        for name, value in sorted(optimizer.state.get(p, {}).items())
+        if name != "step" and isinstance(value, Tensor) and value.is_floating_point() and value.shape == p.shape
+    ]
+
+
+def _is_averaged(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def infinite_buffers(model: nn.Module | None) -> frozenset[str]:
+    """Names of float buffers with infinities but no NaN: masks, which say nothing about divergence."""
+    return _buffers_that(model, lambda b: b.isinf().any() & ~b.isnan().any())
+
+
+def nan_buffers(model: nn.Module | None) -> frozenset[str]:
+    """Names of float buffers with NaN. Synchronises host and device."""
+    return _buffers_that(model, lambda b: b.isnan().any())
+
+
+def _buffers_that(model: nn.Module | None, has: Callable[[Tensor], Tensor]) -> frozenset[str]:
+    buffers = model.named_buffers() if model is not None else ()
+    return frozenset(name for name, b in buffers if _is_averaged(b) and not b.is_meta and bool(has(local(b))))
+
+
+def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:
+    """Raise if the optimizer's parameters are others than at construction (``known`` ids; None: not known).
+
+    DeepSpeed's ZeRO puts each rank's own flat partition in their place, with equal shapes and different content.
+    Accelerate puts FSDP2's DTensors there, which say what they are.
+    """
+    found = [p for group in optimizer.param_groups for p in group["params"]]
+    now = [id(p) for p in found]
+    by_shards = bool(found) and all(map(is_distributed, found))  # ZeRO 3 leaves nothing there between steps
+    if known is not None and not set(known) <= set(now) and not by_shards:
+        raise ShardedParametersError(
+            f"{len(set(known) - set(now))} of the optimizer's {len(known)} parameters were replaced after the "
+            "scheduler was built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, "
+            "each rank its own, which must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the "
+            "rate found on the partitions: leave lr_scheduler out of deepspeed.initialize, and call "
+            "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
+        )
+
+
+def warn_without_ensemble(optimizer: Optimizer) -> None:
+    """Say that torch's ZeroRedundancyOptimizer keeps replicas equal: each parameter has one rank that updates it."""
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
+        warnings.warn(
+            "with ZeroRedundancyOptimizer one rank updates each parameter for all, so replicas stay equal and there is "
+            "no ensemble: each parameter trains at its owner's rate; use spread=0 or a plain optimizer",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+@torch.no_grad()
+def norm_of(tensors: Iterable[Tensor], order: float) -> Tensor | None:
+    """The norm of all tensors together, in few launches: a scalar on the first one's device; None if all are empty.
+
+    At least in fp32, since a sum of squares overflows in half precision. NaN is not hidden. Does not synchronise.
+
+    >>> norm_of([torch.tensor([1.0, -3.0]), torch.tensor([2.0])], math.inf)
+    tensor(3.)
+    """
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    found: list[Tensor] = []
+    for (_, dtype), own in alike.items():
+        wide = None if dtype.is_complex else torch.promote_types(dtype, torch.float32)
+        found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own, order, wide)), order))
+    if len(found) < 2:
+        return found[0] if found else None
+    wide, device = reduce(torch.promote_types, (one.dtype for one in found)), found[0].device
+    total: Tensor = torch.linalg.vector_norm(torch.stack([one.to(device, wide) for one in found]), order)
+    return total
+
+
+def _may_be_infinite(real: Tensor) -> bool:
+    """Not if it is on the host and its sum is finite, which is a quick look. On a device the look would synchronise."""
+    return bool(real.numel()) and not (real.is_cpu and math.isfinite(real.sum().item()))
+
+
+def _outline(tensor: Tensor) -> str:
+    placements = f" {getattr(tensor, 'placements', ())}" if is_distributed(tensor) else ""
+    return f"{tuple(tensor.shape)} {tensor.dtype}{placements}"

@@ -1,0 +1,402 @@
+r"""When a guard rolls back, to which snapshot, and what becomes of the rate: the rule behind ``hdet.Guard``. Pure.
+
+A search shares its snapshots and actions, and lowers the rate by a rule of its own (:mod:`hdet.search.rule`).
+
+A guard looks at the last steps every :data:`LOOK` steps. Three things are ruin:
+
+1. a single loss or gradient that is NaN, infinite or out of all proportion (:class:`Usual`), unless its step was
+   withheld, and weights that are;
+2. losses that leap and stay there for most of a look (:data:`hdet.rollback.judge.LOOKS`);
+3. losses of a whole round of ``check_every`` steps that have lost too much of what was gained
+   (:data:`hdet.rollback.judge.ROUNDS`).
+
+Training then goes on from a snapshot of before. Losses cannot tell ruined weights from harder data, but the losses
+after a roll back can: if they are as bad at once, it was the data, and the weights that were replaced are put back.
+
+The first roll back leaves the rate as it is. One that follows within twice the time to recover multiplies it by
+:math:`f`; the factor grows back to its ceiling over ``recover`` rounds. If that has happened before, and training has
+been well in between, the rate is at fault: the ceiling is lowered by :math:`f`, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from statistics import median
+from typing import NamedTuple
+
+from hdet.rollback.judge import FEWEST, LIMITS, LOOKS, ROUNDS, Block, Limits, LossHistory, Verdict, blocks_of, judge
+
+LOOK = FEWEST
+"""Steps from one look to the next: a level is made of as many losses."""
+SPACING = 2 * LOOK
+"""Steps between snapshots. A leap is seen at the end of the look after the one in which it began, at the latest."""
+OLD = 2
+"""The slot of an older snapshot, for ruin that is seen late; 0 and 1 hold the last two."""
+REMEMBERED, KNOWN = 48, 16
+"""Steps that a single one is compared with: at most, and at least."""
+NORM, LOSS = 10.0, 20.0
+"""A gradient is out of all proportion if its norm is so many times the largest of these steps. If no norm is known, the
+loss must be so many times farther above their median than any of them was from it (LOG, a guard that looks more
+often)."""
+PATIENCE = 64
+"""So many steps in a row that were withheld end the run."""
+GROWN = 1e3
+"""Weights are ruined if their largest number is so many times that in the last snapshot: a bit was flipped."""
+
+
+# -- what a search and a guard have in common --------------------------------------------------------------------------
+
+
+class Snapshot(NamedTuple):
+    """Weights, buffers and optimizer state as they were after a step; they lie in ``slot``."""
+
+    step: int
+    slot: int
+
+
+def is_due(kept: Sequence[Snapshot], t: int, spacing: int) -> bool:
+    """Whether it is time for another snapshot; ``kept``: the last ones."""
+    return not kept or t - kept[-1].step >= spacing
+
+
+def with_another(kept: Sequence[Snapshot], t: int) -> tuple[Snapshot, ...]:
+    """The last snapshot and one of step ``t``, in the slot that has been in use for longer.
+
+    >>> with_another(with_another((), 4), 8)
+    (Snapshot(step=4, slot=0), Snapshot(step=8, slot=1))
+    """
+    last = tuple(kept[-1:])
+    return (*last, Snapshot(t, 1 - last[0].slot if last else 0))
+
+
+def present(kept: Sequence[Snapshot], slots: Container[int]) -> tuple[Snapshot, ...]:
+    """Those whose slots can be put back: a checkpoint may have none."""
+    return tuple(one for one in kept if one.slot in slots)
+
+
+class Action(IntEnum):
+    """What is to be done with the weights."""
+
+    NOTHING = 0
+    KEEP = 1
+    """Copy them, with buffers and optimizer state, into the decision's slot."""
+    ROLL_BACK = 2
+    """Put back what lies in the decision's slot. A guard copies them aside before that."""
+    TAKE_BACK = 3
+    """A guard's last roll back was wrong: put back what it has replaced, from the decision's slot."""
+    GO_ON = 4
+    """Ruined, and there is nothing to go back to: the weights must at least be finite."""
+    GIVE_UP = 5
+    """Ruined once too often."""
+    RESTART = 6
+    """A search begins again from the weights as they were before the first step."""
+
+
+# -- what a guard remembers --------------------------------------------------------------------------------------------
+
+
+class Usual(NamedTuple):
+    """What single steps were like lately."""
+
+    norms: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+
+    def is_exceeded_by(self, norm: float | None, loss: float | None = None) -> bool:
+        """Whether a step is NaN, infinite or out of all proportion; None: unknown.
+
+        >>> usual = Usual(norms=(1.0, 2.0) * 8, losses=(0.5, 0.6) * 8)
+        >>> [usual.is_exceeded_by(norm) for norm in (19.0, 21.0, math.nan)], usual.is_exceeded_by(None, loss=2.0)
+        ([False, True, True], True)
+        """
+        if not all(math.isfinite(value) for value in (norm, loss) if value is not None):
+            return True
+        if norm is not None and len(self.norms) >= KNOWN:  # a loss alone does no harm
+            return norm > NORM * max(self.norms) > 0
+        if loss is None or len(self.losses) < KNOWN:
+            return False
+        middle = median(self.losses)
+        return loss - middle > LOSS * max(abs(value - middle) for value in self.losses) > 0
+
+    def noting(self, norm: float | None, loss: float | None) -> Usual:
+        """With one step more."""
+        norms = self.norms if norm is None else (*self.norms, norm)[-REMEMBERED:]
+        return Usual(norms, self.losses if loss is None else (*self.losses, loss)[-REMEMBERED:])
+
+
+class Step(NamedTuple):
+    """What is known of one step; the same on all ranks. None: unknown."""
+
+    loss: float | None = None
+    """Lower is better; NaN if no rank has a finite one."""
+    norm: float | None = None
+    """Of the gradient."""
+    withheld: bool = False
+    """Whether the optimizer was kept from using this gradient."""
+
+
+class Slowed(NamedTuple):
+    """How often, when and how far training was slowed down."""
+
+    rollbacks: int = 0
+    """Roll backs so far."""
+    since: int = 0
+    """The step of the last one."""
+    low: float = 1.0
+    """The factor on the rate then ..."""
+    ceiling: float = 1.0
+    """... and what it grows back to."""
+
+
+class GuardState(NamedTuple):
+    """What a guard remembers; plain numbers."""
+
+    near: LossHistory = LossHistory()
+    """What the judge remembers of looks ..."""
+    far: LossHistory = LossHistory()
+    """... and of rounds."""
+    begun: int = 0
+    """When this round began ..."""
+    losses: tuple[float, ...] = ()
+    """... and its losses so far."""
+    usual: Usual = Usual()
+    kept: tuple[Snapshot, ...] = ()
+    """Snapshots, the oldest first."""
+    slowed: Slowed = Slowed()
+    before: Slowed | None = None
+    """That of before the last roll back, until the next losses have shown whether it was right ..."""
+    replaced: Snapshot | None = None
+    """... and the weights that it has replaced."""
+    since_well: int = 0
+    """Roll backs since a snapshot was last kept."""
+
+    withheld: int = 0
+    """Steps in a row that were withheld."""
+
+    @property
+    def slots(self) -> set[int]:
+        """Those that are in use."""
+        return {one.slot for one in (*self.kept, *([self.replaced] if self.replaced is not None else []))}
+
+    @property
+    def recent(self) -> tuple[Snapshot, ...]:
+        """The last snapshot, if there is one."""
+        return tuple(one for one in self.kept if one.slot != OLD)[-1:]
+
+    def lacks_snapshot(self, t: int, spacing: int) -> bool:
+        """Whether it is time for another one."""
+        return is_due(self.recent, t, spacing)
+
+    def is_bad(self, step: Step) -> bool:
+        """Whether a single step is ruin. Right after a roll back only what is not finite is: others may be the data."""
+        usual = Usual() if self.since_well else self.usual
+        return usual.is_exceeded_by(step.norm, step.loss)
+
+    def is_out_of_proportion(self, step: Step) -> bool:
+        """Whether a step is finite, and far from what steps were like before the last roll back."""
+        return not Usual().is_exceeded_by(*step[:2]) and self.usual.is_exceeded_by(step.norm, step.loss)
+
+    def having_seen(self, steps: Sequence[Step]) -> GuardState:
+        """With the steps of a look."""
+        usual, withheld = self.usual, self.withheld
+        for one in steps:
+            usual = usual if one.withheld else usual.noting(one.norm, one.loss)
+            withheld = withheld + 1 if one.withheld else 0
+        return self._replace(usual=usual, withheld=withheld)
+
+    def remembering(self, slots: Container[int]) -> GuardState:
+        """The state if only the snapshots in some slots can be put back."""
+        is_there = self.replaced is not None and self.replaced.slot in slots
+        return self._replace(kept=present(self.kept, slots), replaced=self.replaced if is_there else None)
+
+
+class Cause(IntEnum):
+    """Why weights are rolled back."""
+
+    LOSSES = 0
+    """They have leapt, or have lost what was gained."""
+    STEP = 1
+    """A single loss or gradient is out of all proportion, NaN or infinite."""
+    WEIGHTS = 2
+    """They are NaN, infinite, or one of them is out of all proportion."""
+
+
+class Decision(NamedTuple):
+    """What follows from a look."""
+
+    state: GuardState
+    action: Action = Action.NOTHING
+    slot: int = 0
+    step: int = 0
+    """The step whose weights are put back."""
+    cause: Cause = Cause.LOSSES
+    aside: int | None = None
+    """A slot for the weights that are replaced; None: they are given up."""
+    retired: int | None = None
+    """A slot whose snapshot is copied to :data:`OLD`."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a user has asked for.
+
+    Args:
+        check_every: steps of a round.
+        factor: on the rate, at a roll back that follows another one.
+        recover: rounds in which that is made up for; None: it never is.
+        max_rollbacks: roll backs of a run.
+    """
+
+    check_every: int
+    factor: float
+    recover: int | None
+    max_rollbacks: int
+
+    def factor_at(self, slowed: Slowed, t: int) -> float:
+        """The factor on the rate of step ``t``.
+
+        >>> policy = Policy(check_every=10, factor=0.25, recover=2, max_rollbacks=3)
+        >>> [policy.factor_at(Slowed(2, since=100, low=0.25), t) for t in (100, 110, 120, 130)]
+        [0.25, 0.5, 1.0, 1.0]
+        """
+        if self.recover is None or slowed.low >= slowed.ceiling:
+            return slowed.low
+        part = min((t - slowed.since) / (self.recover * self.check_every), 1.0)
+        return min(slowed.low * math.pow(slowed.ceiling / slowed.low, part), slowed.ceiling)
+
+    @staticmethod
+    def until_next_look(state: GuardState) -> int:
+        """Steps from one look to the next. After a roll back two tell whether the data were harder."""
+        return LOOK if state.replaced is None else LOOK // 2
+
+    def after_look(
+        self,
+        state: GuardState,
+        t: int,
+        steps: Sequence[Step],
+        is_sound: bool | None = True,
+        *,
+        spacing: int = SPACING,
+        known: int | None = None,
+    ) -> Decision:
+        """One look.
+
+        Args:
+            state: what is remembered.
+            t: steps made.
+            steps: those of them that were not seen yet, of the first ``known``.
+            is_sound: whether weights, buffers and optimizer state are finite and in proportion. None: nobody has
+                looked, and no snapshot is kept.
+            spacing: steps between snapshots.
+            known: how many steps were read; None: all.
+        """
+        known = t if known is None else known
+        first = known - len(steps)
+        if is_sound is False:
+            return self._diverged(state, t, first, Cause.WEIGHTS)
+        if state.replaced is not None and steps and state.is_out_of_proportion(steps[0]):
+            return _taken_back(state)  # gradients are as large for the earlier weights
+        bad = next((i for i, one in enumerate(steps) if not one.withheld and state.is_bad(one)), None)
+        if bad is not None:
+            return self._diverged(state, t, first + bad - 1, Cause.STEP)
+        state = state.having_seen(steps)
+        if state.withheld >= PATIENCE:
+            return Decision(state, Action.GIVE_UP, cause=Cause.STEP)
+        if state.withheld > 1 and state.since_well == 0:  # once may be the data's fault
+            return self._diverged(state, t, t - state.withheld - 1, Cause.STEP)
+        blocks = [Block(one.loss, 1) for one in steps if one.loss is not None]
+        near, verdict = judge(state.near, blocks, falling=False, limits=LOOKS)
+        if verdict is Verdict.DIVERGED and state.withheld:
+            return Decision(state)  # weights were put back already, and the gradients are not finite: withhold them
+        state, began = state._replace(near=near, losses=(*state.losses, *(x.mean for x in blocks))), state.begun
+        if verdict is Verdict.FINE and known - began >= self.check_every:
+            far, verdict = judge(state.far, blocks_of(state.losses), falling=False, limits=ROUNDS)
+            state = state._replace(far=far, begun=known, losses=())
+        if verdict is Verdict.DIVERGED:
+            is_nonfinite, is_far = math.isinf(near.suspect_level), state.begun == known
+            latest = min(known - SPACING, began) if is_far else known - SPACING
+            return self._diverged(state, t, latest, Cause.STEP if is_nonfinite else Cause.LOSSES)
+        if verdict is Verdict.FALSE_ALARM:
+            return _taken_back(state)
+        if blocks and math.isnan(state.near.suspect_level) and math.isnan(state.far.suspect_level):
+            state = state._replace(before=None, replaced=None)
+        if not state.lacks_snapshot(t, spacing) or is_sound is None:
+            return Decision(state)
+        if state.withheld or (blocks and not is_well(near, blocks[-1], LOOKS)):
+            return Decision(state)  # the next look will show what became of these weights
+        return self._keeping(state, t, spacing)
+
+    def _diverged(self, state: GuardState, t: int, latest: int, cause: Cause) -> Decision:
+        """Back to a snapshot of step ``latest`` or before, if there is one: later ones may be ruined already."""
+        if state.slowed.rollbacks >= self.max_rollbacks:
+            return Decision(state, Action.GIVE_UP, cause=cause)
+        near, far = (history.suspecting(history.suspect_level) for history in (state.near, state.far))
+        is_worse = cause is not Cause.LOSSES and state.since_well > 0  # not finite once more, right after a roll back
+        state = state._replace(
+            near=near,
+            far=far,
+            begun=t,
+            losses=(),
+            slowed=self._slowed(state, t),
+            before=state.slowed,
+            since_well=state.since_well + 1,
+        )
+        if not state.kept:  # these weights stay, and are the measure now
+            state = state._replace(near=near.cleared(), far=far.cleared(), before=None)
+            return Decision(state, Action.GO_ON, cause=cause)
+        fitting = [one for one in state.kept if one.step <= latest] or list(state.kept[:1])
+        back = fitting[-2] if is_worse and len(fitting) > 1 else fitting[-1]
+        kept = tuple(one for one in state.kept if one is back or (one.slot == OLD and one.step < back.step))
+        if cause is Cause.WEIGHTS:  # nobody will want these again
+            return Decision(state._replace(kept=kept, replaced=None), Action.ROLL_BACK, back.slot, back.step, cause)
+        aside = 1 - back.slot if back.slot != OLD else 0
+        state = state._replace(kept=kept, replaced=Snapshot(t, aside))
+        return Decision(state, Action.ROLL_BACK, back.slot, back.step, cause, aside)
+
+    def _slowed(self, state: GuardState, t: int) -> Slowed:
+        """The first roll back leaves the rate as it is; one that follows soon does not."""
+        slowed, low = state.slowed, self.factor_at(state.slowed, t)
+        soon = self.recover is None or t - slowed.since <= 2 * self.recover * self.check_every
+        if slowed.rollbacks == 0 or not soon:
+            return Slowed(slowed.rollbacks + 1, t, low, slowed.ceiling)
+        is_to_blame = self.recover is None or (state.since_well == 0 and slowed.low < slowed.ceiling)
+        low *= self.factor
+        return Slowed(slowed.rollbacks + 1, t, low, min(low, slowed.ceiling) if is_to_blame else slowed.ceiling)
+
+    def _keeping(self, state: GuardState, t: int, spacing: int) -> Decision:
+        """Keep these weights, in the slot that has been in use for longer."""
+        recent = state.recent
+        old, retired = tuple(one for one in state.kept if one.slot == OLD), None
+        is_due = not old or state.begun - old[0].step > self.check_every  # once a round: it is older than the next one
+        if recent and recent[0].step < state.begun and is_due and spacing < self.check_every:
+            old, retired = (Snapshot(recent[0].step, OLD),), recent[0].slot
+        kept = with_another(recent, t)
+        slot = kept[-1].slot
+        replaced = None if state.replaced is not None and state.replaced.slot == slot else state.replaced
+        state = state._replace(kept=(*old, *kept), since_well=0, replaced=replaced)
+        return Decision(state, Action.KEEP, slot, retired=retired)
+
+
+def _taken_back(state: GuardState) -> Decision:
+    """The last roll back was wrong: it was the data. What was usual before them is no measure any more."""
+    replaced = state.replaced
+    state = state._replace(near=state.near.cleared(), far=state.far.cleared(), usual=Usual(), losses=())
+    state = state._replace(slowed=state.before or state.slowed, before=None, replaced=None, since_well=0)
+    if replaced is None:
+        return Decision(state)
+    return Decision(state, Action.TAKE_BACK, replaced.slot, replaced.step)
+
+
+def is_well(history: LossHistory, block: Block, limits: Limits = LIMITS) -> bool:
+    """Whether a few steps alone show no ruin: the weights next to them can be trusted.
+
+    >>> history = LossHistory()
+    >>> for loss in (5.0, 4.1, 3.0, 2.2, 1.9, 2.1):
+    ...     history, _ = judge(history, [Block(loss, 1), Block(loss + 0.1, 1)], falling=False)
+    >>> is_well(history, Block(2.4, 1)), is_well(history, Block(50.0, 1)), is_well(history, Block(math.nan, 1))
+    (True, False, False)
+    """
+    unbiased = history._replace(suspect_level=math.nan, nonfinite_streak=0)
+    return judge(unbiased, [block] * FEWEST, falling=False, limits=limits)[1] is Verdict.FINE

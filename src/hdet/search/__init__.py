@@ -1,0 +1,1 @@
+"""Finds the learning rate in the run. Read :mod:`hdet.search.search` first."""

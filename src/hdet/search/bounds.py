@@ -1,0 +1,72 @@
+"""The bound that the user gives: rates that parameter groups never exceed. Pure.
+
+All groups share the factor that a search finds, so that their rates keep the ratios of the guesses. So it is the factor
+that is held: at what brings the first group to its bound. The others are below theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from hdet.parameters import Rate, with_added
+from hdet.search.rule import LOWEST, State
+
+_Rate = TypeVar("_Rate", float, Rate)
+_CLOSE = 1e-9
+"""Of two logarithms that are the same."""
+
+
+class Bounds(NamedTuple):
+    """What the rates may be.
+
+    >>> bounds = Bounds(each=(math.inf, 0.1))
+    >>> bounds.factor([1.0, 0.2]), bounds.held([0.5, 0.10000000000000002])
+    (0.5, [0.5, 0.1])
+    """
+
+    common: float = math.inf
+    """Of every parameter group, also of those that are added in the run; infinite: there is none."""
+    each: tuple[float, ...] | None = None
+    """One for each group, in place of the common one; groups that are added have none."""
+
+    @property
+    def lowest(self) -> float:
+        """Of all groups; infinite: nothing is bounded."""
+        return min(self.each or (self.common,))
+
+    def of(self, groups: int) -> Sequence[float]:
+        """Of so many groups."""
+        return self.each or (self.common,) * groups
+
+    def grown(self, new: Collection[int]) -> Bounds:
+        """Groups were added, by their numbers among all of them."""
+        return self._replace(each=self.each and tuple(with_added(self.each, dict.fromkeys(new, math.inf))))
+
+    def factor(self, schedule: Sequence[Rate], peaks: Sequence[float] = ()) -> float:
+        """The largest factor on a schedule, and on its peaks so far: what has fallen falls from the bound."""
+        tops = [max(map(float, row)) for row in zip(schedule, peaks or [0.0] * len(schedule), strict=True)]
+        rows = zip(tops, self.of(len(tops)), strict=True)
+        return min((bound / top for top, bound in rows if top > 0), default=math.inf)
+
+    def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
+        """Rates that rounding has brought above; each keeps its type."""
+        rows = zip(rates, self.of(len(rates)), strict=True)
+        return [rate.clamp(max=bound) if isinstance(rate, Tensor) else min(rate, bound) for rate, bound in rows]
+
+
+NO_BOUNDS = Bounds()
+
+
+def bounded(state: State, most: float) -> State:
+    """The state with a level that does not run away above what is used; ``most``: :meth:`Bounds.factor`."""
+    top = max(math.log(most), LOWEST)
+    return state if state.level <= top else state._replace(level=top)
+
+
+def is_bound(state: State, most: float) -> bool:
+    """Whether it is the bound that the rate has come to, and not a ceiling below it."""
+    return most < math.inf and min(state.level, state.ceiling) >= math.log(most) - _CLOSE

@@ -1,0 +1,265 @@
+"""Pieces: many tensors as few long vectors, so that a sum over all weights is a handful of launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hdet.parameters import leading_part, wide
+from hdet.ranks.shards import local, local_gradient, place
+from hdet.ranks.weights import real_of
+
+__all__ = ["Pieces", "Reading", "Vectors"]
+
+PIECE = 1 << 23
+"""Numbers of a piece, at most. Launches cost a GPU's host more than reading memory costs the GPU: pieces of half the
+length took 1.6 times as long (86 M weights, H200). A tensor that cannot be cut may be longer."""
+_SHARE = 16
+"""A piece has at most this part of all numbers, if that is not short: scratch memory is two pieces."""
+_SHORT = 1 << 20
+Vectors: TypeAlias = list[Tensor]
+"""One vector for each piece."""
+Value = TypeVar("Value")
+
+
+class Reading(NamedTuple):
+    """What an optimizer makes of the gradients that its parameters hold."""
+
+    turned: frozenset[int] = frozenset()
+    """Ids of the parameters that are to go up along them: ``maximize=True``."""
+    scale: Tensor | None = None
+    """What a GradScaler has multiplied them by: torch hands it to fused optimizers, which divide by themselves."""
+    left_out: Tensor | None = None
+    """Above 0 where the optimizer will find some that are not finite, and make no step."""
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> Reading:
+        """How the optimizer will read them in the step to come."""
+        ascending = (group["params"] for group in optimizer.param_groups if group.get("maximize", False))
+        turned = frozenset(id(p) for parameters in ascending for p in parameters)
+        scaled = leading_part(optimizer)
+        return cls(turned, getattr(scaled, "grad_scale", None), getattr(scaled, "found_inf", None))
+
+    def held(self, parameters: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """What parameters hold, with the sign in which the optimizer uses it; None where there is nothing."""
+        return [None if p is None else self._gradient(p) for p in parameters]
+
+    def read(self, gradient: Tensor) -> Tensor:
+        """Without the scale, and zero where there will be no step. Does not synchronise."""
+        if self.scale is not None:
+            gradient = gradient / self.scale.to(gradient.device)
+        if self.left_out is not None:
+            gradient = torch.where(self.left_out.to(gradient.device) > 0, 0.0, gradient)
+        return gradient
+
+    def _gradient(self, p: Tensor) -> Tensor | None:
+        gradient = local_gradient(p)
+        if gradient is None:
+            return None
+        dense = gradient.to_dense() if gradient.is_sparse else gradient
+        return -dense if id(p) in self.turned else dense
+
+
+class _Part(NamedTuple):
+    """A tensor, or some of its numbers in the order of memory, at its place in a vector."""
+
+    tensor: int
+    numbers: slice | None
+    """None: all of them, in the tensor's shape."""
+    real: bool
+    """Whether the tensor's numbers are real."""
+    shape: tuple[int, ...]
+    offset: int
+    length: int
+
+
+class _Piece:
+    """Parts that lie on one device. ``place``: which part of its tensors this rank holds, as all ranks name it."""
+
+    def __init__(self, parts: list[_Part], device: torch.device, dtype: torch.dtype, place: str) -> None:
+        self.parts, self.device, self.dtype, self.place = parts, device, dtype, place
+        self.length = sum(part.length for part in parts)
+        self._whole = all(part.numbers is None and part.real for part in parts)
+        """Whether it is made of uncut tensors of real numbers: they are copied as they are, which saves time."""
+
+    def sources(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """What goes to each part's place."""
+        whole = (tensors[part.tensor] for part in self.parts)
+        found = [t if t is None else local(t) for t in whole]
+        if self._whole:
+            return found
+        return [t if t is None else _of(t, part) for t, part in zip(found, self.parts, strict=True)]
+
+
+class Pieces:
+    """The layout of some tensors, and scratch vectors to gather them in.
+
+    Of a tensor that is shared out over ranks, what this rank holds is laid out. Sums over pieces are then this rank's,
+    and are kept apart by place, so that what several ranks hold can be counted once.
+
+    Numbers are at least fp32, and complex ones count as two. Scratch memory, for each device and type: twice 32 MB in
+    fp32 at most, or more for a long tensor that is not contiguous.
+
+    Args:
+        tensors: what is laid out; all further ones have their shapes, devices and kinds.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        places: dict[tuple[torch.device, torch.dtype, str], list[_Part]] = {}
+        longest = min(max(sum(local(tensor).numel() for tensor in tensors) // _SHARE, _SHORT), PIECE)
+        for i, tensor in enumerate(tensors):
+            real = real_of(tensor)
+            dtype = torch.promote_types(real.dtype, torch.float32)
+            places.setdefault((real.device, dtype, place(tensor)), []).extend(
+                _cut(i, real, not tensor.is_complex(), longest)
+            )
+        self._pieces = [_Piece(parts, *where) for where, whole in places.items() for parts in _packed(whole, longest)]
+        self.sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in tensors]
+        """How many numbers each tensor has, on all ranks together."""
+        self.rounding = max((torch.finfo(tensor.dtype).eps / 2 for tensor in tensors), default=0.0)
+        """What rounding may change a number by, over that number, in the coarsest of the tensors."""
+        self.places = list(dict.fromkeys(piece.place for piece in self._pieces))
+        """Which parts of tensors this rank holds; all ranks list them in one order."""
+        self._scratch = [self._shared_scratch(), self._shared_scratch()]
+        self._views = [[_views(p, v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self._scratch]
+
+    def zeros(self) -> Vectors:
+        """A new vector for each piece."""
+        return [torch.zeros(piece.length, device=piece.device, dtype=piece.dtype) for piece in self._pieces]
+
+    @torch.no_grad()
+    def copied(self, tensors: Sequence[Tensor]) -> Vectors:
+        """The tensors in vectors of their own."""
+        vectors = self.zeros()
+        for piece, vector in zip(self._pieces, vectors, strict=True):
+            _gather_(_views(piece, vector), piece.sources(tensors))
+        return vectors
+
+    @torch.no_grad()
+    def write_(self, tensors: Sequence[Tensor], vectors: Vectors) -> None:
+        """Vectors back into tensors, in place."""
+        for piece, vector in zip(self._pieces, vectors, strict=True):
+            for part, view in zip(piece.parts, _views(piece, vector), strict=True):
+                _write_(real_of(tensors[part.tensor]), part, view)
+
+    def norms_by_place(self, vectors: Iterable[Tensor]) -> list[list[Tensor]]:
+        """For each of :attr:`places` a number for each tensor: how long what lies there of it is; on one device."""
+        found: dict[tuple[str, int], list[Tensor]] = {}
+        zero = None
+        for piece, vector in zip(self._pieces, vectors, strict=True):
+            norms = torch._foreach_norm(_views(piece, vector))
+            zero = torch.zeros_like(norms[0]) if zero is None else zero
+            for part, norm in zip(piece.parts, norms, strict=True):
+                found.setdefault((piece.place, part.tensor), []).append(norm.to(zero))
+        return [
+            [_length(found[where, i]) if (where, i) in found else zero for i in range(len(self.sizes))]
+            for where in self.places
+            if zero is not None
+        ]
+
+    def by_place(self, values: Iterable[Value]) -> list[list[Value]]:
+        """One value for each piece, as a list for each of :attr:`places`."""
+        pairs = list(zip(self._pieces, values, strict=True))
+        return [[value for piece, value in pairs if piece.place == where] for where in self.places]
+
+    def as_tensors(self, vectors: Vectors, like: Sequence[Tensor]) -> list[Tensor]:
+        """Vectors as tensors of their own, in the shapes of ``like`` and at least fp32."""
+        found = [wide(tensor) for tensor in like]
+        self.write_(found, vectors)
+        return found
+
+    @property
+    def scratch(self) -> Vectors:
+        """A vector for each piece, of which one at a time may be in use: their memory is the same."""
+        return self._scratch[0]
+
+    def gathered(self, tensors: Sequence[Tensor | None], scratch: int) -> Iterator[Tensor]:
+        """A vector for each piece in turn, to be read until the next one; zero where there is no tensor.
+
+        Args:
+            tensors: as they were laid out.
+            scratch: 0 or 1: where those are put together that do not lie there as one vector already.
+        """
+        for piece, vector, views in zip(self._pieces, self._scratch[scratch], self._views[scratch], strict=True):
+            sources = piece.sources(tensors)
+            first = sources[0]
+            if len(sources) == 1 and first is not None and first.dtype == piece.dtype and first.is_contiguous():
+                yield first.detach().view(-1)
+                continue
+            if any(source is None for source in sources):
+                vector.zero_()
+            _gather_(views, sources)
+            yield vector
+
+    def _shared_scratch(self) -> Vectors:
+        """One memory for all pieces of a device and type, as long as the longest."""
+        longest: dict[tuple[torch.device, torch.dtype], int] = {}
+        for piece in self._pieces:
+            kind = (piece.device, piece.dtype)
+            longest[kind] = max(longest.get(kind, 0), piece.length)
+        memory = {kind: torch.zeros(n, device=kind[0], dtype=kind[1]) for kind, n in longest.items()}
+        return [memory[piece.device, piece.dtype][: piece.length] for piece in self._pieces]
+
+
+def _length(norms: Sequence[Tensor]) -> Tensor:
+    """Of the vectors that have these norms, end to end."""
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
+
+
+def _cut(i: int, numbers: Tensor, real: bool, longest: int) -> Iterator[_Part]:
+    """A tensor in parts of a piece's length at most; offsets are set later."""
+    total = numbers.numel()
+    if total <= longest or not numbers.is_contiguous():
+        yield _Part(i, None, real, tuple(numbers.shape), 0, total)
+        return
+    for begin in range(0, total, longest):
+        length = min(longest, total - begin)
+        yield _Part(i, slice(begin, begin + length), real, (length,), 0, length)
+
+
+def _packed(parts: list[_Part], longest: int) -> Iterator[list[_Part]]:
+    """Parts one after the other, until a piece is full."""
+    full: list[_Part] = []
+    offset = 0
+    for part in parts:
+        if full and offset + part.length > longest:
+            yield full
+            full, offset = [], 0
+        full.append(part._replace(offset=offset))
+        offset += part.length
+    if full:
+        yield full
+
+
+def _views(piece: _Piece, vector: Tensor) -> list[Tensor]:
+    """Each part's place in a vector, in the part's shape."""
+    return [vector[part.offset : part.offset + part.length].view(part.shape) for part in piece.parts]
+
+
+def _of(tensor: Tensor, part: _Part) -> Tensor:
+    """The part of a tensor."""
+    real = real_of(tensor)
+    return real if part.numbers is None else real.reshape(-1)[part.numbers]
+
+
+def _write_(real: Tensor, part: _Part, values: Tensor) -> None:
+    """Write a part of a tensor, in the order of its numbers, however they lie in memory now."""
+    if part.numbers is None:
+        real.copy_(values)
+        return
+    flat = real.contiguous().view(-1)  # itself, where it is contiguous
+    flat[part.numbers].copy_(values)
+    if not real.is_contiguous():
+        real.copy_(flat.view_as(real))
+
+
+@torch.no_grad()
+def _gather_(views: Sequence[Tensor], sources: Sequence[Tensor | None]) -> None:
+    """Copy tensors to their places, in few launches; where there is none, nothing."""
+    there = [(view, source) for view, source in zip(views, sources, strict=True) if source is not None]
+    if there:
+        torch._foreach_copy_([view for view, _ in there], [source for _, source in there])

@@ -1,0 +1,198 @@
+r"""Has the train loss fallen? What is remembered of its course from the first step on, and what follows from it. Pure.
+
+The latest quarter of the steps is compared with beginnings of the run: the first two losses, at a rate that is
+negligible, and all longer ones that lie before that quarter. The loss has fallen if one of them is above it by more
+than the noise of the two means, and by more than a part of the loss itself or by far more than single steps differ:
+
+.. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ \min(0.02\,|\text{beginning}|,\
+    8\,\sigma)).
+
+Long beginnings are for runs that learn slowly, below a large noise. What comes after a rise of the loss is no
+beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller turns losses that are
+maximised.
+
+A loss that is above all beginnings, or that had fallen and is back where it began, is lost: the network is dead, or on
+its way there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, takewhile
+from statistics import median
+from typing import NamedTuple
+
+from hdet.rollback.judge import FEWEST, Block
+
+SURE = 2.0
+"""Deviations that a fall takes. Of losses that are noise alone one in eight looks as if it had fallen (LOG, what a run
+says)."""
+CLEAR = 4.0
+"""Where this is asked after every round, chance must not say yes in one of them."""
+FLAT = 2.0
+"""Deviations that a fall must lack for the loss to be flat beyond doubt."""
+LEAST = 0.02
+"""A smaller part of the loss is nothing: a network whose layers are dead gains as much, because its output learns how
+frequent the classes are (LOG, what a run says) ..."""
+FAR = 8.0
+"""... unless it is as many deviations of a single step: a loss may be counted from any zero point."""
+ROUNDED = 2.0**-22
+"""The part of a loss that fp32 may lose in sums."""
+RISEN = 3.0
+"""A round is above the first losses by so many deviations: no beginning has it in it. So are the latest losses: they
+have risen."""
+LATEST = 0.25
+"""The part of the steps whose losses are the latest."""
+
+
+class Stretch(NamedTuple):
+    """The losses of a round."""
+
+    level: float
+    """The median of its blocks: single batches far above the others do not count."""
+    steps: int
+    noise: float
+    """The standard deviation of a single step's loss, by its blocks' distances from the line through their neighbours;
+    NaN: nothing is known of it."""
+    end: int = 0
+    """The step of the schedule at which it ended."""
+
+
+class Progress(NamedTuple):
+    """The losses so far; plain numbers."""
+
+    start: tuple[Block, ...] = ()
+    """The first two blocks."""
+    stretches: tuple[Stretch, ...] = ()
+    """Of all rounds but ruined ones."""
+    last: tuple[Block, ...] = ()
+    """The last two blocks: the noise of short rounds needs neighbours."""
+    before: float = math.nan
+    """The latest loss before training was first rolled back ..."""
+    turned: int = 0
+    """... and how many stretches there were when it last was."""
+    fell: bool = False
+    """Whether the loss had clearly fallen at the end of any round since then."""
+
+    def after(self, blocks: Sequence[Block], end: int = 0) -> Progress:
+        """A round has ended with these losses, at a step of the schedule.
+
+        >>> progress = Progress()
+        >>> for loss in (2.3, 2.4, 2.2, 2.3, 1.6, 1.1, 0.8, 0.9):
+        ...     progress = progress.after([Block(loss, 2)])
+        >>> progress.has_fallen(), round(progress.first, 2), round(progress.latest, 2)
+        (True, 2.35, 0.85)
+        """
+        known = tuple(block for block in blocks if math.isfinite(block.mean) and block.steps)
+        if not known:
+            return self
+        near = (*self.last, *known)
+        noises = [_noise(*three) for three in zip(near, near[1:], near[2:], strict=False)]
+        steps = sum(block.steps for block in known)
+        new = Stretch(median(block.mean for block in known), steps, median(noises) if noises else math.nan, end)
+        start = (*self.start, *known)[:2]
+        found = self._replace(start=start, stretches=(*self.stretches, new), last=near[-2:])
+        return found._replace(fell=self.fell or found._is_below(found._doubt))
+
+    def rolled_back(self, step: int) -> Progress:
+        """The round that has just ended was ruined: the weights of an earlier step go on."""
+        before = self.latest if math.isnan(self.before) else self.before
+        kept = tuple(one for one in self.stretches if one.end <= step)
+        return self._replace(stretches=kept, before=before, turned=len(kept), last=(), fell=False)
+
+    @property
+    def first(self) -> float:
+        """The loss at the beginning; NaN: none is known."""
+        return _mean(self.start)[0]
+
+    @property
+    def latest(self) -> float:
+        """The loss as it is; NaN: none is known."""
+        return _mean(self._latest())[0]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are enough losses to compare."""
+        return math.isfinite(self.first) and len(self.stretches) > len(self._latest()) + 1
+
+    def has_fallen(self, sure: float = SURE) -> bool:
+        """Whether the loss is lower than it was, beyond its noise. Not if nothing is known."""
+        return any(fall > max(sure * noise, least) for fall, noise, least in self._falls())
+
+    @property
+    def is_below(self) -> bool:
+        """Whether the loss is clearly lower than it was, by however little: a constant added to it does not matter, but
+        for what rounding may lose. Also where nobody knows how it was."""
+        return math.isnan(self.first) or self._is_below(1.0)
+
+    def _is_below(self, doubt: float) -> bool:
+        return any(fall > max(CLEAR * doubt * noise, ROUNDED * abs(self.first)) for fall, noise, _ in self._falls())
+
+    @property
+    def _doubt(self) -> float:
+        """What the noise may be larger by: of one that few rounds have shown nobody knows how large it is."""
+        return 1 + 5 / math.sqrt(max(sum(not math.isnan(one.noise) for one in self.stretches), 1))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is certainly not. Between the two, more steps will tell."""
+        return self.is_known and all(fall + FLAT * noise <= least for fall, noise, least in self._falls())
+
+    @property
+    def lost(self) -> tuple[float, float] | None:
+        """Where the loss began and where it is, if :attr:`is_lost`."""
+        return (self.first, self.latest) if self.is_lost else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the loss is above where it began, beyond its noise, or back there after it had fallen."""
+        falls = list(self._falls())
+        has_risen = all(-fall > RISEN * self._doubt * noise for fall, noise, _ in falls)
+        return bool(falls) and (has_risen or (self.fell and all(fall <= 0 for fall, _, _ in falls)))
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether training was rolled back, and all that came later is not below what there was before."""
+        return self.turned <= len(self.stretches) - len(self._latest()) and self.latest >= self.before
+
+    def _falls(self) -> Iterator[tuple[float, float, float]]:
+        """From each beginning to the latest losses, with the standard deviation, and what would be next to nothing."""
+        latest, steps = _mean(self._latest())
+        for mean, many in self._beginnings() if self.is_known else ():
+            least = max(min(LEAST * abs(mean), FAR * self._noise_of(1)), ROUNDED * abs(mean))
+            yield mean - latest, self._noise_of(many, steps), least
+
+    def _noise_of(self, *steps: int) -> float:
+        """The standard deviation of a difference between means over so many steps; of a single step: 1."""
+        noise = median([one.noise for one in self.stretches if not math.isnan(one.noise)] or [0.0])
+        return noise * math.sqrt(sum(1 / many for many in steps))
+
+    def _latest(self) -> tuple[Stretch, ...]:
+        least = max(LATEST * sum(one.steps for one in self.stretches), FEWEST)
+        steps, count = 0, 0
+        while steps < least and count < len(self.stretches):
+            count += 1
+            steps += self.stretches[-count].steps
+        return self.stretches[len(self.stretches) - count :]
+
+    def _beginnings(self) -> list[tuple[float, int]]:
+        """Mean and steps of each."""
+        first, few = _mean(self.start)
+        earlier = self.stretches[: len(self.stretches) - len(self._latest())]
+        level = takewhile(lambda one: one.level - first <= RISEN * self._noise_of(few, one.steps), earlier)
+        found = accumulate(
+            level, lambda sums, one: (sums[0] + one.level * one.steps, sums[1] + one.steps), initial=(0.0, 0)
+        )
+        return [(first, few), *((total / steps, steps) for total, steps in found if steps > few)]
+
+
+def _noise(a: Block, b: Block, c: Block) -> float:
+    """Of a single step, from three neighbours: of normal numbers half are closer to the line than 0.6745 deviations."""
+    return abs(a.mean - 2 * b.mean + c.mean) / math.sqrt(1 / a.steps + 4 / b.steps + 1 / c.steps) / 0.6745
+
+
+def _mean(parts: Sequence[Block | Stretch]) -> tuple[float, int]:
+    """Over steps, and how many these are."""
+    steps = sum(one.steps for one in parts)
+    return (math.fsum(one[0] * one.steps for one in parts) / steps if steps else math.nan), steps

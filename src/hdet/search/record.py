@@ -1,0 +1,63 @@
+"""A round of a search as one record of the journal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hdet.journal.writer import round_record
+from hdet.ranks.agreement import Agreement
+from hdet.search.gathering import Gathered
+from hdet.search.memory import Memory
+from hdet.search.rule import Decision, Evidence
+
+
+def record_of(
+    memory: Memory,
+    gathered: Gathered,
+    evidence: Evidence,
+    decision: Decision,
+    bases: tuple[Sequence[float], Sequence[float]],
+    schedules: tuple[list[float], list[float]],
+    lead: int,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """The round as one record: the one model stands where replicas would, with the ranks' mean loss.
+
+    Args:
+        memory: what the search remembers, after the round.
+        gathered, evidence, decision: what the ranks have shown, and what came of it.
+        bases: the rates of the round's last step, and of the step after it.
+        schedules: the schedule before the round's last step, and after it: another one if the search has stopped.
+        lead: the group whose rate stands for all.
+        seconds: by what was done at the round's end.
+    """
+    (base, new_base), (then, now), knobs = map(list, bases), schedules, len(bases[0])
+    finite = [loss for loss in gathered.losses if math.isfinite(loss)]
+    loss = math.fsum(finite) / len(finite) if finite else math.nan
+    record = round_record(
+        k=memory.rounds,
+        step=evidence.span[1],
+        roll=Agreement.alone()._replace(losses=[loss], signals=[loss], has_losses=gathered.has_losses),
+        base=base,
+        values=[base],
+        multipliers=[[1.0] * knobs],
+        learned=[decision.state.peak_factor] * knobs,
+        new_base=new_base,
+        divergence=[0.0],
+        seconds=seconds,
+    )
+    status, why = memory.status
+    return {
+        **record,
+        "shape": now,
+        "estimated_rate": math.exp(evidence.estimated_level) * then[lead],
+        "found": memory.rate,
+        "found_rates": list(memory.rates),
+        "status": status,
+        "why": None if why is None else why.value,
+        "not_finite": [r for r, own in enumerate(gathered.losses) if gathered.has_losses and not math.isfinite(own)],
+        "event": None if decision.event is None else decision.event.value,
+        "rolled_back_to": decision.rolled_back_to,
+    }

@@ -1,0 +1,196 @@
+"""What a search says of itself: warnings for people, and lines for the log."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from hdet.checks import users_level
+from hdet.errors import SearchWarning
+from hdet.events import Event, Reason
+from hdet.parameters import Rate
+from hdet.ranks.rank_group import RankGroup
+from hdet.search.progress import Progress
+from hdet.search.rule import Decision
+
+BEGINS_ANEW = "begins a new OneCycle with that peak"
+"""What ``max_lr=`` does with a rate that was found ..."""
+REPLAYS = "replays the rates of the run step by step"
+"""... and what ``hdet.schedule_from`` does."""
+_logger = logging.getLogger("hdet")
+_NO_LOSSES = (
+    "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are NaN "
+    "or infinite. Give it: scheduler.step(loss)"
+)
+Status: TypeAlias = Literal["searching", "settled", "stopped", "too short"]
+_LEARN = (
+    "See whether the model learns a single batch, and whether its layers are dead; another guess, another "
+    "initialisation or highest= may help. If the loss need not fall (as in GANs and policy gradients), give none: "
+    "scheduler.step()"
+)
+_CURES = {
+    Reason.NO_GRADIENT: "Give the optimizer that is stepped, and leave gradients in place until scheduler.step()",
+    Reason.RATE_IGNORED: "Use an optimizer all of whose steps are proportional to lr, or give it rates that are right",
+    Reason.NEVER_MOVED: "Call optimizer.step() before scheduler.step(), with gradients that are not zero",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What ``max_lr="auto"`` has found so far.
+
+    Args:
+        rate: the peak rate, of the first parameter group that is searched. NaN as long as no round has ended.
+        status: "searching"; "settled": the schedule has begun to fall, the rate is at its bound, or nothing was raised
+            for three rounds of a run without an end; and the train loss, if it is given, has fallen beyond its noise;
+            "stopped": no rate will be found; "too short": the run has fewer steps than the search needs.
+        rolled_back: how often training was rolled back to earlier weights.
+        rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added
+            in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty as long as no round
+            has ended.
+        why: what has stopped the search, or that the rate has settled at the bound; otherwise empty.
+
+    >>> print(Found(0.0671234, "settled", rolled_back=1))
+    found 0.067, settled, rolled back once
+    >>> print(Found(0.01, "settled", why=Reason.AT_BOUND.text))
+    found 0.01, settled (at the bound you gave), never rolled back
+    >>> print(Found(0.067, "stopped", why=Reason.NOT_FALLEN.text))
+    at 0.067, stopped (the train loss has not fallen, or hardly), never rolled back
+    >>> print(Found(0.067, rates=(0.0, 0.067)))
+    found [0, 0.067], still searching, never rolled back
+    """
+
+    rate: float
+    status: Status = "searching"
+    rolled_back: int = 0
+    rates: tuple[float, ...] = ()
+    why: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the rate is found."""
+        return self.status == "settled"
+
+    @property
+    def max_lr(self) -> str:
+        """The rates as ``max_lr`` takes them, for people."""
+        return listed(self.rates or (self.rate,))
+
+    def __str__(self) -> str:
+        if math.isnan(self.rate):
+            return "found nothing yet"
+        words = {0: "never rolled back", 1: "rolled back once"}
+        often = words.get(self.rolled_back, f"rolled back {self.rolled_back} times")
+        status = "still searching" if self.status == "searching" else self.status
+        why = f" ({self.why})" if self.why else ""
+        verb = "found" if self.status in ("searching", "settled") else "at"
+        return f"{verb} {self.max_lr}, {status}{why}, {often}"
+
+
+class Reporter:
+    """Tells people what they must know at once, and the log what was found. Of several ranks, the first one does."""
+
+    def __init__(self, rank_group: RankGroup) -> None:
+        self._rank_group = rank_group
+        self._has_asked = False
+        """Whether people know that no loss was given."""
+
+    def warn_of(self, decision: Decision, t: int, *, lacks_losses: bool) -> None:
+        """Of what a round has come to; that losses are missing, once."""
+        text = _warning_of(decision, t)
+        if text is None and lacks_losses and not self._has_asked:
+            self._has_asked, text = True, _NO_LOSSES.format(step=t)
+        if text is not None:
+            self.warn(text, SearchWarning)
+
+    def warn(self, text: str, kind: type[Warning]) -> None:
+        """At the user's own line."""
+        if self._rank_group.replica_index.replica == 0:
+            warnings.warn(text, kind, stacklevel=users_level())
+
+    def warn_of_losses(self, found: Found, progress: Progress, t: int, sign: float, *, ends: bool) -> None:
+        """At the schedule's peak, and where the run ends: of losses that have not fallen, and of roll backs in vain.
+
+        ``sign``: that with which losses were turned so that lower is better.
+        """
+        if progress.is_flat or (ends and not progress.has_fallen()):
+            first, latest = sign * progress.first, sign * progress.latest
+            words = f"the train loss was {first:.4g} and is {latest:.4g} at step {t}"
+            verdict = "nothing was learned" if progress.is_flat else "it has not fallen beyond its noise, or hardly"
+            self.warn(f"{words}: {verdict}{'' if ends else ' so far'}. {_LEARN}", SearchWarning)
+        elif ends and progress.is_in_vain:
+            before, latest = sign * progress.before, sign * progress.latest
+            self.warn(
+                f"training was rolled back in vain: the train loss was {before:.4g} before and is {latest:.4g} at the "
+                f"end. Clip gradients, or keep the rate below: highest={found.max_lr}",
+                SearchWarning,
+            )
+
+    def log(self, found: Found, t: int, *, ends: bool, settles: bool, has_peak: bool) -> None:
+        """A line where the run ends, and one where the rate has settled.
+
+        ``has_peak``: whether the schedule is OneCycle, which is given its peaks.
+        """
+        if self._rank_group.replica_index.replica != 0:
+            return
+        if ends and found.status == "stopped":
+            _logger.info("%s", found)
+        elif ends:
+            peak = f"max_lr={found.max_lr} {BEGINS_ANEW}, and " if has_peak else ""
+            _logger.info("%s; use again: %shdet.schedule_from(journal, optimizer) %s", found, peak, REPLAYS)
+        elif settles:
+            _logger.info("the rate has settled at step %d: %s", t, found.max_lr)
+
+
+def listed(rates: Iterable[Rate]) -> str:
+    """The rates of all parameter groups in words: one number, or a list if they differ.
+
+    >>> listed([0.05, 0.05]), listed([0.0, 0.0671])
+    ('0.05', '[0, 0.067]')
+    """
+    words = [f"{float(rate):.2g}" for rate in rates]
+    return words[0] if len(set(words)) == 1 else f"[{', '.join(words)}]"
+
+
+def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable[Rate]) -> str:
+    """What a notebook shows of a scheduler: plain words and a bar, in the page's own colours.
+
+    >>> print(found_html(Found(0.067, "settled"), 200, 300, [0.04]))
+    <div>step 200 of 300: found 0.067, settled, never rolled back; the rate is 0.04<br>
+    <progress value="200" max="300"></progress></div>
+    """
+    told = f"{found}; the rate is {listed(rates)}"
+    if total_steps is None:
+        return f"<div>step {step}, no end: {told}</div>"
+    bar = f'<progress value="{step}" max="{total_steps}"></progress>'
+    return f"<div>step {step} of {total_steps}: {told}<br>\n{bar}</div>"
+
+
+def _warning_of(decision: Decision, step: int) -> str | None:
+    """What people must know at once."""
+    if decision.why is not None:
+        why, cure = decision.why.text, _CURES[decision.why]
+        return f"search stopped at step {step}: {why}; using the given rate. {cure}"
+    if decision.rolled_back_to is not None:
+        back = f"the weights of step {decision.rolled_back_to} are put back"
+        if decision.event is Event.BAD_BATCH:
+            return f"the weights were NaN or infinite at step {step}: {back}, at the same rate. Look at its batch"
+        return (
+            f"training diverged at step {step}: {back}, and the rate is lowered. If the loss says nothing about the "
+            "weights (as in GANs), give none: scheduler.step()"
+        )
+    return None
+
+
+def lost_words(step: int, *, is_falling: bool) -> str:
+    """What a run has no more that goes on without the tensors of its search."""
+    lost = "its snapshots" + ("" if is_falling else " and the path measured so far")
+    return (
+        f"resumed at step {step} with the rate found so far, but without {lost}: the rounds from here on make new "
+        "ones; hdet.save keeps them, in a framework what hdet.integrations has for it (AutoLR, auto, keep_search), and "
+        "elsewhere search_state_dict() beside state_dict()"
+    )

@@ -1,0 +1,564 @@
+"""The search: one model trains, and its learning rate is found meanwhile. The file to read first.
+
+A hook calls :meth:`Search._before_step` before every step of the optimizer: gradients are sampled
+(:mod:`hdet.search.sampling`). The scheduler calls :meth:`Search.step` after it. Where a round ends, the ranks show each
+other what they have (:mod:`hdet.search.gathering`), the rule decides (:mod:`hdet.search.rule`), and its decision is
+carried out on the weights (:mod:`hdet.rollback.snapshots`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hdet.checks import STATE_VERSION, STATE_WORDS, check_run, reading, run_state, warn_unless_by_steps
+from hdet.errors import DivergedError, ResumeWarning
+from hdet.events import Reason
+from hdet.journal.writer import Clock, JournalWriter
+from hdet.parameters import Rate, direction, end_step, stands_still, with_added
+from hdet.ranks.agreement import Occasion
+from hdet.ranks.group import ReplicaIndex, Solo, arriving
+from hdet.ranks.rank_group import RankGroup
+from hdet.ranks.shards import refuse_partitions
+from hdet.rollback.losses import Losses
+from hdet.rollback.policy import Action
+from hdet.rollback.saving import plain
+from hdet.rollback.snapshots import START, Snapshots
+from hdet.search.bounds import NO_BOUNDS, Bounds, bounded, is_bound
+from hdet.search.gathering import Gathered, Ranks
+from hdet.search.measure import Measure
+from hdet.search.memory import Memory
+from hdet.search.progress import Progress
+from hdet.search.record import record_of
+from hdet.search.reporting import Found, Reporter, lost_words
+from hdet.search.rule import Decision, Evidence, Phase, Rule, State
+from hdet.search.sampling import Sampler, Sampling, StepHook
+from hdet.search.saving import has_tensors, loaded_memory, read_tensors, saved_memory
+
+_Rate = TypeVar("_Rate", float, Rate)
+KIND = "search"
+_QUIET = 3
+"""Rounds without a raise after which a rate counts as settled in a run without an end, whose schedule does not fall. In
+others rates that had rested as long were raised up to fifty times before the schedule fell (LOG, what a run says)."""
+_NOT_SEARCHED = (
+    "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
+    "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
+)
+
+
+class _Ending(NamedTuple):
+    """A round that ends."""
+
+    optimizer: Optimizer
+    before: int
+    """The step of the schedule that was just made."""
+    after: int
+    """The step to come."""
+    schedule: Callable[[int], list[float]]
+    """The plain schedule of each parameter group at a step."""
+    peak: float
+    """The step at which its rising phase ends."""
+
+
+class Search:
+    """The search of one run, seen from one rank.
+
+    Gradients are shared, so all ranks hold the same weights, and decide alike. Buffers are averaged over ranks: each
+    rank's batch norms have seen other batches.
+
+    Rounds count the optimizer's steps. Where a step is left out, as a GradScaler does, and where the scheduler is
+    stepped more often, as Accelerate does, only the schedule moves.
+
+    Memory while it searches: the origin and the sum of gradients in fp32, and two snapshots of weights, buffers and
+    optimizer state, one on the device and one on the host; until the first step is measured, that of the start.
+
+    Args:
+        rule: what is decided.
+        knobs: a name for each parameter group.
+        groups: numbers of the parameter groups whose rate is searched, the leading one first; others are left alone.
+        model: its buffers are averaged, and go back with the weights; FSDP2's modules are told of written shards.
+        rank_group: the ranks.
+        journal_writer: the journal.
+        rollback: whether snapshots are kept to go back to.
+        bounds: what the rates never exceed.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        knobs: Sequence[str],
+        groups: Sequence[int],
+        model: nn.Module | None,
+        rank_group: RankGroup,
+        journal_writer: JournalWriter,
+        *,
+        rollback: bool = True,
+        bounds: Bounds = NO_BOUNDS,
+    ) -> None:
+        self.rule = rule
+        self.knobs = list(knobs)
+        self.model = model
+        self.rank_group = rank_group
+        self.journal_writer = journal_writer
+        self.losses = Losses()
+        why = None if rule.searches and rule.long_enough else Reason.TOO_SHORT if rule.searches else Reason.NOT_SEARCHED
+        self.memory = Memory(rule.begin(), stopped_for=why)
+        self.is_just_loaded = False
+        """Between loading a checkpoint and the next step."""
+        self._rollback = rollback
+        self._bounds = bounds
+        self._groups = list(groups)
+        self.ranks = Ranks(rank_group, journal_writer, model)
+        self._hook = StepHook()
+        self._sampler = Sampler(groups, rule.constants)
+        self._snapshots = Snapshots()
+        self._is_finished = False
+        self._reporter = Reporter(rank_group)
+        self._begins_anew = False
+        """Whether the search goes on from a checkpoint without what it held in tensors."""
+        self._optimizer: Optimizer | None = None
+        """The one that trains, once it is known."""
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    @property
+    def found(self) -> State:
+        """What was found so far."""
+        return self.memory.found
+
+    @property
+    def total_steps(self) -> int | None:
+        """The length of the run."""
+        return self.rule.total_steps
+
+    @property
+    def replica_index(self) -> ReplicaIndex:
+        """This rank's place."""
+        return self.rank_group.replica_index
+
+    @property
+    def lead(self) -> int:
+        """The group whose rate stands for all: the first one that is searched."""
+        return self._groups[0]
+
+    @property
+    def holds_rise(self) -> bool:
+        """Whether the schedule's rising phase is held at its peak, since the search climbs by itself."""
+        return self.found.phase is not Phase.STOPPED
+
+    def rates(self, schedule: Sequence[_Rate], t: int) -> list[_Rate]:
+        """m r(t) times the schedule, within the bounds; each keeps its type."""
+        factor = self.found.factor(t, self.rule.constants)
+        if self._bounds.lowest == math.inf:  # every step asks
+            return [value * factor for value in schedule]
+        factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
+        return self._bounds.held([value * factor for value in schedule])
+
+    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
+        """The rates of all ranks: none has another one."""
+        return self.rates(schedule, t)
+
+    def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
+        """Of a rank's rates: all have the same."""
+        return [1.0] * len(self.knobs)
+
+    def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
+        """Rates of a checkpoint, which may have had other bounds."""
+        factor = min(self._bounds.factor(rates), 1.0)
+        return self._bounds.held([rate * factor for rate in rates])
+
+    def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
+        """Parameter groups were added to the optimizer: they have the common factor.
+
+        Args:
+            new: their numbers among all groups, which may move those of others.
+            knobs: a name for each group, as they are now.
+        """
+        known = [g for g in range(len(knobs)) if g not in new]
+        self._groups = [*(known[g] for g in self._groups), *new]
+        self._sampler.measure.groups = list(self._groups)
+        if self.memory.peaks:
+            self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
+        self._bounds = self._bounds.grown(new)
+        self.knobs = list(knobs)
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """The optimizer is known: no step has been made yet."""
+        refuse_partitions(optimizer, _NOT_SEARCHED)
+        self._optimizer = optimizer
+        self._hook.begin(optimizer, self, Search._before_step)
+        self._snapshots.watch(optimizer)
+        self.ranks.begin(optimizer)
+
+    def take_over(self) -> None:
+        """What was measured and kept so far belongs to another run or another scheduler, as in SequentialLR."""
+        self._sampler.forget()
+        self._snapshots = Snapshots()
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss towards the round."""
+        self.losses.add(loss, self._sampler.progress)
+
+    @property
+    def _sampling(self) -> Sampling:
+        """Steps are of interest until the schedule falls."""
+        if self._is_finished or self.found.phase is Phase.STOPPED:
+            return Sampling.NONE
+        if self.found.phase is Phase.FIRST:
+            return Sampling.FIRST
+        return Sampling.NONE if self.memory.is_falling else Sampling.SOME
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        """The hook: a step is about to be made, or a further part of one."""
+        self._snapshots.wait()
+        if not stands_still(optimizer):
+            self._keep_start(optimizer)
+            self._sampler.before_step(optimizer, self._sampling)
+
+    def _keep_start(self, optimizer: Optimizer) -> None:
+        if self._sampling is Sampling.FIRST and START not in self._snapshots.present(optimizer):
+            self._snapshots.keep(START, optimizer, self.model)
+
+    def step(
+        self,
+        optimizer: Optimizer,
+        before: int,
+        after: int,
+        loss: float | Tensor | None,
+        schedule: Callable[[int], list[float]],
+        peak: Callable[[], float],
+    ) -> None:
+        """A step of training was made, and the schedule goes on. Where a round ends, that is a collective.
+
+        Args:
+            optimizer: the optimizer.
+            before: the step at which it was made.
+            after: the one to come.
+            loss: of that step, if it is known.
+            schedule: the plain schedule of each parameter group at a step.
+            peak: the step at which its rising phase ends.
+        """
+        self.rank_group.check_step(before)
+        if before == 0 and self.replica_index.replica == 0:
+            warn_unless_by_steps()
+        if loss is not None:
+            self._take_loss(loss)
+        if self.is_just_loaded:
+            self._tell_what_is_missing(before)
+        self.ranks.meet(optimizer, before)
+        if self.replica_index.size == 1:
+            self.journal_writer.claim(Solo(), writes=True)
+        self._hook.step_is_over()
+        self._snapshots.watch(optimizer)
+        end_step(optimizer)
+        self._is_finished = after >= (self.total_steps or math.inf)
+        if after <= 0:  # SequentialLR sets the first rates
+            self.take_over()
+        elif self._hook.captured:
+            if not self._sampler.is_heard:
+                self._sampler.after_replay(optimizer, self._sampling)
+            self._await_replay(optimizer)
+        elif self._sampler.made == 0 and self._sampling is not Sampling.NONE:
+            self._keep_start(optimizer)
+            self._sampler.set_out(optimizer)  # weights that move from here on without a step are moved by a graph
+        self._sampler.is_heard = False
+        if self._round_ends(after):
+            self._end_round(_Ending(optimizer, before, after, schedule, peak()))
+
+    def _take_loss(self, loss: float | Tensor) -> None:
+        """Of the last step, which was counted already, unless it was replayed from a graph.
+
+        Accelerate gives it once for each process. Where the round has ended in between, it is not the next one's.
+        """
+        is_replayed = self._hook.captured and not self._sampler.is_heard
+        if is_replayed or self._sampler.is_heard or self._sampler.progress > 0 or self._sampler.made == 0:
+            self.losses.add(loss, max(self._sampler.progress - (not is_replayed), 0))
+
+    def _await_replay(self, optimizer: Optimizer) -> None:
+        """The next step is replayed from a graph: nobody will call us before it."""
+        self._snapshots.wait()
+        self._keep_start(optimizer)
+        self._sampler.await_replay(optimizer, self._sampling)
+
+    # -- the end of a round -------------------------------------------------------------------------------------------
+
+    def _round_ends(self, t: int) -> bool:
+        """By the optimizer's steps; the schedule's last two steps end rounds too, and each until one was measured."""
+        last = self.total_steps
+        if last is not None and last - 1 <= t:
+            return 0 < t <= last
+        is_alone = self.found.phase is Phase.FIRST and self._sampler.progress > 0
+        return self._sampler.is_round_full or is_alone or (self._sampler.made == 0 and t > 0)
+
+    def _end_round(self, end: _Ending) -> None:
+        """Show and see, decide, act, tell.
+
+        Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
+        those.
+        """
+        ended, clock = time.perf_counter(), Clock()
+        then, now = (end.schedule(t) for t in (end.before, end.after))
+        base = self.rates(then, end.before)
+        with arriving(f"the end of a round, at step {end.after}"):
+            self.ranks.average_buffers(end.before, Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
+            measure = None if self._sampling is Sampling.NONE else self._sampler.measure
+            span, length = (end.before, end.after), self._sampler.progress
+            gathered = self.ranks.gather(end.optimizer, span, measure, self.losses, length)
+        clock.lap("gather")
+        evidence, progress = self._take_evidence(end, gathered, then, now)
+        decision = self._decide(end, evidence, now)
+        self.memory.progress = decision.progress(self.memory.progress, progress, evidence)
+        peaks = end.after >= end.peak and not self.memory.has_peaked
+        self.memory.has_peaked |= peaks
+        self.memory.is_falling = evidence.shape < self.rule.constants.fall_start
+        self._act(decision, end, gathered)
+        self.memory.rests = self._rests(end)
+        clock.lap("controller")
+        self.losses.reset()
+        if gathered.writer == self.rank_group.group.rank:
+            now = end.schedule(end.after)  # another one, if the guess is kept to from here on
+            bases, schedules = (base, self.rates(now, end.after)), (then, now)
+            record = record_of(self.memory, gathered, evidence, decision, bases, schedules, self.lead, clock.seconds)
+            self.journal_writer.write({**record, "total_steps": self.total_steps}, self.knobs, ended)
+        if end.after == self.total_steps:
+            self.journal_writer.close()
+        self.memory.rounds += 1
+        self._reporter.warn_of(decision, end.after, lacks_losses=self._lacks_losses)
+        self._tell(end, peaks=peaks)
+        self.journal_writer.begin_round()
+
+    def _rests(self, end: _Ending) -> bool:
+        if self.total_steps is None:
+            return self.memory.is_bound or (self.memory.has_peaked and self.memory.quiet >= _QUIET)
+        return self.memory.is_bound or end.after == self.total_steps
+
+    def _tell(self, end: _Ending, *, peaks: bool) -> None:
+        """If the rate has settled, if the schedule has just reached its peak, and if the run ends."""
+        memory, ends = self.memory, end.after == self.total_steps
+        told = memory.told
+        if (ends or peaks) and self.rule.searches and memory.progress.is_known:
+            sign = direction(end.optimizer.param_groups[g] for g in self._groups)
+            self._reporter.warn_of_losses(told, memory.progress, end.after, sign, ends=ends)
+        settles = told.settled and not memory.has_settled
+        memory.has_settled |= settles
+        has_peak = "schedule" not in self.journal_writer.arguments  # one of the user's own has none to be given
+        self._reporter.log(told, end.after, ends=ends and self.holds_rise, settles=settles, has_peak=has_peak)
+
+    @property
+    def _lacks_losses(self) -> bool:
+        searches, is_time = self.found.phase is Phase.SEARCHING, self._sampler.made > self.rule.constants.min_round
+        return searches and is_time and not self.memory.has_losses
+
+    def _decide(self, end: _Ending, evidence: Evidence, schedule: Sequence[float]) -> Decision:
+        """By the rule, and within the bounds of a schedule."""
+        most = self._bounds.factor(schedule, self.memory.peaks)
+        known = self.rule.remembering(self.found, self._snapshots.present(end.optimizer))
+        decision = self.rule.after_round(bounded(known, most), evidence._replace(highest=math.log(most)))
+        decision = decision._replace(state=bounded(decision.state, most))
+        self.memory.is_bound = is_bound(decision.state, most)
+        return decision
+
+    def _take_evidence(
+        self, end: _Ending, gathered: Gathered, then: Sequence[float], now: Sequence[float]
+    ) -> tuple[Evidence, Progress]:
+        """What the rule is told, and the losses so far with those of this round.
+
+        ``then``, ``now``: the schedule at the step that was just made, and at the one to come.
+        """
+        measured, steps = gathered.measured, self._sampler.progress
+        sign = direction(end.optimizer.param_groups[g] for g in self._groups)
+        if steps == 0 and measured.moved > 0:  # a graph was captured before anybody watched
+            self._hook.captured = True
+            self._sampler.measure.begin_anew()
+        blocks = self.memory.judged(gathered.blocks, measured.gradients, sign)
+        progress = self.memory.progress_after(blocks, end.after)
+        evidence = Evidence(
+            span=(end.before, end.after),
+            steps=steps,
+            blocks=blocks,
+            peak=end.peak,
+            shape=self.memory.shape(then, now, self.lead, climbs=end.after <= end.peak),
+            moved=measured.moved if gathered.is_sound else math.inf,
+            estimated_level=_level(measured.estimated_rate, then[self.lead]),
+            straightness=measured.straightness,
+            gradients=() if measured.lost else measured.gradients,
+            rates=measured.rates,
+            stretch=measured.stretch,
+            made=self._sampler.made,
+            has_losses=self.memory.has_losses,
+            has_fallen=progress.is_below,
+            lost=progress.lost,
+            rounding=measured.rounding,
+        )
+        return evidence, progress
+
+    def _act(self, decision: Decision, end: _Ending, gathered: Gathered) -> None:
+        """Do with the weights what was decided, and begin the next round."""
+        optimizer, slot = end.optimizer, decision.slot
+        if decision.action is Action.KEEP and slot is not None and self._rollback and not self._is_finished:
+            self._snapshots.keep(slot, optimizer, self.model)
+        elif decision.action is Action.ROLL_BACK and slot is not None:
+            self._snapshots.roll_back_(slot, optimizer, self.model)
+        elif decision.action is Action.RESTART:
+            self._snapshots.roll_back_(START, optimizer, self.model)
+        elif decision.action is Action.GO_ON and not gathered.is_sound:
+            raise DivergedError(
+                f"the weights are not finite at step {end.after}, and none are kept to go back to; load an earlier "
+                f"checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
+            )
+        self.memory.note(decision)
+        kept = set() if self._is_finished else {one.slot for one in self.found.snapshots}
+        self._snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
+        self._sampler.begin_round()
+        if decision.resets_path or gathered.measured.lost or self._sampling is Sampling.NONE:
+            self._sampler.measure.begin_anew()
+        if self._hook.captured:
+            self._await_replay(optimizer)
+
+    def _tell_what_is_missing(self, t: int) -> None:
+        """The first step since a checkpoint was loaded: by now all of it is."""
+        begins_anew, self.is_just_loaded, self._begins_anew = self._begins_anew, False, False
+        if begins_anew and t < (self.total_steps or math.inf):
+            self._reporter.warn(lost_words(t, is_falling=self.memory.is_falling), ResumeWarning)
+
+    # -- the other ranks ----------------------------------------------------------------------------------------------
+
+    def converge(self, optimizer: Optimizer, t: int) -> None:
+        """Average the buffers now, and nothing else. Collective."""
+        self.ranks.meet(optimizer, t)
+        self.ranks.average_buffers(t, Occasion.CONVERGE)
+
+    def consensus(self, optimizer: Optimizer, t: int) -> AbstractContextManager[None]:
+        """Averaged buffers inside, this rank's own back afterwards. Collective."""
+        return self.ranks.consensus(optimizer, t)
+
+    # -- another length, and checkpoints ------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
+        counts = {"made": self._sampler.made, "begun": self._sampler.begun}
+        envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
+        return {**envelope, "searches": self.rule.searches, **saved_memory(self.memory), **counts}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise unless :meth:`load` can go on from it. Changes nothing."""
+        check_run(state, KIND, self.knobs)
+        with reading(STATE_WORDS):
+            _read(state)
+
+    @staticmethod
+    def found_in(state: Mapping[str, Any]) -> Found:
+        """What was found, of a state that :meth:`check` has seen."""
+        return _read(state)[0].told
+
+    def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
+        """Go on at step ``t`` from what :meth:`check` has seen.
+
+        Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
+        """
+        memory, searches, made, begun = _read(state)
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=searches)
+        self.take_over()
+        self.memory, self._sampler.made, self._sampler.begun = memory, made, begun
+        self._begins_anew = self.found.phase is Phase.SEARCHING
+        self._resume(t, state)
+
+    def adopt(self, total_steps: int, t: int) -> None:
+        """Go on from a checkpoint of torch's own scheduler: from its rate, without a search."""
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
+        if t > 0:
+            self.memory.found, self.memory.stopped_for = self.rule.stopped(), Reason.ADOPTED
+        self._resume(t, {})
+
+    def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
+        """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
+
+        ``share``: the schedule over its peak, where it rises. Raises where ranks disagree, before anything is changed.
+        """
+        self.ranks.agree_to_finish(optimizer, t, steps)
+        self.replan(t + steps, t - 1, share * self.found.rise(t, self.rule.constants))
+
+    def replan(self, total_steps: int | None, peak: float, share: float = 1.0) -> None:
+        """The run has another length, and its schedule another peak; see :meth:`State.peaking`."""
+        self.rule = dataclasses.replace(self.rule, total_steps=total_steps)
+        self.memory.found = self.found.peaking(peak, share)
+
+    def _resume(self, t: int, state: Mapping[str, Any]) -> None:
+        """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
+        self.losses.reset()
+        self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
+        self.is_just_loaded, self._is_finished = True, False
+        self.journal_writer.resume(t, mid_round=self._sampler.progress > 0)
+
+    def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
+        """What it holds in tensors at step ``t``, and the losses of the round so far: this rank's."""
+        return {
+            "version": STATE_VERSION,
+            "step": t,
+            "losses": [self.losses.saved()],
+            "kept": plain(self.found.snapshots),
+            "measure": self._sampler.measure.saved(optimizer),
+            "snapshots": self._snapshots.saved(optimizer),
+        }
+
+    def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
+        if has_tensors(search):
+            read_tensors(search, optimizer, t, self._groups, self.replica_index)
+
+    def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
+        """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
+        if has_tensors(search):
+            held = read_tensors(search, optimizer, t, self._groups, self.replica_index)
+            self.losses, kept, self._sampler.measure, self._snapshots = held
+            self.memory.found = self.found._replace(snapshots=kept)
+            self._begins_anew = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Search):
+            return False
+        return repr(self.state()) == repr(other.state()) and self.journal_writer.sink == other.journal_writer.sink
+
+    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and deepcopy: a copy has other tensors, so what is kept of them goes by their parameters' places.
+
+        The copy of the optimizer has no hooks.
+        """
+        state, optimizer = {**vars(self), "_hook": StepHook()}, self._optimizer
+        if optimizer is None:
+            return state
+        return {
+            **state,
+            "_snapshots": self._snapshots.saved(optimizer),
+            "measure": self._sampler.measure.saved(optimizer),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        optimizer, measure = state["_optimizer"], state.pop("measure", None)
+        vars(self).update(state)
+        if optimizer is not None:
+            self._snapshots = Snapshots.loaded(state["_snapshots"], optimizer)
+            self._sampler.measure = Measure.loaded(measure, self._groups, optimizer)
+            self._hook.begin(optimizer, self, Search._before_step)
+            self._snapshots.watch(optimizer)
+
+
+def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
+    """What is remembered, whether it searches, and how many steps and rounds were made."""
+    return loaded_memory(state), bool(state["searches"]), int(state["made"]), int(state["begun"])
+
+
+def _level(rate: float, guess: float) -> float:
+    """log m of a rate that the gradients ask for; -inf where they say nothing."""
+    return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf

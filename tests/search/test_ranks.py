@@ -1,0 +1,144 @@
+"""Ranks that search together decide alike."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hdet
+from hdet.errors import DisagreementError
+from hdet.rollback.losses import Losses
+from hdet.search.gathering import _none_is_nan
+from tests.processes import error_of, run_ranks
+from tests.search.runs import built, final_loss, search_of, train, two_groups
+from tests.setups.problems import network
+
+
+def rounds_of(rank: int, path: str) -> list[tuple[Any, ...]]:
+    """Every rank trains the same, without DDP: weights are equal."""
+    model = network()
+    optimizer = torch.optim.Adam(two_groups(model), lr=1e-3)
+    journal = f"{path}-{rank}"
+    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, journal=journal)
+    train(model, optimizer, scheduler, range(60))
+    if rank > 0:
+        assert not Path(journal).exists()  # one rank writes
+        return []
+    told = ("estimated_rate", "learned", "event", "base")
+    rows = hdet.read_journal(journal).rounds
+    assert {len(record["replicas"]) for record in rows} == {1}  # the one model
+    return [tuple(record[name] for name in told) for record in rows]
+
+
+def test_what_is_found_is_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
+    alone = rounds_of(0, str(tmp_path / "alone"))
+    assert len(alone) > 10
+    assert run_ranks(rounds_of, 3, str(tmp_path / "shared"))[0] == alone
+
+
+def apart(rank: int) -> Exception:
+    model, optimizer, scheduler = built(steps=60)
+    return error_of(lambda: train(model, optimizer, scheduler, range(60), 1000 * rank))
+
+
+def test_ranks_that_train_apart_are_told() -> None:
+    for error in run_ranks(apart, 2):
+        assert isinstance(error, DisagreementError)
+        assert "DistributedDataParallel" in str(error)
+
+
+def guesses(rank: int) -> str:
+    model, optimizer, scheduler = built(1e-3 * (1 + rank), 60)
+    return repr(error_of(lambda: train(model, optimizer, scheduler, range(60))))
+
+
+def test_guesses_that_differ_are_told_as_such() -> None:
+    for message in run_ranks(guesses, 2):
+        assert "DisagreementError" in message
+        assert "rank 0: max_lr (the optimizer's lr) = [0.001]" in message
+        assert "rank 1: max_lr (the optimizer's lr) = [0.002]" in message
+        assert "DistributedDataParallel" not in message
+
+
+LOSSES: dict[str, Callable[[Tensor, int, int], Any]] = {
+    "all": lambda loss, t, rank: loss,
+    "rank 0 only": lambda loss, t, rank: loss if rank == 0 else None,
+    "NaN on one": lambda loss, t, rank: math.nan if rank == 1 else loss,
+    "none": lambda loss, t, rank: None,
+}
+
+
+def ddp(rank: int, kind: str) -> tuple[list[list[float]], float, str]:
+    model = network()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+    scheduler = hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=120)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rates = train(
+            wrapped, optimizer, scheduler, range(120), 1000 * rank, tells=lambda loss, t: LOSSES[kind](loss, t, rank)
+        )
+    return rates, final_loss(model), repr(scheduler.state_dict())
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_ranks_decide_alike_whoever_has_a_loss(kind: str) -> None:
+    first, *others = run_ranks(ddp, 3, kind)
+    assert all(other == first for other in others)
+    assert first[1] < 0.5 * final_loss(network())
+
+
+def resumed(rank: int) -> str:
+    model, optimizer, scheduler = built(1e-3, 60)
+    state = copy.deepcopy(scheduler.state_dict())
+    state["hdet"]["rolled_back"] = rank
+    scheduler.load_state_dict(state)
+    return str(error_of(lambda: train(model, optimizer, scheduler, range(60))))
+
+
+def test_ranks_that_go_on_from_different_checkpoints_are_told() -> None:
+    for words in run_ranks(resumed, 2):
+        assert "replicas disagree on rolled_back, which must be equal on all of them" in words
+        assert "rank 1: rolled_back = 1" in words
+
+
+ARGUMENTS: dict[str, tuple[Any, Any]] = {"rollback": (True, False), "auto_lr": (True, False)}
+
+
+def different(rank: int, name: str) -> str:
+    model, optimizer, scheduler = built(1e-3, 60, **{name: ARGUMENTS[name][rank]})
+    return str(error_of(lambda: train(model, optimizer, scheduler, range(60))))
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_that_differs_is_named(name: str) -> None:
+    for words in run_ranks(different, 2, name):
+        assert re.search(f"replicas disagree on .*{name}, which must be equal on all of them", words)
+        assert re.search(f"rank 0: .*{name} = True", words)
+        assert re.search(f"rank 1: .*{name} = False", words)
+
+
+@pytest.mark.parametrize(("last", "sound"), [(1.0, True), (math.inf, True), (math.nan, False)])
+def test_buffers_are_sound_unless_one_of_them_is_no_number(last: float, sound: bool) -> None:
+    buffers = [torch.ones(3), torch.tensor(7), torch.tensor([0.0, last])]
+    assert _none_is_nan(buffers, torch.device("cpu")).item() is sound
+    assert _none_is_nan([], torch.device("cpu")).item() is True
+
+
+@pytest.mark.parametrize("name", ["weights", "buffers", "neither"])
+def test_weights_and_buffers_must_both_be_sound(name: str) -> None:
+    model = nn.BatchNorm1d(2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    search = search_of(hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, model=model))
+    with torch.no_grad():
+        {"weights": model.weight, "buffers": model.running_mean, "neither": torch.ones(1)}[name].fill_(math.nan)  # type: ignore[union-attr]
+    assert search.ranks.gather(optimizer, (3, 4), None, Losses(), 4).is_sound is (name == "neither")

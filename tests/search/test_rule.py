@@ -1,0 +1,588 @@
+"""The rule, on rounds that a person can follow, and on any rounds at all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hdet.events import Event, Reason
+from hdet.rollback.judge import Block, LossHistory
+from hdet.rollback.policy import Action, Snapshot
+from hdet.search.constants import DEFAULT as c
+from hdet.search.rule import Decision, Evidence, Phase, Rule, State, next_end
+
+RULE = Rule(1000)
+"""q is 0.1."""
+PEAK = 299.0
+COURSE = LossHistory(
+    lowest=1.0, gain=2.0, before=(1.0, 1.1), recent=(Block(1.1, 1),) * 4, second_differences=(0.01,) * 20
+)
+"""The level fell from 3 to 1; 0.6 more is too much."""
+SEARCHING = State(Phase.SEARCHING, level=0.0, peak=PEAK, history=COURSE, snapshots=(Snapshot(90, 0), Snapshot(100, 1)))
+"""Well into a search, at the guess itself."""
+AGAIN = Event.RESTARTED
+CLIMB = math.exp(c.max_climb * 20 / (PEAK + 1))
+"""The most by which a round of 20 steps raises the target, once the loss has fallen."""
+HARDER = Event.FALSE_ALARM
+
+
+def losses(level: float, blocks: int = 8) -> tuple[Block, ...]:
+    return (Block(level, 2),) * blocks
+
+
+def after(state: State, level: float = 1.0, rule: Rule = RULE, **known: Any) -> Decision:
+    """One round that ends at step 120, with losses of this level."""
+    rest: dict[str, Any] = {
+        "span": (119, 120),
+        "peak": PEAK,
+        "steps": 20,
+        "moved": 0.1,
+        "gradients": (1.0, 2.0),
+        "blocks": losses(level),
+    }
+    return rule.after_round(state, Evidence(**{**rest, **known}))
+
+
+def first_step(moved: float, state: State | None = None, **known: Any) -> Decision:
+    rest: dict[str, Any] = {"span": (0, 1), "steps": 1, "moved": moved, "rates": 1e-3, "stretch": 1}
+    return after(state or RULE.begin(), **{**rest, **known})
+
+
+# -- the first step ----------------------------------------------------------------------------------------------------
+
+
+@given(st.floats(2e-5, 1e-2, exclude_max=True), st.integers(1, 2000), st.sampled_from([0.0, 50.0, PEAK, 600.0]))
+def test_after_the_first_step_the_guess_does_not_matter(moved: float, t: int, peak: float) -> None:
+    """Whatever the first step moved, the next one moves the weights by 5e-3 of their norm."""
+    decision = first_step(moved, span=(t - 1, t), peak=peak)
+    if t > max(peak, c.min_steps):
+        assert decision.why == Reason.NO_GRADIENT
+        return
+    state = decision.state
+    assert moved * state.factor(t) / RULE.begin().factor(t - 1) == pytest.approx(5e-3)
+    assert (decision.event, decision.action, decision.slot, decision.resets_path) == (
+        Event.FIRST_STEP,
+        Action.KEEP,
+        0,
+        True,
+    )
+    assert (state.phase, state.peak, state.snapshots) == (Phase.SEARCHING, peak, (Snapshot(t, 0),))
+
+
+@pytest.mark.parametrize(("moved", "undone"), [(9.9e-3, False), (1e-2, True), (1e5, True)])
+def test_a_first_step_that_was_too_long_is_undone(moved: float, undone: bool) -> None:
+    decision = first_step(moved)
+    assert (decision.action is Action.RESTART) == (decision.event == AGAIN) == undone
+    assert decision.resets_path
+    assert decision.state.phase is Phase.SEARCHING
+    assert moved * decision.state.factor(1) / c.initial_factor == pytest.approx(5e-3)
+    if undone:
+        assert (decision.state.snapshots, decision.slot) == ((), None)
+
+
+def test_a_first_step_to_nowhere_is_undone_and_tried_far_lower() -> None:
+    decision = first_step(math.inf)
+    assert (decision.action, decision.event, decision.resets_path) == (Action.RESTART, AGAIN, True)
+    assert decision.state == RULE.begin()._replace(level=pytest.approx(math.log(1e-6)))
+    for _ in range(9):
+        decision = first_step(math.inf, decision.state)
+    assert decision.state.level == math.log(1e-15)  # the bound of all factors: a lower level would not be the rate's
+
+
+@pytest.mark.parametrize(
+    ("moved", "rounding", "longer"),
+    [
+        (1e-12, 2.0**-24, 1e3),
+        (1.1e-5, 2.0**-24, 5e-3 / 1.1e-5),
+        (1.1e-5, 0.0, 5e-3 / 1.1e-5),  # fp64 goes the way of fp32
+        (1.3e-5, 2.0**-24, None),
+        (2.4e-3, 2.0**-9, 5e-3 / 2.4e-3),  # bf16
+        (2.6e-3, 2.0**-9, None),
+    ],
+)
+def test_a_first_step_of_which_much_may_be_rounding_is_made_again(
+    moved: float, rounding: float, longer: float | None
+) -> None:
+    """From the same weights, and so much longer that it can be measured."""
+    decision = first_step(moved, rounding=rounding)
+    assert (decision.action is Action.RESTART) == (decision.state.phase is Phase.FIRST) == (longer is not None)
+    assert (decision.event, decision.resets_path) == (Event.FIRST_STEP, True)
+    if longer is not None:
+        assert decision.state == RULE.begin()._replace(level=pytest.approx(math.log(c.initial_factor * longer)))
+
+
+def test_a_first_step_that_may_not_be_longer_counts() -> None:
+    """The user's bound, or the largest factor that there is."""
+    level = RULE.begin().level
+    assert first_step(1e-9, highest=level).state.phase is Phase.SEARCHING
+    assert first_step(1e-9, RULE.begin().at(math.inf)).state.phase is Phase.SEARCHING
+    assert first_step(1e-9, highest=level + 1).state.level == level + 1
+
+
+@pytest.mark.parametrize("moved", [0.0, math.nan])
+def test_a_first_step_that_was_lost_is_repeated_higher(moved: float) -> None:
+    decision = first_step(moved)
+    assert (decision.action, decision.event, decision.resets_path) == (Action.NOTHING, Event.FIRST_STEP, True)
+    assert decision.state == RULE.begin()._replace(level=pytest.approx(0.0))
+    for _ in range(50):
+        decision = first_step(moved, decision.state)
+    assert decision.state.level == math.log(1e15)
+
+
+@pytest.mark.parametrize(
+    ("moved", "gradients"), [(0.0, ()), (0.0, (0.0,)), (1e-3, (0.0, 0.0)), (0.0, (math.inf,)), (0.0, (math.nan, 1.0))]
+)
+def test_a_first_step_without_a_gradient_or_skipped_because_of_it_says_nothing(
+    moved: float, gradients: tuple[float, ...]
+) -> None:
+    assert first_step(moved, gradients=gradients) == Decision(RULE.begin(), resets_path=True)
+
+
+def test_the_first_step_tells_how_far_a_rate_goes() -> None:
+    state = first_step(1e-4, rates=2e-3, stretch=2).state
+    assert (state.pace, state.rate) == (pytest.approx(0.05), pytest.approx(1e-3))
+    assert math.isnan(first_step(1e-4, rates=0.0).state.pace)
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimated_level", "growth"),
+    [(0.0, 1.0), (1.0, 1.0), (1 / 0.25, 1.0), (6.0, 1.5), (8.0, CLIMB), (1e9, CLIMB)],
+)
+def test_the_target_is_raised_to_a_part_of_the_reach(estimated_level: float, growth: float) -> None:
+    """To q * 2.5 of it, a quarter."""
+    numerator = math.log(estimated_level) if estimated_level else -math.inf
+    decision = after(SEARCHING, estimated_level=numerator)
+    assert math.exp(decision.state.level) == pytest.approx(growth)
+    assert (decision.action, decision.slot, decision.event, decision.resets_path) == (Action.KEEP, 0, None, False)
+    assert decision.state.snapshots == (Snapshot(100, 1), Snapshot(120, 0))
+    fallen = after(SEARCHING, estimated_level=numerator, shape=0.89)
+    assert (fallen.state.level, fallen.state.ceiling) == (SEARCHING.level, math.inf)
+    assert after(SEARCHING, estimated_level=numerator, shape=0.9) == decision
+
+
+@pytest.mark.parametrize(("straightness", "growth"), [(1.0, CLIMB), (0.81, CLIMB), (0.79, 1.0)])
+def test_while_the_way_is_straight_the_target_is_raised_whatever_the_reach(straightness: float, growth: float) -> None:
+    decision = after(SEARCHING, straightness=straightness)
+    assert math.exp(decision.state.level) == pytest.approx(growth)
+
+
+@pytest.mark.parametrize(
+    ("steps", "peak", "known", "growth"),
+    [
+        (20, 299.0, {}, CLIMB),
+        (60, 299.0, {}, 2.0),  # not more
+        (1, 299.0, {}, math.exp(0.025)),
+        (20, 299.0, {"made": 61}, 2.0),  # every other step is left out: 150 are the rise
+        (2, 0.0, {}, 2.0),  # a schedule that does not rise
+        (1, 299.0, {"has_fallen": False}, math.sqrt(2)),
+        (2, 299.0, {"has_fallen": False}, 2.0),
+        (20, 299.0, {"has_fallen": False}, 3.0),
+    ],
+)
+def test_the_climb_takes_a_part_of_the_schedules_rise_once_the_loss_has_fallen(
+    steps: int, peak: float, known: dict[str, Any], growth: float
+) -> None:
+    state = SEARCHING._replace(pace=1.0, rate=1.0, peak=peak)
+    decision = after(state, steps=steps, peak=peak, straightness=1.0, **known)
+    assert math.exp(decision.state.level) == pytest.approx(growth)
+
+
+def test_after_a_roll_back_the_climb_is_slow() -> None:
+    assert math.exp(after(SEARCHING, straightness=1.0, has_fallen=False).state.level) == pytest.approx(CLIMB)
+
+
+@pytest.mark.parametrize(
+    ("total", "end", "numerator"), [(1000, 120, 6.0), (8000, 120, 12.0), (None, 9, 3.878), (270, 9, 3.878)]
+)
+def test_a_longer_run_wants_a_lower_rate(total: int | None, end: int, numerator: float) -> None:
+    """q = S^(-1/3): 1/10, 1/20, and 1/6.5 where S is 30 times the 9 steps so far. Asked for in all: 1.5."""
+    rule = Rule(total)
+    decision = after(SEARCHING, rule=rule, estimated_level=math.log(numerator), span=(end - 1, end))
+    assert math.exp(decision.state.level) == pytest.approx(1.5, rel=1e-3)
+
+
+def test_once_gradients_ask_for_nothing_the_rate_has_a_ceiling() -> None:
+    """At step 120 of 299 the rate is at 121/300 of the target; 15 q is 1.5."""
+    state = after(SEARCHING).state
+    assert math.exp(state.ceiling) == pytest.approx(1.5 * 121 / 300)
+    assert state.factor(120) == pytest.approx(121 / 300)
+    assert state.factor(299) == state.peak_factor == pytest.approx(1.5 * 121 / 300)
+    again = after(state, span=(140, 144)).state
+    assert (again.ceiling, again.level) == (state.ceiling, state.level)  # it is set once
+    more = after(again, estimated_level=math.log(6.0)).state
+    assert more.ceiling == math.inf  # until they ask again
+    late = after(SEARCHING, span=(298, 299)).state
+    assert math.exp(late.ceiling) == pytest.approx(1.5)
+    long = after(SEARCHING, rule=Rule(10**6), span=(298, 299)).state
+    assert math.exp(long.ceiling) == pytest.approx(1.0)  # 15 q is 0.15, and the rate never has to fall
+
+
+@given(st.floats(0, 2000), st.floats(0, 2000), st.floats(-1, 1500), st.sampled_from(Phase), st.floats(-30, 30))
+def test_the_rate_rises_to_the_target_until_the_peak_and_stays(
+    a: float, b: float, peak: float, phase: Phase, ceiling: float
+) -> None:
+    state = State(phase, level=0.0, peak=peak)
+    low, high = state.factor(min(a, b)), state.factor(max(a, b))
+    assert 0 < low <= high <= 1
+    assert state.factor(max(peak, 0.0)) == 1.0
+    if phase is not Phase.SEARCHING:
+        assert low == 1.0
+    assert state._replace(ceiling=ceiling).factor(a) == min(state.factor(a), math.exp(ceiling))
+
+
+def test_the_rise_by_hand() -> None:
+    state = State(Phase.SEARCHING, level=0.0, peak=31.0)
+    assert [state.factor(t) for t in (7, 15, 31, 32)] == [0.3, 0.5, 1.0, 1.0]
+    assert [state.factor(t) for t in (0, 1, 3)] == [0.3] * 3
+
+
+@pytest.mark.parametrize(("made", "expected"), [(0, 1.0), (1, 1.0), (2, 0.25), (3, 0.5), (9, 2.0)])
+def test_steps_of_the_optimizer_for_each_of_the_schedule(made: int, expected: float) -> None:
+    assert Evidence(span=(4, 5), steps=1, made=made).steps_per_call == expected
+    assert Evidence(span=(0, 1), steps=1, made=made).steps_per_call == 1.0
+
+
+def test_steps_that_were_not_made_say_nothing() -> None:
+    """Gradients are still being accumulated, or GradScaler skipped the step."""
+    for state in (RULE.begin(), SEARCHING, RULE.stopped()):
+        assert after(state, 9.0, estimated_level=9.0, steps=0) == Decision(state)
+    assert after(SEARCHING, 9.0, estimated_level=9.0, steps=0, span=(400, 480)) == Decision(SEARCHING)
+
+
+@pytest.mark.parametrize("known", [{"straightness": 1.0}, {"estimated_level": 5.0}, {}])
+@pytest.mark.parametrize("gradients", [(), (0.0, 0.0)])
+def test_a_round_without_a_gradient_says_nothing_about_the_rate(
+    known: dict[str, float], gradients: tuple[float, ...]
+) -> None:
+    decision = after(SEARCHING, gradients=gradients, **known)
+    assert (decision.state.level, decision.state.ceiling, decision.action) == (0.0, math.inf, Action.KEEP)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest"), [((), 0.0), ((0.0, 3.0, 1.0), 3.0), ((1.0, math.nan, 2.0), math.nan), ((math.inf,), math.inf)]
+)
+def test_the_largest_gradient_does_not_hide_what_is_no_number(sizes: tuple[float, ...], largest: float) -> None:
+    assert Evidence((0, 1), 1, gradients=sizes).gradient == pytest.approx(largest, nan_ok=True)
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+def test_snapshots_are_four_steps_apart() -> None:
+    """It takes as many losses to see an explosion."""
+    state = SEARCHING._replace(snapshots=(Snapshot(3, 1), Snapshot(7, 0)))
+    for end in (8, 9, 10):
+        decision = after(state, span=(end - 1, end))
+        assert (decision.action, decision.slot, decision.state.snapshots) == (Action.NOTHING, None, state.snapshots)
+    decision = after(state, span=(10, 11))
+    assert (decision.action, decision.slot) == (Action.KEEP, 1)
+    assert decision.state.snapshots == (Snapshot(7, 0), Snapshot(11, 1))
+
+
+def test_only_snapshots_that_exist_are_remembered() -> None:
+    assert RULE.remembering(SEARCHING, {1}).snapshots == (Snapshot(100, 1),)
+    assert RULE.remembering(SEARCHING, ()).snapshots == ()
+    assert RULE.remembering(SEARCHING, {0, 1, 7}) == SEARCHING
+
+
+# -- ruined ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [{"level": 1.61}, {"level": 1e9}, {"level": math.nan}])
+def test_weights_that_are_ruined_are_given_up(known: dict[str, float]) -> None:
+    """0.3 of the gain of 2 above the lower of the last two levels."""
+    decision = after(SEARCHING, estimated_level=9.0, **known)
+    assert (decision.action, decision.slot, decision.rolled_back_to) == (Action.ROLL_BACK, 0, 90)
+    assert (decision.event, decision.rolled_back_to, decision.resets_path) == (Event.ROLLED_BACK, 90, True)
+    state = decision.state
+    assert math.exp(state.level) == pytest.approx(1 / 3)
+    assert (state.snapshots, state.slowed_from) == ((Snapshot(90, 0),), 0.0)
+    assert math.isnan(state.pace)
+
+
+@pytest.mark.parametrize(("level", "shape"), [(1.59, 1.0), (2.9, 0.5)])
+def test_a_little_worse_is_not_ruined(level: float, shape: float) -> None:
+    """In the descent all of the gain may be lost."""
+    assert after(SEARCHING, level, shape=shape).action is Action.KEEP
+    assert after(SEARCHING, level + 0.2, shape=shape).action is Action.ROLL_BACK
+
+
+@pytest.mark.parametrize(
+    ("known", "action"),
+    [
+        ({"estimated_level": -math.inf}, Action.ROLL_BACK),
+        ({"estimated_level": -9.0}, Action.KEEP),  # the gradients ask for less than there is, and do not turn back
+        ({"estimated_level": -math.inf, "has_losses": False}, Action.KEEP),  # sizes of gradients were judged
+        ({"estimated_level": -math.inf, "gradients": ()}, Action.KEEP),  # nobody has asked them
+        ({"estimated_level": -math.inf, "stretch": 1}, Action.KEEP),
+        ({"estimated_level": -math.inf, "shape": 0.5}, Action.KEEP),
+    ],
+)
+def test_where_gradients_turn_against_the_way_a_smaller_rise_is_ruin(known: dict[str, Any], action: Action) -> None:
+    """A rise by 0.7, at a noise of 0.12 or so: between 3 and 12 deviations."""
+    noisy = SEARCHING._replace(history=COURSE._replace(second_differences=(0.2,) * 48))
+    assert 0.7 / 12 < noisy.history.noise < 0.7 / 3
+    assert after(noisy, 1.7, **known).action is action
+
+
+def test_after_going_back_the_snapshot_stays_and_is_gone_back_to_again() -> None:
+    back = after(SEARCHING, math.nan)
+    again = after(back.state, moved=math.inf)
+    assert (again.rolled_back_to, again.state.snapshots) == (90, (Snapshot(90, 0),))
+    assert math.exp(again.state.level) == pytest.approx(1 / 9)
+    well = after(again.state)
+    assert (well.slot, well.state.snapshots) == (1, (Snapshot(90, 0), Snapshot(120, 1)))
+    assert math.isnan(well.state.slowed_from)
+
+
+def test_a_ceiling_goes_down_with_the_rate_and_not_up() -> None:
+    state = SEARCHING._replace(ceiling=-1.0)
+    assert after(state, 9.0).state.ceiling == pytest.approx(-1.0 - math.log(3))
+    assert state.at(5.0).ceiling == -1.0
+    assert state.at(-2.0).ceiling == pytest.approx(-3.0)
+
+
+def test_where_it_was_the_data_the_rate_is_as_before() -> None:
+    """Losses stay as high after going back."""
+    back = after(SEARCHING._replace(ceiling=-0.5), 5.0).state
+    cleared = after(back, 5.0)
+    assert cleared.event == HARDER
+    assert (cleared.action, cleared.state.level) == (Action.KEEP, 0.0)
+    assert cleared.state.ceiling == pytest.approx(-0.5)
+    free = after(after(SEARCHING, 5.0, shape=0.5).state, 5.0, shape=0.5).state
+    assert (free.level, free.ceiling) == (0.0, math.inf)
+    assert math.isnan(cleared.state.slowed_from)
+    helped = after(back, 1.0)
+    assert (helped.event, helped.state.level) == (None, pytest.approx(-math.log(3)))
+    assert math.isnan(helped.state.slowed_from)
+
+
+def test_a_round_without_losses_does_not_forget_what_the_rate_was() -> None:
+    silent = after(after(SEARCHING, 5.0).state, blocks=()).state
+    assert silent.slowed_from == 0.0
+    assert after(silent, 5.0).event == HARDER
+
+
+def test_one_step_from_a_new_origin_sets_no_ceiling() -> None:
+    """Its gradient is taken at the origin itself: it can ask for nothing, and that says nothing."""
+    assert after(SEARCHING, stretch=1).state.ceiling == math.inf
+    assert math.isfinite(after(SEARCHING, stretch=2).state.ceiling)
+
+
+def test_a_run_that_cannot_go_back_slows_down_and_is_judged_from_there() -> None:
+    state = RULE.remembering(SEARCHING, ())
+    decision = after(state, 9.0)
+    assert (decision.action, decision.event, decision.resets_path) == (Action.GO_ON, Event.SLOWED_DOWN, True)
+    assert (decision.rolled_back_to, decision.slot) == (None, None)
+    assert math.exp(decision.state.level) == pytest.approx(1 / 3)
+    assert math.isnan(decision.state.slowed_from)
+    same = after(decision.state, 9.0)
+    assert (same.action, same.state.level) == (Action.KEEP, decision.state.level)
+    worse = after(RULE.remembering(same.state, ()), 12.0)
+    assert worse.action is Action.GO_ON
+
+
+def test_without_losses_only_weights_that_are_no_numbers_are_ruined() -> None:
+    assert after(SEARCHING, blocks=()).action is Action.KEEP
+    assert after(SEARCHING, blocks=()).state.history == COURSE
+    assert after(SEARCHING, blocks=(), moved=math.inf).action is Action.ROLL_BACK
+
+
+def test_a_round_of_which_little_is_known_is_fine() -> None:
+    assert after(SEARCHING, blocks=(Block(math.nan, 3),)).action is Action.KEEP
+    assert after(SEARCHING, blocks=(Block(math.nan, 4),)).action is Action.ROLL_BACK
+
+
+# -- alarms ------------------------------------------------------------------------------------------------------------
+
+
+def alarmed(decision: Decision) -> str | None:
+    if decision.why is not None:
+        assert (decision.state, decision.action) == (RULE.stopped(), Action.NOTHING)
+        assert decision.event is Event.STOPPED
+    return decision.why
+
+
+@pytest.mark.parametrize(
+    ("peak", "t", "late"), [(PEAK, 299, False), (PEAK, 300, True), (10.0, 40, False), (10.0, 41, True)]
+)
+@pytest.mark.parametrize("steps", [0, 20])
+@pytest.mark.parametrize("moved", [0.0, math.nan])
+def test_weights_that_never_move_keep_to_the_guess_in_the_end(
+    peak: float, t: int, late: bool, steps: int, moved: float
+) -> None:
+    decision = first_step(moved, span=(t - 20, t), peak=peak, steps=steps)
+    assert alarmed(decision) == (Reason.NEVER_MOVED if late else None)
+
+
+@pytest.mark.parametrize(("t", "late"), [(299, False), (300, True)])
+def test_weights_that_move_without_a_gradient_keep_to_the_guess_in_the_end(t: int, late: bool) -> None:
+    decision = first_step(1e-3, span=(t - 20, t), peak=PEAK, gradients=())
+    assert alarmed(decision) == (Reason.NO_GRADIENT if late else None)
+    assert late or decision == Decision(RULE.begin(), resets_path=True)
+
+
+PACED = SEARCHING._replace(pace=2.0, rate=1e-3)
+
+
+def lagging(raised: float, shorter: float, stretch: int = 10, state: State = PACED) -> Decision:
+    """A round whose way of so many steps was made at ``raised`` times the first rate, and came ``shorter`` less far."""
+    rates = raised * state.rate * stretch
+    return after(state, moved=state.pace * rates / shorter, rates=rates, stretch=stretch)
+
+
+@pytest.mark.parametrize(
+    ("raised", "shorter", "stretch", "lags"),
+    [
+        (20.1, 30.1, 10, True),
+        (19.9, 30.1, 10, False),  # not raised by much
+        (20.1, 29.9, 10, False),  # steps that shrink, to and fro
+        (1e3, 180.0, 10, True),
+        (1e3, 175.0, 10, False),  # they did become longer
+        (20.1, 1e4, 64, True),
+        (20.1, 1e4, 65, False),  # it may have arrived
+        (1 / 20, 1e4, 10, False),
+    ],
+)
+def test_steps_that_do_not_follow_the_rate_keep_to_the_guess(
+    raised: float, shorter: float, stretch: int, lags: bool
+) -> None:
+    assert alarmed(lagging(raised, shorter, stretch)) == (Reason.RATE_IGNORED if lags else None)
+
+
+def test_after_going_back_nobody_asks_for_that() -> None:
+    back = after(PACED, 9.0).state
+    assert math.isnan(back.pace)
+    assert alarmed(lagging(50.0, 1e4, state=PACED)) == Reason.RATE_IGNORED
+    assert after(back, moved=1e-9, rates=1.0, stretch=10).why is None
+    assert after(PACED, moved=0.0, rates=1.0, stretch=10).why is None
+    assert after(PACED, moved=1e-9, rates=1.0, stretch=0).why is None
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_are_too_short_or_not_searched_keep_to_the_guess() -> None:
+    assert Rule(40).begin() == Rule(None).begin() == State()
+    for rule in (Rule(39), Rule(1000, searches=False)):
+        assert rule.begin() == State(Phase.STOPPED, level=0.0)
+        assert (rule.begin().factor(0), rule.begin().peak_factor) == (1.0, 1.0)
+    assert [Rule(steps).long_enough for steps in (39, 40, None)] == [False, True, True]
+
+
+def test_another_table_of_constants_is_another_rule() -> None:
+    rule = Rule(1000, constants=c._replace(initial_factor=0.1, max_growth=4.0))
+    assert rule.begin().factor(0) == pytest.approx(0.1)
+    found = after(SEARCHING, rule=rule, straightness=1.0, steps=200).state.level
+    assert math.exp(found) == pytest.approx(4.0)
+
+
+numbers = st.one_of(st.floats(), st.floats(-5, 5))
+blocks = st.lists(st.builds(Block, numbers, st.integers(1, 3)), max_size=8).map(tuple)
+rounds = st.lists(
+    st.builds(
+        Evidence,
+        span=st.just((0, 1)),
+        steps=st.sampled_from([0, 1, 20, 20]),
+        blocks=blocks,
+        peak=st.sampled_from([-1.0, PEAK, 900.0]),
+        shape=st.floats(0, 1) | st.just(1.0),
+        moved=st.floats(min_value=0) | st.floats(1e-5, 1e-1),
+        estimated_level=st.floats(allow_nan=False) | st.floats(-5, 30),
+        straightness=st.floats(0, 2),
+        gradients=st.lists(st.floats(min_value=0) | st.just(1.0), max_size=3).map(tuple),
+        rates=st.floats(0, 1e6),
+        stretch=st.integers(1, 100),
+        has_fallen=st.booleans(),
+        lost=st.none() | st.tuples(numbers, numbers),
+        rounding=st.sampled_from([0.0, 2.0**-24, 2.0**-9]),
+        highest=st.just(math.inf) | st.floats(-20, 20),
+    ),
+    max_size=40,
+)
+rules = st.builds(Rule, st.sampled_from([None, 20, 100, 1000, 10**6]), st.booleans())
+
+
+@given(rounds, rules)
+def test_any_rounds_keep_the_rules(rows: list[Evidence], rule: Rule) -> None:
+    state, t = rule.begin(), 0
+    copies: dict[int, int] = {}
+    """What lies in each slot: the step at which it was kept."""
+    for row in rows:
+        began, t = t, next_end(t)
+        evidence = row._replace(span=(began, t))
+        decision = rule.after_round(state, evidence)
+        assert rule.after_round(state, evidence) == decision or "nan" in repr(decision)  # it has no memory of its own
+        check_decision(state, evidence, decision)
+        if decision.action is Action.KEEP and decision.slot is not None:
+            copies[decision.slot] = t
+        elif decision.action is Action.ROLL_BACK and decision.slot is not None:
+            back = state.snapshots[-1 if decision.state.excused and not state.excused else 0]
+            assert copies[decision.slot] == decision.rolled_back_to == back.step
+        state = decision.state
+        assert all(copies[one.slot] == one.step for one in state.snapshots)
+        assert len({one.slot for one in state.snapshots}) == len(state.snapshots) <= 2
+        assert math.log(1e-15) <= state.level <= math.log(1e15)
+        assert 0 < state.peak_factor <= math.exp(state.level) * (1 + 1e-9)
+        assert not math.isnan(state.ceiling)
+
+
+def check_decision(state: State, evidence: Evidence, decision: Decision) -> None:
+    """What holds of every round."""
+    moved, end = decision.state.level - state.level, evidence.span[1]
+    if state.phase is Phase.STOPPED or (evidence.steps == 0 and decision.why is None):
+        assert decision == Decision(state) or "nan" in repr(decision)
+    elif decision.why is not None:
+        assert decision.state.phase is Phase.STOPPED
+        assert decision.state.factor(end) == 1.0
+    elif state.phase is Phase.SEARCHING:
+        assert decision.state.phase is Phase.SEARCHING
+        diverged, excused = decision.event in (Event.ROLLED_BACK, Event.SLOWED_DOWN), decision.event is Event.BAD_BATCH
+        assert (decision.action in (Action.ROLL_BACK, Action.GO_ON)) == (diverged or excused) == decision.resets_path
+        assert diverged or excused or math.isfinite(evidence.moved)
+        assert not (excused and state.excused)
+        if diverged:
+            low = math.log(1e-15) - state.level
+            assert moved == pytest.approx(max(-math.log(c.backoff), low), abs=1e-9)
+        elif excused:
+            assert moved == 0
+        elif decision.event is None:
+            most = c.max_growth if evidence.has_fallen or math.isnan(state.pace) else c.backoff
+            assert 0 <= moved <= math.log(most) + 1e-9
+            assert moved == 0 or evidence.shape >= c.fall_start
+            assert decision.state.factor(end) >= state.factor(end) * (1 - 1e-9)  # the rate is not forced down
+    else:
+        assert decision.resets_path
+        assert decision.event in (None, Event.FIRST_STEP, AGAIN)
+
+
+@given(st.lists(st.lists(st.floats(-1, 3), min_size=2, max_size=8), max_size=25), st.integers(-9, 9), st.booleans())
+def test_neither_unit_nor_zero_point_nor_sign_of_the_loss_matter(
+    rows: list[list[float]], power: int, reads_bits: bool
+) -> None:
+    """Losses of few bits and units that are powers of two: nothing is lost in rounding."""
+    short = [[round(loss * 64) / 64 for loss in row] for row in rows]
+    unit, offset = 2.0**power, 2.0 ** (power + 6) if reads_bits else 0.0
+    plain, other = (
+        decisions([tuple(Block(u * loss + o, 1) for loss in row) for row in short])
+        for u, o in ((1.0, 0.0), (unit, offset))
+    )
+    assert plain == other
+
+
+def decisions(rows: list[tuple[Block, ...]]) -> list[tuple[Any, ...]]:
+    """A search along rows of losses: what is decided."""
+    state, t, found = SEARCHING._replace(history=LossHistory(), snapshots=()), 20, []
+    for row in rows:
+        began, t = t, next_end(t)
+        decision = after(state, blocks=row, span=(began, t), estimated_level=1.0)
+        state = decision.state
+        found.append((decision.action, decision.event, state.level, state.ceiling))
+    return found

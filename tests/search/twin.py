@@ -1,0 +1,511 @@
+r"""The slow twin of ``max_lr="auto"``: one process, one model, every sequence kept.
+
+It reads like the equations, in their letters: :math:`x_k` are the weights at which step :math:`k` was made, :math:`g_k`
+its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :math:`C` its ceiling; a step is made at
+
+.. math:: \eta(t) = \text{guess} \cdot \min(m\, r(t),\, C) \cdot h(t), \quad r(t) = \max\Big(0.3,
+    \frac{t + 1}{t_\text{peak} + 1}\Big) \text{ until the peak, then } 1,
+
+where :math:`h` is OneCycle over its peak, held at 1 until there. With the reach :math:`\hat\eta` of
+:mod:`hdet.search.rule` and :math:`q = S^{-1/3}`, each round raises :math:`m` to :math:`2.5\,q\,\hat\eta / (\text{guess}
+\cdot h)`; where that is no raise, :math:`C = m\,r(t) \cdot \max(15\,q, 1)`. A round of :math:`n` steps raises by at
+most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not fallen by
+:math:`\min(2^{n/2}, 3)`.
+
+Nothing is shared with the search but the table of constants, the judge of losses and what is known of their fall, which
+are pure: the search only has to agree with this, step by step.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hdet.rollback.judge import Block, LossHistory, Verdict, judge
+from hdet.search.constants import DEFAULT as c
+from hdet.search.progress import Progress
+
+__all__ = ["History", "Optimizer", "Run", "Seen", "Settings", "Step", "Theta", "next_end", "simulate"]
+
+Theta = list[list[Tensor]]
+"""theta[g][i]: tensor i of parameter group g."""
+
+
+class Optimizer(Protocol):
+    """(weights, gradient, rate of each group) -> new weights. What it remembers is its own."""
+
+    def __call__(self, theta: Theta, g: Theta, eta: list[float], /) -> Theta: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run, as the user gives it."""
+
+    S: int
+    guess: Sequence[float]
+    """The optimizer's lr, per parameter group; 0: the group is left alone."""
+    ascends: Sequence[bool] = ()
+    """Which groups go up along their gradients; none: all go down."""
+    pct_start: float = 0.3
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    rollback: bool = True
+    """Whether there are snapshots."""
+
+    @property
+    def peak(self) -> float:
+        """The step at which the schedule's rise ends."""
+        return self.pct_start * self.S - 1
+
+    @property
+    def searched(self) -> list[int]:
+        """The groups whose rate is searched; the first one's stands for all."""
+        return [g for g, guess in enumerate(self.guess) if guess > 0]
+
+    @property
+    def sign(self) -> int:
+        """What becomes of the loss: 1: it is to fall, -1: to rise, 0: it depends on the group."""
+        up = {bool(self.ascends) and self.ascends[g] for g in self.searched}
+        return 0 if len(up) == 2 else -1 if True in up else 1
+
+    def h(self, t: float) -> float:
+        """OneCycle over its peak, held at 1 until there."""
+        floor = 1 / (self.div_factor * self.final_div_factor)
+        d = (max(t, self.peak) - self.peak) / (self.S - 1 - self.peak)
+        return floor + (1 - floor) * (1 + math.cos(math.pi * d)) / 2
+
+    def plain(self, t: float) -> float:
+        """OneCycle as torch has it."""
+        if t >= self.peak:
+            return self.h(t)
+        low = 1 / self.div_factor
+        return low + (1 - low) * (1 - math.cos(math.pi * t / self.peak)) / 2
+
+    def r(self, t: float) -> float:
+        """The part of the target at which step t is made."""
+        return max(c.min_rise, (t + 1) / (self.peak + 1)) if t < self.peak else 1.0
+
+
+class Step(NamedTuple):
+    """One step since x_0: all numbers of the groups whose rate is searched, as one vector."""
+
+    x: Tensor
+    """Where its gradient was taken."""
+    g: Tensor
+    after: Tensor
+    """Where it led."""
+    eta: float
+    sampled: bool = True
+
+
+class Seen(NamedTuple):
+    """What the steps since x_0 have come to."""
+
+    q: float
+    """How far x is from x_0, over its typical norm; infinite: some weight is no number."""
+    estimated_rate: float = 0.0
+    """eta^."""
+    kappa: float = 0.0
+    sizes: Sequence[float] = ()
+    """The largest number of each gradient that was sampled in the round."""
+    eta: Sequence[float] = ()
+    """The rates of all steps since x_0."""
+    lost: bool = False
+    """Whether some gradient was not finite."""
+
+
+class Copy(NamedTuple):
+    """Weights and optimizer as they were at the end of step t."""
+
+    t: int
+    x: Theta
+    optimizer: Optimizer
+
+
+@dataclass
+class History:
+    """Every sequence of a run."""
+
+    rate: list[list[float]] = field(default_factory=list)
+    """rate[t][g]: the rate of step t."""
+    loss: list[float | None] = field(default_factory=list)
+    """loss[t]: the loss of step t."""
+    theta: list[Theta] = field(default_factory=list)
+    """theta[t]: the weights after step t, and after rolling back if a round ended there."""
+    end: list[int] = field(default_factory=list)
+    """end[k]: the step at which round k ended."""
+    moved: list[float] = field(default_factory=list)
+    """moved[k]: how far the weights were from x_0, over its norm."""
+    estimated_rate: list[float] = field(default_factory=list)
+    """reach[k]: the rate that the gradients ask for."""
+    kappa: list[float] = field(default_factory=list)
+    """kappa[k]: how straight the way was."""
+    m: list[float] = field(default_factory=list)
+    """m[k]: the factor after round k."""
+    C: list[float] = field(default_factory=list)
+    """C[k]: its ceiling."""
+    event: list[str | None] = field(default_factory=list)
+    """event[k]: what happened at the end of round k, in words."""
+
+
+def simulate(
+    settings: Settings,
+    theta0: Theta,
+    loss_and_grad: Callable[[Theta, int], tuple[float | None, Theta]],
+    new_optimizer: Callable[[], Optimizer],
+    skipped: Callable[[int], bool] = lambda t: False,
+) -> History:
+    """Train for S steps of the schedule.
+
+    Args:
+        settings: the letters.
+        theta0: the weights to start from.
+        loss_and_grad: ``(theta, t) -> (loss, gradient)`` on the batch of step t; None: no loss is given.
+        new_optimizer: makes the optimizer, without memory.
+        skipped: whether the optimizer makes no step at t.
+    """
+    run, history = Run(settings, theta0, new_optimizer), History()
+    for t in range(settings.S):
+        eta = run.rates(t)
+        loss, gradient = loss_and_grad(run.x, t)
+        if not skipped(t):
+            run.step(gradient, eta)
+        if loss is not None and (run.made > run.begun or run.made == 0):  # else it is of the round before
+            run.losses.append((max(run.made - run.begun - 1, 0), loss))
+        if run.round_ends(t + 1):
+            seen, blocks = run.seen(t + 1), run.judged(t + 1)
+            history.event.append(run.end_round(t + 1, run.made - run.begun, blocks, seen))
+            history.end.append(t + 1)
+            history.moved.append(seen.q)
+            history.estimated_rate.append(seen.estimated_rate)
+            history.kappa.append(seen.kappa)
+            history.m.append(run.m)
+            history.C.append(run.C)
+            run.next_round(seen)
+        history.rate.append(eta)
+        history.loss.append(loss)
+        history.theta.append(run.x)
+    return history
+
+
+@dataclass
+class Run:
+    """Where a run stands. :meth:`end_round` is the whole rule."""
+
+    settings: Settings
+    x: Theta
+    new_optimizer: Callable[[], Optimizer]
+    phase: str = "first"
+    """``first``: the size of a step is not known; ``searching``; ``stopped``: the given rate is used."""
+    m: float = c.initial_factor
+    C: float = math.inf
+    typical: float = 1.0
+    """The typical norm of the weights over their norm."""
+    history: LossHistory = field(default_factory=LossHistory)
+    progress: Progress = field(default_factory=Progress)
+    m_before: float = math.nan
+    """Before it was lowered, in case that was wrong."""
+    excused: bool = False
+    """Whether weights that were not finite were put back at the same rate."""
+    pace: float = math.nan
+    """How far the first step moved the weights, over its rate ..."""
+    eta1: float = math.nan
+    """... and that rate."""
+    falling: bool = False
+    """Whether the schedule had fallen when the last round ended: then nobody looks at the way any more."""
+    made: int = 0
+    """Steps that the optimizer has made ..."""
+    begun: int = 0
+    """... and had made when this round began."""
+    has_losses: bool = False
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """(step of the round, its loss)."""
+    sizes: list[float] = field(default_factory=list)
+    """The largest number of each gradient that was sampled in the round."""
+    kept: list[Copy] = field(default_factory=list)
+    path: list[Step] = field(default_factory=list)
+    """All steps since x_0."""
+
+    def __post_init__(self) -> None:
+        self.optimizer, self.x0 = self.new_optimizer(), self.x
+        if c.min_steps > self.settings.S:
+            self.phase, self.m = "stopped", 1.0
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def factor(self, t: float) -> float:
+        return min(self.m * (self.settings.r(t) if self.phase == "searching" else 1.0), self.C)
+
+    def rates(self, t: int) -> list[float]:
+        """eta(t); where the guess is kept to, plain OneCycle."""
+        s = self.settings
+        return [g * (s.plain(t) if self.phase == "stopped" else self.factor(t) * s.h(t)) for g in s.guess]
+
+    @property
+    def looks(self) -> bool:
+        return self.phase == "first" or (self.phase == "searching" and not self.falling)
+
+    def step(self, gradient: Theta, eta: list[float]) -> None:
+        """Of a round of n steps every ceil(n/8)-th is sampled. Before a first step is known, only sizes are of use."""
+        s, x = self.settings, self.x
+        up = list(s.ascends) or [False] * len(x)
+        g = [[-y if up[i] else y for y in ys] for i, ys in enumerate(gradient)]
+        self.x = self.optimizer(x, g, eta)
+        if self.looks:
+            n = next_end(self.begun) - self.begun
+            sampled = self.phase == "searching" and (self.made - self.begun) % math.ceil(n / c.max_samples) == 0
+            before, slope, after = (_vector([theta[i] for i in s.searched]) for theta in (x, g, self.x))
+            self.path.append(Step(before, slope, after, eta[s.searched[0]], sampled))
+            if sampled or self.phase == "first":
+                self.sizes.append(float(slope.abs().max()))
+        self.made += 1
+
+    def round_ends(self, t: int) -> bool:
+        """Where so many steps were made; at the schedule's last two steps; and at each until one was measured."""
+        first = self.phase == "first" and self.made > self.begun
+        return t >= self.settings.S - 1 or self.made == 0 or first or self.made >= next_end(self.begun)
+
+    def seen(self, t: int) -> Seen:
+        """q = |x - x_0| / |x_0|, and the rest. Nobody looks in the descent, nor at the last end."""
+        path = self.path if self.looks and t < self.settings.S else []
+        if path and not any(step.sampled for step in path):
+            sizes = [x.numel() for g in self.settings.searched for x in self.x[g]]
+            self.typical = _typical(sizes, path[0].x, path[-1].after) or self.typical
+        norm = self.typical * float(path[0].x.norm()) if path else 0.0
+        q = float((path[-1].after - path[0].x).norm()) / (norm or 1.0) if path else 0.0
+        if not (_vector(self.x).isfinite().all() and math.isfinite(q)):
+            q = math.inf
+        eta, (numerator, denominator) = [step.eta for step in path], _sums(path)
+        estimated_rate = (
+            numerator * math.fsum(eta) / denominator if 0 < numerator < math.inf and 0 < denominator < math.inf else 0.0
+        )
+        straight = _straight(path)
+        lost = not (math.isfinite(numerator) and math.isfinite(denominator))
+        sizes = self.sizes if path and not lost else []
+        return Seen(q, estimated_rate, estimated_rate / straight if straight > 0 else 0.0, sizes, eta, lost)
+
+    def next_round(self, seen: Seen) -> None:
+        """A gradient that is not finite makes the way begin anew."""
+        if seen.lost or not self.looks:
+            self.path = []
+        self.begun, self.losses, self.sizes = self.made, [], []
+
+    def judged(self, t: int) -> list[Block]:
+        """The round's losses in up to eight blocks; where none is ever given, the logarithms of gradients' sizes."""
+        if self.losses and not self.has_losses:
+            self.has_losses, self.history = True, LossHistory()
+        if self.has_losses:
+            sign = self.settings.sign
+            return [Block(sign * L, n) for L, n in _blocks(self.losses, self.made - self.begun)] if sign else []
+        sizes = self.sizes if self.phase == "searching" and t < self.settings.S else []
+        return [Block(math.log(G) if math.isfinite(G) else math.nan, 1) for G in sizes if G != 0]
+
+    # -- the rule -----------------------------------------------------------------------------------------------------
+
+    def end_round(self, t: int, n: int, blocks: list[Block], seen: Seen) -> str | None:
+        """A round of n steps ends at step t. ``blocks``: its losses."""
+        s, q = self.settings, seen.q
+        self.falling = t > s.peak and s.h(t) / s.h(0) < c.fall_start
+        if self.phase == "first" and t > max(s.peak, c.min_steps):
+            return self.stop("no_gradient" if q > 0 else "never_moved")
+        if self.phase == "stopped" or n == 0:
+            return None
+        G = math.nan if any(map(math.isnan, seen.sizes)) else max(seen.sizes, default=0.0)
+        if self.phase == "first":
+            self.progress = self.progress.after(blocks, t) if self.has_losses else self.progress
+            return self.first_step(t, q, G, seen.eta)
+        if self.lags(q, seen.eta):
+            return self.stop("rate_ignored")
+        has_estimate = G != 0 and len(seen.eta) != 1  # along a single step nothing can be asked
+        doubted = self.has_losses and has_estimate and seen.estimated_rate == 0
+        progress = self.progress.after(blocks, t) if self.has_losses else self.progress
+        if not math.isfinite(q) and self.innocent(blocks) and not progress.is_lost:
+            return self.spare()
+        self.history, verdict = judge(self.history, blocks, falling=self.falling, doubted=doubted)
+        if verdict is Verdict.FINE and progress.is_lost and not self.falling and self.kept:
+            level, before = progress.latest, (progress.first,)
+            self.history = self.history._replace(
+                recent=(), latest=(), nonfinite_streak=0, suspect_level=level, before=before
+            )
+            verdict = Verdict.DIVERGED
+        if verdict is Verdict.DIVERGED or not math.isfinite(q):
+            return self.diverged(progress)
+        self.progress, event = progress, None
+        if verdict is Verdict.FALSE_ALARM:
+            self.progress = Progress().after(blocks, t)
+        if verdict is Verdict.FALSE_ALARM and not math.isnan(self.m_before):
+            self.m, self.C = self.m_before, self.C * self.m_before / self.m
+            event = "false_alarm"
+        if blocks:
+            self.m_before, self.excused = math.nan, self.excused and not self.falling
+        fallen = progress.is_below
+        if not self.falling and has_estimate and not (self.excused and math.isfinite(self.C)):
+            self.steer(t, n, seen.estimated_rate / (s.guess[s.searched[0]] * s.h(t - 1)), seen.kappa, fallen)
+        if fallen or math.isnan(self.pace) or self.falling or not self.kept:
+            self.keep(t)
+        return event
+
+    def first_step(self, t: int, q: float, G: float, eta: Sequence[float]) -> str | None:
+        """From here on a step moves the weights by 5e-3 of their norm, whatever the guess was."""
+        again, self.path = "restarted", []
+        if G == 0 or (q == 0 and not math.isfinite(G)):  # it says nothing
+            return None
+        if q == 0:
+            self.set_m(self.m / c.initial_factor)
+            return "first_step"
+        if not math.isfinite(q):
+            self.set_m(self.m * c.initial_factor)
+            self.restart()
+            return again
+        u = max([2.0**-24, *(torch.finfo(x.dtype).eps / 2 for g in self.settings.searched for x in self.x[g])])
+        if q < u / c.relative_step and q < c.relative_step / c.max_growth and self.m < 1e15:
+            self.set_m(self.m * min(c.relative_step / q, 1 / c.initial_factor))
+            self.restart()
+            return "first_step"
+        self.phase = "searching"
+        self.set_m(self.m * c.relative_step / (q * self.settings.r(t)))
+        self.pace, self.eta1 = q / math.fsum(eta), math.fsum(eta) / len(eta)
+        if q >= c.relative_step * c.max_growth:
+            self.restart()
+            return again
+        self.keep(t)
+        return "first_step"
+
+    def lags(self, q: float, eta: Sequence[float]) -> bool:
+        """Whether x came less far, for the rates since x_0, than a way to and fro of shrinking steps would."""
+        n, total = len(eta), math.fsum(eta)
+        if not (1 < n <= c.lag_window and q > 0):
+            return False
+        raised, shorter = total / n / self.eta1, self.pace * total / q
+        return raised >= c.lag_min_raise and shorter >= raised**c.lag_exponent and shorter >= c.lag_wander * n
+
+    def innocent(self, blocks: list[Block]) -> bool:
+        """Whether nothing was wrong until the weights were no numbers, for the first time."""
+        finite = [block for block in blocks if math.isfinite(block.mean)]
+        fine = judge(self.history, finite, falling=self.falling)[1] is Verdict.FINE
+        return self.has_losses and bool(self.kept) and math.isnan(self.m_before) and not self.excused and fine
+
+    def spare(self) -> str:
+        """To the last copy, at the same rate."""
+        self.excused, self.path, self.pace = True, [], math.nan
+        self.x, self.optimizer = self.kept[-1].x, copy.deepcopy(self.kept[-1].optimizer)
+        self.progress = self.progress.rolled_back(self.kept[-1].t)
+        return f"bad_batch {self.kept[-1].t}"
+
+    def diverged(self, progress: Progress) -> str:
+        """To the older of the two copies, at a third of the rate."""
+        m, self.excused = self.m, False
+        self.set_m(m / c.backoff)
+        self.path, self.pace = [], math.nan
+        if not self.kept:
+            self.history, self.progress = self.history._replace(suspect_level=math.nan, before=()), progress
+            return "slowed_down"
+        self.kept, self.m_before = self.kept[:1], m
+        self.x, self.optimizer = self.kept[0].x, copy.deepcopy(self.kept[0].optimizer)
+        self.progress = self.progress.rolled_back(self.kept[0].t)
+        return f"rolled_back {self.kept[0].t}"
+
+    def steer(self, t: int, n: int, asks_for: float, kappa: float, fallen: bool) -> None:
+        """Raise m to 2.5 q of the reach, or as far as a round may while the way is straight. If not, set a ceiling."""
+        often = (self.made - 1) / (t - 1) if self.made > 1 and t > 1 else 1.0  # steps left out make a shorter run
+        q = 1 / (self.settings.S * often) ** c.length_exponent
+        climb = min(math.exp(min(c.max_climb * n / max((self.settings.peak + 1) * often, 1.0), 1.0)), c.max_growth)
+        most = climb if fallen or math.isnan(self.pace) else min(c.max_growth ** (n / c.min_round), c.backoff)
+        raised = most if kappa >= 1 - q * c.straight_tolerance else c.estimate_fraction * q * asks_for / self.m
+        if raised > 1:
+            self.m, self.C = min(self.m, self.C / self.settings.r(t)), math.inf  # on from the rate as it is
+            self.set_m(self.m * min(raised, most))
+        elif math.isinf(self.C):
+            self.C = self.factor(t) * max(c.ceiling * q, 1.0)
+
+    def set_m(self, m: float) -> None:
+        """Within bounds; the ceiling goes down with it, and not up."""
+        m = min(max(m, 1e-15), 1e15)
+        self.m, self.C = m, self.C * min(m / self.m, 1.0)
+
+    def keep(self, t: int) -> None:
+        """Four steps apart at least: so many it takes to see an explosion."""
+        if self.settings.rollback and (not self.kept or t - self.kept[-1].t >= 4):
+            self.kept = [*self.kept[-1:], Copy(t, self.x, copy.deepcopy(self.optimizer))]
+
+    def restart(self) -> None:
+        self.x, self.optimizer = self.x0, self.new_optimizer()
+
+    def stop(self, why: str) -> str:
+        """The given rate is used from here on."""
+        self.phase, self.m, self.C, self.kept = "stopped", 1.0, math.inf, []
+        return f"stopped {why}"
+
+
+# The equations -------------------------------------------------------------------------------------------------------
+
+
+def next_end(t: int) -> int:
+    """Rounds of optimizer steps: one step, then 2 each, later a fifth of the steps so far."""
+    end = 1
+    while end <= t:
+        end += max(c.min_round, math.floor(c.round_growth * end))
+    return end
+
+
+def _typical(sizes: Sequence[int], x: Tensor, after: Tensor) -> float:
+    """The typical norm of x over its norm: no tensor's numbers count for more than those of the middle one.
+
+    The middle one is that at which half of all numbers that have moved are reached, ordered by their root mean square.
+    """
+    tensors = [(a, b) for a, b in zip(x.split(list(sizes)), after.split(list(sizes)), strict=True) if a.numel()]
+    moved = [a for a, b in tensors if not torch.equal(a, b)]
+    numbers = sorted(float(a.norm()) / math.sqrt(a.numel()) for a in moved if a.norm() > 0 for _ in range(a.numel()))
+    if not numbers:
+        return 0.0
+    middle = numbers[(len(numbers) - 1) // 2]
+    squares = [a.numel() * min(float(a.norm()) / math.sqrt(a.numel()), middle) ** 2 for a in moved]
+    return math.sqrt(math.fsum(squares)) / float(x.norm())
+
+
+def _weights(path: list[Step]) -> list[float]:
+    """w_k of the steps that were sampled: eta^2 while the rate grows."""
+    sampled = [step for step in path if step.sampled]
+    w = [1.0] if sampled else []
+    for before, step in pairwise(sampled):
+        w.append(w[-1] * max((step.eta / before.eta) ** 2, 1.0))
+    return w
+
+
+def _sums(path: list[Step]) -> tuple[float, float]:
+    """sum w_k <g_k, x_0 - x_k>, which gradients ask for; <s, x_0 - x_n>, which they have gained."""
+    pairs = list(zip(_weights(path), [step for step in path if step.sampled], strict=True))
+    numerator = sum(w * float(step.g @ (path[0].x - step.x)) for w, step in pairs)
+    denominator = sum(w * float(step.g @ (path[0].x - path[-1].after)) for w, step in pairs)
+    return numerator, denominator
+
+
+def _straight(path: list[Step]) -> float:
+    """eta^_1: what the reach would be had all gradients been one."""
+    w = _weights(path)
+    before = [math.fsum(step.eta for step in path[:k]) for k, step in enumerate(path) if step.sampled]
+    return sum(wk * b for wk, b in zip(w, before, strict=True)) / sum(w) if w else 0.0
+
+
+def _blocks(losses: list[tuple[int, float]], n: int) -> list[Block]:
+    """The losses of a round of n steps: up to eight blocks of n/8 steps, each with the mean of its finite ones."""
+    count = min(max(n, 1), 8)
+    edges = [k * n // count for k in range(count)] + [max(n, 1)]
+    found = []
+    for begin, end in pairwise(edges):
+        own = [loss for k, loss in losses if begin <= k < end]
+        finite = [loss for loss in own if math.isfinite(loss)]
+        if own:
+            found.append(Block(sum(loss / len(finite) for loss in finite) if finite else math.nan, end - begin))
+    return found
+
+
+def _vector(theta: Theta) -> Tensor:
+    return torch.cat([x.reshape(-1) for xs in theta for x in xs])
