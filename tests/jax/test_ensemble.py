@@ -155,7 +155,7 @@ def test_a_run_agrees_with_the_reference(kind: str, N: int, auto_lr: bool, expon
                 theirs = np.stack([expected.theta[t][r][g][i].numpy() for r in range(N)])
                 np.testing.assert_allclose(leaf, theirs, rtol=1e-12, atol=1e-12, err_msg=f"weights of step {t}")
         if int(states[t].round) > k:
-            np.testing.assert_allclose(states[t].memory, expected.v[k], rtol=1e-10, atol=1e-14)
+            np.testing.assert_allclose(states[t].memory.velocity, expected.v[k], rtol=1e-10, atol=1e-14)
             if not exponential:
                 np.testing.assert_allclose(states[t].learned, expected.m[k], rtol=1e-12)
             k = int(states[t].round)

@@ -31,12 +31,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
@@ -106,7 +104,7 @@ class Knob:
         if self.scale == "linear":
             return base + d
         if self.scale == "log":
-            most = math.log(float(np.finfo(d.dtype).max)) - 9  # of the exponential; in float64 torch's package has 700
+            most = 700.0 if d.dtype == jnp.float64 else 80.0  # its exponential is finite
             return base * jnp.exp(jnp.clip(d, -most, most))
         return jax.nn.sigmoid(jnp.log(base) - jnp.log1p(-base) + d)
 
@@ -175,23 +173,24 @@ class Ensemble:
             must_be(rule, fits, cure, **{name: getattr(self, name)})
 
         steps, every, rule = self.total_steps, self.sync_every, self.controller
-        known = isinstance(self.knobs, Sequence) and all(isinstance(knob, Knob) for knob in self.knobs)
-        fits = known and 0 < len(self.knobs) == len({knob.name for knob in self.knobs})
+        fits = isinstance(self.knobs, Sequence) and all(isinstance(knob, Knob) for knob in self.knobs)
+        fits = fits and 0 < len(self.knobs) == len({knob.name for knob in self.knobs})
         check("knobs", "at least one Knob, each with a name of its own", fits, 'for instance [Knob("lr", 0.1)]')
         check("replicas", "an integer, at least 1", is_int(self.replicas) and self.replicas >= 1, "4 to 8 are usual")
-        fits = steps is None or (is_int(steps) and steps >= 1)
-        check("total_steps", "None or an integer, at least 1", fits, "it is the length of the run")
+        fits = rule is None or isinstance(rule, (Published, Normalised))
+        check("controller", "Published(), Normalised(), AsPrinted() or None", fits, "leave it out")
+        fits = is_one_of(self.decay, ("schedule", "exponential")[: 1 if isinstance(rule, AsPrinted) else 2])
+        check("decay", '"schedule" or, unless AsPrinted() has its own, "exponential"', fits, "leave it out")
+        fits = not self._decays if steps is None else is_int(steps) and steps >= 1
+        check(
+            "total_steps", "an integer, at least 1, or None if no rate decays to the run's end", fits, "give a number"
+        )
         fits = steps is not None if every is None else is_int(every) and every >= 1
         check("sync_every", "an integer, at least 1, or None if total_steps is known", fits, "for instance 100")
-        fits = rule is None or isinstance(rule, (Published, Normalised, AsPrinted))
-        check("controller", "Published(), Normalised(), AsPrinted() or None", fits, "leave it out")
         fits = is_int(self.start) and 0 <= self.start < (steps or math.inf)
         check("start", "an integer from 0 to below total_steps", fits, "controller=None switches the controller off")
-        fits = is_one_of(self.decay, ("schedule",) if isinstance(rule, AsPrinted) else ("schedule", "exponential"))
-        check("decay", '"schedule" or, unless AsPrinted() has its own, "exponential"', fits, "leave it out")
-        check("total_steps", "known if a rate is to decay to its end", steps or not self._decays, "give a number")
-        fits = is_int(self.seed) and rules.fits_one_block(self.seed, len(self.knobs), self.replicas)
-        check("seed", "an integer of at most 30 digits", fits, "for instance 0")
+        fits = is_int(self.seed) and abs(self.seed) < 10**28
+        check("seed", "an integer of at most 28 digits", fits, "for instance 0")
 
     # -- rounds and values --------------------------------------------------------------------------------------------
 
@@ -224,8 +223,7 @@ class Ensemble:
 
     def _spread_out(self, bases: Array, places: Array) -> list[Array]:
         """The value of each knob for replicas at some places."""
-        rows = enumerate(self.knobs)
-        return [knob.away(bases[g], knob.spread * places[:, g]) for g, knob in rows]
+        return [knob.away(bases[g], knob.spread * places[:, g]) for g, knob in enumerate(self.knobs)]
 
     def values(self, state: State, axis: Axis = None) -> dict[str, Array]:
         """Each knob's value of this step for each replica, (N,); inside ``shard_map`` for this device's replicas."""
@@ -240,18 +238,17 @@ class Ensemble:
 
     def init(self) -> State:
         """The state before the first step."""
-        zero, rule = jnp.zeros((), jnp.int32), self.controller
+        zero = jnp.zeros((), jnp.int32)
         learned = jnp.asarray([knob.start() for knob in self.knobs])
         if self._decays:
             learned = jnp.where(self._has_schedule, self._schedule(self.rounds.next_end(self.start)), learned)
-        memory = rules.evidence(rule, len(learned)) if isinstance(rule, Normalised) else jnp.zeros_like(learned)
+        memory = rules.nothing_seen(self.controller or Published(), len(learned))
         places = jnp.tile(jnp.asarray(levels(self.replicas))[:, None], len(learned))  # in order, as printed
         return State(zero, zero, zero, 0 * places[:, 0], places, learned, memory, jnp.ones(self.replicas, bool))
 
     def specs(self, axis: str) -> Any:
         """How ``jax.shard_map`` is to share out a state over the mesh's axis of that name: only the sums of losses."""
-        whole: Any = jax.tree.map(lambda _: PartitionSpec(), self.init())
-        return whole._replace(sums=PartitionSpec(axis))
+        return jax.tree.map(lambda _: PartitionSpec(), self.init())._replace(sums=PartitionSpec(axis))
 
     def copies(self, tree: Tree) -> Tree:
         """One copy for each replica, along a new first axis."""
@@ -287,12 +284,12 @@ class Ensemble:
         _check_rows((weights, own, losses), state.sums.shape[0])
         state = state._replace(step=state.step + 1)
         if losses is not None:
-            state = state._replace(observed=state.observed + 1, sums=state.sums + losses.astype(state.sums.dtype))
+            state = state._replace(observed=state.observed + 1, sums=state.sums + jnp.asarray(losses, state.sums.dtype))
         ends = state.step % self.rounds.length == 0
         if self.total_steps is not None:
             ends |= (state.step >= self.total_steps - 1) & (state.step <= self.total_steps)
-        end = partial(self._end_round, probe, axis)
-        weights, own, state = lax.cond(ends, end, lambda *these: these, weights, own, state)
+        all_of = weights, own, state
+        weights, own, state = lax.cond(ends, lambda x: self._end_round(probe, axis, *x), lambda x: x, all_of)
         return weights, own, state._replace(sums=jnp.where(ends, 0.0, state.sums))
 
     def _end_round(self, probe: Probe, axis: Axis, weights: Tree, own: Tree, state: State) -> tuple[Tree, Tree, State]:
@@ -312,28 +309,26 @@ class Ensemble:
     def _steered(self, state: State, signals: Array, live: Array) -> State:
         """After the controller has seen the signals of all replicas."""
         rule, base = self.controller, state.learned
-        memory: Any
         if rule is None:
             return state
         signals, enough = rules.comparable(signals, live)
-        if isinstance(rule, AsPrinted):
+        begun = state.step >= self.start
+        if isinstance(rule, AsPrinted):  # in units of the rate that the step just made had
+            begun &= state.step % self.rounds.length == 0  # not in the last rounds, of one step each
+            used = self._bases(state._replace(step=state.step - 1))
             gamma = jnp.where(self._has_schedule, rule.gamma(self._rounds_left), 0.0)
-            values = jnp.stack(self._spread_out(base, state.places), 1)
-            memory, new = rules.as_printed(rule, state.memory, base, gamma, signals, values, live)
-            new = jnp.where(enough, new, base * (1 - gamma))
-            inside = jnp.stack([knob.inside(new[g]) for g, knob in enumerate(self.knobs)])
-            new = jnp.where(self._has_schedule, new, inside)
+            values = jnp.stack(self._spread_out(used, state.places), 1)
+            memory, new = rules.as_printed(rule, state.memory, used, gamma, signals, values, live)
+            new = jnp.where(enough, new, used * (1 - gamma))
+            new = jnp.stack([v if callable(k.value) else k.inside(v) for k, v in zip(self.knobs, new, strict=True)])
         else:
-            seen = signals, state.places * jnp.asarray([knob.spread for knob in self.knobs]), live
-            if isinstance(rule, Published):
-                memory, moves = rules.published(rule, state.memory, *seen)
-            else:
-                memory, moves = rules.normalised(rule, state.memory, *seen)
+            control: Any = rules.published if isinstance(rule, Published) else rules.normalised
+            offsets = state.places * jnp.asarray([knob.spread for knob in self.knobs])
+            memory, moves = control(rule, state.memory, signals, offsets, live)
             moves = jnp.where(enough, moves, 0.0)
             new = jnp.stack([knob.moved(base[g], moves[g]) for g, knob in enumerate(self.knobs)])
             if self._decays:
                 new = jnp.where(self._has_schedule, self._decayed(base, moves), new)
-        begun = state.step >= self.start
         memory = jax.tree.map(lambda new, old: jnp.where(begun & enough, new, old), memory, state.memory)
         return state._replace(learned=jnp.where(begun, new, base), memory=memory)
 
@@ -346,8 +341,7 @@ class Ensemble:
     @property
     def _rounds_left(self) -> float:
         """K = (S - S_warm) / T, at least 1."""
-        left = (self.total_steps or 0) - self.rounds.next_end(self.start)
-        return max(1.0, left / self.rounds.length)
+        return max(1.0, ((self.total_steps or 0) - self.rounds.next_end(self.start)) / self.rounds.length)
 
 
 # -- replicas as an axis ----------------------------------------------------------------------------------------------
@@ -360,20 +354,17 @@ def _rows(table: Array, n: int, axis: Axis) -> Array:
 
 def _gathered(columns: Array, replicas: int, axis: Axis) -> Array:
     """(..., n) of this device -> (..., N) of all. Adding zeros is exact, and a NaN stays in its place."""
-    if axis is None:
-        return columns
-    room, at = jnp.zeros((*columns.shape[:-1], replicas), columns.dtype), lax.axis_index(axis) * columns.shape[-1]
-    return _summed(lax.dynamic_update_slice_in_dim(room, columns, at, -1), axis)
+    at, room = lax.axis_index(axis) * columns.shape[-1] if axis else 0, (*columns.shape[:-1], replicas)
+    return _summed(lax.dynamic_update_slice_in_dim(jnp.zeros(room, columns.dtype), columns, at, -1), axis)
 
 
 def _summed(x: Array, axis: Axis) -> Array:
     """Over the devices."""
-    total: Array = x if axis is None else lax.psum(x, axis)
-    return total
+    return x if axis is None else lax.psum(x, axis)
 
 
 def _is_averaged(x: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.asarray(x).dtype, jnp.inexact))
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 def _finite(tree: Tree, n: int) -> Array:

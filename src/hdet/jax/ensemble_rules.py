@@ -9,9 +9,10 @@ settings from them; :func:`as_printed` is the paper to the letter.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,17 +25,12 @@ from hdet.ensemble.published import Published
 
 # -- reassignment -----------------------------------------------------------------------------------------------------
 
-_DIGITS, _ROOM = 10, 55
-"""Digits of the largest round, an int32; bytes of text that one block of SHA-256 takes."""
+_DIGITS = 10
+"""Digits of the largest round, an int32."""
 _PRIMES = [p for p in range(2, 312) if all(p % d for d in range(2, p))]
 # The constants of SHA-256 are the first 32 bits after the point of cube roots and square roots of primes.
 _ADDED = np.array([int(p ** (1 / 3) % 1 * 2**32) for p in _PRIMES], np.uint32)
 _FIRST = np.array([int(p**0.5 % 1 * 2**32) for p in _PRIMES[:8]], np.uint32)
-
-
-def fits_one_block(seed: int, knobs: int, n: int) -> bool:
-    """Whether the text that is hashed fits one block, in every round."""
-    return len(f"{seed}:{knobs}:{n}:") + _DIGITS <= _ROOM
 
 
 def permutations(seed: int, k: Array, knobs: int, n: int) -> Array:
@@ -44,7 +40,7 @@ def permutations(seed: int, k: Array, knobs: int, n: int) -> Array:
     device, so a run compiles once, whatever the number of its rounds.
 
     Args:
-        seed, knobs, n: plain integers.
+        seed, knobs, n: plain integers; of seed at most 28 digits, since one block of SHA-256 takes 55 characters.
         k: the round, an int32; it may be traced.
 
     Returns:
@@ -114,13 +110,6 @@ def comparable(signals: Array, live: Array) -> tuple[Array, Array]:
     return jnp.where(finite, signals, bad), jnp.sum(finite) >= 2
 
 
-def _weights(signals: Array, live: Array, sigma: float) -> Array:
-    """w = softmax((Lbar - L_r) / sigma) of the live replicas; the best loss stands for Lbar, which cancels."""
-    best = jnp.min(signals, where=live, initial=jnp.inf)
-    unnormalised = jnp.where(live, jnp.exp((best - signals) / sigma), 0.0)
-    return unnormalised / jnp.sum(unnormalised)
-
-
 def _centred(columns: Array, live: Array) -> Array:
     """Columns less their mean over the live replicas; 0 for the others."""
     return jnp.where(live[:, None], columns - jnp.mean(columns, 0, where=live[:, None]), 0.0)
@@ -130,122 +119,108 @@ def _centred(columns: Array, live: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class AsPrinted:
-    """The paper to the letter: an absolute velocity, and gamma as printed. For comparison; see docs/the-paper.md.
+class AsPrinted(Published):
+    """The paper to the letter, for comparison; see docs/the-paper.md. To train, use :class:`hdet.Published`.
 
-    The base may fall below 0, and with torch's defaults for the two divisors gamma is negative, so that the rate grows:
-    use :class:`hdet.Published` to train.
+    Its velocity is in units of the knob, so the base may fall below 0. It does not end at the schedule's floor.
 
     Args:
         sigma, meta_momentum, meta_lr: sigma, beta and lambda, as in :class:`hdet.Published`.
+        mend_gamma: take the logarithm in gamma by its size, so that the rate falls. False: as printed; with the two
+            factors below gamma is negative, and the rate grows 400 times.
         div_factor, final_div_factor: f_div and f_final, OneCycleLR's arguments of these names.
     """
 
-    sigma: float = 0.1
-    meta_momentum: float = 0.9
-    meta_lr: float = 0.5
+    mend_gamma: bool = True
     div_factor: float = 25.0
     final_div_factor: float = 1e4
 
     def __post_init__(self) -> None:
-        Published(self.sigma, self.meta_momentum, self.meta_lr)  # refuses what it cannot use
+        super().__post_init__()
         for name in ("div_factor", "final_div_factor"):
-            value = getattr(self, name)
-            must_be("a finite number above 0", is_finite(value) and value > 0, "torch has 25 and 1e4", **{name: value})
+            fits = is_finite(value := getattr(self, name)) and value > 0
+            must_be("a finite number above 0", fits, "torch has 25 and 1e4", **{name: value})
 
     def gamma(self, rounds: float) -> float:
         """gamma = 1 - exp(-log(f_div / f_final) / K), for K = (S - S_warm) / T rounds.
 
-        >>> round(AsPrinted().gamma(10), 2)
-        -0.82
+        >>> [round(AsPrinted(mend_gamma=mended).gamma(10), 2) for mended in (True, False)]
+        [0.45, -0.82]
         """
-        return float(1 - (self.final_div_factor / self.div_factor) ** (1 / rounds))
+        exponent = math.log(self.div_factor / self.final_div_factor) / rounds
+        return -math.expm1(-abs(exponent) if self.mend_gamma else -exponent)
 
 
-def published(
-    rule: Published | AsPrinted, v: Array, signals: Array, offsets: Array, live: Array
-) -> tuple[Array, Array]:
-    """The published rule in relative units: the new velocity v (one per knob) and the moves, both per knob.
+def published(rule: Published, memory: Any, signals: Array, offsets: Array, live: Array) -> tuple[Any, Array]:
+    """The published rule in relative units: the memory (a velocity v per knob), and the moves, per knob.
 
     w = softmax((Lbar - L)/sigma), Delta = sum_r w_r rho_r - mean rho, v <- beta v + (1 - beta) Delta, move = lambda v
 
     >>> signals, offsets = jnp.array([1.0, 1.0 - 0.1 * jnp.log(3)]), jnp.array([[-0.1], [0.1]])  # weights 1/4 and 3/4
-    >>> v, moves = published(Published(), jnp.zeros(1), signals, offsets, jnp.array([True, True]))
-    >>> round(float(v[0]), 6), round(float(moves[0]), 6)
+    >>> memory = nothing_seen(Published(), knobs=1)
+    >>> memory, moves = published(Published(), memory, signals, offsets, jnp.array([True, True]))
+    >>> round(float(memory.velocity[0]), 6), round(float(moves[0]), 6)
     (0.005, 0.0025)
     """
-    delta = _weights(signals, live, rule.sigma) @ _centred(offsets, live)
-    v = rule.meta_momentum * v + (1 - rule.meta_momentum) * delta
-    return v, rule.meta_lr * v
+    best = jnp.min(signals, where=live, initial=jnp.inf)  # in place of Lbar, which cancels
+    weights = jnp.where(live, jnp.exp((best - signals) / rule.sigma), 0.0)
+    delta = weights / jnp.sum(weights) @ _centred(offsets, live)
+    v = rule.meta_momentum * memory.velocity + (1 - rule.meta_momentum) * delta
+    return memory._replace(velocity=v), rule.meta_lr * v
 
 
 def as_printed(
-    rule: AsPrinted, v: Array, base: Array, gamma: Array, signals: Array, values: Array, live: Array
-) -> tuple[Array, Array]:
-    """One round of the printed rule: the new velocity and the new base, both per knob and in units of the knob.
+    rule: AsPrinted, memory: Any, base: Array, gamma: Array, signals: Array, values: Array, live: Array
+) -> tuple[Any, Array]:
+    """One round of the printed rule: the memory (a velocity per knob), and the new base, in units of the knob.
 
     Delta = sum_r w_r eta_r - mean eta_r,  v <- beta v + (1 - beta) Delta,  base <- base (1 - gamma) + lambda v
 
     ``values[r, g]`` is eta_r, the value at which replica r has trained.
     """
-    v, move = published(rule, v, signals, values, live)  # offsets only need to be right up to a constant
-    return v, base * (1 - gamma) + move
+    memory, move = published(rule, memory, signals, values, live)  # it takes the mean of the values away
+    return memory, base * (1 - gamma) + move
 
 
-class Evidence(NamedTuple):
-    """What this and earlier rounds say about the slopes; :class:`hdet.ensemble.normalised.NormalisedState` in jax."""
-
-    gram: Array
-    """A = X'X, less what was forgotten: (knobs, knobs)."""
-    moment: Array
-    """b = X'y, per knob."""
-    squares: Array
-    """y'y."""
-    rows: Array
-    """How much has been seen."""
-    step: Array
-    """The longest move, in units of the spread, per knob."""
-    sign: Array
-    """Direction of the last move, per knob; 0 before the first."""
+def nothing_seen(rule: Published | Normalised, knobs: int) -> Any:
+    """The memory before the first round: that of torch's package, with arrays in place of lists."""
+    memory = rule.init(knobs)
+    return type(memory)(*map(jnp.asarray, memory))
 
 
-def evidence(rule: Normalised, knobs: int) -> Evidence:
-    """Nothing seen yet."""
-    zeros, zero = jnp.zeros(knobs), jnp.zeros(())
-    return Evidence(jnp.zeros((knobs, knobs)), zeros, zero, zero, zeros + rule.step, zeros)
-
-
-def normalised(rule: Normalised, seen: Evidence, signals: Array, offsets: Array, live: Array) -> tuple[Evidence, Array]:
-    """The rule of :class:`hdet.Normalised`: what has now been seen, and the moves, per knob.
+def normalised(rule: Normalised, memory: Any, signals: Array, offsets: Array, live: Array) -> tuple[Any, Array]:
+    """The rule of :class:`hdet.Normalised`: the memory, with the fields that it has in torch, and the moves, per knob.
 
     Slopes solve (A + kappa I) g = b;  move = -sign(g) step max(0, 1 - (c / t)^2) spread  with  t = |g| / se(g)
     """
-    knobs, n = offsets.shape[1], jnp.sum(live)
+    knobs, before = offsets.shape[1], memory.step
     spreads = jnp.max(jnp.abs(offsets), 0, where=live[:, None], initial=0.0)
     x = _centred(offsets / jnp.where(spreads > 0, spreads, 1.0), live)
     y = _standardised(signals, live)
-    gram, moment = seen.gram + x.T @ x, seen.moment + x.T @ y
-    squares, rows = seen.squares + y @ y, seen.rows + n - 1
+    gram, moment = memory.gram.reshape(knobs, knobs) + x.T @ x, memory.moment + x.T @ y
+    squares, rows = memory.squares + jnp.stack([y @ y, jnp.sum(live) - 1.0])
     kappa = rule.ridge * jnp.trace(gram) / knobs
     known = kappa > 0  # without any spread there is nothing to learn from
     covariance = jnp.linalg.inv(gram + jnp.where(known, kappa, 1.0) * jnp.eye(knobs))
     slopes = covariance @ moment
     residual, freedom = jnp.maximum(squares - slopes @ moment, 0.0), rows - knobs
     variance = (residual + _PRIOR) / (jnp.maximum(freedom, 0.0) + _PRIOR)
-    t = jnp.abs(slopes) / jnp.sqrt(variance * jnp.diag(covariance))
+    errors = jnp.sqrt(variance * jnp.diag(covariance))
     threshold = rule.caution * (1 + 2.2 / jnp.maximum(freedom, 1.0))
-    sure = known & (freedom >= 1) & (t > threshold)
-    direction = jnp.where(sure, -jnp.sign(slopes) * (1 - (threshold / jnp.where(sure, t, 1.0)) ** 2), 0.0)
-    turned = jnp.where(direction * seen.sign < 0, seen.step / 2, seen.step * 1.2)
-    step = jnp.where(direction * seen.sign == 0, seen.step, jnp.clip(turned, rule.shortest, rule.longest))
-    lengths = direction * step
+    sure = known & (freedom >= 1) & (jnp.abs(slopes) > threshold * errors)
+    shrunk = 1 - (threshold * errors / jnp.where(sure, slopes, 1.0)) ** 2
+    direction = jnp.where(sure, -jnp.sign(slopes) * shrunk, 0.0)
+    turned = direction * memory.sign
+    step = jnp.clip(jnp.where(turned < 0, before / 2, before * 1.2), rule.shortest, rule.longest)
+    step = jnp.where(turned == 0, before, step)
     # Forgetting: the slopes as they are, known less well, the more so the further a knob has moved.
-    gone = jnp.exp(jnp.abs(lengths)) / _REST - 1
-    less = jnp.linalg.inv(covariance + jnp.diag(jnp.diag(covariance) * gone))
-    left = _NOISE * residual + slopes @ less @ slopes, jnp.where(freedom > 0, _NOISE * freedom + knobs, rows)
-    after = Evidence(less, less @ slopes, *left, step, jnp.where(direction == 0, seen.sign, jnp.sign(direction)))
-    before = Evidence(gram, moment, squares, rows, seen.step, seen.sign)
-    return jax.tree.map(lambda new, old: jnp.where(known, new, old), after, before), lengths * spreads
+    wider = jnp.diag(covariance) * (jnp.exp(jnp.abs(direction * step)) / _REST - 1)
+    less = jnp.linalg.inv(covariance + jnp.diag(wider))
+    left = [_NOISE * residual + slopes @ less @ slopes, jnp.where(freedom > 0, _NOISE * freedom + knobs, rows)]
+    sign = jnp.where(direction == 0, memory.sign, jnp.sign(direction))
+    after = type(memory)(less.ravel(), less @ slopes, jnp.stack(left), step, slopes, errors, sign)
+    kept = memory._replace(gram=gram.ravel(), moment=moment, squares=jnp.stack([squares, rows]))
+    return jax.tree.map(lambda new, old: jnp.where(known, new, old), after, kept), direction * step * spreads
 
 
 def _standardised(signals: Array, live: Array) -> Array:
