@@ -177,7 +177,7 @@ def test_weights_that_are_no_numbers_are_an_error(told: bool) -> None:
 
 def test_an_explosion_lowers_the_rate_and_training_goes_on() -> None:
     ran = run(lambda model: far_away(model[2]), rollback=False)  # type: ignore[index]
-    assert any("slowed down" in (r["event"] or "") for r in ran.rounds)
+    assert any(r["event"] == "slowed_down" for r in ran.rounds)
     assert is_finite(ran.model)
 
 

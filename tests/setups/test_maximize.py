@@ -40,7 +40,7 @@ def test_a_gain_is_maximised_as_its_loss_is_minimised(make: Any, guess: float, f
 
 def test_the_runs_above_go_back_too() -> None:
     events = [str(event) for _, event, _ in run(SGD, 100.0, 1.0, "auto")[1]]
-    assert any("rolled back" in event for event in events)
+    assert any("rolled_back" in event for event in events)
 
 
 def test_an_option_of_the_optimizer_counts_as_one_of_its_groups() -> None:

@@ -103,7 +103,7 @@ def test_ranks_decide_alike_whoever_gives_a_loss() -> None:
             assert all(map(torch.equal, theirs.tensors, mine.tensors)), kind
             assert theirs.words == [], kind  # one rank speaks for all
         later = [event for event in mine.events if event != "first_step"]
-        assert [event for event in later if "rolled back" in event], kind
+        assert [event for event in later if "rolled_back" in event], kind
         assert len([words for words in mine.words if "put back" in words]) == len(later), kind
         assert any("no loss was given" in words for words in mine.words) == (kind == "none"), kind
         assert mine.loss < 2 * good, kind

@@ -96,7 +96,7 @@ def test_going_back_puts_the_memory_of_all_of_them_back(tmp_path: Path) -> None:
             for state in optimizer.state.values():
                 state[name].fill_(1e6)
     train(model, optimizers, scheduler, range(60, 80))
-    assert any("rolled back" in (r["event"] or "") for r in hdet.read_journal(journal).rounds)
+    assert any("rolled_back" in (r["event"] or "") for r in hdet.read_journal(journal).rounds)
     for optimizer, name in zip(optimizers, ("momentum_buffer", "exp_avg"), strict=True):
         assert all(state[name].abs().max() < 1e3 for state in optimizer.state.values())
     train(model, optimizers, scheduler, range(80, STEPS))
