@@ -218,9 +218,6 @@ class Ensemble:
             return schedule * state.learned
         return jnp.where(self._has_schedule & (state.step < self.rounds.next_end(self.start)), schedule, state.learned)
 
-    def _places(self, k: Array) -> Array:
-        return jnp.asarray(levels(self.replicas))[rules.permutations(self.seed, k, len(self.knobs), self.replicas)].T
-
     def _spread_out(self, bases: Array, places: Array) -> list[Array]:
         """The value of each knob for replicas at some places."""
         return [knob.away(bases[g], knob.spread * places[:, g]) for g, knob in enumerate(self.knobs)]
@@ -302,7 +299,9 @@ class Ensemble:
         weights = _averaged(weights, mine, jnp.ones(n, bool), axis)
         own = lax.cond(jnp.all(live), lambda tree: tree, lambda tree: _averaged(tree, mine, ~mine, axis), own)
         state, k = self._steered(state, signals, live), state.round + 1
-        return weights, own, state._replace(round=k, observed=jnp.zeros_like(k), places=self._places(k), live=live)
+        order = rules.permutations(self.seed, k, len(self.knobs), self.replicas)
+        places = jnp.asarray(levels(self.replicas))[order].T
+        return weights, own, state._replace(round=k, observed=jnp.zeros_like(k), places=places, live=live)
 
     # -- moving the common values -------------------------------------------------------------------------------------
 
@@ -363,13 +362,9 @@ def _summed(x: Array, axis: Axis) -> Array:
     return x if axis is None else lax.psum(x, axis)
 
 
-def _is_averaged(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
 def _finite(tree: Tree, n: int) -> Array:
     """Whether all of a replica's numbers are finite: (n,)."""
-    floating = [x for x in jax.tree.leaves(tree) if _is_averaged(x)]
+    floating = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     flags = [jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim))) for x in floating]
     return jnp.all(jnp.stack([jnp.ones(n, bool), *flags]), axis=0)
 
@@ -379,7 +374,7 @@ def _averaged(tree: Tree, live: Array, given: Array, axis: Axis) -> Tree:
     count = _summed(jnp.sum(live), axis)
 
     def mean(x: Array) -> Array:
-        if not _is_averaged(x):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         shape = (-1, *[1] * (x.ndim - 1))
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
