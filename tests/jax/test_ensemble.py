@@ -17,7 +17,7 @@ import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 
 from hdet.errors import ArgumentError  # noqa: E402
-from hdet.jax.ensemble import AsPrinted, Ensemble, Knob, Published, State  # noqa: E402
+from hdet.jax.ensemble import AsPrinted, Corrected, Ensemble, Knob, State  # noqa: E402
 from tests.ensemble import twin as reference  # noqa: E402
 from tests.models import batch, groups_of, two_layer  # noqa: E402
 
@@ -140,7 +140,7 @@ CASES = [("sgd", 4, True, False), ("sgd", 5, True, True), ("adam", 3, True, Fals
 )
 def test_a_run_agrees_with_the_reference(kind: str, N: int, auto_lr: bool, exponential: bool) -> None:
     knobs = [Knob(f"lr{g}", one_cycle(max_lr), spread=ALPHA) for g, max_lr in enumerate(MAX_LR[kind])]
-    controller = Published() if auto_lr else None
+    controller = Corrected() if auto_lr else None
     decay = "exponential" if exponential else "schedule"
     ensemble = Ensemble(knobs, N, T, S, controller, start=S_WARM, decay=decay, seed=5)
     expected = simulated(kind, N, auto_lr, exponential)
@@ -167,7 +167,7 @@ def test_a_run_agrees_with_the_reference(kind: str, N: int, auto_lr: bool, expon
 def test_scan_and_resuming_make_the_same_run() -> None:
     """All steps in one scan; or half of them, through the host's memory, and the other half: bit for bit."""
     knobs = [Knob("lr", optax.cosine_decay_schedule(0.1, 40)), Knob("pull", 0.1, spread=0.5, scale="log")]
-    ensemble = Ensemble(knobs, 3, sync_every=4, total_steps=40, controller=Published(meta_lr=2.0))
+    ensemble = Ensemble(knobs, 3, sync_every=4, total_steps=40, controller=Corrected(meta_lr=2.0))
     adam = optax.scale_by_adam()
 
     def train_step(w: Any, memory: Any, knobs: Any, x: Any) -> Any:
@@ -250,7 +250,7 @@ def test_without_losses_replicas_are_averaged_and_nothing_moves() -> None:
 
 
 def test_a_probe_is_compared_in_place_of_losses() -> None:
-    ensemble = simple(2, sync_every=2, controller=Published(meta_momentum=0.0))
+    ensemble = simple(2, sync_every=2, controller=Corrected(meta_momentum=0.0))
     weights, moved = jnp.array([0.0, 1.0]), []
     for sign in (1, -1):
         state = ensemble.init()

@@ -100,9 +100,9 @@ def compare(how: str, n: int, controller: Any, shared: bool = True) -> None:
 
 @case
 def shard_map_published() -> None:
-    from hdet.jax.ensemble import Published
+    from hdet.jax.ensemble import Corrected
 
-    compare("shard_map", 8, Published())
+    compare("shard_map", 8, Corrected())
 
 
 @case
@@ -121,17 +121,17 @@ def shard_map_own_gradients_as_printed() -> None:
 
 @case
 def sharded_arrays_without_shard_map() -> None:
-    from hdet.jax.ensemble import Published
+    from hdet.jax.ensemble import Corrected
 
-    compare("arrays", 8, Published())
+    compare("arrays", 8, Corrected())
 
 
 @case
 def steps_inside_a_round_do_not_communicate() -> None:
     """With gradients of their own: all that the devices exchange stands in the branch that ends a round."""
-    from hdet.jax.ensemble import Published
+    from hdet.jax.ensemble import Corrected
 
-    _, (step, arguments) = run(8, Published(), "shard_map", shared=False)
+    _, (step, arguments) = run(8, Corrected(), "shard_map", shared=False)
     text = step.lower(*arguments).compile().as_text()
     entry = text[text.index("\nENTRY") :]
     assert "all-reduce" in text

@@ -17,10 +17,10 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
 from hdet.ensemble import design  # noqa: E402
-from hdet.ensemble.published import comparable  # noqa: E402
+from hdet.ensemble.controller import comparable  # noqa: E402
 from hdet.errors import ArgumentError  # noqa: E402
 from hdet.jax import ensemble_rules as rules  # noqa: E402
-from hdet.jax.ensemble import AsPrinted, Ensemble, Knob, Normalised, Published, State  # noqa: E402
+from hdet.jax.ensemble import AsPrinted, Corrected, Ensemble, Knob, Normalised, State  # noqa: E402
 
 NAN = math.nan
 
@@ -77,13 +77,13 @@ def made_up(rng: random.Random, n: int, places: list[list[float]], k: int) -> li
 
 
 RULES = {
-    "published": Published(),
-    "strong": Published(0.01, 0.5, 2.0),
+    "corrected": Corrected(),
+    "strong": Corrected(0.01, 0.5, 2.0),
     "normalised": Normalised(),
     "bold": Normalised(0.5, 0.1, 2.0, 1.0, 1e-2),
 }
 CASES = [
-    *(("published", 6, 8), ("published", 1, 3), ("strong", 6, 5), ("strong", 2, 2)),
+    *(("corrected", 6, 8), ("corrected", 1, 3), ("strong", 6, 5), ("strong", 2, 2)),
     *(("normalised", 6, 8), ("normalised", 6, 3), ("normalised", 1, 2), ("bold", 2, 5), ("bold", 6, 8)),
 ]
 
@@ -189,9 +189,11 @@ def test_as_printed_can_fall_below_zero() -> None:
 
 
 def test_the_printed_decay() -> None:
-    assert AsPrinted(mend_gamma=False).gamma(10) == pytest.approx(1 - math.exp(-math.log(25 / 1e4) / 10), rel=1e-15)
-    assert AsPrinted().gamma(10) == pytest.approx(1 - (25 / 1e4) ** 0.1, rel=1e-15)
-    assert AsPrinted(div_factor=100.0, final_div_factor=10.0).gamma(2) == pytest.approx(1 - 10**-0.5)
+    printed, mended = AsPrinted(mend_gamma=False), AsPrinted()
+    assert printed.gamma(printed.ratio, 10) == pytest.approx(1 - math.exp(-math.log(25 / 1e4) / 10), rel=1e-15)
+    assert mended.gamma(mended.ratio, 10) == pytest.approx(1 - (25 / 1e4) ** 0.1, rel=1e-15)
+    other = AsPrinted(div_factor=100.0, final_div_factor=10.0)
+    assert other.gamma(other.ratio, 2) == pytest.approx(1 - 10**-0.5)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ methods are pure and work under ``jit`` and ``lax.scan``; rounds are counted in 
 >>> w.shape, int(state.round), bool(ensemble.bases(state)["lr"] > 0.1)  # higher rates did better
 ((4, 3), 5, True)
 
-Here each replica has gradients of its own. In the published method replicas apply the mean of their gradients,
+Here each replica has gradients of its own. In the paper's body replicas apply the mean of their gradients,
 ``ensemble.shared(gradients)``; then only knobs that act in the update say anything (docs/ensemble.md). Over a mesh,
 call the same methods inside ``jax.shard_map`` with ``axis="replica"``, and share out the state by
 ``ensemble.specs("replica")`` (docs/jax.md).
@@ -39,15 +39,15 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from hdet.checks import is_int, is_one_of, is_real, must_be, takes
+from hdet.ensemble.controller import Corrected
 from hdet.ensemble.design import Rounds, default_length, levels
 from hdet.ensemble.knob import FACTOR_LIMITS, KnobSpec, scale_named
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Published
 from hdet.errors import ArgumentError
 from hdet.jax import ensemble_rules as rules
 from hdet.jax.ensemble_rules import AsPrinted
 
-__all__ = ["AsPrinted", "Ensemble", "Knob", "Normalised", "Published", "State"]
+__all__ = ["AsPrinted", "Corrected", "Ensemble", "Knob", "Normalised", "State"]
 
 Tree = Any
 """A pytree of arrays whose first axis is the replicas'."""
@@ -152,7 +152,7 @@ class Ensemble:
         replicas: N.
         sync_every: T, steps in a round. None: a fiftieth of the run, at most 1000.
         total_steps: S; rounds end at every multiple of T, at S - 1 and at S. None: unknown.
-        controller: moves the common values: ``Published()``, ``Normalised()`` or ``AsPrinted()``; None: nothing does.
+        controller: moves the common values: ``Corrected()``, ``Normalised()`` or ``AsPrinted()``; None: nothing does.
         start: S_warm; the controller begins at the first end of a round from this step on.
         decay: "schedule": a factor on the schedule is learned; "exponential": from S_warm on, a rate decays to its
             schedule's last value by a factor a round, as in the paper with gamma corrected.
@@ -163,7 +163,7 @@ class Ensemble:
     replicas: int
     sync_every: int | None = None
     total_steps: int | None = None
-    controller: Published | Normalised | AsPrinted | None = field(default_factory=Published)
+    controller: Corrected | Normalised | AsPrinted | None = field(default_factory=Corrected)
     start: int = 0
     decay: Literal["schedule", "exponential"] = "schedule"
     seed: int = 0
@@ -177,8 +177,8 @@ class Ensemble:
         fits = fits and 0 < len(self.knobs) == len({knob.name for knob in self.knobs})
         check("knobs", "at least one Knob, each with a name of its own", fits, 'for instance [Knob("lr", 0.1)]')
         check("replicas", "an integer, at least 1", is_int(self.replicas) and self.replicas >= 1, "4 to 8 are usual")
-        fits = rule is None or isinstance(rule, (Published, Normalised))
-        check("controller", "Published(), Normalised(), AsPrinted() or None", fits, "leave it out")
+        fits = rule is None or isinstance(rule, (Corrected, Normalised, AsPrinted))
+        check("controller", "Corrected(), Normalised(), AsPrinted() or None", fits, "leave it out")
         fits = is_one_of(self.decay, ("schedule", "exponential")[: 1 if isinstance(rule, AsPrinted) else 2])
         check("decay", '"schedule" or, unless AsPrinted() has its own, "exponential"', fits, "leave it out")
         fits = not self._decays if steps is None else is_int(steps) and steps >= 1
@@ -239,7 +239,7 @@ class Ensemble:
         learned = jnp.asarray([knob.start() for knob in self.knobs])
         if self._decays:
             learned = jnp.where(self._has_schedule, self._schedule(self.rounds.next_end(self.start)), learned)
-        memory = rules.nothing_seen(self.controller or Published(), len(learned))
+        memory = rules.nothing_seen(self.controller or Corrected(), len(learned))
         places = jnp.tile(jnp.asarray(levels(self.replicas))[:, None], len(learned))  # in order, as printed
         return State(zero, zero, zero, 0 * places[:, 0], places, learned, memory, jnp.ones(self.replicas, bool))
 
@@ -315,13 +315,13 @@ class Ensemble:
         if isinstance(rule, AsPrinted):  # in units of the rate that the step just made had
             begun &= state.step % self.rounds.length == 0  # not in the last rounds, of one step each
             used = self._bases(state._replace(step=state.step - 1))
-            gamma = jnp.where(self._has_schedule, rule.gamma(self._rounds_left), 0.0)
+            gamma = jnp.where(self._has_schedule, rule.gamma(rule.ratio, self._rounds_left), 0.0)
             values = jnp.stack(self._spread_out(used, state.places), 1)
             memory, new = rules.as_printed(rule, state.memory, used, gamma, signals, values, live)
             new = jnp.where(enough, new, used * (1 - gamma))
             new = jnp.stack([v if callable(k.value) else k.inside(v) for k, v in zip(self.knobs, new, strict=True)])
         else:
-            control: Any = rules.published if isinstance(rule, Published) else rules.normalised
+            control: Any = rules.corrected if isinstance(rule, Corrected) else rules.normalised
             offsets = state.places * jnp.asarray([knob.spread for knob in self.knobs])
             memory, moves = control(rule, state.memory, signals, offsets, live)
             moves = jnp.where(enough, moves, 0.0)

@@ -1,15 +1,14 @@
 """The rules of a replica ensemble in jax: reassignment by the hash of torch's package, and three controllers.
 
 Pure functions of arrays, for ``jit``, ``scan`` and ``shard_map``. Each controller takes its memory, ``signals[r]``
-(lower is better), ``live[r]`` (which replicas count) and where the replicas stood. :func:`published` and
-:func:`normalised` do in jax what :class:`hdet.Published` and :class:`hdet.Normalised` do in torch, and take their
+(lower is better), ``live[r]`` (which replicas count) and where the replicas stood. :func:`corrected` and
+:func:`normalised` do in jax what :class:`hdet.Corrected` and :class:`hdet.Normalised` do in torch, and take their
 settings from them; :func:`as_printed` is the paper to the letter.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,9 @@ import numpy as np
 from jax import Array, lax
 
 from hdet.checks import is_finite, must_be
-from hdet.ensemble.normalised import _NOISE, _PRIOR, _REST, Normalised
-from hdet.ensemble.published import Published
+from hdet.ensemble import controller
+from hdet.ensemble.controller import Corrected
+from hdet.ensemble.normalised import NOISE, PRIOR, REST, Normalised
 
 # -- reassignment -----------------------------------------------------------------------------------------------------
 
@@ -119,19 +119,14 @@ def _centred(columns: Array, live: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class AsPrinted(Published):
-    """The paper to the letter, for comparison; see docs/the-paper.md. To train, use :class:`hdet.Published`.
-
-    Its velocity is in units of the knob, so the base may fall below 0. It does not end at the schedule's floor.
+class AsPrinted(controller.AsPrinted):
+    """:class:`hdet.AsPrinted`, with the two factors of OneCycleLR that an optax schedule does not have.
 
     Args:
-        sigma, meta_momentum, meta_lr: sigma, beta and lambda, as in :class:`hdet.Published`.
-        mend_gamma: take the logarithm in gamma by its size, so that the rate falls. False: as printed; with the two
-            factors below gamma is negative, and the rate grows 400 times.
-        div_factor, final_div_factor: f_div and f_final, OneCycleLR's arguments of these names.
+        sigma, meta_momentum, meta_lr, mend_gamma: as in :class:`hdet.AsPrinted`.
+        div_factor, final_div_factor: f_div and f_final; torch's defaults.
     """
 
-    mend_gamma: bool = True
     div_factor: float = 25.0
     final_div_factor: float = 1e4
 
@@ -141,24 +136,22 @@ class AsPrinted(Published):
             fits = is_finite(value := getattr(self, name)) and value > 0
             must_be("a finite number above 0", fits, "torch has 25 and 1e4", **{name: value})
 
-    def gamma(self, rounds: float) -> float:
-        """gamma = 1 - exp(-log(f_div / f_final) / K), for K = (S - S_warm) / T rounds.
-
-        >>> [round(AsPrinted(mend_gamma=mended).gamma(10), 2) for mended in (True, False)]
-        [0.45, -0.82]
-        """
-        exponent = math.log(self.div_factor / self.final_div_factor) / rounds
-        return -math.expm1(-abs(exponent) if self.mend_gamma else -exponent)
+    @property
+    def ratio(self) -> float:
+        """f_div / f_final, which :meth:`gamma` takes."""
+        return self.div_factor / self.final_div_factor
 
 
-def published(rule: Published, memory: Any, signals: Array, offsets: Array, live: Array) -> tuple[Any, Array]:
-    """The published rule in relative units: the memory (a velocity v per knob), and the moves, per knob.
+def corrected(
+    rule: Corrected | AsPrinted, memory: Any, signals: Array, offsets: Array, live: Array
+) -> tuple[Any, Array]:
+    """The rule of :class:`hdet.Corrected`: the memory (a velocity v per knob), and the moves, per knob.
 
     w = softmax((Lbar - L)/sigma), Delta = sum_r w_r rho_r - mean rho, v <- beta v + (1 - beta) Delta, move = lambda v
 
     >>> signals, offsets = jnp.array([1.0, 1.0 - 0.1 * jnp.log(3)]), jnp.array([[-0.1], [0.1]])  # weights 1/4 and 3/4
-    >>> memory = nothing_seen(Published(), knobs=1)
-    >>> memory, moves = published(Published(), memory, signals, offsets, jnp.array([True, True]))
+    >>> memory = nothing_seen(Corrected(), knobs=1)
+    >>> memory, moves = corrected(Corrected(), memory, signals, offsets, jnp.array([True, True]))
     >>> round(float(memory.velocity[0]), 6), round(float(moves[0]), 6)
     (0.005, 0.0025)
     """
@@ -178,11 +171,11 @@ def as_printed(
 
     ``values[r, g]`` is eta_r, the value at which replica r has trained.
     """
-    memory, move = published(rule, memory, signals, values, live)  # it takes the mean of the values away
+    memory, move = corrected(rule, memory, signals, values, live)  # it takes the mean of the values away
     return memory, base * (1 - gamma) + move
 
 
-def nothing_seen(rule: Published | Normalised, knobs: int) -> Any:
+def nothing_seen(rule: Corrected | AsPrinted | Normalised, knobs: int) -> Any:
     """The memory before the first round: that of torch's package, with arrays in place of lists."""
     memory = rule.init(knobs)
     return type(memory)(*map(jnp.asarray, memory))
@@ -204,7 +197,7 @@ def normalised(rule: Normalised, memory: Any, signals: Array, offsets: Array, li
     covariance = jnp.linalg.inv(gram + jnp.where(known, kappa, 1.0) * jnp.eye(knobs))
     slopes = covariance @ moment
     residual, freedom = jnp.maximum(squares - slopes @ moment, 0.0), rows - knobs
-    variance = (residual + _PRIOR) / (jnp.maximum(freedom, 0.0) + _PRIOR)
+    variance = (residual + PRIOR) / (jnp.maximum(freedom, 0.0) + PRIOR)
     errors = jnp.sqrt(variance * jnp.diag(covariance))
     threshold = rule.caution * (1 + 2.2 / jnp.maximum(freedom, 1.0))
     sure = known & (freedom >= 1) & (jnp.abs(slopes) > threshold * errors)
@@ -214,9 +207,9 @@ def normalised(rule: Normalised, memory: Any, signals: Array, offsets: Array, li
     step = jnp.clip(jnp.where(turned < 0, before / 2, before * 1.2), rule.shortest, rule.longest)
     step = jnp.where(turned == 0, before, step)
     # Forgetting: the slopes as they are, known less well, the more so the further a knob has moved.
-    wider = jnp.diag(covariance) * (jnp.exp(jnp.abs(direction * step)) / _REST - 1)
+    wider = jnp.diag(covariance) * (jnp.exp(jnp.abs(direction * step)) / REST - 1)
     less = jnp.linalg.inv(covariance + jnp.diag(wider))
-    left = [_NOISE * residual + slopes @ less @ slopes, jnp.where(freedom > 0, _NOISE * freedom + knobs, rows)]
+    left = [NOISE * residual + slopes @ less @ slopes, jnp.where(freedom > 0, NOISE * freedom + knobs, rows)]
     sign = jnp.where(direction == 0, memory.sign, jnp.sign(direction))
     after = type(memory)(less.ravel(), less @ slopes, jnp.stack(left), step, slopes, errors, sign)
     kept = memory._replace(gram=gram.ravel(), moment=moment, squares=jnp.stack([squares, rows]))
