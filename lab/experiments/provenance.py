@@ -16,7 +16,7 @@ import hdet
 
 PACKAGES = ("torch", "numpy", "transformers", "prodigyopt", "dadaptation", "dog-optimizer", "schedulefree")
 
-RULE = ("auto/constants.py", "auto/rule.py", "rollback/judge.py")
+RULE = ("search/constants.py", "search/estimate.py", "search/rule.py", "rollback/judge.py")
 """What auto_runs.py takes of the library."""
 
 

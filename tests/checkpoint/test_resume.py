@@ -138,6 +138,7 @@ def _seeds(rank: int, folder: str) -> tuple[list[float], list[float]]:
     return whole, cut
 
 
+@pytest.mark.slow
 def test_trained_apart_and_cut_inside_a_round(tmp_path: Path) -> None:
     """The final loss is within 1 % of the run that was not cut, or two standard deviations of other seeds."""
     whole, cut = run_ranks(_seeds, 2, str(tmp_path))[0]

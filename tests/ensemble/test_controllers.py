@@ -15,6 +15,8 @@ from hdet.ensemble.knob import KnobSpec, scale_named
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
 
+pytestmark = pytest.mark.quick
+
 CONTROLLERS: dict[str, Controller] = {
     "corrected": Corrected(),
     "corrected, strong": Corrected(sigma=1e-3, meta_momentum=0.5, meta_lr=2.0),

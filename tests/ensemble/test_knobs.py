@@ -16,6 +16,8 @@ from hdet.ensemble.design import Balanced, Permuted
 from hdet.ensemble.knob import SCALES, KnobSpec, scale_named
 from hdet.schedulers.arguments import PUBLISHED_SPREAD
 
+pytestmark = pytest.mark.quick
+
 scales = st.sampled_from(SCALES)
 
 

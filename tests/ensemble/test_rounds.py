@@ -13,6 +13,8 @@ from hdet.ensemble.bases import Bases, decay_rate
 from hdet.ensemble.design import Rounds, default_length
 from hdet.ensemble.knob import KnobSpec, scale_named
 
+pytestmark = pytest.mark.quick
+
 
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(-3, 80))
 def test_index_counts_the_ends_and_next_end_is_one(total: int, length: int, t: int) -> None:

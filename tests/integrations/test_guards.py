@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 import hdet
 from hdet.ranks.shards import local
 from tests.integrations.test_accelerate import accelerator_of, go_and_save, sharding_of
+from tests.problems import Batch, batch_of, final_loss, loss_of, network
 from tests.processes import run_ranks
-from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network
 
 pytest.importorskip("lightning")
 pytest.importorskip("transformers")

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hdet
 from hdet.ranks.shards import local
 from tests.integrations.loops import auto_on, loss_of_plain_loop, train
+from tests.problems import Records, batch_of, final_loss, loss_of, network
 from tests.processes import error_of, run_ranks
-from tests.setups.problems import Records, batch_of, final_loss, loss_of, network
 
 pytest.importorskip("lightning")
 

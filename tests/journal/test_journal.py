@@ -18,6 +18,8 @@ from hdet import ArgumentError, Journal, JournalError, read_journal
 from hdet.journal import SCHEMA, Several, open_journal, scalars
 from hdet.journal.writer import JournalWriter
 
+pytestmark = pytest.mark.quick
+
 HEADER = {"kind": "header", "schema": SCHEMA}
 
 

@@ -73,6 +73,7 @@ def is_free(path: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     second = a_run(path)
@@ -86,6 +87,7 @@ def test_a_run_of_another_process_is_refused_until_the_first_has_ended(tmp_path:
     assert losses_in(path) == [1.0]
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_refused_on_every_rank(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     held = Journal(path)
@@ -223,6 +225,7 @@ class Slow(Numbers):
         return 0.0
 
 
+@pytest.mark.slow
 def test_a_worker_that_outlives_a_killed_run_does_not_keep_its_lock(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with subprocess.Popen([sys.executable, "-c", _KILLED, path], cwd=ROOT, stdout=subprocess.PIPE, text=True) as killed:

@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
+from tests.problems import batch_of, loss_of, recorded
 from tests.rollback.guarded import EVERY, STEPS, Guarded, adam, blow_up, flip, not_a_number, run
-from tests.setups.problems import batch_of, loss_of, recorded
 
 FAULTS = {"flip": flip, "blown up": blow_up, "not a number": not_a_number}
 

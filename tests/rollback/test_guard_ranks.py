@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from tests import sharded_nets as sharded
+from tests.problems import batch_of, loss_of, network, recorded
 from tests.processes import error_of, run_ranks
-from tests.setups import sharded
-from tests.setups.problems import batch_of, loss_of, network, recorded
 
 EVERY, STEPS = 10, 120
 
@@ -82,6 +82,7 @@ def _built() -> tuple[Any, hdet.Guard, torch.optim.Optimizer]:
     return model, hdet.Guard(optimizer, model, check_every=EVERY), optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::hdet.RollbackWarning")
 def test_three_ranks_resume_bit_equal(tmp_path: Path) -> None:
     whole = run_ranks(_resumed, 3, tmp_path, 0)

@@ -13,6 +13,8 @@ from hdet.errors import ArgumentError
 from hdet.rollback.judge import BLOCKS, Block
 from hdet.rollback.losses import Losses, merged, table_of
 
+pytestmark = pytest.mark.quick
+
 lengths = st.integers(1, 200)
 
 

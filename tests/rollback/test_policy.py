@@ -22,6 +22,8 @@ from hdet.rollback.policy import (
     Usual,
 )
 
+pytestmark = pytest.mark.quick
+
 EVERY = 16
 FINE = [1.0, 1.02, 0.98, 1.01, 0.99, 1.0, 1.03, 0.97]
 POLICY = GuardPolicy(EVERY, factor=0.25, recover=2, max_rollbacks=3)

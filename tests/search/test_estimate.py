@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hdet.search.estimate import PathSums, Sums, estimate, straightness, update, weight_ratio
 from tests.search.twin import Step, _straight, _sums, _weights
 
+pytestmark = pytest.mark.quick
+
 some = st.floats(1e-6, 1e6)
 
 

@@ -17,8 +17,8 @@ from hdet.report import numbers as say
 from hdet.report.data import load_run
 from hdet.report.verdict import advice
 from hdet.search.reporting import Found
+from tests.problems import batch_of, loss_of, network
 from tests.processes import run_ranks
-from tests.setups.problems import batch_of, loss_of, network
 
 STEPS = 120
 

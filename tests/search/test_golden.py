@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "short": {"bends": [1.0], "guess": 0.1, "steps": 20},
 }
 pytestmark = [
+    pytest.mark.quick,
     pytest.mark.filterwarnings("ignore:training diverged:hdet.errors.SearchWarning"),
     pytest.mark.filterwarnings("ignore:no loss was given:hdet.errors.SearchWarning"),
     pytest.mark.filterwarnings("ignore:a run of 20 steps:hdet.errors.SearchWarning"),

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from hdet.search.estimate import Measured, PathSums, Sums, estimate, straightness, update
 from hdet.search.measure import Measure
 
+pytestmark = pytest.mark.quick
+
 
 def result(measure: Measure, optimizer: torch.optim.Optimizer) -> Measured:
     """On one rank."""

@@ -12,6 +12,8 @@ from hdet.search import pieces as module
 from hdet.search.measure import _Origin
 from hdet.search.pieces import Pieces
 
+pytestmark = pytest.mark.quick
+
 
 def some_tensors() -> list[Tensor]:
     g = torch.Generator().manual_seed(0)

@@ -16,6 +16,8 @@ from hdet.search.constants import DEFAULT as c
 from hdet.search.estimate import Measured
 from hdet.search.rule import Decision, Evidence, Phase, Rule, State, next_end
 
+pytestmark = pytest.mark.quick
+
 RULE = Rule(1000)
 """q is 0.1."""
 PEAK = 299.0

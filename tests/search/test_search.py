@@ -20,9 +20,9 @@ import hdet
 from hdet.errors import ArgumentError, DivergedError, SearchWarning
 from hdet.search.constants import DEFAULT
 from hdet.search.rule import Phase, next_end
+from tests.problems import batch_of, network
 from tests.search import runs
 from tests.search.runs import built, final_loss, fixed, loss_of, momentum, search_of, train, two_groups
-from tests.setups.problems import batch_of, network
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:resumed at step:hdet.errors.ResumeWarning"),

@@ -17,6 +17,8 @@ from hdet.search.estimate import Measured
 from hdet.search.rule import Evidence, Phase, Rule, State
 from tests.search.twin import Run, Seen, Settings, Theta, next_end
 
+pytestmark = pytest.mark.quick
+
 WORLDS = 400
 NOWHERE: Theta = [[torch.zeros(())]]
 PHASES = {"first": Phase.FIRST, "searching": Phase.SEARCHING, "stopped": Phase.STOPPED}

@@ -15,11 +15,11 @@ from hdet.checks import is_finite, must_be, shown
 from hdet.ensemble.controller import Update
 from hdet.errors import ArgumentError
 
-_PRIOR = 1.5
+PRIOR = 1.5
 """Degrees of freedom of the prior that the signal is pure noise."""
-_REST = 0.95
+REST = 0.95
 """How much of the evidence about a slope survives a round in which its knob stands still."""
-_NOISE = 0.9
+NOISE = 0.9
 """How much of what is known about the noise survives a round."""
 
 
@@ -189,7 +189,7 @@ class Normalised:
         certainty (two replicas that agree in sign a few times have no residual at all).
         """
         residual = max(state.squares[0] - dot(slopes, state.moment), 0.0)
-        variance = (residual + _PRIOR) / (max(state.squares[1] - len(slopes), 0.0) + _PRIOR)
+        variance = (residual + PRIOR) / (max(state.squares[1] - len(slopes), 0.0) + PRIOR)
         return [math.sqrt(variance * covariance[g][g]) for g in range(len(slopes))]
 
     def _direction(self, slope: float, error: float, freedom: float) -> float:
@@ -217,13 +217,13 @@ def _forgotten(
     """The slopes as they are, known less well: the further a knob moved, the less. The noise is forgotten slowly."""
     knobs = len(slopes)
     wider = [
-        [value / (_REST * math.exp(-lengths[g])) if g == h else value for h, value in enumerate(row)]
+        [value / (REST * math.exp(-lengths[g])) if g == h else value for h, value in enumerate(row)]
         for g, row in enumerate(covariance)
     ]
     gram = inverse(wider)
     moment = times(gram, slopes)
     residual = max(state.squares[0] - dot(slopes, state.moment), 0.0)
     freedom = state.squares[1] - knobs
-    rows = _NOISE * freedom + knobs if freedom > 0 else state.squares[1]
-    squares = [_NOISE * residual + dot(slopes, moment), rows]
+    rows = NOISE * freedom + knobs if freedom > 0 else state.squares[1]
+    squares = [NOISE * residual + dot(slopes, moment), rows]
     return state._replace(gram=[value for row in gram for value in row], moment=moment, squares=squares)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
+from enum import Enum
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -24,14 +24,14 @@ def from_fields(kind: type[Record], saved: Mapping[str, Any]) -> Record:
 
 
 def plain(value: Any) -> Any:
-    """Tuples as lists, and members of an enum as numbers.
+    """Tuples as lists, and members of an enum as their values.
 
     >>> plain((1, (2.0, None)))
     [1, [2.0, None]]
     """
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return int(value) if isinstance(value, IntEnum) else value
+    return value.value if isinstance(value, Enum) else value
 
 
 def _made(kind: Any, saved: Any) -> Any:

@@ -67,9 +67,9 @@ def replicas_of(
     fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
     must_be("at least 0 and at most 1", fits, cure, spread=spread)
     controller = _controller(auto_lr, numbers)
-    decay = _decay(decay, controller, schedule["final_div_factor"])
     check_common(common, optimizer)
     made = rehearsed(optimizer, schedule)
+    decay = _decay(decay, controller, schedule["final_div_factor"])
     journal, steps = open_journal(common.journal), made.total_steps
     spread = PUBLISHED_SPREAD if spread is None else float(spread)
     rounds = Rounds(checked_length(sync_every, default_length(steps)), steps)

@@ -37,12 +37,12 @@ LEAST = 0.02
 how frequent the classes are (LOG, what a run says) ..."""
 FAR = 8.0
 """... unless it is this many deviations of a single step: a loss may be counted from any zero point."""
-_ROUNDED = 2.0**-22
+ROUNDED = 2.0**-22
 """The part of a loss that fp32 may lose in sums."""
-_RISEN = 3.0
+RISEN = 3.0
 """If a round is above the first losses by this many deviations, no beginning includes it. If the latest losses are, the
 loss has risen."""
-_LATEST = 0.25
+LATEST = 0.25
 """The part of the steps whose losses are the latest."""
 
 
@@ -127,7 +127,7 @@ class Progress(NamedTuple):
         return math.isnan(self.first) or self._is_below(1.0)
 
     def _is_below(self, doubt: float) -> bool:
-        return any(fall > max(CLEAR * doubt * noise, _ROUNDED * abs(self.first)) for fall, noise, _ in self._falls())
+        return any(fall > max(CLEAR * doubt * noise, ROUNDED * abs(self.first)) for fall, noise, _ in self._falls())
 
     @property
     def _doubt(self) -> float:
@@ -148,7 +148,7 @@ class Progress(NamedTuple):
     def is_lost(self) -> bool:
         """Whether the loss is above where it began, beyond its noise, or back there after it had fallen."""
         falls = list(self._falls())
-        has_risen = all(-fall > _RISEN * self._doubt * noise for fall, noise, _ in falls)
+        has_risen = all(-fall > RISEN * self._doubt * noise for fall, noise, _ in falls)
         return bool(falls) and (has_risen or (self.fell and all(fall <= 0 for fall, _, _ in falls)))
 
     @property
@@ -160,7 +160,7 @@ class Progress(NamedTuple):
         """How far the loss has fallen from each beginning, the deviation of that, and the least that counts."""
         latest, steps = _mean(self._latest())
         for mean, many in self._beginnings() if self.is_known else ():
-            least = max(min(LEAST * abs(mean), FAR * self._noise_of(1)), _ROUNDED * abs(mean))
+            least = max(min(LEAST * abs(mean), FAR * self._noise_of(1)), ROUNDED * abs(mean))
             yield mean - latest, self._noise_of(many, steps), least
 
     def _noise_of(self, *steps: int) -> float:
@@ -169,7 +169,7 @@ class Progress(NamedTuple):
         return noise * math.sqrt(sum(1 / many for many in steps))
 
     def _latest(self) -> tuple[Stretch, ...]:
-        least = max(_LATEST * sum(one.steps for one in self.stretches), FEWEST)
+        least = max(LATEST * sum(one.steps for one in self.stretches), FEWEST)
         steps, count = 0, 0
         while steps < least and count < len(self.stretches):
             count += 1
@@ -180,7 +180,7 @@ class Progress(NamedTuple):
         """The mean loss and the number of steps of each beginning."""
         first, few = _mean(self.start)
         earlier = self.stretches[: len(self.stretches) - len(self._latest())]
-        level = takewhile(lambda one: one.level - first <= _RISEN * self._noise_of(few, one.steps), earlier)
+        level = takewhile(lambda one: one.level - first <= RISEN * self._noise_of(few, one.steps), earlier)
         found = accumulate(
             level, lambda sums, one: (sums[0] + one.level * one.steps, sums[1] + one.steps), initial=(0.0, 0)
         )

@@ -1,0 +1,122 @@
+"""What ``hdet.jax.auto`` costs under ``jit``: a training step with it over one with the plain optimizer.
+
+A whole round is timed, from step 300 on: 60 steps, of which eight are sampled and the last ends the round. The two take
+turns; a ratio is the median over pairs of neighbours, of CPU time, which a busy machine changes less than wall time.
+``optimizer`` is the update alone, without a model.
+
+    python lab/benchmarks/jax_cost.py --width 2200 --blocks 3 --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import hdet.jax
+import hdet.jax.reporting
+
+BEGIN, LENGTH = 300, 60
+"""A round of a long run."""
+
+
+def weights_of(width: int, layers: int = 2) -> list[jax.Array]:
+    keys = jax.random.split(jax.random.key(0), layers)
+    return [jax.random.normal(key, (width, width)) / width**0.5 for key in keys]
+
+
+def loss_of(params: list[jax.Array], x: jax.Array) -> jax.Array:
+    out = x
+    for weight in params:
+        out = jnp.tanh(out @ weight)
+    return jnp.mean((out - x) ** 2)
+
+
+class Contestant:
+    """A training loop with one optimizer."""
+
+    def __init__(self, optimizer: Any, params: list[jax.Array], x: jax.Array, *, alone: bool) -> None:
+        self.params, self.x, self.state = [jnp.array(p) for p in params], x, optimizer.init(params)
+
+        def step(params: Any, state: Any, x: jax.Array) -> Any:
+            if alone:
+                loss, grads = jnp.float32(1.0), [p * 1e-3 for p in params]
+            else:
+                loss, grads = jax.value_and_grad(loss_of)(params, x)
+            updates, state = optimizer.update(grads, state, params, value=loss)
+            return optax.apply_updates(params, updates), state
+
+        self.step = jax.jit(step, donate_argnums=(0, 1))
+
+    def make(self, steps: int) -> tuple[float, float]:
+        """CPU and wall seconds of a step."""
+        jax.block_until_ready((self.params, self.state))
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(steps):
+            self.params, self.state = self.step(self.params, self.state, self.x)
+        jax.block_until_ready((self.params, self.state))
+        return (time.process_time() - cpu) / steps, (time.perf_counter() - wall) / steps
+
+    def begin_round(self) -> None:
+        """As if the run had come to step 300."""
+        state = hdet.jax.reporting.state_in(self.state)
+        begin = [jnp.asarray(BEGIN, jnp.int32) for _ in range(2)]
+        self.state = state._replace(step=begin[0], round=state.round._replace(begun=begin[1]))
+
+
+def contest(width: int, batch: int, blocks: int, *, alone: bool) -> dict[str, Any]:
+    """Both in turn."""
+    params = weights_of(width)
+    x = jax.random.normal(jax.random.key(1), (batch, width))
+    plain = Contestant(optax.with_extra_args_support(optax.adam(1e-4)), params, x, alone=alone)
+    ours = Contestant(hdet.jax.auto(optax.adam(1.0), total_steps=10_000), params, x, alone=alone)
+    begun = time.process_time()
+    plain.make(3)
+    plain_compiles, begun = time.process_time() - begun, time.process_time()
+    ours.make(3)
+    ours_compiles = time.process_time() - begun
+    ours.make(9)  # the first step is measured by then
+    rows = []
+    for _ in range(blocks):
+        ours.begin_round()
+        rows.append((ours.make(LENGTH), plain.make(LENGTH)))
+    cpu, wall = ([(one[i], other[i]) for one, other in rows] for i in (0, 1))
+    return {
+        "weights": sum(p.size for p in params),
+        "batch": None if alone else batch,
+        "cpu_ratio": round(median(a / b for a, b in cpu), 4),
+        "wall_ratio": round(median(a / b for a, b in wall), 4),
+        "plain_cpu_seconds": round(median(b for _, b in cpu), 5),
+        "compile_cpu_seconds": round(ours_compiles, 1),
+        "plain_compile_cpu_seconds": round(plain_compiles, 1),
+        "rounds": blocks,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--width", type=int, default=2300)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=None)
+    given = parser.parse_args()
+    found = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "train_step": contest(given.width, given.batch, given.blocks, alone=False),
+        "optimizer": contest(given.width, given.batch, given.blocks, alone=True),
+    }
+    print(json.dumps(found, indent=2))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What the gradients ask for, and how far the weights have come: :mod:`hdet.search.measure` on trees of arrays.
+
+Reductions over sharded arrays are XLA's: every device has the same sums.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from hdet.jax.numbers import Array, Sum, choose, number, ranked
+
+_Tree = TypeVar("_Tree")
+Tree = Any
+"""Of arrays: weights, gradients, updates."""
+
+
+def as_exact(tree: Tree) -> Tree:
+    """At least in float32, so that a small displacement survives."""
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
+def copied(tree: _Tree) -> _Tree:
+    """In buffers of its own: a state may be donated only if no two of its arrays are one."""
+    found: _Tree = jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+    return found
+
+
+def moved_by(params: Tree, updates: Tree) -> Tree:
+    """The weights after an update, as ``optax.apply_updates`` makes them."""
+    return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates)
+
+
+def less(left: Tree, right: Tree) -> Tree:
+    """Their difference, at least in float32."""
+    return jax.tree.map(lambda a, b: a - b, as_exact(left), as_exact(right))
+
+
+def dot(left: Tree, right: Tree) -> Array:
+    """The inner product of two trees; a complex number counts as two."""
+    products = jax.tree.map(lambda a, b: jnp.real(jnp.vdot(a, b)), left, right)
+    return reduce(jnp.add, jax.tree.leaves(products), number(0.0)).astype(jnp.result_type(float))
+
+
+def norms(tree: Tree) -> Array:
+    """Of each array."""
+    return jnp.stack([jnp.linalg.norm(x.ravel()) for x in jax.tree.leaves(tree)]).astype(jnp.result_type(float))
+
+
+def largest(tree: Tree) -> Array:
+    """The largest number; NaN is not hidden."""
+    sizes = [jnp.max(jnp.abs(x), initial=0.0) for x in jax.tree.leaves(tree)]
+    return reduce(jnp.maximum, sizes, number(0.0)).astype(jnp.result_type(float))
+
+
+def numbers_of(tree: Tree) -> list[int]:
+    """How many real numbers each array has."""
+    return [x.size * (2 if jnp.iscomplexobj(x) else 1) for x in jax.tree.leaves(tree)]
+
+
+def typical_norm(tree: Tree, lengths: Array, moves: Array) -> Array:
+    """The norm of weights of which no minority decides; see :func:`hdet.search.rule.typical_norm`."""
+    sizes = jnp.asarray(numbers_of(tree), lengths.dtype)
+    each, is_moved = lengths / jnp.sqrt(jnp.maximum(sizes, 1)), (sizes > 0) & (moves > 0)
+    counted = jnp.where(is_moved & (each > 0), sizes, 0.0)
+    rank = ranked(each)
+    before = jnp.sum(jnp.where(rank < rank[:, None], counted, 0.0), axis=1)
+    reached = (counted > 0) & (before < jnp.sum(counted) / 2)
+    middle = jnp.max(jnp.where(reached, each, 0.0))
+    return jnp.sqrt(jnp.sum(jnp.where(is_moved, sizes * jnp.minimum(each, middle) ** 2, 0.0)))
+
+
+class Measured(NamedTuple):
+    """What the steps have come to."""
+
+    moved: Array
+    estimated_rate: Array
+    """In units of the guess; 0 where the gradients say nothing."""
+    straightness: Array
+    lost: Array
+    """Whether some gradient was not finite, so that the path must begin anew."""
+    typical: Array
+
+
+class Path(NamedTuple):
+    """The path since the origin, and the sums over it. Rates are in units of the guess."""
+
+    origin: Tree
+    total: Tree
+    """The weighted sum of gradients."""
+    numerator: Array
+    rates: Sum
+    stretch: Array
+    ahead: Array
+    weight: Array
+    rate: Array
+    typical: Array
+
+    @classmethod
+    def new(cls, params: Tree) -> Path:
+        """From these weights."""
+        origin = as_exact(params)
+        zero, stretch = number(0.0), jnp.zeros((), jnp.int32)
+        total = jax.tree.map(jnp.zeros_like, origin)
+        return cls(origin, total, zero, Sum.zero(), stretch, zero, zero, zero, number(1.0))
+
+    def sampled(self, gradients: Tree, params: Tree, rate: Array, is_void: Array) -> Path:
+        """The gradients of the step to come are added; ``is_void``: they count as NaN."""
+        begins, g = self.stretch == 0, as_exact(gradients)
+        ratio = jnp.where(rate > 0, jnp.minimum((self.rate / rate) ** 2, 1.0), 1.0)
+        origin = jax.tree.map(lambda x0, x: jnp.where(begins, x, x0), self.origin, as_exact(params))
+        total = jax.tree.map(lambda s, x: jnp.where(begins, x, s * ratio.astype(s.real.dtype) + x), self.total, g)
+        numerator = dot(g, less(origin, params)) + jnp.where(is_void, jnp.nan, 0.0)
+        before = jnp.where(begins, 0.0, jnp.stack([self.numerator, self.ahead, self.weight]) * ratio)
+        new = before + jnp.stack([numerator, self.rates.total, number(1.0)])
+        return self._replace(origin=origin, total=total, numerator=new[0], ahead=new[1], weight=new[2], rate=rate)
+
+    def passed(self, rate: Array, is_looked_at: Array) -> Path:
+        """A step is made at this rate."""
+        stretch = self.stretch + is_looked_at.astype(self.stretch.dtype)
+        return self._replace(rates=self.rates.plus(jnp.where(is_looked_at, rate, 0.0)), stretch=stretch)
+
+    def begun(self, anew: Array, typical: Array) -> Path:
+        """A round has ended; ``anew``: the path begins with the next step."""
+        rates, stretch = choose(anew, (Sum.zero(), jnp.zeros_like(self.stretch)), (self.rates, self.stretch))
+        return self._replace(rates=rates, stretch=stretch, typical=typical)
+
+    def measured(self, params: Tree, is_first: Array) -> Measured:
+        """At these weights; ``is_first``: a first step was made, of which only the length counts."""
+        way = less(self.origin, params)
+        moves, lengths = norms(way), norms(self.origin)
+        move, length = jnp.linalg.norm(moves), jnp.linalg.norm(lengths)
+        found = typical_norm(self.origin, lengths, moves) / length
+        learns = is_first & (found > 0) & (found < jnp.inf)
+        typical = jnp.where(learns, found, self.typical)
+        size = length * typical
+        moved = jnp.nan_to_num(jnp.where(size > 0, move / size, move), nan=jnp.inf, posinf=jnp.inf)
+        denominator = dot(self.total, way)
+        is_whole = jnp.isfinite(self.numerator) & jnp.isfinite(denominator)
+        says = is_whole & (self.numerator > 0) & (denominator > 0) & ~is_first
+        estimated_rate = jnp.where(says, self.numerator * self.rates.total / denominator, 0.0)
+        straight = self.ahead / self.weight
+        straightness = jnp.where(says & (straight > 0), estimated_rate / straight, 0.0)
+        return Measured(moved, estimated_rate, straightness, ~is_first & ~is_whole, typical)

@@ -1,0 +1,104 @@
+"""The schedule of a search: a OneCycle whose fall can be moved, or the shape of an optax schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hdet.checks import shown
+from hdet.errors import ArgumentError
+from hdet.jax.numbers import Array, number
+from hdet.jax.progress import LONGEST
+from hdet.search.constants import DEFAULT
+
+_FLOOR, _START = 1 / (25.0 * 1e4), 1 / 25.0
+"""Of the peak: where a OneCycle of torch's defaults ends, and where it begins."""
+_RISE = 0.1
+"""On a schedule of the user's the search climbs for this part of the run at least, as in torch."""
+_POINTS = 2**20
+"""So many steps of a schedule are looked at for its peak, at most."""
+
+
+class Plan(NamedTuple):
+    """Where the schedule rises and falls."""
+
+    total: Array
+    """Steps of the run; :data:`hdet.jax.progress.LONGEST`: nobody knows."""
+    warm: Array
+    """Where a plain OneCycle's rise ends, if the guess is kept to."""
+    peak: Array
+    """Where the search's own climb ends."""
+    falls_from: Array
+
+    @classmethod
+    def of(cls, total_steps: int | None, pct_start: float, peak: float | None) -> Plan:
+        """Of a run; ``peak``: that of a schedule of the user's."""
+        end = DEFAULT.min_steps if total_steps is None else pct_start * total_steps - 1
+        climbs = end if peak is None else max(peak, _RISE * (total_steps or 0))
+        total = jnp.asarray(total_steps or LONGEST, jnp.int32)
+        return cls(total, number(end), number(climbs), number(end))
+
+    @property
+    def is_endless(self) -> Array:
+        return self.total == LONGEST
+
+    def held(self, t: Array) -> Array:
+        """A OneCycle over its peak, held at 1 until there."""
+        span = self.total - 1 - self.falls_from
+        part = jnp.where(span > 0, jnp.clip((t - self.falls_from) / span, 0.0, 1.0), 0.0)
+        return jnp.where(self.is_endless, 1.0, _FLOOR + (1 - _FLOOR) * (1 + jnp.cos(jnp.pi * part)) / 2)
+
+    def plain(self, t: Array) -> Array:
+        """As torch has it."""
+        rising = _START + (1 - _START) * (1 - jnp.cos(jnp.pi * t / jnp.where(self.warm > 0, self.warm, 1.0))) / 2
+        return jnp.where(t < self.warm, rising, self.held(t))
+
+    def finished(self, now: Array, steps: int) -> Plan:
+        """It falls over so many steps from ``now`` on; what falls already does so faster, or slower."""
+        has_fallen = (now > self.falls_from) & ~self.is_endless & (steps > 1)
+        pace = number(steps - 1.0) / jnp.maximum(self.total - 1 - now, 1)
+        begin = jnp.where(has_fallen, now + pace * (self.falls_from - now), now - 1).astype(self.peak.dtype)
+        none = jnp.full_like(self.warm, -1)
+        return Plan((now + steps).astype(self.total.dtype), none, begin, begin)
+
+
+class Shape(NamedTuple):
+    """A schedule of the user's, over its peak."""
+
+    schedule: Callable[[Array], Array]
+    step: int
+    """Of its peak: the first step at which it is highest."""
+    rate: float
+
+    @classmethod
+    def of(cls, schedule: Any, total_steps: int) -> Shape:
+        """Raises unless it gives a finite number for each step, and one above 0."""
+        if not callable(schedule):
+            raise ArgumentError(
+                f"schedule must be a function from a step to a rate, as optax's are, but got schedule="
+                f"{shown(schedule)}; for instance optax.cosine_decay_schedule(1.0, {total_steps})"
+            )
+        steps = np.arange(0, total_steps, math.ceil(total_steps / _POINTS), dtype=np.int32)
+        with jax.ensure_compile_time_eval():
+            values = np.asarray(jax.vmap(lambda t: jnp.asarray(schedule(t), jnp.result_type(float)))(steps))
+        if values.shape != steps.shape or not np.isfinite(values).all() or not values.max() > 0 or values.min() < 0:
+            raise ArgumentError(
+                f"schedule must give one finite number for each step from 0 to {total_steps - 1}, not below 0 and not "
+                f"always 0, but got values from {values.min()} to {values.max()}, of shape {values.shape[1:]}; give "
+                "one of optax's, made for so many steps"
+            )
+        first = int(np.argmax(values >= values.max() * (1 - 1e-6)))
+        return cls(schedule, int(steps[first]), float(values.max()))
+
+    def plain(self, t: Array) -> Array:
+        """Over its peak."""
+        return jnp.asarray(self.schedule(t), jnp.result_type(float)) / self.rate
+
+    def held(self, t: Array) -> Array:
+        """The same, and 1 until the peak."""
+        return jnp.where(t < self.step, 1.0, self.plain(t))
