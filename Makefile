@@ -19,7 +19,7 @@ NEWEST_PYTHON := $(shell sed -n 's/^ *"Programming Language :: Python :: \(3\.[0
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = \["torch>=\(.*\)"\]$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lab test-frameworks test-doors test-jax test-oldest test-newest test-wheel quick lint bench bench-data docs mutants faults clean
+.PHONY: help demo test test-slow test-all test-lab test-frameworks test-doors test-jax test-oldest test-newest test-wheel quick lint bench bench-data docs mutants faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 23
@@ -27,8 +27,15 @@ help: ## list the targets
 demo: $(STAMP) ## a bad guess and an ensemble, live, in about three minutes
 	$(PY) -m lab demo
 
-test: lint ## lint, then the library's tests and doctests, in two processes
-	$(PY) -m pytest -n 2 --dist loadfile $(BEYOND:%=--ignore=%) $(PYTEST_ARGS)
+LIBRARY := -n 2 --dist loadfile $(BEYOND:%=--ignore=%)
+
+test: lint ## lint, then the library's tests and doctests but for slow ones, in two processes
+	$(PY) -m pytest $(LIBRARY) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## the library's slow tests: kills, time-outs, many ranks
+	$(PY) -m pytest $(LIBRARY) -m slow $(PYTEST_ARGS)
+
+test-all: test test-slow test-lab test-frameworks ## every test, as in CI: most of an hour
 
 test-lab: $(STAMP) ## the other tests: the documentation's blocks, examples/, and lab/ with its doctests
 	$(PY) -m pytest -n 2 --dist loadfile $(BEYOND) lab/tests lab/cli lab/runs lab/tasks $(PYTEST_ARGS)
@@ -84,12 +91,10 @@ define test_wheel
 	$(1)/bin/python -m pytest -p no:cacheprovider -n 2 --dist loadfile tests $(BEYOND:%=--ignore=%) --pyargs hdet $(PYTEST_ARGS)
 endef
 
-quick: $(STAMP) ## for daily work: lint, and the tests of the rules and of one process, under a minute
+quick: $(STAMP) ## for daily work: lint, and the tests of rules and of one process, under a minute
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest -q tests/ensemble tests/search/test_rule.py tests/search/test_reach.py tests/search/test_golden.py \
-	  tests/journal/test_journal.py tests/report/test_data.py tests/ensemble/test_golden.py tests/ensemble/test_knobs.py \
-	  src/hdet/ensemble src/hdet/search $(PYTEST_ARGS)
+	$(PY) -m pytest -q -n 2 -m quick tests $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import-linter
 	$(PY) -m ruff check .

@@ -1,7 +1,7 @@
 """The tables of what works with what, in docs/frameworks.md, from the outcomes of tests.
 
     python docs/make_support.py --run               # run the tests that carry the mark, then write the tables
-    python docs/make_support.py --run tests/setups  # those of a folder or a file; the others keep their outcomes
+    python docs/make_support.py --run tests/search  # those of a folder or a file; the others keep their outcomes
     python docs/make_support.py                     # write the tables again from docs/support.json
 
 A test says what it shows by a mark, at the function or at one of its parameters::

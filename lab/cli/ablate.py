@@ -1,4 +1,4 @@
-"""``python -m lab ablate``: the published table, measured here."""
+"""``python -m lab ablate``: the paper's table, measured here."""
 
 from __future__ import annotations
 
@@ -29,17 +29,30 @@ _QUICK = Study(
     warm_steps=4,
     replicas=2,
     batch_size=8,
+    high=(0.15,),
+    rounds=(4,),
     options={"users": 64, "items": 64, "history": 4, "width": 8, "depth": 1},
+    simulated=False,
 )
-_Seeds = Annotated[int | None, typer.Option(help="Runs per configuration.", show_default="3")]
-_Steps = Annotated[int | None, typer.Option(help="Steps per run.", show_default="400")]
+_Seeds = Annotated[int | None, typer.Option(help="Runs per row.", show_default="5")]
+_Steps = Annotated[int | None, typer.Option(help="Steps per run.", show_default="200")]
 _Replicas = Annotated[int | None, typer.Option(help="Ranks that train together.", show_default="4")]
-_Batch = Annotated[int | None, typer.Option(help="Samples per replica and step.", show_default="64")]
+_Batch = Annotated[int | None, typer.Option(help="Samples per replica and step.", show_default="16")]
+_Rounds = Annotated[
+    list[int] | None,
+    typer.Option("--sync-every", help="T, steps per round; may be given several times.", show_default="4 and 20"),
+]
+_Real = Annotated[
+    bool, typer.Option("--real", help="Ranks as processes, with journals and a report; otherwise they are simulated.")
+]
 _Data = Annotated[
     Path | None, typer.Option(help="Your own data: a text file, or for digits an .npz with images and labels.")
 ]
 _Low = Annotated[float | None, typer.Option(help="The good low rate.", show_default="feed: 5e-3")]
-_High = Annotated[float | None, typer.Option(help="The rate that is too high.", show_default="feed: 0.15")]
+_High = Annotated[
+    list[float] | None,
+    typer.Option(help="A rate at the border of stability; several are allowed.", show_default="feed: 0.04, 0.06"),
+]
 _Quick = Annotated[bool, typer.Option("--quick", help="Tiny runs that say nothing, to see that all works (feed).")]
 _Like = Annotated[Path | None, typer.Option("--like", help="Repeat the study of this ablation.json.")]
 _Out = Annotated[Path, typer.Option("--out", help="Folder of the study; what is complete in it is kept.")]
@@ -64,22 +77,25 @@ def ablate(
     batch_size: _Batch = None,
     low: _Low = None,
     high: _High = None,
+    sync_every: _Rounds = None,
+    real: _Real = False,
     like: _Like = None,
     quick: _Quick = False,
     force: Force = False,
     as_json: Json = False,
 ) -> int:
-    """Measure the published table: six configurations, two controls, and a search for the rate.
+    """Measure the paper's table: its six configurations as printed and as corrected, controls, and arms.
 
     Baseline-Low and -High are plain training at two rates. Warm-Init begins with noisy weights of a short run at the
-    low rate. Three rows take HDET apart. Controls: averages and noise without any spread (alpha = 0), and a placebo
-    whose losses are shuffled over the replicas. The defaults take about a quarter of an hour on two cores.
+    low rate. The rows of HDET share gradients; arms have their own. Controls: averages and noise without any spread
+    (alpha = 0), and a placebo whose losses are shuffled over the replicas. Ranks are simulated, as rows of one tensor;
+    the search, and with --real all of them, are processes. The defaults take up to half an hour on two free cores.
 
-    Writes ablation.json (arguments, versions, every run), table.md and report.html. After it was stopped, the same
-    command goes on with the runs that are not complete; `--like ablation.json` repeats a study.
+    Writes ablation.json (arguments, versions, every run), table.md and, with --real, report.html. After it was stopped,
+    the same command goes on with the runs that are not complete; `--like ablation.json` repeats a study.
 
     ```
-    python -m lab ablate --task feed --seeds 3 --out runs/ablation
+    python -m lab ablate --out runs/ablation
     ```
     """
     check_surroundings("ablate")
@@ -99,13 +115,18 @@ def ablate(
 
 def _study(options: Mapping[str, Any]) -> Study:
     """What the options ask for: an earlier study, a quick one, or the usual one with changes."""
-    given = {name: options[name] for name in ("seeds", "steps", "replicas", "batch_size", "low", "high")}
+    given = {name: options[name] for name in ("seeds", "steps", "replicas", "batch_size", "low")}
+    several = {"high": options["high"], "rounds": options["sync_every"]}
+    given |= {name: tuple(values) if values else None for name, values in several.items()}
+    given |= {"simulated": False if options["real"] else None}
     given = {name: value for name, value in given.items() if value is not None}
     if options["like"] is not None:
         if options["data"] is not None:
             given["data"] = options["data"]
         if given:
-            raise ArgumentError(f"--like takes every argument from its file; leave out --{next(iter(given))}")
+            names = {"rounds": "sync-every", "simulated": "real"}
+            first = next(iter(given))
+            raise ArgumentError(f"--like takes every argument from its file; leave out --{names.get(first, first)}")
         return _like(options["like"])
     task = options["task"].value
     if options["quick"] and task != "feed":
@@ -115,7 +136,9 @@ def _study(options: Mapping[str, Any]) -> Study:
             raise ArgumentError("--data is for the tasks text and digits, but the task is feed; leave it out")
         given["options"] = {"path": str(options["data"].resolve())}
     low, high = RATES[task]
-    usual = _QUICK if options["quick"] else Study(task=task, low=low, high=high, batch_size=64)
+    usual = _QUICK if options["quick"] else Study(task=task, low=low, high=high)
+    if task != "feed":
+        usual = replace(usual, batch_size=64, options={}, simulated=False)
     return replace(usual, **given)
 
 
@@ -143,12 +166,9 @@ def _conclude(study: Study, runs: list[PlannedRun], out: Path, output: Output) -
     table, file = table_of(outcome), out / "ablation.json"
     _write(file, outcome)
     write_atomically(out / "table.md", as_markdown(table))
-    page = write_report(
-        [load_run(run.folder.path) for run in runs if run.configuration is not None],
-        out / "report.html",
-        title=f"Ablation on {study.task}",
-        table=table,
-    )
+    shown = [run for run in runs if run.row is not None and not run.plan.simulated]
+    page = out / "report.html"
+    write_report([load_run(run.folder.path) for run in shown], page, title=f"Ablation on {study.task}", table=table)
     output.table(table)
     output.say(f"{file}, {out / 'table.md'}, {page}")
     del outcome["complete"]

@@ -17,7 +17,7 @@ app = library.commands("lab", demo, ablate)
 
 @app.callback(invoke_without_command=True)
 def _root(context: typer.Context) -> None:
-    """See what hdet does: `python -m lab demo`. Measure the published table: `python -m lab ablate --out FOLDER`.
+    """See what hdet does: `python -m lab demo`. Measure the paper's table: `python -m lab ablate --out FOLDER`.
 
     Every command takes `--json`: one line, the last on stdout; messages go to stderr. Nothing is overwritten without
     `--force`. Exit codes: 0 done, 1 failed, 2 bad input, 128 + n stopped by signal n: 130 by Ctrl-C, 143 by SIGTERM.

@@ -20,19 +20,10 @@ from torch import Tensor
 from hdet.rollback.judge import LIMITS, Block, Limits, blocks_of
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT, Constants
+from hdet.search.estimate import Measured as Shown
+from hdet.search.estimate import Sums, estimate, straightness, typical_norm
 from hdet.search.progress import Progress
-from hdet.search.rule import (
-    Decision,
-    Evidence,
-    Phase,
-    Rule,
-    Sums,
-    estimate,
-    is_sampled,
-    next_end,
-    straightness,
-    typical_norm,
-)
+from hdet.search.rule import Decision, Evidence, Phase, Rule, is_sampled, next_end
 
 _TOGETHER = 64
 """Runs measured in one call; bounds memory."""
@@ -154,12 +145,14 @@ class Run:
             blocks=blocks,
             peak=self._peak,
             shape=float(self.shape[end]),
-            moved=self._moved(measured),
+            measured=Shown(
+                moved=self._moved(measured),
+                straightness=straight,
+                gradients=tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
+                rates=sums.rates,
+                stretch=self._stretch,
+            ),
             estimated_level=estimated_level,
-            straightness=straight,
-            gradients=tuple(map(math.exp, measured.sizes)) if measured.sums is not None else (),
-            rates=sums.rates,
-            stretch=self._stretch,
             has_losses=self.losses,
             has_fallen=progress.is_below,
             lost=progress.lost,
@@ -187,7 +180,7 @@ class Run:
 
 
 class _Reaches:
-    """The sums of :mod:`hdet.search.rule` for all runs, on the device."""
+    """The sums of :mod:`hdet.search.estimate` for all runs, on the device."""
 
     def __init__(self, theta: Tensor) -> None:
         self._pull = torch.zeros_like(theta)

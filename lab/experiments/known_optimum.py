@@ -30,8 +30,8 @@ import torch
 from known_problems import PROBLEMS, Problem
 from virtual_runs import Run, explore, fixed_value_loss
 
+from hdet.ensemble.controller import Controller, Corrected
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Controller, Published
 
 ROUNDS = 60
 OFF = 4.0
@@ -143,7 +143,7 @@ def run_all(knowns: Sequence[Known], replicas: int, seed: int, copies: int, cont
     patterns = JOINT_SIDES if joint else (("below",), ("above",))
     labels: list[tuple[str, tuple[str, ...]]] = []
     runs: list[Run] = []
-    for name, rule in (("normalised", controller), ("published", Published())):
+    for name, rule in (("normalised", controller), ("published", Corrected())):
         for sides in patterns:
             labels.append((name, sides))
             runs.append(Run(_starts(knowns, sides), rule, 1000 * seed + len(runs)))

@@ -56,7 +56,7 @@ FRONT = {
     "nadamw-calibrated": "NadamW at one calibrated setting for all workloads",
     "momo": "MoMo",
     "cocob": "COCOB",
-    "published": "published HDET from there, the rate as given",
+    "published": "HDET, corrected, from there, the rate as given",
 }
 """Rows of the README's table, and what they are called there."""
 

@@ -174,15 +174,20 @@ CHECKS: dict[str, tuple[str, Callable[[Theirs], tuple[bool, dict[str, Any]]]]] =
 }
 
 
-def measure(rank: int, file: str) -> list[dict[str, Any]]:
-    """All checks on one rank."""
+def loaded(file: str) -> Any:
+    """Their scheduler's class."""
     spec = importlib.util.spec_from_file_location("one_cycle", file)
     assert spec is not None  # the parent has looked
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     warnings.filterwarnings("ignore", message=".*get_last_lr")  # for a call that theirs makes in every step
-    theirs = Theirs(rank, module.OneCycleAutoLR)
+    return module.OneCycleAutoLR
+
+
+def measure(rank: int, file: str) -> list[dict[str, Any]]:
+    """All checks on one rank."""
+    theirs = Theirs(rank, loaded(file))
     lines = []
     for name, (printed, check) in CHECKS.items():
         holds, figures = check(theirs)

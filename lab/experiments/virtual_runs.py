@@ -14,9 +14,9 @@ import torch
 from known_problems import Problem
 from torch import Generator, Tensor
 
+from hdet.ensemble.controller import Controller
 from hdet.ensemble.design import Balanced
 from hdet.ensemble.knob import KnobSpec
-from hdet.ensemble.published import Controller
 
 
 @dataclass(frozen=True)

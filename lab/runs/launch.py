@@ -18,6 +18,7 @@ from lab.runs.folder import Folder
 from lab.runs.plan import Plan
 from lab.runs.ranks import Ranks, joined
 from lab.runs.run import Run
+from lab.runs.simulated import simulate
 from lab.runs.teller import Message, Tell, Teller, silent
 
 __all__ = ["RanksFailed", "execute"]
@@ -33,13 +34,21 @@ class RanksFailed(HdetError, RuntimeError):
 def execute(folders: Sequence[Folder], plans: Sequence[Plan], tell: Tell) -> None:
     """Run the plans in their folders from the beginning, one after another. All have the same number of replicas.
 
-    One replica runs in this process. More are processes of their own, none of which outlives the call.
+    One replica runs in this process. More are processes of their own, none of which outlives the call. Plans that are
+    simulated go first, together.
 
     Args:
         folders: in which the plans were begun.
         plans: one for each folder.
         tell: gets the messages of :mod:`lab.runs.teller`.
     """
+    simulated = [number for number, plan in enumerate(plans) if plan.simulated]
+    if simulated:
+        others = [number for number, plan in enumerate(plans) if not plan.simulated]
+        simulate([folders[i] for i in simulated], [plans[i] for i in simulated], _renumbered(tell, simulated))
+        if others:
+            execute([folders[i] for i in others], [plans[i] for i in others], _renumbered(tell, others))
+        return
     if plans[0].replicas > 1:
         _in_ranks(folders, plans, tell)
         return
@@ -52,6 +61,11 @@ def execute(folders: Sequence[Folder], plans: Sequence[Plan], tell: Tell) -> Non
             run_all(folders, plans, ranks, tell)
     finally:
         torch.set_num_threads(before)
+
+
+def _renumbered(tell: Tell, numbers: Sequence[int]) -> Tell:
+    """Messages of some runs, with their numbers among all."""
+    return lambda message: tell({**message, "run": numbers[message["run"]]})
 
 
 def run_all(folders: Sequence[Folder], plans: Sequence[Plan], ranks: Ranks, tell: Tell) -> None:

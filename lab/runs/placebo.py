@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hdet.ensemble.controller import Corrected, Update, Velocity
 from hdet.ensemble.design import permutation
-from hdet.ensemble.published import Published, PublishedState, Update
 
 __all__ = ["Placebo", "PlaceboState"]
 
@@ -16,7 +16,7 @@ _NO_KNOB = -1
 
 
 class PlaceboState(NamedTuple):
-    """How many rounds were shuffled (once per knob, as states are), and the velocities of the published rule."""
+    """How many rounds were shuffled (once per knob, as states are), and the velocities of the rule inside."""
 
     rounds: list[float]
     velocity: list[float]
@@ -24,7 +24,7 @@ class PlaceboState(NamedTuple):
 
 @dataclass(frozen=True)
 class Placebo:
-    """Shuffles the signals over the replicas, then asks the published controller.
+    """Shuffles the signals over the replicas, then asks the corrected controller.
 
     What it does to a run is what noise of the same size does: an effect that it shares was no effect of the losses.
 
@@ -39,7 +39,7 @@ class Placebo:
     """
 
     seed: int = 0
-    inside: Published = field(default_factory=Published)
+    inside: Corrected = field(default_factory=Corrected)
 
     def init(self, knobs: int) -> PlaceboState:
         """No round yet."""
@@ -49,5 +49,5 @@ class Placebo:
         """One round of the controller inside, on shuffled signals."""
         k = int(max(state.rounds, default=0))
         order = permutation(self.seed, k + 1, _NO_KNOB, len(signals))
-        update = self.inside.update(PublishedState(state.velocity), [signals[r] for r in order], offsets)
+        update = self.inside.update(Velocity(state.velocity), [signals[r] for r in order], offsets)
         return update._replace(state=PlaceboState([k + 1.0] * len(state.rounds), update.state.velocity))

@@ -31,8 +31,8 @@ class Plan:
         steps: length of the run and of its schedule.
         name: for tables and reports.
         replicas: ranks that train together.
-        method: "search": the rate is found while one model trains; "replicas": each rank trains at a rate of its own,
-            as published; "none": torch's own OneCycleLR.
+        method: "search": the rate is found while one model trains; "replicas": each rank trains at a rate of its own
+            on shared gradients; "arms": on gradients of its own; "none": torch's own OneCycleLR.
         lr: peak of the schedule; "auto" in a search, and only there.
         guess: where a search begins.
         batch_size: samples per replica and step; None: the task's own.
@@ -40,11 +40,12 @@ class Plan:
         eval_every: steps between evaluations; None: a tenth of the run.
         sync_every: steps per round of replicas; None: a fiftieth of the run.
         spread: alpha of replicas.
-        signal: what moves the rate of replicas: "loss"; "none": it stays; "shuffled": the losses dealt to the wrong
-            replicas, a placebo.
+        signal: what moves the rate of replicas: "loss", by hdet.Corrected(); "printed": the same by hdet.AsPrinted();
+            "none": it stays; "shuffled": the losses dealt to the wrong replicas, a placebo.
         start: a checkpoint whose weights the run begins with; None: fresh ones.
         noise: nu of the noise that is added to the first weights.
         options: more arguments of the task.
+        simulated: whether the ranks are rows of one tensor in one process, without torch.distributed.
     """
 
     task: str
@@ -63,6 +64,7 @@ class Plan:
     start: str | None = None
     noise: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "replicas", "batch_size", "eval_every", "sync_every"):
@@ -81,6 +83,11 @@ class Plan:
             size = options.get("batch_size") or signature(FeedTask).parameters["batch_size"].default
             options["horizon"] = self.steps * self.replicas * size
         return task_named(self.task, **options)
+
+    @property
+    def explores(self) -> bool:
+        """Whether ranks are replicas, which may differ and are averaged."""
+        return self.method in ("replicas", "arms")
 
     @property
     def evaluates_every(self) -> int:

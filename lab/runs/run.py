@@ -16,7 +16,6 @@ from hdet.errors import DivergedError
 from hdet.files import write_atomically
 from hdet.journal import Journal, open_journal
 from lab.runs.folder import Folder
-from lab.runs.noise import perturb_
 from lab.runs.plan import AUTO, Plan
 from lab.runs.ranks import Ranks
 from lab.runs.schedulers import advance, base_rates, consensus, scheduler_of
@@ -51,9 +50,10 @@ class Run:
         if plan.start:
             hdet.load(Path(plan.start), model=model)
         self.model = model.to(ranks.device)
-        self.trained = ranks.wrapped(self.model)
+        self.trained = self.model if plan.method == "arms" else ranks.wrapped(self.model)
         if plan.noise:  # after the wrap, which makes all ranks equal; only averaging allows several
-            perturb_(self.model, plan.noise, plan.seed, replica=ranks.rank if plan.method == "replicas" else 0)
+            group = None if plan.explores else hdet.arms(1)
+            hdet.perturb_(self.model, plan.noise, seed=plan.seed, group=group)
         rate = plan.guess if plan.lr == AUTO else float(plan.lr)
         self.optimizer = torch.optim.Adam(self.task.groups(self.model), lr=rate)
         self._file = Journal(folder.journal)
@@ -115,7 +115,7 @@ class Run:
     @property
     def _can_recover(self) -> bool:
         """Whether a loss that is not finite may be one replica's, which the others save, or one to go back from."""
-        return self.plan.method == "search" or (self.plan.method == "replicas" and self.ranks.size > 1)
+        return self.plan.method == "search" or (self.plan.explores and self.ranks.size > 1)
 
     def _evaluate(self, step: int) -> dict[str, float]:
         """Loss and metrics of the consensus on the held-out batches; NaN on other ranks than 0. A collective."""

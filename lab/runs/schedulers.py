@@ -10,18 +10,19 @@ from torch.nn import Module
 from torch.optim import Optimizer, lr_scheduler
 
 import hdet
+from hdet.ensemble.controller import Controller
 from hdet.journal import Sink
 from lab.runs.placebo import Placebo
 from lab.runs.plan import Plan
 
-__all__ = ["Scheduler", "advance", "base_rates", "consensus", "scheduler_of"]
+__all__ = ["Scheduler", "advance", "base_rates", "consensus", "controller_of", "scheduler_of"]
 
 Scheduler: TypeAlias = lr_scheduler.OneCycleLR
 """torch's, or hdet's, which is one of torch's."""
 
 
 def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Sink | None) -> Scheduler:
-    """torch's OneCycleLR, or hdet's: a search, or replicas that train apart; all else as in torch."""
+    """torch's OneCycleLR, or hdet's: a search, or replicas; all else as in torch."""
     if plan.method == "none":
         return lr_scheduler.OneCycleLR(optimizer, float(plan.lr), plan.steps)
     if plan.method == "search":
@@ -32,11 +33,18 @@ def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Sink 
         plan.steps,
         spread=plan.spread,
         sync_every=plan.round_length,
-        auto_lr=Placebo(plan.seed) if plan.signal == "shuffled" else plan.signal == "loss",
+        auto_lr=controller_of(plan),
         seed=plan.seed,
+        group=hdet.arms(plan.replicas) if plan.method == "arms" else None,
         model=model,
         journal=journal,
     )
+
+
+def controller_of(plan: Plan) -> Controller | bool:
+    """What moves the rate of replicas, as ``auto_lr=`` takes it."""
+    named: dict[str, Controller] = {"shuffled": Placebo(plan.seed), "printed": hdet.AsPrinted()}
+    return named.get(plan.signal, plan.signal == "loss")
 
 
 def advance(scheduler: Scheduler, loss: Tensor) -> None:

@@ -14,26 +14,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-__all__ = ["Block", "four_groups", "unseeded"]
+__all__ = ["Attention", "Block", "four_groups", "unseeded"]
 
 M = TypeVar("M", bound=nn.Module)
 
 
 class Attention(nn.Module):
+    """softmax(Q K' / (temperature sqrt(d))) V in several heads."""
+
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.heads = heads
         self.causal = causal
+        self.temperature = 1.0  # of the softmax, a plain number: a knob may set it
         self.joint = nn.Linear(width, 3 * width)  # queries, keys and values
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        samples, length, width = x.shape
-        joint = self.joint(x).view(samples, length, 3, self.heads, width // self.heads)
-        queries, keys, values = joint.permute(2, 0, 3, 1, 4).unbind(0)
-        scores = queries @ keys.transpose(-2, -1) / math.sqrt(width // self.heads)
+        return self.of(self.joint(x))
+
+    def of(self, joint: Tensor) -> Tensor:
+        """The output, given queries, keys and values side by side."""
+        samples, length, width = joint.shape[0], joint.shape[1], joint.shape[2] // 3
+        parts = joint.view(samples, length, 3, self.heads, width // self.heads)
+        queries, keys, values = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        scores = queries @ keys.transpose(-2, -1) / (self.temperature * math.sqrt(width // self.heads))
         if self.causal:
-            future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            future = torch.ones(length, length, dtype=torch.bool, device=joint.device).triu(1)
             scores = scores.masked_fill(future, -math.inf)
         mixed = scores.softmax(-1) @ values
         return self.out(mixed.transpose(1, 2).reshape(samples, length, width))  # type: ignore[no-any-return]

@@ -3,11 +3,12 @@
 from hdet._version import __version__
 from hdet.checkpoint.saving import exists, load, save
 from hdet.ensemble import knobs
+from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.knobs import Knob
 from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.probe import ProbeBatch
-from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.signals import ProbeLoss, TrainLoss
+from hdet.ensemble.warm_start import perturb_
 from hdet.errors import (
     ArgumentError,
     CheckpointError,
@@ -34,9 +35,11 @@ from hdet.schedulers.several import auto
 
 __all__ = [
     "ArgumentError",
+    "AsPrinted",
     "CheckpointError",
     "CheckpointWarning",
     "Controller",
+    "Corrected",
     "DisagreementError",
     "DivergedError",
     "Ensemble",
@@ -52,7 +55,6 @@ __all__ = [
     "ProbeBatch",
     "ProbeLoss",
     "ProbeWarning",
-    "Published",
     "ResumeWarning",
     "RollbackWarning",
     "SearchWarning",
@@ -64,6 +66,7 @@ __all__ = [
     "exists",
     "knobs",
     "load",
+    "perturb_",
     "read_journal",
     "save",
     "schedule_from",

@@ -1,4 +1,4 @@
-"""Checks of what users give and of what stands in a checkpoint, before anything is changed."""
+"""Checks of arguments and of states, before anything is changed. Messages say the value, the rule and the cure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from numbers import Integral, Real
 from types import FrameType
 from typing import Any, NamedTuple
-
-from torch import Tensor
 
 from hdet.errors import ArgumentError
 
@@ -53,7 +51,7 @@ def is_one_of(value: object, words: Collection[str | None]) -> bool:
 
 
 def takes(function: Any, *arguments: object) -> bool:
-    """Whether it can be called with so many arguments, as far as Python knows. A class is no function.
+    """Whether it is a function that can be called with these arguments, as far as Python knows; classes do not count.
 
     >>> takes(lambda x: x, 1), takes(lambda x: x), takes(3), takes(int)
     (True, False, False, False)
@@ -70,7 +68,7 @@ def takes(function: Any, *arguments: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """For a message: not longer than a few lines, whatever it is.
+    """A text for messages, of at most a few lines.
 
     >>> shown([1, 2]), len(shown("x" * 10**7)), shown(10**5000)
     ('[1, 2]', 203, 'an object of the class int, which cannot be shown')
@@ -103,7 +101,7 @@ def users_level() -> int:
 
 
 def not_by_steps(config: Any) -> str | None:
-    """What is wrong with the way Lightning steps a scheduler, by its config; None: nothing."""
+    """What is wrong if Lightning does not step a scheduler at every step, by its config; None: nothing."""
     if (config.interval, config.frequency) == ("step", 1):
         return None
     return (
@@ -117,7 +115,7 @@ def not_by_steps(config: Any) -> str | None:
 def warn_unless_by_steps() -> None:
     """Warn if it is Lightning that steps a scheduler, and not at every step: by epochs, unless it is told otherwise.
 
-    Without a callback of ours nobody else would say so: the schedule would hardly move.
+    Without a callback of hdet nothing else would say so, and the schedule would hardly move.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_update_learning_rates":
@@ -130,7 +128,7 @@ def warn_unless_by_steps() -> None:
 
 @contextmanager
 def reading(what: str, cure: str = _CURE) -> Iterator[None]:
-    """Inside, a state is read before anything is changed: whatever is missing or does not fit becomes one error."""
+    """Inside, a state is read before anything is changed: any error becomes one that says what to do."""
     try:
         yield
     except ArgumentError:
@@ -146,64 +144,23 @@ class Rule(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-def check_state(state: Mapping[str, Any], rules: Mapping[str, Rule], what: str) -> None:
-    """Raise with the first entry that is missing or breaks its rule; ``what`` is the state in words."""
-    for name, rule in rules.items():
-        if name not in state:
-            raise ArgumentError(f"{what} has no {name!r}, which must be {rule.words}; {_CURE}")
-        if not rule.fits(state[name]):
-            raise ArgumentError(f"{what} has {name}={shown(state[name])}, but it must be {rule.words}; {_CURE}")
-
-
 def _is_whole(value: Any) -> bool:
     """A float that is an integer counts too."""
     return is_finite(value) and (isinstance(value, Integral) or value == int(value))
 
 
-def _is_rate(value: Any) -> bool:
-    whole = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-    return bool(value.isfinite()) if whole else is_finite(value)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
-number = Rule("a finite number", is_finite)
-flag = Rule("True or False", lambda value: isinstance(value, bool))
-some_rates = Rule("a list of finite rates", lambda value: _is_list(value) and all(map(_is_rate, value)))
-fields = Rule("a dict", lambda value: isinstance(value, Mapping))
-
-
-def count(least: int, most: float = math.inf) -> Rule:
-    """An integer within bounds."""
-    bounds = f"at least {least}" if most == math.inf else f"from {least} to {most:g}"
-    return Rule(
-        f"an integer, {bounds}",
-        lambda value: _is_whole(value) and least <= value <= most,
-    )
-
-
-def rates(length: int) -> Rule:
-    """So many rates, floats or tensors."""
-    return Rule(
-        f"{length} finite rates, one per parameter group",
-        lambda value: _is_list(value) and len(value) == length and all(map(_is_rate, value)),
-    )
-
-
-def one_of(*choices: Any) -> Rule:
-    """One of a few values."""
-    return Rule(f"one of {list(choices)}", lambda value: isinstance(value, str) and value in choices)
+def count(least: int) -> Rule:
+    """An integer that is not below another."""
+    return Rule(f"an integer, at least {least}", lambda value: _is_whole(value) and value >= least)
 
 
 def maybe(rule: Rule) -> Rule:
-    """None, or what another rule asks for."""
+    """None, or what another rule allows."""
     return Rule(f"None or {rule.words}", lambda value: value is None or rule.fits(value))
 
 
 def in_pairs(values: Mapping[str, Any]) -> list[list[Any]]:
-    """As lists: torch.distributed.checkpoint would make keys of a dict's names."""
+    """A dict as a list of pairs: torch.distributed.checkpoint would take a dict apart by its keys."""
     return [[name, list(value) if isinstance(value, list) else value] for name, value in values.items()]
 
 

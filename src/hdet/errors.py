@@ -1,10 +1,10 @@
-"""What can go wrong, as types. Messages say value, rule and cure."""
+"""The errors and warnings that hdet raises. Messages say the value, the rule and the cure."""
 
 from __future__ import annotations
 
 
 def harmless(text: str) -> str:
-    r"""For a terminal: whatever it would obey, not show, is spelled out, but for ends of lines and tabs.
+    r"""For a terminal: control characters are spelled out, except for ends of lines and tabs.
 
     >>> print(harmless("\x1b[31mred, \u202e, caf\xe9"))
     \x1b[31mred, \u202e, café
@@ -47,7 +47,7 @@ class LostReplicaError(HdetError, RuntimeError):
 
 
 class JournalError(HdetError, ValueError):
-    """A file is no journal, or of a schema version that this hdet does not read."""
+    """A file is not a journal, or its schema version is one that this hdet does not read."""
 
 
 class CheckpointError(HdetError, RuntimeError):
@@ -68,9 +68,8 @@ class ProbeWarning(UserWarning):
 
 
 class RollbackWarning(UserWarning):
-    """Training was ruined, and a :class:`hdet.Guard` goes on from earlier weights."""
+    """Training diverged, and a :class:`hdet.Guard` has rolled it back."""
 
 
 class SearchWarning(UserWarning):
-    """The rate cannot be found, training was ruined and goes on from earlier weights, losses are missing, or nothing
-    was learned."""
+    """The rate cannot be found, training diverged and was rolled back, losses are missing, or nothing was learned."""

@@ -1,4 +1,4 @@
-"""What happens in a search, and why it stops: codes in code and journal, sentences where people read them."""
+"""What happens in a search, and why it stops: codes in code and in the journal, sentences for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Event(str, Enum):
-    """What happened at the end of a round. The value stands in the journal."""
+    """What happened at the end of a round. The journal has the value."""
 
     FIRST_STEP = "first_step"
     """The first step was measured: from then on the guess does not matter."""
@@ -19,15 +19,15 @@ class Event(str, Enum):
     BAD_BATCH = "bad_batch"
     """Weights were NaN or infinite for the first time: training was rolled back at the same rate."""
     SLOWED_DOWN = "slowed_down"
-    """Training diverged and there was no snapshot: only the rate was lowered."""
+    """Training diverged, and there was no snapshot: only the rate was lowered."""
     FALSE_ALARM = "false_alarm"
-    """After a rollback the losses were as high: the data are harder, and the rate is raised back."""
+    """After a rollback the losses were as high: the data are harder, and the rate was raised back."""
     STOPPED = "stopped"
-    """No rate can be found: the given one is used from here on."""
+    """No rate can be found: the given rate is used from here on."""
 
 
 class Reason(str, Enum):
-    """Why a search stands where it stands. The value stands in the journal and in checkpoints."""
+    """Why a search has its status. Journal and checkpoints have the value."""
 
     NEVER_MOVED = "never_moved"
     NO_GRADIENT = "no_gradient"
@@ -40,7 +40,7 @@ class Reason(str, Enum):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The reason in words."""
         return _REASONS[self]
 
 
@@ -66,7 +66,7 @@ _EVENTS: dict[str, str] = {
 
 
 def event_of(record: Mapping[str, Any]) -> str | None:
-    """What happened in a round of the journal, for people; None if nothing did.
+    """What happened in a round of the journal, in words; None if nothing did.
 
     >>> event_of({"event": "rolled_back", "rolled_back_to": 36})
     'diverged: rolled back to step 36'
@@ -74,13 +74,13 @@ def event_of(record: Mapping[str, Any]) -> str | None:
     'search stopped: no step has moved the weights; using the given rate'
     """
     code = record.get("event")
-    if code not in _EVENTS:  # none, or of a later version
+    if code not in _EVENTS:  # none, or one of a later version
         return code or None
     return _EVENTS[code].format(rolled_back_to=record.get("rolled_back_to"), why=reason_of(record))
 
 
 def reason_of(record: Mapping[str, Any]) -> str:
-    """Why the search stood where it stood at the end of a round of the journal, for people; empty if nothing is said.
+    """Why the search had its status at the end of a round of the journal, in words; empty if there is no reason.
 
     >>> reason_of({"why": "at_bound"}), reason_of({"why": None})
     ('at the bound you gave', '')

@@ -17,7 +17,7 @@ from hdet.errors import ArgumentError
 
 
 def path_of(path: object, name: str) -> Path:
-    """The path, if a file system could have it; ``name``: of the argument."""
+    """The path. Raises if no file system could have it; ``name``: the argument's."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(text, str) or "\0" in text:
         raise ArgumentError(f"{name} must be a path, but got {shown(path)}; give a text or a pathlib.Path")
@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of the text or none."""
+    """Write a text file completely or not at all."""
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
@@ -62,7 +62,7 @@ _files: WeakSet[IOBase] = WeakSet()
 def locked(file: IOBase, patience: float) -> bool | None:
     """Whether an open file is this process's alone from now on, until it is closed.
 
-    None where nobody can know: on Windows, and on file systems without locks.
+    None if that cannot be known: on Windows, and on file systems without locks.
 
     Args:
         file: the lock goes with it.
@@ -102,17 +102,17 @@ class Locks:
     """The locks that this process holds until it ends, each in a small file of its own, beside what it protects.
 
     Args:
-        most: how many are held; where there are more, the one that was asked for longest ago is given up.
+        most: how many are held; beyond that, the one that was requested longest ago is given up.
     """
 
     def __init__(self, most: int = 16) -> None:
         self._most = most
         self._files: dict[Path, FileIO] = {}
-        """Last asked for last."""
+        """In the order of the last request."""
         self._process: int | None = None
 
     def hold(self, path: Path, patience: float) -> bool:
-        """Take the lock at ``path``, or see that it is still ours. False: there are no locks to be had there.
+        """Take the lock at ``path``, or check that it is still ours. False if the file system has no locks.
 
         Raises:
             Taken: another process has it, and still has it after ``patience`` seconds.
@@ -161,7 +161,7 @@ def _opened(path: Path) -> FileIO:
 
 
 def _sign(file: FileIO) -> None:
-    """Note who has the lock."""
+    """Write into the lock file which process has the lock."""
     with suppress(OSError):  # no room: only the name of the holder is lost
         file.seek(0)
         file.truncate()
@@ -169,7 +169,7 @@ def _sign(file: FileIO) -> None:
 
 
 def _holder(file: FileIO) -> str:
-    """Who has noted that it has the lock; no more than can be shown."""
+    """The process that has signed the lock file, as far as it can be shown."""
     file.seek(0)
     return "".join(filter(str.isprintable, file.read(200).decode(errors="replace")))
 
@@ -182,7 +182,7 @@ def _is_at(path: Path, file: FileIO) -> bool:
 
 
 def _removed(path: Path, file: FileIO) -> None:
-    """Nothing is left behind. Who waits for the lock sees that the file is gone, and makes another."""
+    """Remove the lock file. A process that waits for the lock sees that it is gone, and makes another."""
     with suppress(OSError):
         if _is_at(path, file):
             path.unlink()

@@ -21,7 +21,7 @@ _Owner = TypeVar("_Owner")
 
 
 def check_model(model: object, *, needed: bool = False) -> None:
-    """Raise for what cannot be ``model=``."""
+    """Raise unless ``model`` is a module, or None if that is allowed."""
     fits = isinstance(model, nn.Module) or (model is None and not needed)
     must_be("an nn.Module" if needed else "an nn.Module or None", fits, "pass the model itself", model=model)
 
@@ -29,7 +29,7 @@ def check_model(model: object, *, needed: bool = False) -> None:
 def unwrapped(optimizer: Any) -> Any:
     """The optimizer of torch in a wrapper, which holds it as ``.optimizer`` as Accelerate's does, or in several.
 
-    A wrapper need not call step hooks. What holds no optimizer is given back as it is.
+    A wrapper need not call step hooks. Anything without an optimizer inside is returned as it is.
     """
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
@@ -37,12 +37,12 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise for what cannot be ``optimizer=``."""
+    """Raise unless ``optimizer`` is an optimizer of torch."""
     must_be("a torch optimizer", isinstance(optimizer, Optimizer), "for instance torch.optim.Adam", optimizer=optimizer)
 
 
 def refuse_without_hooks(optimizer: Optimizer) -> None:
-    """Raise where no hook can be set: nobody would hear of a step, and no gradient would be seen."""
+    """Raise if no hook can be set: without one hdet sees neither steps nor gradients."""
     try:
         optimizer.register_step_pre_hook(lambda *_: None).remove()
     except AttributeError:
@@ -127,7 +127,7 @@ def leading_part(optimizer: Optimizer) -> Optimizer:
 
 
 def end_step(optimizer: Optimizer) -> None:
-    """The scheduler was stepped: the next of several optimizers that is stepped is the first one of another step."""
+    """Tell several optimizers seen as one that the scheduler was stepped: the next step begins."""
     over = getattr(optimizer, "step_is_over", None)
     if over is not None:
         over()
@@ -179,7 +179,7 @@ def direction(groups: Iterable[Mapping[str, Any]]) -> float:
     return signs.pop() if len(signs) == 1 else 0.0
 
 
-# By their place among all of the optimizer's: ids do not outlive a process.
+# In checkpoints parameters are known by their places in the optimizer: ids do not outlive a process.
 
 
 def places_of(ids: Sequence[int], optimizer: Optimizer) -> list[int] | None:
@@ -190,7 +190,7 @@ def places_of(ids: Sequence[int], optimizer: Optimizer) -> list[int] | None:
 
 
 def parameters_at(places: Sequence[int], optimizer: Optimizer) -> list[Tensor]:
-    """The parameters that stand there."""
+    """The parameters at these places."""
     every = _all(optimizer)
     return [every[place] for place in places]
 
@@ -207,7 +207,7 @@ def _all(optimizer: Optimizer) -> list[Tensor]:
 
 
 def put_rate(group: dict[str, Any], rate: Rate) -> None:
-    """Write a rate into a param group: in place where it is a tensor."""
+    """Write a rate into a parameter group: in place if it is a tensor."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(rate.squeeze() if isinstance(rate, Tensor) else rate)
     else:
@@ -237,7 +237,7 @@ def shared_rates(optimizer: Optimizer) -> list[int]:
 
 
 def stands_still(optimizer: Optimizer) -> bool:
-    """Whether all rates are 0, which is no step. Those on a device are not read.
+    """Whether all rates are 0, so that a step does not count. Rates on a device are not read.
 
     To know an optimizer's state, torch.distributed.checkpoint makes such a step before it loads the weights.
     """
@@ -247,10 +247,7 @@ def stands_still(optimizer: Optimizer) -> bool:
 
 @contextmanager
 def put_back(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Whatever happens to the tensors inside, they are as before afterwards, also after an exception.
-
-    One copy, which is what ``with`` gives.
-    """
+    """Restore the tensors afterwards, also after an exception. ``with`` gives the copy that is held meanwhile."""
     own = copies_of(tensors)
     try:
         yield own

@@ -27,6 +27,7 @@ def _alone(rank: int, call: str, path: str) -> tuple[str, str]:
     return type(error).__name__, str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_on_one_rank_alone_is_named_with_the_missing_ranks(call: str, tmp_path: Path) -> None:
     path = str(tmp_path / "run.pt")
@@ -46,6 +47,7 @@ def _one_after_the_other(rank: int, path: str) -> tuple[str, str]:
     return type(error).__name__, str(error)
 
 
+@pytest.mark.slow
 def test_a_later_call_on_one_rank_alone_says_where_the_others_were_last(tmp_path: Path) -> None:
     path = str(tmp_path / "run.pt")
     kind, words = run_ranks(_one_after_the_other, 2, path, group_timeout=2)[0]

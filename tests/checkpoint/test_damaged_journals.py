@@ -49,7 +49,7 @@ def test_the_line_is_named(tmp_path: Path, line: int, field: str, value: Any) ->
     records[line - 1][field] = value
     said = read_by_everybody(written(tmp_path / "run.jsonl", records))
     assert len(said) == 3
-    assert all(f"line {line} is no record" in text for text in said)
+    assert all(f"line {line} is not a record" in text for text in said)
 
 
 @pytest.mark.parametrize("field", ["base", "base_before", "step"])

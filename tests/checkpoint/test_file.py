@@ -207,6 +207,7 @@ def _save_without_end(said: Connection, path: Path) -> None:
         said.send(number)
 
 
+@pytest.mark.slow
 def test_real_kills(tmp_path: Path) -> None:
     """SIGKILL at moments that nobody chose: what was said to be saved is there, and nothing is half of two."""
     path = tmp_path / "run.pt"

@@ -383,6 +383,7 @@ def test_a_scaler_and_schedulers_of_torch(tmp_path: Path) -> None:
 # -- flipped bits, sealed again ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_flipped_and_sealed_again(tmp_path: Path) -> None:
     """As if a writer had been wrong: the checksum fits. Half of the bits are where names and numbers stand."""

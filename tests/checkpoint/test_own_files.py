@@ -247,6 +247,7 @@ def _sees(rank: int, folder: str) -> list[bool]:
     return [hdet.exists(own / "run.pt"), hdet.exists(Path(folder) / "nothing.pt")]
 
 
+@pytest.mark.slow
 def test_all_ranks_get_the_answer_of_the_first(tmp_path: Path) -> None:
     """Were they to differ, some would wait in hdet.load for the others."""
     save(tmp_path / "0" / "run.pt", 1)

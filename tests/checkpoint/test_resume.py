@@ -58,7 +58,7 @@ def test_bit_equal_when_it_goes_back_after_the_cut(tmp_path: Path) -> None:
             events.append(record.get("event"))
 
     whole, cut = trained(Searching(journal=Sink()), 0, 60), Searching()
-    assert any("rolled back" in str(event) for event in events)
+    assert any("rolled_back" in str(event) for event in events)
     trained(cut, 0, 28).save(tmp_path / "run.pt")
     assert trained(Searching.loaded(tmp_path / "run.pt"), 28, 60).equals(whole)
 
@@ -66,7 +66,7 @@ def test_bit_equal_when_it_goes_back_after_the_cut(tmp_path: Path) -> None:
 def test_without_the_search_it_begins_anew_and_says_so_once(tmp_path: Path) -> None:
     Searching().go(0, 20).save(tmp_path / "run.pt", search=False)
     resumed = Searching.loaded(tmp_path / "run.pt")
-    with pytest.warns(hdet.ResumeWarning, match=r"resumed at step 20 .*anew; hdet\.save keeps them") as said:
+    with pytest.warns(hdet.ResumeWarning, match=r"resumed at step 20 .*new ones; hdet\.save keeps them") as said:
         resumed.go(20, 22)
     assert len(said) == 1
     assert said[0].filename.endswith("searching.py")
@@ -138,6 +138,7 @@ def _seeds(rank: int, folder: str) -> tuple[list[float], list[float]]:
     return whole, cut
 
 
+@pytest.mark.slow
 def test_trained_apart_and_cut_inside_a_round(tmp_path: Path) -> None:
     """The final loss is within 1 % of the run that was not cut, or two standard deviations of other seeds."""
     whole, cut = run_ranks(_seeds, 2, str(tmp_path))[0]

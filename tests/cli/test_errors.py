@@ -75,7 +75,7 @@ def test_a_mistake_of_ours_is_one_line_too(
     monkeypatch.setattr("hdet.cli.commands.load_run", broken)
     said = hdet_here(capsys, "report", tmp_path)
     assert said.code == 1
-    assert "ZeroDivisionError: oops; this is a mistake in hdet" in said.complaint
+    assert "ZeroDivisionError: oops; this is a bug in hdet" in said.complaint
     monkeypatch.setenv("HDET_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["report", str(tmp_path)])

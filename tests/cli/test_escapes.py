@@ -102,8 +102,8 @@ def test_errors_and_log_lines_of_the_library(tmp_path: Path, caplog: pytest.LogC
         assert is_harmless(str(raised.value))
     first, second = hdet.Journal(tmp_path / f"{EVIL}.jsonl"), hdet.Journal(tmp_path / f"{EVIL}.jsonl")
     with caplog.at_level(logging.WARNING):
-        first.claim()
-        second.claim()
+        first.lock()
+        second.lock()
         second.close()
     assert "owned" in caplog.text
     assert is_harmless(caplog.text)

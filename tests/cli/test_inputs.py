@@ -82,7 +82,7 @@ def is_accepted_or_one_line(run: Callable[[Sequence[str]], int], words: list[str
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         code = run(words)
     text = said.getvalue()
-    assert "mistake in hdet" not in text, (words, text)
+    assert "bug in hdet" not in text, (words, text)
     assert "Traceback" not in text, (words, text)
     if code:
         assert text.startswith("hdet: "), (words, text)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.patience import PATIENCE
 
 
+@pytest.mark.slow
 def test_the_library_installs_no_handler() -> None:
     """Neither an import nor a run of the library touches signals."""
     code = """if True:

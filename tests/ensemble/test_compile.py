@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from tests.problems import batch_of, final_loss, loss_of, network
 from tests.processes import run_ranks
-from tests.setups.problems import batch_of, final_loss, loss_of, network
 
 
+@pytest.mark.slow
 def test_no_recompilation_with_a_tensor_rate() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
@@ -73,6 +74,7 @@ def compiled(kind: str, tensor: bool, wrap: Any = nn.Sequential, guess: float = 
     return len(graphs), final_loss(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guess", [1e-2, 1e-4])
 @pytest.mark.parametrize("tensor", [False, True])
 def test_a_search_needs_as_many_graphs_as_torchs_scheduler(tensor: bool, guess: float) -> None:
@@ -83,6 +85,7 @@ def test_a_search_needs_as_many_graphs_as_torchs_scheduler(tensor: bool, guess: 
     assert loss == pytest.approx(compiled("plain", tensor, guess=guess)[1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_so_it_does_on_two_ranks() -> None:
     expected, _ = compiled("torch", False)
     for graphs, _ in run_ranks(_on_a_rank, 2):

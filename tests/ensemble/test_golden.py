@@ -16,6 +16,8 @@ import torch
 import hdet
 from tests.processes import run_ranks
 
+pytestmark = pytest.mark.quick
+
 GOLDEN = Path(__file__).parent / "golden"
 CASES: dict[str, dict[str, Any]] = {
     "fixed": {"auto_lr": False},

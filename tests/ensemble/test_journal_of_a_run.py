@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import hdet
+from hdet.ensemble.controller import Update
 from hdet.ensemble.design import assign, multipliers
-from hdet.ensemble.published import Update
 from hdet.ensemble.steering import controller_from
 from tests.models import batch, groups_of, make_optimizer, two_layer
 from tests.processes import error_of, run_ranks

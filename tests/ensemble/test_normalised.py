@@ -13,6 +13,8 @@ from hdet.ensemble.design import Balanced
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
 
+pytestmark = pytest.mark.quick
+
 
 class Twin:
     """The docstring of :class:`Normalised`, line by line. Step 1 in [0.2, 1.5], c = 2, ridge 1e-3."""

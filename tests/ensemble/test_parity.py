@@ -17,10 +17,24 @@ from tests.processes import run_ranks
 N, S, T = 4, 100, 12  # ends at 12, 24, ... 96, 99, 100
 MAX_LR = {"adam": [0.02, 0.01, 0.03], "sgd": [0.05, 0.03, 0.08]}
 ALPHA = 0.3
+PRINTED = ("mended", "as printed")
+
+
+def rates_of(kind: str, decay: str) -> list[float]:
+    """As printed the rate grows 400 times after the warm-up."""
+    return [rate / (400 if decay == "as printed" else 1) for rate in MAX_LR[kind]]
+
+
 CASES = [
     pytest.param(kind, auto_lr, decay, id=f"{kind}-{'auto' if auto_lr else 'plain'}-{decay}")
     for kind in ("adam", "sgd")
-    for auto_lr, decay in ((False, "schedule"), (True, "schedule"), (True, "exponential"))
+    for auto_lr, decay in (
+        (False, "schedule"),
+        (True, "schedule"),
+        (True, "exponential"),
+        (True, "mended"),
+        (True, "as printed"),
+    )
 ]
 
 
@@ -28,8 +42,11 @@ def train(rank: int, kind: str, auto_lr: bool, decay: str) -> dict[str, Any]:
     model = two_layer()
     optimizer = make_optimizer(kind, groups_of(model))
     ddp = DistributedDataParallel(model)
+    rule: dict[str, Any] = {"auto_lr": auto_lr, "decay": decay}
+    if decay in PRINTED:
+        rule = {"auto_lr": hdet.AsPrinted(mend_gamma=decay == "mended")}
     scheduler = hdet.OneCycleLR(
-        optimizer, MAX_LR[kind], total_steps=S, spread=ALPHA, sync_every=T, auto_lr=auto_lr, decay=decay, seed=5
+        optimizer, rates_of(kind, decay), total_steps=S, spread=ALPHA, sync_every=T, seed=5, **rule
     )
     out: dict[str, Any] = {"eta": [], "mu": [], "loss": [], "theta": []}
     for t in range(S):
@@ -50,7 +67,7 @@ def train(rank: int, kind: str, auto_lr: bool, decay: str) -> dict[str, Any]:
 
 
 def simulate(kind: str, auto_lr: bool, decay: str) -> reference.History:
-    schedules = [reference.OneCycle(max_lr, S) for max_lr in MAX_LR[kind]]
+    schedules = [reference.OneCycle(max_lr, S) for max_lr in rates_of(kind, decay)]
     settings = reference.Settings(
         N=N,
         S=S,
@@ -59,6 +76,7 @@ def simulate(kind: str, auto_lr: bool, decay: str) -> reference.History:
         schedules=schedules,
         S_warm=36 if auto_lr else None,  # the warm-up ends at 0.3 * 100 - 1 = 29, the round at 36
         exponential=decay == "exponential",
+        printed=decay if decay in PRINTED else None,
         seed=5,
     )
     model = two_layer()

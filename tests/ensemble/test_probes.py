@@ -18,8 +18,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from hdet.ensemble.controller import Update
 from hdet.ensemble.probe import probed_loss
-from hdet.ensemble.published import Update
 from hdet.ensemble.signals import RoundMean
 from hdet.parameters import put_back as kept
 from hdet.parameters import write_
@@ -157,6 +157,7 @@ def test_nested_batches_arrive_as_they_are() -> None:
     assert described(seen[0]) == described(nested(7.0))
 
 
+@pytest.mark.slow
 def test_ranks_see_the_first_ranks_batch_whatever_their_own_loader_holds() -> None:
     expected = [described(nested(0.0)), described(nested(1.0)), described(nested(0.0))]
     for seen, drawn in run_ranks(_shared_batches, 2):

@@ -415,6 +415,7 @@ def _out_of_step(rank: int) -> str:
     return str(error_of(lambda: scheduler.step(1.0)))
 
 
+@pytest.mark.slow
 def test_a_replica_that_never_arrives_is_bounded_by_the_time_out() -> None:
     messages = run_ranks(_absent, 2, group_timeout=3.0)
     assert "LostReplicaError" in messages[0]
@@ -614,6 +615,7 @@ def _load_and_train(rank: int, decay: str, at: int, folder: str, order: str) -> 
     return weights_of(model), scheduler.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 1)])
 def test_resume_at_another_number_of_replicas(tmp_path: Path, before: int, after: int) -> None:
     run_ranks(_train_and_save, before, "schedule", 20, str(tmp_path))
@@ -749,6 +751,7 @@ def _shared_tensor(rank: int) -> tuple[float, float, float]:
     return first, second, float(optimizer.param_groups[0]["lr"]) / (float(scheduler.base_lrs_now[0]) * first)
 
 
+@pytest.mark.slow
 def test_checkpoint_through_torch_distributed_checkpoint(tmp_path: Path) -> None:
     """Its keys are the flattened state's: they must not depend on progress or on the constructor."""
     run_ranks(_save_distributed, 2, str(tmp_path))

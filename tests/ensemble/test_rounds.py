@@ -13,6 +13,8 @@ from hdet.ensemble.bases import Bases, decay_rate
 from hdet.ensemble.design import Rounds, default_length
 from hdet.ensemble.knob import KnobSpec, scale_named
 
+pytestmark = pytest.mark.quick
+
 
 @given(st.integers(1, 60), st.integers(1, 70), st.integers(-3, 80))
 def test_index_counts_the_ends_and_next_end_is_one(total: int, length: int, t: int) -> None:
@@ -35,7 +37,7 @@ def test_decay_reaches_the_floor_in_the_rounds_left(start: float, ratio: float, 
     assert start * (1 - gamma) ** rounds == pytest.approx(start * ratio, rel=1e-6)
 
 
-def test_published_formula_would_grow_but_ours_decays() -> None:
+def test_printed_formula_would_grow_but_ours_decays() -> None:
     # METHOD.md 3.1: torch's defaults div_factor 25, final_div_factor 1e4, K = 10
     assert decay_rate(start=1.0, floor=1 / 25 / 1e4, rounds=10) == pytest.approx(1 - 2.5e5**-0.1)
 

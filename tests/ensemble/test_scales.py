@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hdet.ensemble.knob import SCALES, KnobSpec, bounded_factor, scale_named
 from hdet.errors import ArgumentError
 
+pytestmark = pytest.mark.quick
+
 INF = math.inf
 LN2 = math.log(2)
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from hdet.ensemble.design import Balanced, Permuted, assign, multipliers, permutation
 
+pytestmark = pytest.mark.quick
+
 sizes = st.integers(1, 64)
 spreads = st.floats(0, 1)
 

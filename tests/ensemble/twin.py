@@ -133,6 +133,8 @@ class Settings:
     beta: float = 0.9
     lam: float = 0.5
     exponential: bool = False
+    printed: str | None = None
+    """The paper's own recursion with gamma "as printed", or with its sign "mended"; None: the corrected one."""
     seed: int = 0
 
 
@@ -201,7 +203,10 @@ def simulate(
             mean = [[sum(xs) / N for xs in zip(*(theta[r][g] for r in range(N)), strict=True)] for g in range(G)]
             theta = [mean for _ in range(N)]
 
-            if settings.S_warm is not None and step >= settings.S_warm:
+            is_warm = settings.S_warm is not None and step >= settings.S_warm
+            if is_warm and settings.printed and step % T == 0:
+                base, v = _as_printed(settings, history, eta, v)
+            elif is_warm and not settings.printed:
                 recent = history.loss[step - since_converge :]
                 L = [sum(row[r] for row in recent) / since_converge for r in range(N)]
                 Lbar = sum(L) / N
@@ -225,6 +230,28 @@ def simulate(
             history.v.append(v)
         history.theta.append(theta)
     return history
+
+
+def _as_printed(
+    settings: Settings, history: History, eta: list[list[float]], v: list[float]
+) -> tuple[list[float], list[float]]:
+    """Equations 4 to 8 of the paper and its Algorithm 1, at step t = kT, where replica r had the rates ``eta[r]``."""
+    N, S, T, S_warm, G = settings.N, settings.S, settings.T, settings.S_warm, len(settings.schedules)
+    assert S_warm is not None
+    L = [sum(row[r] for row in history.loss[-T:]) / T for r in range(N)]
+    Lbar = sum(L) / N
+    s = [(Lbar - L[r]) / settings.sigma for r in range(N)]
+    w = [math.exp(s[r]) / sum(math.exp(s[q]) for q in range(N)) for r in range(N)]
+    etatilde = [sum(w[r] * eta[r][g] for r in range(N)) for g in range(G)]
+    etabar = [sum(eta[r][g] for r in range(N)) / N for g in range(G)]
+    Delta = [etatilde[g] - etabar[g] for g in range(G)]
+    v = [settings.beta * v[g] + (1 - settings.beta) * Delta[g] for g in range(G)]
+    K = (S - S_warm) / T
+    f = [schedule.div_factor / schedule.final_div_factor for schedule in settings.schedules]
+    if settings.printed == "mended":
+        f = [schedule.final_div_factor / schedule.div_factor for schedule in settings.schedules]
+    gamma = [1 - math.exp(-math.log(f[g]) / K) for g in range(G)]
+    return [etabar[g] * (1 - gamma[g]) + v[g] * settings.lam for g in range(G)], v
 
 
 def _assigned(rho: list[float], seed: int, k: int, G: int) -> list[list[float]]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hdet
 from tests.integrations.loops import auto_on, train
-from tests.setups.problems import Records, batch_of, final_loss, network
+from tests.problems import Records, batch_of, final_loss, network
 
 pytest.importorskip("fastai")
 

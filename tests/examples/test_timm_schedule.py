@@ -22,8 +22,8 @@ from examples.timm_schedule import TimmSchedule
 from tests.integrations import operators  # noqa: F401  # torchvision, which timm needs, can be imported from here on
 from tests.integrations.loops import train
 from tests.models import groups_of, make_optimizer, two_layer
+from tests.problems import batch_of, network, quiet
 from tests.processes import run_ranks
-from tests.setups.problems import batch_of, network, quiet
 
 
 class Cosine:

@@ -10,7 +10,7 @@ import torch
 
 import hdet
 from tests.integrations import operators  # noqa: F401  # torchvision can be imported from here on
-from tests.setups.problems import Records
+from tests.problems import Records
 
 pytest.importorskip("ultralytics")
 pytest.importorskip("polars")  # imported here, not in a test: it sets a variable of the environment

@@ -8,6 +8,7 @@ from tests.faults.cases import Case, a_few, kills
 from tests.faults.trial import try_it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", a_few(), ids=str)
 def test_a_killed_run_comes_back_bit_by_bit(case: Case) -> None:
     result = try_it(case)

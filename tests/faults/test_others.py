@@ -17,6 +17,7 @@ def of(way: str, fault: str, point: str) -> Case:
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "fault"), [("arms", "silent"), ("arms", "late")])
 def test_who_does_not_come_is_named_when_the_time_is_up(way: str, fault: str) -> None:
     result = try_it(of(way, fault, "between rounds"))
@@ -26,6 +27,7 @@ def test_who_does_not_come_is_named_when_the_time_is_up(way: str, fault: str) ->
     assert GROUP_TIMEOUT - 0.5 < result.seconds < GROUP_TIMEOUT + 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", SPOILS)
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_everywhere_and_leaves_the_one_before(fault: str) -> None:
     result = try_it(of("trained", fault, "checkpoint"))

@@ -81,6 +81,7 @@ def test_what_is_right_is_accepted(folder: Path) -> None:
         assert complaint(call, {}, folder) is None, call.name
 
 
+@pytest.mark.slow
 def test_many_inputs_need_no_framework(tmp_path: Path) -> None:
     """As where none is installed: ``HDET_INPUTS=...`` leaves out what is not there."""
     code = """

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 import hdet
-from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network, quiet
+from tests.problems import Batch, batch_of, final_loss, loss_of, network, quiet
 
 __all__ = ["auto_on", "loss_of_plain_loop", "slices", "train"]
 

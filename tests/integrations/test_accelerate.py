@@ -20,8 +20,8 @@ from hdet.integrations.accelerate import keep_search, prepare
 from hdet.ranks.shards import local
 from tests.integrations.fsdp2 import sharding
 from tests.integrations.loops import auto_on, slices, train
+from tests.problems import batch_of, final_loss, loss_of, network, quiet
 from tests.processes import run_ranks
-from tests.setups.problems import batch_of, final_loss, loss_of, network, quiet
 
 accelerate = pytest.importorskip("accelerate")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.integrations.loops import auto_on, loss_of_plain_loop, train
+from tests.problems import batch_of, network, quiet
 from tests.processes import run_ranks
-from tests.setups.problems import batch_of, network, quiet
 
 GUESS, STEPS = 1e-4, 100
 

@@ -20,8 +20,8 @@ import torch
 import hdet
 from hdet.integrations.deepspeed import auto
 from tests.code_blocks import blocks
+from tests.problems import Records, batch_of, loss_of, network, quiet
 from tests.processes import error_of, run_ranks
-from tests.setups.problems import Records, batch_of, loss_of, network, quiet
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 import hdet
 from hdet.ranks.shards import local
 from tests.integrations.test_accelerate import accelerator_of, go_and_save, sharding_of
+from tests.problems import Batch, batch_of, final_loss, loss_of, network
 from tests.processes import run_ranks
-from tests.setups.problems import Batch, batch_of, final_loss, loss_of, network
 
 pytest.importorskip("lightning")
 pytest.importorskip("transformers")
@@ -161,7 +161,7 @@ def test_lightning_misses_it(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"following callbacks: .*hdet\.integrations\.lightning\.Guard"):
         in_a_lightning_trainer(ckpt_path=tmp_path / "step=90.ckpt")
     in_a_lightning_trainer(ModelCheckpoint(tmp_path, "none-{step}", every_n_train_steps=40))
-    with pytest.warns(hdet.ResumeWarning, match=r"no hdet\.Guard .* begins anew"):
+    with pytest.warns(hdet.ResumeWarning, match=r"no hdet\.Guard .* starts again"):
         in_a_lightning_trainer(in_lightning.Guard(check_every=EVERY), ckpt_path=next(tmp_path.glob("none-*")))
 
 

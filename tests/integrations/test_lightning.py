@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hdet
 from hdet.ranks.shards import local
 from tests.integrations.loops import auto_on, loss_of_plain_loop, train
+from tests.problems import Records, batch_of, final_loss, loss_of, network
 from tests.processes import error_of, run_ranks
-from tests.setups.problems import Records, batch_of, final_loss, loss_of, network
 
 pytest.importorskip("lightning")
 
@@ -98,8 +98,7 @@ def test_one_line_finds_the_rate() -> None:
     trainer_of(auto, max_epochs=4).fit(module, loader_of(0, 50, shuffle=True))
     assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)  # on other batches
     assert len(module.rates) == 200
-    assert auto.story is not None
-    assert "from a guess of 1e-05" in str(auto.story.verdict)
+    assert "the guess was 1e-05" in str(auto.summary)
 
 
 class ByEpochs(Module):
@@ -160,7 +159,7 @@ def test_what_is_said_of_several_groups_is_true_for_each(tmp_path: Path) -> None
     trainer.fit(module, loader_of(0, 50))
     found = auto.scheduler.found
     words = f"[{', '.join(f'{rate:.2g}' for rate in found.rates)}]"
-    assert auto.story.verdict == f"found the rate {words}, from a guess of [0, 1e-05]"
+    assert auto.summary == f"found {words}, {found.status}, never rolled back; the guess was [0, 1e-05]"
     assert found.rates[0] == 0 < found.rates[1]
     assert 0 < trainer.logged_metrics["hdet/lr"] < found.rate
 
@@ -204,9 +203,9 @@ def test_a_schedule_of_the_users_own(way: str) -> None:
     batches = (batch_of(t) for t in range(100))
     plain = train(net, optimizer, cosine(optimizer, 100), batches, gives_loss=way != "scheduler alone")
     assert final_loss(module.net) / plain == pytest.approx(1, rel=1e-3)
-    assert (auto.story is None) == (way != "callback")
-    if auto.story is not None:
-        assert "from a guess of 1e-05" in str(auto.story.verdict)
+    assert (auto.summary is None) == (way != "callback")
+    if auto.summary is not None:
+        assert "the guess was 1e-05" in auto.summary
 
 
 class Epochs(Module):
@@ -282,7 +281,7 @@ def test_an_ensemble_is_looked_after() -> None:
     module, auto = Own(1e-3, scheduler=scheduler), AutoLR()
     trainer_of(auto, max_epochs=1).fit(module, loader_of(0, 20))
     assert isinstance(auto.scheduler, hdet.Ensemble)
-    assert auto.story is None
+    assert auto.summary is None
     assert all(record["replicas"][0]["loss"] > 0 for record in records.rounds)
 
 
@@ -348,8 +347,7 @@ def test_a_run_that_was_stopped_goes_on_with_its_search(tmp_path: Path) -> None:
     logged = next(tmp_path.glob("lightning_logs/*/metrics.csv")).read_text()
     assert "lr-Adam" in logged  # the monitor's
     assert "hdet/base/lr.0" in logged
-    assert auto.story is not None
-    assert "from a guess of 1e-05" in str(auto.story.verdict)
+    assert "the guess was 1e-05" in str(auto.summary)
     journal = hdet.read_journal(tmp_path / "80.jsonl")
     assert [r["step"] for r in journal.resumes] == [30]
     assert journal.rounds[-1]["step"] == 80
@@ -423,7 +421,7 @@ def test_an_exception_leaves_trainer_and_scheduler_usable(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match="no more"):
         trainer.fit(module, loader_of(0, 10), loader_of(50, 2))
     assert "save_checkpoint" not in vars(trainer)
-    assert auto._together is None
+    assert auto._consensus is None
     again = Module()
     trainer_of(auto, max_epochs=2).fit(again, loader_of(0, 10), loader_of(50, 2), ckpt_path=tmp_path / "fallen.ckpt")
     assert len(again.rates) == 10

@@ -15,8 +15,8 @@ import hdet
 from hdet.integrations.torchtitan import AutoLR
 from hdet.ranks.shards import local
 from tests.integrations.loops import train
+from tests.problems import Records, batch_of, final_loss, loss_of, network, weights_of
 from tests.processes import run_ranks
-from tests.setups.problems import Records, batch_of, final_loss, loss_of, network, weights_of
 
 optimizers_of_titan = pytest.importorskip("torchtitan.components.optimizer")
 pytestmark = pytest.mark.filterwarnings("ignore::hdet.SearchWarning")  # that no loss was given

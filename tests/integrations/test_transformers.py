@@ -19,8 +19,8 @@ from hdet.integrations.transformers import AutoLR, Replicas
 from hdet.ranks.shards import local
 from tests.integrations.fsdp2 import sharding
 from tests.patience import PATIENCE
+from tests.problems import quiet
 from tests.processes import error_of, run_ranks
-from tests.setups.problems import quiet
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

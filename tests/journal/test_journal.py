@@ -18,6 +18,8 @@ from hdet import ArgumentError, Journal, JournalError, read_journal
 from hdet.journal import SCHEMA, Several, open_journal, scalars
 from hdet.journal.writer import JournalWriter
 
+pytestmark = pytest.mark.quick
+
 HEADER = {"kind": "header", "schema": SCHEMA}
 
 
@@ -164,7 +166,7 @@ def test_an_empty_file_and_a_journal_of_another_form_are_journals(tmp_path: Path
 def test_json_that_is_no_record_says_so(tmp_path: Path, line: str) -> None:
     path = tmp_path / "x"
     path.write_text(json.dumps(HEADER) + "\n" + line + "\n" + json.dumps(a_round(0)) + "\n")
-    with pytest.raises(JournalError, match="line 2 is no record"):
+    with pytest.raises(JournalError, match="line 2 is not a record"):
         read_journal(path)
 
 

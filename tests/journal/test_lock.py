@@ -53,9 +53,7 @@ def losses_in(path: Path) -> list[float]:
 
 @contextmanager
 def held_by_another_process(path: Path) -> Iterator[None]:
-    code = (
-        "import sys, hdet; journal = hdet.Journal(sys.argv[1]); journal.claim(); print('has it', flush=True); input()"
-    )
+    code = "import sys, hdet; journal = hdet.Journal(sys.argv[1]); journal.lock(); print('has it', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -75,6 +73,7 @@ def is_free(path: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     second = a_run(path)
@@ -88,10 +87,11 @@ def test_a_run_of_another_process_is_refused_until_the_first_has_ended(tmp_path:
     assert losses_in(path) == [1.0]
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_refused_on_every_rank(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     held = Journal(path)
-    held.claim()
+    held.lock()
     told = run_ranks(_refused, 2, str(path))
     assert told[0].startswith("JournalError: another run is writing")
     assert told[1].startswith("JournalError: rank 0 may not write the journal")
@@ -225,6 +225,7 @@ class Slow(Numbers):
         return 0.0
 
 
+@pytest.mark.slow
 def test_a_worker_that_outlives_a_killed_run_does_not_keep_its_lock(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with subprocess.Popen([sys.executable, "-c", _KILLED, path], cwd=ROOT, stdout=subprocess.PIPE, text=True) as killed:

@@ -298,7 +298,7 @@ def test_an_alarm_is_red_and_comes_first(
     banner = browser.find_element("css selector", "main > :first-child")
     assert banner.is_displayed()
     assert f"step 20: {words}." in banner.text
-    assert "Cure that first, as the run's warning says" in banner.text
+    assert "Fix that first, as the run's warning says" in banner.text
     red, green, blue = channels(banner.value_of_css_property("background-color"))
     assert red > 150 > 80 > max(green, blue)
     assert banner.rect["y"] < 100

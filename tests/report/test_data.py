@@ -11,6 +11,8 @@ from hdet.errors import ArgumentError, JournalError
 from hdet.report.data import Event, Slope, load_run
 from tests.report.made_up import a_header, a_round, searched_folder, write_folder, write_journal
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_journal_alone(tmp_path: Path) -> None:
     path = write_journal(

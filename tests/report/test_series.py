@@ -238,6 +238,7 @@ def test_rounds_that_grow_are_noticed(tmp_path: Path) -> None:
     assert not series.lengthening(run_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_long_runs_are_thinned(tmp_path: Path) -> None:
     run = run_of(tmp_path, *(a_round(k, [9.0 if k == 4321 else 1.0, 2.0], delta=[0.1]) for k in range(6000)))
     (base,), (plain,) = (traces(figure_of(run), style) for style in ("curve", "dashed"))

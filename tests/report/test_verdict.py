@@ -11,6 +11,8 @@ from hdet.report.data import RunData, load_run
 from hdet.report.verdict import base_movement, compared, ending, movements, tiles, verdict
 from tests.report.made_up import a_header, a_round, searched_folder, write_folder, write_journal
 
+pytestmark = pytest.mark.quick
+
 
 def learned(tmp_path: Path, knobs: tuple[str, ...], ends: list[float], rounds: int = 38, **run: Any) -> RunData:
     """A run on a schedule from 1e-3 to 1e-6 whose knobs end at these factors."""

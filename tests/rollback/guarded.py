@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import hdet
-from tests.setups.problems import batch_of, final_loss, loss_of, recorded
+from tests.problems import batch_of, final_loss, loss_of, recorded
 
 __all__ = ["EVERY", "STEPS", "Guarded", "Spoil", "adam", "blow_up", "flip", "not_a_number", "run"]
 

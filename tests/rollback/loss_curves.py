@@ -1,4 +1,4 @@
-"""Courses of training losses: what a judge of ruin must let pass, and what it must not miss.
+"""Curves of training losses: what a judge must let pass, and what it must not miss.
 
 Those that are made up are pure functions of a kind and a seed, and were written before the rule that they test. A
 hundred are recorded from real runs: ``lab/experiments/record_losses.py`` says how.
@@ -165,7 +165,7 @@ KINDS: dict[str, Callable[[Ground], Losses]] = {
     "wanders": _wanders,
     "single nan": _single_nan,
 }
-"""Courses in which nothing is ruined."""
+"""Curves in which nothing diverges."""
 
 
 def curve(kind: str, seed: int) -> LossCurve:
@@ -190,7 +190,7 @@ def recorded() -> list[LossCurve]:
 
 
 def harder(seed: int, deviations: float = 100.0) -> LossCurve:
-    """From some step on so many deviations more, whatever the weights: a far harder part of the data begins."""
+    """From some step on this many deviations more, whatever the weights: a far harder part of the data begins."""
     random = np.random.default_rng([seed, *b"harder"])
     ground = _ground(random)
     at = int(random.integers(20, len(ground.mean) - 20))

@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import hdet
+from tests.problems import batch_of, loss_of, recorded
 from tests.rollback.guarded import EVERY, STEPS, Guarded, adam, blow_up, flip, not_a_number, run
-from tests.setups.problems import batch_of, loss_of, recorded
 
 FAULTS = {"flip": flip, "blown up": blow_up, "not a number": not_a_number}
 
@@ -35,7 +35,7 @@ def test_an_undisturbed_run_is_the_run_without_a_guard(plain: Guarded) -> None:
 
 @pytest.mark.parametrize("at", [0, 60, 115, 119, 120, 123, 126])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_ruined_weights_are_put_back_wherever_it_happens(plain: Guarded, fault: str, at: int) -> None:
+def test_diverged_weights_are_rolled_back_wherever_it_happens(plain: Guarded, fault: str, at: int) -> None:
     """Within a round, and just before and after its end, where a snapshot is kept."""
     spoilt, _ = run({at: FAULTS[fault]}, guarded=False)
     assert not spoilt.final < 1.02 * plain.final
@@ -49,9 +49,9 @@ def test_ruined_weights_are_put_back_wherever_it_happens(plain: Guarded, fault: 
 
 def test_a_fault_costs_two_looks_at_most() -> None:
     (text,) = run({123: flip})[1]
-    assert text.startswith("training diverged at step 125: the weights of step 120 are put back, and the rate stays")
+    assert text.startswith("training diverged at step 125: rolled back to step 120, and the rate stays")
     (text,) = run({119: not_a_number})[1]
-    assert text.startswith("training diverged at step 120: the weights of step 112 are put back, and the rate stays")
+    assert text.startswith("training diverged at step 120: rolled back to step 112, and the rate stays")
 
 
 def spoil_gradients(ran: Guarded, factor: Callable[[], float]) -> None:
@@ -150,7 +150,7 @@ def test_what_was_reached_and_is_lost_is_put_back(fault: str, seeds: tuple[int, 
     assert max(ours / theirs for ours, theirs in zip(spoilt, undisturbed, strict=True)) > 1.2
 
 
-def test_an_infinite_moment_is_ruin_though_no_loss_shows_it(plain: Guarded) -> None:
+def test_an_infinite_moment_has_diverged_though_no_loss_shows_it(plain: Guarded) -> None:
     """Adam would never move that weight again."""
 
     def overflow(model: nn.Module) -> None:
@@ -200,7 +200,7 @@ MAKES: dict[str, Callable[[Any], Optimizer]] = {
 
 @pytest.mark.parametrize("kind", MAKES)
 def test_the_factor_is_on_the_rate_during_the_step_alone_and_recovers(kind: str) -> None:
-    """The first roll back leaves the rate alone; the second one, soon after, does not."""
+    """The first rollback leaves the rate alone; the second one, soon after, does not."""
     plain, _ = run(guarded=False, make=MAKES[kind])
     ran, words = run({103: not_a_number, 123: not_a_number}, make=MAKES[kind], recover=4, factor=0.25)
     assert ["the rate stays as it is" in text for text in words] == [True, False]
@@ -267,8 +267,8 @@ def test_a_step_that_raises_leaves_no_factor_behind() -> None:
 # -- losses -----------------------------------------------------------------------------------------------------------
 
 
-def test_harder_data_are_no_ruin_and_do_not_count() -> None:
-    """Going back does not help: the rate is as before, and another roll back is left."""
+def test_harder_data_are_a_false_alarm_and_do_not_count() -> None:
+    """The rollback does not help: the rate is as before, and another rollback is left."""
     ran = Guarded(max_rollbacks=1)
     with recorded() as caught:
         for t in range(STEPS):
@@ -346,7 +346,7 @@ def test_a_frozen_weight_that_is_not_finite_is_named_at_once() -> None:
     ran = Guarded()
     ran.model[0].requires_grad_(False)
     with pytest.raises(
-        hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not put back, since this optimizer"
+        hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not rolled back, since this optimizer"
     ):
         with recorded() as caught:
             ran.go(0, 60, {30: not_a_number})
@@ -359,7 +359,7 @@ def test_layers_that_thaw_have_nothing_to_go_back_to_until_the_next_snapshot() -
     ran.model[0].requires_grad_(False)
     ran.go(0, 25)
     ran.model[0].requires_grad_(True)
-    with recorded(), pytest.raises(hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not put back"):
+    with recorded(), pytest.raises(hdet.DivergedError, match=r"0\.weight: NaN or infinite, and was not rolled back"):
         ran.go(25, 40, {26: not_a_number})
 
 
@@ -402,7 +402,7 @@ def test_a_loss_that_is_none_changes_nothing() -> None:
     assert ran.watching.state_dict()["step"] == before
 
 
-def test_steps_that_nobody_hears_of_are_refused() -> None:
+def test_steps_that_call_no_hook_are_refused() -> None:
     """As those of a CUDA graph; or those of another optimizer."""
     model = nn.Linear(2, 1)
     guard = hdet.Guard(SGD(model.parameters(), lr=0.1), model, check_every=8)
@@ -421,7 +421,7 @@ def test_a_loss_that_is_not_finite_is_answered_at_its_own_step(at: int) -> None:
 
 
 class Far(nn.Parameter):
-    """As on a device, where nobody waits for numbers."""
+    """As on a device, whose numbers are read late."""
 
     is_cpu = False
 

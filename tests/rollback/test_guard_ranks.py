@@ -1,4 +1,4 @@
-"""Ranks of a guarded run decide alike, whoever has seen the ruin: DDP, FSDP2, losses of one rank."""
+"""Ranks of a guarded run make the same decision, whichever has seen the fault: DDP, FSDP2, losses of one rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hdet
+from tests import sharded_nets as sharded
+from tests.problems import batch_of, loss_of, network, recorded
 from tests.processes import error_of, run_ranks
-from tests.setups import sharded
-from tests.setups.problems import batch_of, loss_of, network, recorded
 
 EVERY, STEPS = 10, 120
 
 
 def _guarded(rank: int, spoil: str, tells: bool = True) -> tuple[Tensor, int, list[str]]:
-    """Weights at the end, roll backs, and what this rank has told people."""
+    """Weights at the end, rollbacks, and what this rank has told people."""
     model = DistributedDataParallel(network(torch.nn.BatchNorm1d(32)))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     guard = hdet.Guard(optimizer, model, check_every=EVERY)
@@ -66,7 +66,7 @@ def _resumed(rank: int, folder: Path, cut: int) -> tuple[Tensor, str]:
             hdet.load(folder / f"{cut}.pt", model=model, optimizer=optimizer, guard=guard)
         for t in range(begin, end):
             optimizer.zero_grad()
-            loss_of(model, batch_of(t)).backward()  # equal gradients: sums over ranks are laid out anew by DDP
+            loss_of(model, batch_of(t)).backward()  # equal gradients: sums over ranks are laid out again by DDP
             optimizer.step()
             if t == 83:
                 _spoil(model)
@@ -82,6 +82,7 @@ def _built() -> tuple[Any, hdet.Guard, torch.optim.Optimizer]:
     return model, hdet.Guard(optimizer, model, check_every=EVERY), optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::hdet.RollbackWarning")
 def test_three_ranks_resume_bit_equal(tmp_path: Path) -> None:
     whole = run_ranks(_resumed, 3, tmp_path, 0)
@@ -119,7 +120,7 @@ class _Before:
         if self.t == 47:  # noticed by the look that follows, on one rank as on two
             for p in (p for p in self.model.parameters() if p.requires_grad):
                 getattr(p, "_local_tensor", p).mul_(math.nan)
-        sharded.loss_of(self.model, sharded.batch_of(50_000))  # FSDP2 now holds weights that nobody told it of
+        sharded.loss_of(self.model, sharded.batch_of(50_000))  # FSDP2 now holds weights that it was not told of
         self.t += 1
         self.guard.step(loss)
         self.rollbacks = self.guard.rollbacks

@@ -122,8 +122,8 @@ def test_what_is_remembered_has_the_losses_unit(one: LossCurve, power: int) -> N
         assert scaled.noise == 2.0**power * plain.noise
 
 
-def test_harder_data_are_acquitted(seeds: range) -> None:
-    """Called ruined once at most; then the earlier weights are no better, and the verdict is taken back."""
+def test_harder_data_are_a_false_alarm(seeds: range) -> None:
+    """Diverged once at most; then the earlier weights are no better, and it was a false alarm."""
     called = 0
     for seed in seeds:
         found = [verdict for verdict in verdicts(harder(seed)) if verdict is not Verdict.FINE]
@@ -132,7 +132,7 @@ def test_harder_data_are_acquitted(seeds: range) -> None:
     assert called > len(seeds) // 4  # the others had gained more than that, or are in the descent
 
 
-def test_weights_that_were_put_back_are_not_acquitted(seeds: range) -> None:
+def test_a_rollback_that_helps_is_no_false_alarm(seeds: range) -> None:
     """The losses of the rounds after it are those of before: it was the weights."""
     for seed in seeds:
         one = exploding("plain", "leap", seed)
@@ -159,7 +159,7 @@ def test_four_steps_without_a_number_are_an_explosion(nonfinite_streak: int, ver
 
 
 def test_limits_by_hand() -> None:
-    """Levels 10, 6, 4; blocks alternate by 0.1: 3 kinks are 0.2 each but where the level falls."""
+    """Levels 10, 6, 4; blocks alternate by 0.1: 3 second differences are 0.2 each but where the level falls."""
     memory = LossHistory()
     for level in (10.0, 6.0, 4.0, 4.0):
         memory, verdict = judge(memory, [Block(level, 1), Block(level + 0.1, 1)] * 2, falling=False)
@@ -194,8 +194,8 @@ def test_where_gradients_say_the_same_three_deviations_are_enough() -> None:
     assert judge(early, dead, falling=False, doubted=True)[1] is Verdict.FINE
 
 
-def test_weights_that_explode_once_more_are_not_acquitted() -> None:
-    """Good where they were put back, and ruined before the round ends: the rate is still too high."""
+def test_weights_that_explode_once_more_are_no_false_alarm() -> None:
+    """Good after the rollback, and diverged before the round ends: the rate is still too high."""
     falling = [[Block(100.0 - 8 * k - j / 2, 4) for j in range(8)] for k in range(10)]
     memory = LossHistory()
     for blocks in falling:
@@ -218,7 +218,7 @@ def test_weights_that_explode_once_more_are_not_acquitted() -> None:
     ],
 )
 def test_the_noise_by_hand(second_differences: tuple[float, ...], noise: float) -> None:
-    """Few kinks may be small by chance: of 16 the noise is taken for 1 + 5/4 times as much."""
+    """Few second differences may be small by chance: of 16 the noise is taken for 1 + 5/4 times as much."""
     assert LossHistory(second_differences=second_differences).noise == pytest.approx(noise * 2.25)
 
 
@@ -227,7 +227,7 @@ def test_a_run_begins_with_no_dark_step_behind_it() -> None:
     assert verdicts == [Verdict.FINE, Verdict.DIVERGED]
 
 
-def test_every_block_makes_one_kink() -> None:
+def test_every_block_makes_one_second_difference() -> None:
     """With the two before it, which may be of the round before."""
     memory = LossHistory()
     for _ in range(3):

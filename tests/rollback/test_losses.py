@@ -13,6 +13,8 @@ from hdet.errors import ArgumentError
 from hdet.rollback.judge import BLOCKS, Block
 from hdet.rollback.losses import Losses, merged, table_of
 
+pytestmark = pytest.mark.quick
+
 lengths = st.integers(1, 200)
 
 
@@ -51,12 +53,12 @@ def test_ranks_count_alike(rows: list[list[float]]) -> None:
 def test_only_ranks_with_a_finite_loss_count() -> None:
     rank0 = table_of([(0, 4.0), (1, 2.0), (2, math.nan)], 4)
     rank1 = table_of([(0, 2.0), (2, math.inf)], 4)
-    nobody = table_of([], 4)
-    found = merged([rank0, rank1, nobody], 4)
+    empty = table_of([], 4)
+    found = merged([rank0, rank1, empty], 4)
     assert found[:2] == (Block(3.0, 1), Block(2.0, 1))
     assert math.isnan(found[2].mean)
     assert len(found) == 3  # of the fourth step no rank has given a loss
-    assert merged([nobody, nobody], 4) == ()
+    assert merged([empty, empty], 4) == ()
 
 
 def test_several_losses_of_one_step_are_its_mean() -> None:

@@ -14,20 +14,22 @@ from hdet.rollback.policy import (
     SPACING,
     Action,
     Cause,
-    Decision,
+    GuardDecision,
+    GuardPolicy,
     GuardState,
-    Policy,
     Snapshot,
     Step,
     Usual,
 )
 
+pytestmark = pytest.mark.quick
+
 EVERY = 16
 FINE = [1.0, 1.02, 0.98, 1.01, 0.99, 1.0, 1.03, 0.97]
-POLICY = Policy(EVERY, factor=0.25, recover=2, max_rollbacks=3)
+POLICY = GuardPolicy(EVERY, factor=0.25, recover=2, max_rollbacks=3)
 
 
-def trained(policy: Policy = POLICY, looks: int = 24) -> tuple[GuardState, int]:
+def trained(policy: GuardPolicy = POLICY, looks: int = 24) -> tuple[GuardState, int]:
     """After some looks whose losses fall from 5 to 1; gradients have norms of 1 to 2."""
     state, t = GuardState(kept=(Snapshot(0, 0),)), 0
     for k in range(looks):
@@ -45,8 +47,8 @@ def after(
     norms: Sequence[float] = (1.0, 2.0, 1.0, 2.0),
     withheld: Sequence[bool] = (False,) * LOOK,
     is_sound: bool = True,
-    policy: Policy = POLICY,
-) -> Decision:
+    policy: GuardPolicy = POLICY,
+) -> GuardDecision:
     steps = [Step(*row) for row in zip(losses or FINE[:LOOK], norms, withheld, strict=False)]
     return policy.after_look(state, t, steps, is_sound)
 
@@ -57,7 +59,7 @@ def test_two_snapshots_are_young_and_one_is_old() -> None:
     assert [(one.step, one.slot) for one in recent] == [(t - SPACING, recent[0].slot), (t, 1 - recent[0].slot)]
     assert old.slot == OLD
     assert t - state.begun + EVERY >= t - old.step - SPACING >= t - state.begun
-    far, _ = trained(Policy(SPACING, 0.25, 2, 3))
+    far, _ = trained(GuardPolicy(SPACING, 0.25, 2, 3))
     assert OLD not in {one.slot for one in far.kept}, "a round is as short as the time between snapshots"
 
 
@@ -80,12 +82,12 @@ def test_a_leap_that_ends_within_two_looks_is_seen_too() -> None:
 
 
 @pytest.mark.parametrize("losses", [(9.0, 1.0, 1.0, 1.0), (1.0, 9.0, 9.0, 1.0), (1.1, 1.12, 1.08, 1.1)])
-def test_single_losses_and_small_changes_are_no_ruin(losses: tuple[float, ...]) -> None:
+def test_single_losses_and_small_changes_do_not_count(losses: tuple[float, ...]) -> None:
     state, t = trained()
     assert after(state, t + LOOK, *losses).action in (Action.NOTHING, Action.KEEP)
 
 
-def test_a_gradient_out_of_all_proportion_is_ruin_unless_it_was_withheld() -> None:
+def test_a_gradient_out_of_all_proportion_has_diverged_unless_it_was_withheld() -> None:
     state, t = trained()
     norms = (1.0, 2.0, 50.0, 2.0)
     decision = after(state, t + LOOK, norms=norms)
@@ -99,7 +101,7 @@ def test_a_gradient_out_of_all_proportion_is_ruin_unless_it_was_withheld() -> No
     assert after(state, t + LOOK, norms=(1.0, 2.0, 19.0, 2.0)).action is Action.NOTHING
 
 
-def test_two_withheld_in_a_row_put_weights_back_and_the_data_are_acquitted_if_it_does_not_help() -> None:
+def test_two_withheld_in_a_row_are_a_rollback_and_a_false_alarm_if_it_does_not_help() -> None:
     state, t = trained()
     decision = after(state, t + 2, norms=(50.0, 50.0), withheld=(True, True))
     assert (decision.action, decision.step) == (Action.ROLL_BACK, t - SPACING)
@@ -149,7 +151,7 @@ def test_weights_after_losses_that_look_ill_are_not_kept() -> None:
     assert after(state, t + SPACING).action is Action.KEEP
 
 
-def test_the_first_roll_back_leaves_the_rate_alone_and_the_next_does_not() -> None:
+def test_the_first_rollback_leaves_the_rate_alone_and_the_next_does_not() -> None:
     state, t = trained()
     once = after(state, t + LOOK, *[9.0] * LOOK).state
     assert POLICY.factor_at(once.slowed, t + LOOK) == 1.0
@@ -163,7 +165,7 @@ def test_the_first_roll_back_leaves_the_rate_alone_and_the_next_does_not() -> No
     assert POLICY.factor_at(late.slowed, now + 5 * EVERY) == 1.0
 
 
-def test_the_rate_stays_low_if_it_is_ruined_again_while_it_recovers() -> None:
+def test_the_rate_stays_low_if_training_diverges_again_while_it_recovers() -> None:
     state, t = trained()
     for _ in range(2):
         state = after(state, t := t + LOOK, is_sound=False).state
@@ -172,14 +174,14 @@ def test_the_rate_stays_low_if_it_is_ruined_again_while_it_recovers() -> None:
     assert state.since_well == 0
     third = after(state, t := t + LOOK, is_sound=False).state
     assert third.slowed.low == third.slowed.ceiling < 0.25
-    stays = Policy(EVERY, factor=0.25, recover=None, max_rollbacks=3)
+    stays = GuardPolicy(EVERY, factor=0.25, recover=None, max_rollbacks=3)
     state, t = trained(stays)
     for _ in range(2):
         state = after(state, t := t + LOOK, is_sound=False, policy=stays).state
     assert stays.factor_at(state.slowed, 10**6) == 0.25
 
 
-def test_harder_data_are_acquitted_and_such_a_leap_is_tolerated_from_then_on() -> None:
+def test_harder_data_are_a_false_alarm_and_such_a_leap_is_tolerated_from_then_on() -> None:
     state, t = trained()
     back = after(state, t := t + LOOK, *[9.0 + x for x in FINE[:LOOK]])
     assert back.state.slowed.rollbacks == 1
@@ -195,14 +197,14 @@ def test_harder_data_are_acquitted_and_such_a_leap_is_tolerated_from_then_on() -
 
 
 @pytest.mark.parametrize(("part", "action"), [(0.25, Action.KEEP), (0.42, Action.TAKE_BACK)])
-def test_a_third_of_what_was_lost_is_enough_to_acquit(part: float, action: Action) -> None:
+def test_a_third_of_what_was_lost_is_enough_for_a_false_alarm(part: float, action: Action) -> None:
     state, t = trained()
     back = after(state, t + LOOK, *[11.0] * LOOK)
     assert back.action is Action.ROLL_BACK
     assert after(back.state, t + LOOK + 2, *[1.0 + 10.0 * part] * 2).action is action
 
 
-def test_weights_that_explode_once_more_are_not_acquitted() -> None:
+def test_weights_that_explode_once_more_are_no_false_alarm() -> None:
     state, t = trained()
     back = after(state, t + LOOK, *[9.0] * LOOK)
     again = after(back.state, t + LOOK + 2, 1.0, 9.0)

@@ -1,4 +1,4 @@
-"""Snapshots: everything that training changes is put back, for any optimizer."""
+"""Snapshots: everything that training changes is restored, for any optimizer."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Copies(TorchDispatchMode):
 
 
 def test_a_copy_between_host_and_device_is_there_at_once_unless_memory_is_pinned() -> None:
-    """Nobody waits for devices other than CUDA's, and an MPS device copies beside the host without pinned memory."""
+    """Only CUDA devices are waited for, and an MPS device copies beside the host without pinned memory."""
     host, device = torch.ones(3), torch.ones(3, device="meta")
     with Copies() as seen:
         copy_all_([(device, host)])

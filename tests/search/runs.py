@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hdet
 from hdet.search.search import Search
-from tests.setups.problems import Batch, batch_of, network
+from tests.problems import Batch, batch_of, network
 
 __all__ = [
     "built",

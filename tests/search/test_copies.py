@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import hdet
+from tests.problems import network
 from tests.search.runs import train
-from tests.setups.problems import network
 
 Copying = Callable[[Any], Any]
 STEPS = 200

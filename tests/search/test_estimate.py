@@ -1,14 +1,18 @@
-"""The reach, by its formula."""
+"""The estimated rate, by its formula, and its sums against the twin's."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.search.rule import Sums, estimate, straightness, weight_ratio
+from hdet.search.estimate import PathSums, Sums, estimate, straightness, update, weight_ratio
+from tests.search.twin import Step, _straight, _sums, _weights
+
+pytestmark = pytest.mark.quick
 
 some = st.floats(1e-6, 1e6)
 
@@ -42,31 +46,52 @@ def test_a_growing_rate_forgets_its_timid_beginning_and_a_falling_one_nothing() 
     assert weight_ratio(1.0, 2.0) == 0.25
     assert weight_ratio(2.0, 1.0) == 1.0
     assert weight_ratio(1.0, 0.0) == 1.0
+    assert weight_ratio(None, 2.0) == 1.0
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=20))
-def test_along_a_straight_way_it_is_the_mean_of_the_way_before(rates: list[float]) -> None:
+def test_along_a_straight_path_it_is_the_mean_of_the_path_before(rates: list[float]) -> None:
     """Steps along one gradient, of any rates."""
-    numerator = denominator = ahead = weight = way = 0.0
-    before = rates[0]
+    sums, x = PathSums(), 0.0
     for rate in rates:
-        kept = weight_ratio(before, rate)
-        numerator, ahead = numerator * kept + way, ahead * kept + way
-        denominator, weight, before = denominator * kept + 1.0, weight * kept + 1.0, rate
-        way += rate
-    sums = Sums(numerator, denominator * way, way, ahead / weight)
-    assert straightness(sums) == pytest.approx(1.0)
-    assert 0 < estimate(sums) < way
+        sums = update(sums, [1.0], [0.0], [x], rate)
+        x -= rate
+    assert straightness(sums.at([0.0], [x])) == pytest.approx(1.0)
+    assert 0 < estimate(sums.at([0.0], [x])) < -x
 
 
 def test_it_runs_ahead_on_a_slope_and_stops_in_a_valley() -> None:
     """Gradient descent on a slope that turns into a valley of curvature 1 at distance 100."""
-    start, x, rate, pull, numerator, rates, last = 0.0, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0
+    sums, x, rate = PathSums(), 0.0, 1e-3
     for _ in range(60):
         gradient = -1.0 if x < 100 else x - 101
-        kept = weight_ratio(last, rate) if last else 1.0
-        numerator = numerator * kept + gradient * (start - x)
-        pull, rates, last = pull * kept + gradient, rates + rate, rate
+        sums = update(sums, [gradient], [0.0], [x], rate)
         x -= rate * gradient
-        rate = max(rate, estimate(Sums(numerator, pull * (start - x), rates)))
+        rate = max(rate, estimate(sums.at([0.0], [x])))
     assert 10 < rate < 300  # it went four decades up, to the distance, and no further
+
+
+numbers = st.floats(-10, 10)
+steps = st.tuples(st.tuples(numbers, numbers), st.tuples(numbers, numbers), st.floats(1e-2, 1e2), st.booleans())
+
+
+@given(st.lists(steps, min_size=1, max_size=12))
+def test_one_step_at_a_time_gives_the_sums_of_the_twin(
+    rows: list[tuple[tuple[float, float], tuple[float, float], float, bool]],
+) -> None:
+    """The twin keeps every step and sums up at the end. Of a step that is not sampled only the rate counts."""
+    path, start, sums = [], rows[0][0], PathSums()
+    for k, (now, gradient, rate, is_sampled) in enumerate(rows):
+        after, sampled = rows[min(k + 1, len(rows) - 1)][0], is_sampled or k == 0
+        path.append(Step(*(torch.tensor(row, dtype=torch.float64) for row in (now, gradient, after)), rate, sampled))
+        if sampled:
+            sums = update(sums, gradient, start, now, rate)
+        else:
+            sums = sums._replace(rates=sums.rates + rate)
+    unit, found = _weights(path)[-1], sums.at(start, rows[-1][0])
+    numerator, denominator = _sums(path)
+    size = max(1.0, max(abs(number) for row in rows for both in row[:2] for number in both)) ** 2
+    assert found.numerator == pytest.approx(numerator / unit, rel=1e-9, abs=1e-9 * size)
+    assert found.denominator == pytest.approx(denominator / unit, rel=1e-9, abs=1e-9 * size)
+    assert found.straight == pytest.approx(_straight(path), rel=1e-9)
+    assert found.rates == pytest.approx(sum(row[2] for row in rows))

@@ -17,8 +17,8 @@ from hdet.report import numbers as say
 from hdet.report.data import load_run
 from hdet.report.verdict import advice
 from hdet.search.reporting import Found
+from tests.problems import batch_of, loss_of, network
 from tests.processes import run_ranks
-from tests.setups.problems import batch_of, loss_of, network
 
 STEPS = 120
 
@@ -79,7 +79,7 @@ def test_roll_backs_are_counted_and_kept_in_a_checkpoint() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(math.nan)
-    with pytest.warns(hdet.SearchWarning, match="put back"):
+    with pytest.warns(hdet.SearchWarning, match="rolled back to step"):
         train(model, optimizer, scheduler, 60, 75)
     assert scheduler.found is not None
     assert scheduler.found.rolled_back == 1

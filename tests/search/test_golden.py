@@ -1,7 +1,7 @@
 """Golden histories of ``max_lr="auto"``: slopes and bowls in one or two numbers, so that a person can check them.
 
 Plain SGD in float64. On a slope the gradient is the same everywhere, so a step subtracts the rate. ``pytest
---regenerate`` writes the files anew; read the difference before you commit it. ``test_what_a_person_can_check`` does
+--regenerate`` writes the files again; read the difference before you commit it. ``test_what_a_person_can_check`` does
 the first sums by hand.
 """
 
@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "short": {"bends": [1.0], "guess": 0.1, "steps": 20},
 }
 pytestmark = [
+    pytest.mark.quick,
     pytest.mark.filterwarnings("ignore:training diverged:hdet.errors.SearchWarning"),
     pytest.mark.filterwarnings("ignore:no loss was given:hdet.errors.SearchWarning"),
     pytest.mark.filterwarnings("ignore:a run of 20 steps:hdet.errors.SearchWarning"),
@@ -72,7 +73,7 @@ def test_history(case: str, regenerate: bool) -> None:
 
 
 def test_what_a_person_can_check() -> None:
-    """On the slope a step of rate r moves theta from 1 by r. The way is straight: each round raises the target twofold.
+    """On the slope a step of rate r moves theta from 1 by r. The path is straight: each round doubles the target.
 
     The peak is at step 17. Until (t + 1) / 18 is more, steps are made at 0.3 of the target.
     """
@@ -87,7 +88,7 @@ def test_what_a_person_can_check() -> None:
     assert learned[0] == [pytest.approx(5e-3 / 0.3)]
     assert rate[2:6] == [[pytest.approx(r)] for r in (5e-3, 1e-2, 1e-2, 4 * 5e-3 / 0.3 * 6 / 18)]
     assert loss[:3] == pytest.approx([11.0, (10.999 + 10.994) / 2, (10.989 + 10.979) / 2])
-    # Two steps of 5e-3: asked is 0 and 5e-3, and the gain is 2 times the way, which is the sum of rates. Then two of
+    # Two steps of 5e-3: the numerator is 0 and 5e-3, the denominator 2 times the sum of rates. Then two of
     # twice the rate, each with four times the weight.
     numerator = (0 + 5e-3) / 4 + 10e-3 + 20e-3
     assert estimated_rate[:3] == pytest.approx([0.0, 5e-3 / 2, numerator / (2 / 4 + 2)])

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hdet.search.measure import Measure, Measured
-from hdet.search.rule import Sums, estimate
+from hdet.search.estimate import Measured, PathSums, Sums, estimate, straightness, update
+from hdet.search.measure import Measure
+
+pytestmark = pytest.mark.quick
 
 
 def result(measure: Measure, optimizer: torch.optim.Optimizer) -> Measured:
@@ -35,6 +37,11 @@ def by_the_formula(
     numerator = sum(r * r / unit * inner(g, less(start, x)) for r, g, x in zip(rates, gradients, places, strict=True))
     denominator = sum(r * r / unit * inner(g, less(start, end)) for r, g in zip(rates, gradients, strict=True))
     return estimate(Sums(numerator, denominator, sum(rates)))
+
+
+def numbers_of(tensors: Sequence[Tensor]) -> list[float]:
+    found: list[float] = torch.cat([tensor.detach().flatten() for tensor in tensors]).tolist()
+    return found
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop])
@@ -62,6 +69,11 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
     found = result(measure, optimizer)
     assert found.estimated_rate > rates[-1] / 10
     assert found.estimated_rate == pytest.approx(by_the_formula(gradients, places, rates, parameters), rel=1e-9)
+    sums, start = PathSums(), numbers_of(places[0])
+    for gradient, place, rate in zip(gradients, places, rates, strict=True):
+        sums = update(sums, numbers_of(gradient), start, numbers_of(place), rate)
+    totals = sums.at(start, numbers_of(parameters))
+    assert (found.estimated_rate, found.straightness) == pytest.approx((estimate(totals), straightness(totals)))
     assert found.gradients == pytest.approx([max(float(g.abs().max()) for g in gs) for gs in gradients])
     way, origin = (torch.cat([p.detach().flatten() for p in ps]) for ps in (parameters, places[0]))
     assert found.moved == pytest.approx(float((way - origin).norm() / origin.norm()))
@@ -132,7 +144,7 @@ def test_a_gradient_that_is_not_finite_is_said(bad: float) -> None:
     found = descend(measure, p, [1.0, [bad, 1.0]], [0.1, 0.1])
     assert (found.lost, found.estimated_rate, found.straightness) == (True, 0.0, 0.0)
     assert found.gradients == (1.0, pytest.approx(bad, nan_ok=True))
-    measure.begin_anew()
+    measure.begin_path()
     found = descend(measure, p, [1.0] * 3, [0.1] * 3)
     assert (found.estimated_rate, found.straightness, found.lost) == (pytest.approx(0.1), pytest.approx(1.0), False)
 
@@ -178,7 +190,7 @@ def test_a_tensor_that_the_optimizer_writes_to_is_not_kept() -> None:
 
 
 def test_steps_that_are_not_sampled_count_with_their_rates_only() -> None:
-    """A constant gradient, every third step sampled: sums of rates are over all steps, so the way is still straight."""
+    """A constant gradient, every third step sampled: sums of rates are over all steps: the path is straight."""
 
     def see(measure: Measure, optimizer: torch.optim.Optimizer, k: int) -> None:
         (measure.pass_by if k % 3 else measure.sample)(optimizer)
@@ -310,7 +322,7 @@ def test_no_minority_of_the_numbers_decides_how_long_weights_are(kind: str) -> N
         measure.look(optimizer) if k == 0 else measure.sample(optimizer)
         optimizer.step()
         moved.append(result(measure, optimizer).moved)
-        measure.begin_anew()
+        measure.begin_path()
     weights = torch.cat([model[0].weight.flatten(), model[2].weight.flatten()])  # type: ignore[arg-type]
     usual = 1e-3 / float(weights.square().mean().sqrt())
     assert moved == pytest.approx([usual, usual], rel=0.5)

@@ -220,7 +220,7 @@ def test_what_is_maximised(kind: str) -> None:
 
 
 def test_groups_in_two_directions_are_not_judged_by_the_loss() -> None:
-    """One layer climbs, so the loss explodes, and nobody minds."""
+    """One layer climbs, so the loss explodes, and that is right."""
     assert both("adam", [0.1, 0.1], 80, ascends=[False, True]) == [FIRST]
 
 
@@ -328,7 +328,7 @@ def test_losses_of_some_steps_only(given: Callable[[int], bool]) -> None:
     both("sgd", [0.01], 200, outliers={60: 1e4}, tells=lambda loss, t: loss if given(t) else None)
 
 
-def test_harder_data_are_acquitted() -> None:
+def test_harder_data_are_a_false_alarm() -> None:
     """From step 60 on the loss is higher by a thousand, whatever the weights."""
     story = both("sgd", [0.01], 600, tells=lambda loss, t: loss + 1000 * (t >= 60))
     assert HARDER in story

@@ -13,6 +13,8 @@ from hdet.rollback.losses import merged, table_of
 from hdet.search.progress import Progress
 from hdet.search.rule import next_end
 
+pytestmark = pytest.mark.quick
+
 
 def after(losses: Sequence[float]) -> Progress:
     """At the end of a run with these losses, in the rounds of a search."""

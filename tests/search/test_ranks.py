@@ -18,9 +18,9 @@ import hdet
 from hdet.errors import DisagreementError
 from hdet.rollback.losses import Losses
 from hdet.search.gathering import _none_is_nan
+from tests.problems import network
 from tests.processes import error_of, run_ranks
 from tests.search.runs import built, final_loss, search_of, train, two_groups
-from tests.setups.problems import network
 
 
 def rounds_of(rank: int, path: str) -> list[tuple[Any, ...]]:
@@ -39,6 +39,7 @@ def rounds_of(rank: int, path: str) -> list[tuple[Any, ...]]:
     return [tuple(record[name] for name in told) for record in rows]
 
 
+@pytest.mark.slow
 def test_what_is_found_is_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
     alone = rounds_of(0, str(tmp_path / "alone"))
     assert len(alone) > 10

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.search.constants import DEFAULT
 from hdet.search.rule import is_sampled, next_end
 from tests.search import twin
+
+pytestmark = pytest.mark.quick
 
 steps = st.integers(0, 5000)
 

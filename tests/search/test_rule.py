@@ -13,16 +13,19 @@ from hdet.events import Event, Reason
 from hdet.rollback.judge import Block, LossHistory
 from hdet.rollback.policy import Action, Snapshot
 from hdet.search.constants import DEFAULT as c
+from hdet.search.estimate import Measured
 from hdet.search.rule import Decision, Evidence, Phase, Rule, State, next_end
+
+pytestmark = pytest.mark.quick
 
 RULE = Rule(1000)
 """q is 0.1."""
 PEAK = 299.0
-COURSE = LossHistory(
+HISTORY = LossHistory(
     lowest=1.0, gain=2.0, before=(1.0, 1.1), recent=(Block(1.1, 1),) * 4, second_differences=(0.01,) * 20
 )
 """The level fell from 3 to 1; 0.6 more is too much."""
-SEARCHING = State(Phase.SEARCHING, level=0.0, peak=PEAK, history=COURSE, snapshots=(Snapshot(90, 0), Snapshot(100, 1)))
+SEARCHING = State(Phase.SEARCHING, level=0.0, peak=PEAK, history=HISTORY, snapshots=(Snapshot(90, 0), Snapshot(100, 1)))
 """Well into a search, at the guess itself."""
 AGAIN = Event.RESTARTED
 CLIMB = math.exp(c.max_climb * 20 / (PEAK + 1))
@@ -44,7 +47,9 @@ def after(state: State, level: float = 1.0, rule: Rule = RULE, **known: Any) -> 
         "gradients": (1.0, 2.0),
         "blocks": losses(level),
     }
-    return rule.after_round(state, Evidence(**{**rest, **known}))
+    given = {**rest, **known}
+    measured = Measured(**{name: given.pop(name) for name in Measured._fields if name in given})
+    return rule.after_round(state, Evidence(**given, measured=measured))
 
 
 def first_step(moved: float, state: State | None = None, **known: Any) -> Decision:
@@ -98,7 +103,7 @@ def test_a_first_step_to_nowhere_is_undone_and_tried_far_lower() -> None:
     [
         (1e-12, 2.0**-24, 1e3),
         (1.1e-5, 2.0**-24, 5e-3 / 1.1e-5),
-        (1.1e-5, 0.0, 5e-3 / 1.1e-5),  # fp64 goes the way of fp32
+        (1.1e-5, 0.0, 5e-3 / 1.1e-5),  # fp64 counts as fp32
         (1.3e-5, 2.0**-24, None),
         (2.4e-3, 2.0**-9, 5e-3 / 2.4e-3),  # bf16
         (2.6e-3, 2.0**-9, None),
@@ -202,7 +207,7 @@ def test_after_a_roll_back_the_climb_is_slow() -> None:
     ("total", "end", "numerator"), [(1000, 120, 6.0), (8000, 120, 12.0), (None, 9, 3.878), (270, 9, 3.878)]
 )
 def test_a_longer_run_wants_a_lower_rate(total: int | None, end: int, numerator: float) -> None:
-    """q = S^(-1/3): 1/10, 1/20, and 1/6.5 where S is 30 times the 9 steps so far. Asked for in all: 1.5."""
+    """q = S^(-1/3): 1/10, 1/20, and 1/6.5 where S is 30 times the 9 steps so far. The estimate is 1.5 in all."""
     rule = Rule(total)
     decision = after(SEARCHING, rule=rule, estimated_level=math.log(numerator), span=(end - 1, end))
     assert math.exp(decision.state.level) == pytest.approx(1.5, rel=1e-3)
@@ -217,7 +222,7 @@ def test_once_gradients_ask_for_nothing_the_rate_has_a_ceiling() -> None:
     again = after(state, span=(140, 144)).state
     assert (again.ceiling, again.level) == (state.ceiling, state.level)  # it is set once
     more = after(again, estimated_level=math.log(6.0)).state
-    assert more.ceiling == math.inf  # until they ask again
+    assert more.ceiling == math.inf  # until the estimate is higher
     late = after(SEARCHING, span=(298, 299)).state
     assert math.exp(late.ceiling) == pytest.approx(1.5)
     long = after(SEARCHING, rule=Rule(10**6), span=(298, 299)).state
@@ -269,7 +274,7 @@ def test_a_round_without_a_gradient_says_nothing_about_the_rate(
     ("sizes", "largest"), [((), 0.0), ((0.0, 3.0, 1.0), 3.0), ((1.0, math.nan, 2.0), math.nan), ((math.inf,), math.inf)]
 )
 def test_the_largest_gradient_does_not_hide_what_is_no_number(sizes: tuple[float, ...], largest: float) -> None:
-    assert Evidence((0, 1), 1, gradients=sizes).gradient == pytest.approx(largest, nan_ok=True)
+    assert Measured(gradients=sizes).gradient == pytest.approx(largest, nan_ok=True)
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------------
@@ -292,11 +297,11 @@ def test_only_snapshots_that_exist_are_remembered() -> None:
     assert RULE.remembering(SEARCHING, {0, 1, 7}) == SEARCHING
 
 
-# -- ruined ------------------------------------------------------------------------------------------------------------
+# -- diverged ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("known", [{"level": 1.61}, {"level": 1e9}, {"level": math.nan}])
-def test_weights_that_are_ruined_are_given_up(known: dict[str, float]) -> None:
+def test_diverged_weights_are_rolled_back(known: dict[str, float]) -> None:
     """0.3 of the gain of 2 above the lower of the last two levels."""
     decision = after(SEARCHING, estimated_level=9.0, **known)
     assert (decision.action, decision.slot, decision.rolled_back_to) == (Action.ROLL_BACK, 0, 90)
@@ -308,7 +313,7 @@ def test_weights_that_are_ruined_are_given_up(known: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(("level", "shape"), [(1.59, 1.0), (2.9, 0.5)])
-def test_a_little_worse_is_not_ruined(level: float, shape: float) -> None:
+def test_a_little_worse_has_not_diverged(level: float, shape: float) -> None:
     """In the descent all of the gain may be lost."""
     assert after(SEARCHING, level, shape=shape).action is Action.KEEP
     assert after(SEARCHING, level + 0.2, shape=shape).action is Action.ROLL_BACK
@@ -318,16 +323,16 @@ def test_a_little_worse_is_not_ruined(level: float, shape: float) -> None:
     ("known", "action"),
     [
         ({"estimated_level": -math.inf}, Action.ROLL_BACK),
-        ({"estimated_level": -9.0}, Action.KEEP),  # the gradients ask for less than there is, and do not turn back
+        ({"estimated_level": -9.0}, Action.KEEP),  # the estimate is below the rate, and gradients do not turn back
         ({"estimated_level": -math.inf, "has_losses": False}, Action.KEEP),  # sizes of gradients were judged
-        ({"estimated_level": -math.inf, "gradients": ()}, Action.KEEP),  # nobody has asked them
+        ({"estimated_level": -math.inf, "gradients": ()}, Action.KEEP),  # none were sampled
         ({"estimated_level": -math.inf, "stretch": 1}, Action.KEEP),
         ({"estimated_level": -math.inf, "shape": 0.5}, Action.KEEP),
     ],
 )
 def test_where_gradients_turn_against_the_way_a_smaller_rise_is_ruin(known: dict[str, Any], action: Action) -> None:
     """A rise by 0.7, at a noise of 0.12 or so: between 3 and 12 deviations."""
-    noisy = SEARCHING._replace(history=COURSE._replace(second_differences=(0.2,) * 48))
+    noisy = SEARCHING._replace(history=HISTORY._replace(second_differences=(0.2,) * 48))
     assert 0.7 / 12 < noisy.history.noise < 0.7 / 3
     assert after(noisy, 1.7, **known).action is action
 
@@ -371,7 +376,7 @@ def test_a_round_without_losses_does_not_forget_what_the_rate_was() -> None:
 
 
 def test_one_step_from_a_new_origin_sets_no_ceiling() -> None:
-    """Its gradient is taken at the origin itself: it can ask for nothing, and that says nothing."""
+    """Its gradient is taken at the origin itself: it gives no estimate, and that says nothing."""
     assert after(SEARCHING, stretch=1).state.ceiling == math.inf
     assert math.isfinite(after(SEARCHING, stretch=2).state.ceiling)
 
@@ -389,9 +394,9 @@ def test_a_run_that_cannot_go_back_slows_down_and_is_judged_from_there() -> None
     assert worse.action is Action.GO_ON
 
 
-def test_without_losses_only_weights_that_are_no_numbers_are_ruined() -> None:
+def test_without_losses_only_nan_or_infinite_weights_have_diverged() -> None:
     assert after(SEARCHING, blocks=()).action is Action.KEEP
-    assert after(SEARCHING, blocks=()).state.history == COURSE
+    assert after(SEARCHING, blocks=()).state.history == HISTORY
     assert after(SEARCHING, blocks=(), moved=math.inf).action is Action.ROLL_BACK
 
 
@@ -433,7 +438,7 @@ PACED = SEARCHING._replace(pace=2.0, rate=1e-3)
 
 
 def lagging(raised: float, shorter: float, stretch: int = 10, state: State = PACED) -> Decision:
-    """A round whose way of so many steps was made at ``raised`` times the first rate, and came ``shorter`` less far."""
+    """A round whose path was made at ``raised`` times the first rate, and came ``shorter`` less far."""
     rates = raised * state.rate * stretch
     return after(state, moved=state.pace * rates / shorter, rates=rates, stretch=stretch)
 
@@ -457,7 +462,7 @@ def test_steps_that_do_not_follow_the_rate_keep_to_the_guess(
     assert alarmed(lagging(raised, shorter, stretch)) == (Reason.RATE_IGNORED if lags else None)
 
 
-def test_after_going_back_nobody_asks_for_that() -> None:
+def test_after_a_rollback_that_is_not_compared() -> None:
     back = after(PACED, 9.0).state
     assert math.isnan(back.pace)
     assert alarmed(lagging(50.0, 1e4, state=PACED)) == Reason.RATE_IGNORED
@@ -494,15 +499,18 @@ rounds = st.lists(
         blocks=blocks,
         peak=st.sampled_from([-1.0, PEAK, 900.0]),
         shape=st.floats(0, 1) | st.just(1.0),
-        moved=st.floats(min_value=0) | st.floats(1e-5, 1e-1),
+        measured=st.builds(
+            Measured,
+            moved=st.floats(min_value=0) | st.floats(1e-5, 1e-1),
+            straightness=st.floats(0, 2),
+            gradients=st.lists(st.floats(min_value=0) | st.just(1.0), max_size=3).map(tuple),
+            rates=st.floats(0, 1e6),
+            stretch=st.integers(1, 100),
+            rounding=st.sampled_from([0.0, 2.0**-24, 2.0**-9]),
+        ),
         estimated_level=st.floats(allow_nan=False) | st.floats(-5, 30),
-        straightness=st.floats(0, 2),
-        gradients=st.lists(st.floats(min_value=0) | st.just(1.0), max_size=3).map(tuple),
-        rates=st.floats(0, 1e6),
-        stretch=st.integers(1, 100),
         has_fallen=st.booleans(),
         lost=st.none() | st.tuples(numbers, numbers),
-        rounding=st.sampled_from([0.0, 2.0**-24, 2.0**-9]),
         highest=st.just(math.inf) | st.floats(-20, 20),
     ),
     max_size=40,
@@ -546,7 +554,7 @@ def check_decision(state: State, evidence: Evidence, decision: Decision) -> None
         assert decision.state.phase is Phase.SEARCHING
         diverged, excused = decision.event in (Event.ROLLED_BACK, Event.SLOWED_DOWN), decision.event is Event.BAD_BATCH
         assert (decision.action in (Action.ROLL_BACK, Action.GO_ON)) == (diverged or excused) == decision.resets_path
-        assert diverged or excused or math.isfinite(evidence.moved)
+        assert diverged or excused or math.isfinite(evidence.measured.moved)
         assert not (excused and state.excused)
         if diverged:
             low = math.log(1e-15) - state.level

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.optim import Adam
+from torch.optim import SGD, Adam
 
+import hdet
 from hdet.rollback.judge import Block, LossHistory
 from hdet.rollback.policy import Snapshot
 from hdet.rollback.saving import fields_of, from_fields
@@ -100,3 +102,11 @@ def test_a_checkpoint_of_torch_is_gone_on_with_at_its_rate_once_a_step_was_made(
         torchs.step()
     scheduler.load_state_dict(torchs.state_dict())
     assert search_of(scheduler).found.phase is phase
+
+
+def test_a_search_that_has_stopped_is_saved_as_plain_values(tmp_path: Path) -> None:
+    """``torch.load`` with ``weights_only`` refuses members of an enum."""
+    with pytest.warns(hdet.SearchWarning, match="too short"):
+        scheduler = hdet.OneCycleLR(SGD([torch.zeros(2, requires_grad=True)], lr=0.1), "auto", total_steps=10)
+    torch.save(scheduler.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["hdet"]["stopped_for"] == "too_short"

@@ -20,9 +20,9 @@ import hdet
 from hdet.errors import ArgumentError, DivergedError, SearchWarning
 from hdet.search.constants import DEFAULT
 from hdet.search.rule import Phase, next_end
+from tests.problems import batch_of, network
 from tests.search import runs
 from tests.search.runs import built, final_loss, fixed, loss_of, momentum, search_of, train, two_groups
-from tests.setups.problems import batch_of, network
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:resumed at step:hdet.errors.ResumeWarning"),
@@ -222,14 +222,14 @@ def test_a_loss_may_be_observed_before_the_step() -> None:
 # -- rolling back ------------------------------------------------------------------------------------------------------
 
 
-def ruin(model: nn.Module, how: Callable[[Tensor], Any]) -> None:
+def damage(model: nn.Module, how: Callable[[Tensor], Any]) -> None:
     with torch.no_grad():
         for p in model.parameters():
             how(p)
 
 
 @pytest.mark.parametrize("gives_loss", [True, False])
-def test_weights_that_are_no_numbers_are_put_back(gives_loss: bool) -> None:
+def test_nan_weights_are_rolled_back(gives_loss: bool) -> None:
     """Where losses were fine until then, at the same rate for the first time; else at a third of it."""
     model, optimizer, scheduler = built()
     tells = (lambda loss, t: loss) if gives_loss else (lambda loss, t: None)
@@ -237,14 +237,14 @@ def test_weights_that_are_no_numbers_are_put_back(gives_loss: bool) -> None:
         warnings.simplefilter("ignore")
         train(model, optimizer, scheduler, range(120), tells=tells)
     rate = scheduler._run.found.peak_factor
-    ruin(model, lambda p: p.mul_(math.nan))
-    excused = "step 124: the weights of step 104 are put back, at the same rate"
-    paid = "diverged at step {}: the weights of step {} are put back"
+    damage(model, lambda p: p.mul_(math.nan))
+    excused = "step 124: rolled back to step 104, at the same rate"
+    paid = "diverged at step {}: rolled back to step {}, "
     with pytest.warns(SearchWarning, match=excused if gives_loss else paid.format(124, 87)) as caught:
         train(model, optimizer, scheduler, range(120, 130), tells=tells)
     assert [w.filename for w in caught if w.category is SearchWarning] == [runs.__file__]
     assert scheduler._run.found.peak_factor == pytest.approx(rate if gives_loss else rate / 3)
-    ruin(model, lambda p: p.mul_(math.nan))
+    damage(model, lambda p: p.mul_(math.nan))
     with pytest.warns(SearchWarning, match=paid.format(148, 87)):
         train(model, optimizer, scheduler, range(130, 200), tells=tells)
     assert scheduler._run.found.peak_factor == pytest.approx(rate / (3 if gives_loss else 9), rel=0.5)
@@ -256,7 +256,7 @@ def test_a_network_that_explodes_without_overflowing_comes_back(tmp_path: Path) 
     model, optimizer, scheduler = built(journal=path)
     train(model, optimizer, scheduler, range(126))
     alive = final_loss(model)
-    ruin(model, lambda p: p.mul_(30.0))
+    damage(model, lambda p: p.mul_(30.0))
     with pytest.warns(SearchWarning, match="training diverged"):
         train(model, optimizer, scheduler, range(126, 299))
     assert final_loss(model) < 2 * alive
@@ -265,7 +265,7 @@ def test_a_network_that_explodes_without_overflowing_comes_back(tmp_path: Path) 
 
 
 def test_buffers_go_back_with_the_model_alone() -> None:
-    """BatchNorm's statistics became NaN: with model= they are put back, without they are not known."""
+    """BatchNorm's statistics became NaN: with model= they are rolled back, without it they are not known."""
     for known in (True, False):
         model = network(nn.BatchNorm1d(32))
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -284,8 +284,8 @@ def test_without_snapshots_weights_that_are_no_numbers_are_an_error() -> None:
     train(model, optimizer, scheduler, range(60))
     search = search_of(scheduler)
     assert search.tensors(optimizer, 60)["snapshots"] == []
-    ruin(model, lambda p: p.mul_(math.nan))
-    with pytest.raises(DivergedError, match=r"not finite at step 61.*leave rollback=False out"):
+    damage(model, lambda p: p.mul_(math.nan))
+    with pytest.raises(DivergedError, match=r"NaN or infinite at step 61.*leave rollback=False out"):
         train(model, optimizer, scheduler, range(60, 80))
 
 
@@ -385,7 +385,7 @@ def test_after_another_scheduler_its_training_stays() -> None:
     ("arguments", "words"),
     [
         ({"max_lr": "automatic"}, '"auto"'),
-        ({"max_lr": "auto", "auto_lr": hdet.Published()}, "auto_lr"),
+        ({"max_lr": "auto", "auto_lr": hdet.Corrected()}, "auto_lr"),
         ({"max_lr": "auto", "auto_lr_start": 5}, "auto_lr_start"),
         ({"max_lr": "auto", "decay": "exponential"}, "decay"),
         ({"max_lr": "auto", "spread": 0.1}, "spread"),

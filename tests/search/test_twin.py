@@ -13,8 +13,11 @@ import torch
 from hdet.rollback.judge import Block
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT as c
+from hdet.search.estimate import Measured
 from hdet.search.rule import Evidence, Phase, Rule, State
 from tests.search.twin import Run, Seen, Settings, Theta, next_end
+
+pytestmark = pytest.mark.quick
 
 WORLDS = 400
 NOWHERE: Theta = [[torch.zeros(())]]
@@ -35,7 +38,7 @@ class World:
         self.level = rng.choice([1.0, 2.3, 1e-3, 500.0, -2.0, 0.0])
         self.unit = rng.choice([1.0, 1e-3, 1e4])
         self.trouble = rng.choice([0.0, 0.0, 0.02, 0.1])
-        """How often the losses of a round are far off or no numbers."""
+        """How often the losses of a round are far off, NaN or infinite."""
         self.harder = rng.choice([0, 0, 0, 30, 90])
         """From this step on losses are far higher, whatever the weights."""
         self.gives_losses = rng.random() < 0.8
@@ -58,7 +61,7 @@ class World:
         return [Block(self.level + off + 0.1 * self.unit * rng.random(), 1) for _ in range(count)]
 
     def seen(self, t: int, run: Run) -> Seen:
-        """Displacement, reach, straightness and gradients; now and then none, or such that are not finite."""
+        """Displacement, estimated rate, straightness and gradients; now and then none, or NaN or infinite ones."""
         rng, s = self.rng, self.settings
         if not run.looks or t == s.S:
             return Seen(0.0 if rng.random() < 0.98 else math.inf)
@@ -109,12 +112,14 @@ def follow(seed: int) -> Counter[str]:
             blocks=tuple(blocks),
             peak=s.peak,
             shape=1.0 if t <= s.peak else s.h(t) / s.h(0),
-            moved=seen.q,
+            measured=Measured(
+                moved=seen.q,
+                straightness=seen.kappa,
+                gradients=tuple(seen.sizes),
+                rates=math.fsum(seen.eta),
+                stretch=len(seen.eta),
+            ),
             estimated_level=math.log(seen.estimated_rate / guess) if seen.estimated_rate > 0 else -math.inf,
-            straightness=seen.kappa,
-            gradients=tuple(seen.sizes),
-            rates=math.fsum(seen.eta),
-            stretch=len(seen.eta),
             has_losses=run.has_losses,
             has_fallen=progress.is_below,
             lost=progress.lost,
@@ -157,7 +162,7 @@ def test_the_rule_goes_the_way_of_the_twin(part: int) -> None:
 
 
 def test_the_shape_is_torchs() -> None:
-    """Plain OneCycle where the guess is kept to; else its rise is held at 1."""
+    """Plain OneCycle if the given rate is used; else its rise is held at 1."""
     s = Settings(S=30, guess=[0.5], pct_start=0.4, div_factor=10.0, final_div_factor=100.0)
     run = Run(s, NOWHERE, no_optimizer)  # type: ignore[arg-type]
     p = torch.nn.Parameter(torch.zeros(()))

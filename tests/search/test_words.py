@@ -19,8 +19,8 @@ import hdet
 from hdet.events import Reason
 from hdet.report.data import load_run
 from hdet.report.verdict import advice, verdict
+from tests.problems import batch_of, loss_of, network
 from tests.processes import run_ranks
-from tests.setups.problems import batch_of, loss_of, network
 
 STEPS = 100
 NOTHING = "the train loss was "
@@ -250,6 +250,7 @@ def _told(rank: int) -> tuple[str, str, list[str]]:
     return found.status, found.why, run.doubts
 
 
+@pytest.mark.slow
 def test_ranks_have_one_status_and_one_of_them_speaks() -> None:
     (mine, why, said), (theirs, their_why, unsaid) = run_ranks(_told, 2)
     assert (mine, why) == (theirs, their_why)

@@ -6,10 +6,10 @@ its gradient, :math:`\eta_k` its rate; :math:`m` is the factor on the guess, :ma
 .. math:: \eta(t) = \text{guess} \cdot \min(m\, r(t),\, C) \cdot h(t), \quad r(t) = \max\Big(0.3,
     \frac{t + 1}{t_\text{peak} + 1}\Big) \text{ until the peak, then } 1,
 
-where :math:`h` is OneCycle over its peak, held at 1 until there. With the reach :math:`\hat\eta` of
-:mod:`hdet.search.rule` and :math:`q = S^{-1/3}`, each round raises :math:`m` to :math:`2.5\,q\,\hat\eta / (\text{guess}
-\cdot h)`; where that is no raise, :math:`C = m\,r(t) \cdot \max(15\,q, 1)`. A round of :math:`n` steps raises by at
-most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not fallen by
+where :math:`h` is OneCycle over its peak, held at 1 until there. With the estimated rate :math:`\hat\eta` of
+:mod:`hdet.search.estimate` and :math:`q = S^{-1/3}`, each round raises :math:`m` to :math:`2.5\,q\,\hat\eta /
+(\text{guess} \cdot h)`; where that is no raise, :math:`C = m\,r(t) \cdot \max(15\,q, 1)`. A round of :math:`n` steps
+raises by at most :math:`\min(e^{7.5 n / (t_\text{peak} + 1)}, 2)`, and as long as the loss has not fallen by
 :math:`\min(2^{n/2}, 3)`.
 
 Nothing is shared with the search but the table of constants, the judge of losses and what is known of their fall, which
@@ -109,7 +109,7 @@ class Seen(NamedTuple):
     """What the steps since x_0 have come to."""
 
     q: float
-    """How far x is from x_0, over its typical norm; infinite: some weight is no number."""
+    """How far x is from x_0, over its typical norm; infinite: some weight is NaN or infinite."""
     estimated_rate: float = 0.0
     """eta^."""
     kappa: float = 0.0
@@ -144,9 +144,9 @@ class History:
     moved: list[float] = field(default_factory=list)
     """moved[k]: how far the weights were from x_0, over its norm."""
     estimated_rate: list[float] = field(default_factory=list)
-    """reach[k]: the rate that the gradients ask for."""
+    """estimated_rate[k]: eta^ at the end of round k."""
     kappa: list[float] = field(default_factory=list)
-    """kappa[k]: how straight the way was."""
+    """kappa[k]: how straight the path was."""
     m: list[float] = field(default_factory=list)
     """m[k]: the factor after round k."""
     C: list[float] = field(default_factory=list)
@@ -213,13 +213,13 @@ class Run:
     m_before: float = math.nan
     """Before it was lowered, in case that was wrong."""
     excused: bool = False
-    """Whether weights that were not finite were put back at the same rate."""
+    """Whether training was rolled back at the same rate, because of a bad batch."""
     pace: float = math.nan
     """How far the first step moved the weights, over its rate ..."""
     eta1: float = math.nan
     """... and that rate."""
     falling: bool = False
-    """Whether the schedule had fallen when the last round ended: then nobody looks at the way any more."""
+    """Whether the schedule had fallen when the last round ended: then the path is not measured any more."""
     made: int = 0
     """Steps that the optimizer has made ..."""
     begun: int = 0
@@ -244,7 +244,7 @@ class Run:
         return min(self.m * (self.settings.r(t) if self.phase == "searching" else 1.0), self.C)
 
     def rates(self, t: int) -> list[float]:
-        """eta(t); where the guess is kept to, plain OneCycle."""
+        """eta(t); if the given rate is used, plain OneCycle."""
         s = self.settings
         return [g * (s.plain(t) if self.phase == "stopped" else self.factor(t) * s.h(t)) for g in s.guess]
 
@@ -268,12 +268,12 @@ class Run:
         self.made += 1
 
     def round_ends(self, t: int) -> bool:
-        """Where so many steps were made; at the schedule's last two steps; and at each until one was measured."""
+        """After enough steps, at the schedule's last two steps, and at each until one was measured."""
         first = self.phase == "first" and self.made > self.begun
         return t >= self.settings.S - 1 or self.made == 0 or first or self.made >= next_end(self.begun)
 
     def seen(self, t: int) -> Seen:
-        """q = |x - x_0| / |x_0|, and the rest. Nobody looks in the descent, nor at the last end."""
+        """q = |x - x_0| / |x_0|, and the rest. Nothing is measured in the descent, nor at the last end."""
         path = self.path if self.looks and t < self.settings.S else []
         if path and not any(step.sampled for step in path):
             sizes = [x.numel() for g in self.settings.searched for x in self.x[g]]
@@ -292,7 +292,7 @@ class Run:
         return Seen(q, estimated_rate, estimated_rate / straight if straight > 0 else 0.0, sizes, eta, lost)
 
     def next_round(self, seen: Seen) -> None:
-        """A gradient that is not finite makes the way begin anew."""
+        """After a gradient that is NaN or infinite a new path begins."""
         if seen.lost or not self.looks:
             self.path = []
         self.begun, self.losses, self.sizes = self.made, [], []
@@ -323,7 +323,7 @@ class Run:
             return self.first_step(t, q, G, seen.eta)
         if self.lags(q, seen.eta):
             return self.stop("rate_ignored")
-        has_estimate = G != 0 and len(seen.eta) != 1  # along a single step nothing can be asked
+        has_estimate = G != 0 and len(seen.eta) != 1  # a single step gives no estimate
         doubted = self.has_losses and has_estimate and seen.estimated_rate == 0
         progress = self.progress.after(blocks, t) if self.has_losses else self.progress
         if not math.isfinite(q) and self.innocent(blocks) and not progress.is_lost:
@@ -387,7 +387,7 @@ class Run:
         return raised >= c.lag_min_raise and shorter >= raised**c.lag_exponent and shorter >= c.lag_wander * n
 
     def innocent(self, blocks: list[Block]) -> bool:
-        """Whether nothing was wrong until the weights were no numbers, for the first time."""
+        """Whether nothing was wrong until the weights were NaN or infinite, for the first time."""
         finite = [block for block in blocks if math.isfinite(block.mean)]
         fine = judge(self.history, finite, falling=self.falling)[1] is Verdict.FINE
         return self.has_losses and bool(self.kept) and math.isnan(self.m_before) and not self.excused and fine
@@ -412,13 +412,13 @@ class Run:
         self.progress = self.progress.rolled_back(self.kept[0].t)
         return f"rolled_back {self.kept[0].t}"
 
-    def steer(self, t: int, n: int, asks_for: float, kappa: float, fallen: bool) -> None:
-        """Raise m to 2.5 q of the reach, or as far as a round may while the way is straight. If not, set a ceiling."""
+    def steer(self, t: int, n: int, estimate: float, kappa: float, fallen: bool) -> None:
+        """Raise m to 2.5 q of the estimate, or as far as a round may while the path is straight; or set a ceiling."""
         often = (self.made - 1) / (t - 1) if self.made > 1 and t > 1 else 1.0  # steps left out make a shorter run
         q = 1 / (self.settings.S * often) ** c.length_exponent
         climb = min(math.exp(min(c.max_climb * n / max((self.settings.peak + 1) * often, 1.0), 1.0)), c.max_growth)
         most = climb if fallen or math.isnan(self.pace) else min(c.max_growth ** (n / c.min_round), c.backoff)
-        raised = most if kappa >= 1 - q * c.straight_tolerance else c.estimate_fraction * q * asks_for / self.m
+        raised = most if kappa >= 1 - q * c.straight_tolerance else c.estimate_fraction * q * estimate / self.m
         if raised > 1:
             self.m, self.C = min(self.m, self.C / self.settings.r(t)), math.inf  # on from the rate as it is
             self.set_m(self.m * min(raised, most))
@@ -431,7 +431,7 @@ class Run:
         self.m, self.C = m, self.C * min(m / self.m, 1.0)
 
     def keep(self, t: int) -> None:
-        """Four steps apart at least: so many it takes to see an explosion."""
+        """Four steps apart at least: it takes as many to see an explosion."""
         if self.settings.rollback and (not self.kept or t - self.kept[-1].t >= 4):
             self.kept = [*self.kept[-1:], Copy(t, self.x, copy.deepcopy(self.optimizer))]
 
@@ -480,7 +480,7 @@ def _weights(path: list[Step]) -> list[float]:
 
 
 def _sums(path: list[Step]) -> tuple[float, float]:
-    """sum w_k <g_k, x_0 - x_k>, which gradients ask for; <s, x_0 - x_n>, which they have gained."""
+    """The numerator, sum w_k <g_k, x_0 - x_k>, and the denominator, <s, x_0 - x_n>."""
     pairs = list(zip(_weights(path), [step for step in path if step.sampled], strict=True))
     numerator = sum(w * float(step.g @ (path[0].x - step.x)) for w, step in pairs)
     denominator = sum(w * float(step.g @ (path[0].x - path[-1].after)) for w, step in pairs)
@@ -488,7 +488,7 @@ def _sums(path: list[Step]) -> tuple[float, float]:
 
 
 def _straight(path: list[Step]) -> float:
-    """eta^_1: what the reach would be had all gradients been one."""
+    """eta^_1: what the estimated rate would be if all gradients were equal."""
     w = _weights(path)
     before = [math.fsum(step.eta for step in path[:k]) for k, step in enumerate(path) if step.sampled]
     return sum(wk * b for wk, b in zip(w, before, strict=True)) / sum(w) if w else 0.0

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import torch
 from virtual_runs import places
 
+from hdet.ensemble.controller import Controller, comparable
 from hdet.ensemble.design import levels, permutation
 from hdet.ensemble.normalised import dot
-from hdet.ensemble.published import Controller, comparable
 from knobs.task import Knob
 from lab.tasks.streams import generator_of
 

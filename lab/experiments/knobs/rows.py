@@ -13,8 +13,8 @@ from shapes import onecycle
 from stacked import Batch, Supply, TrainStep
 from torch import Tensor
 
+from hdet.ensemble.controller import Corrected
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Published
 from knobs.arms import Arms
 from knobs.groups import Method
 from knobs.stack import KnobBench
@@ -32,8 +32,8 @@ _PROBED = Method("normalised, probe at mean weights", Normalised(), "mean", SPRE
 METHODS = {
     "local": Method("K arms, averaged, no divergence"),
     "spread": _PROBED._replace(label="K arms, factor 2, the value stays", controller=None),
-    "published": Method("published controller", Published(), "train", PUBLISHED_SPREAD),
-    "published-probe": Method("published, factor 2, probe at mean weights", Published(), "mean", SPREAD),
+    "published": Method("corrected controller", Corrected(), "train", PUBLISHED_SPREAD),
+    "published-probe": Method("corrected, factor 2, probe at mean weights", Corrected(), "mean", SPREAD),
     "normalised-train": Method("normalised, train loss", Normalised(), "train", SPREAD),
     "normalised-last": Method("normalised, probe at last weights", Normalised(), "last", SPREAD),
     "normalised": _PROBED,

@@ -1,4 +1,4 @@
-"""The published HDET on a stack: four replicas for one result."""
+"""HDET with the corrected controller on a stack: four replicas for one result."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from shapes import Factors
 from stacked import Stack
 from torch import Tensor
 
+from hdet.ensemble.controller import Corrected
 from hdet.ensemble.design import Permuted, Rounds, default_length
-from hdet.ensemble.published import Published
 from real.bench import Bench
 
 REPLICAS, ALPHA = 4, 1 / 9
 
 
 class Trained:
-    """Replicas that share gradients and spread their rates; averaged after every round, moved by the published rule.
+    """Replicas that share gradients and spread their rates; averaged after every round, moved by ``hdet.Corrected``.
 
     Each replica sees a quarter of the batch, so that a step costs as many samples as plain training.
     """
@@ -28,7 +28,7 @@ class Trained:
         self._steps, self._seeds = bench.steps, list(bench.seeds)
         self.rounds = Rounds(default_length(bench.steps), bench.steps)
         self._knobs = len(stack.sizes)
-        self._rule = Published()
+        self._rule = Corrected()
         self._sum = torch.zeros(stack.theta.shape[:2], device=stack.device)
         self.learned = [[[1.0] * self._knobs for _ in starts] for _ in self._seeds]
         """m: [seed][start][knob]"""

@@ -20,7 +20,7 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert first.code == 0, first.err
     outcome = json.loads((out / "ablation.json").read_text())
     assert outcome["complete"]
-    assert [len(row["runs"]) for row in outcome["configurations"]] == [1] * 9
+    assert [len(row["runs"]) for row in outcome["configurations"]] == [1] * 19
     assert first.json["configurations"] == outcome["configurations"]
     assert "HDET without auto-LR" in (out / "table.md").read_text()
     assert "Ablation on feed" in (out / "report.html").read_text()
@@ -29,12 +29,12 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert other.code == 2
     assert "has another study" in other.complaint
 
-    for key in ("placebo-0", "hdet-0"):
+    for key in ("placebo-0.15-T4-0", "corrected-0.15-T4-0"):
         shutil.rmtree(out / key)
     torch.set_num_threads(1)  # as in the process above; a framework's test may have left another number here
     again = lab_here(capsys, "ablate", "--like", out / "ablation.json", "--out", out, "--json")
     assert again.code == 0, again.err
-    assert "[2/2] control: placebo, seed 0: complete" in again.err  # the other runs were kept
+    assert "[2/2] control: placebo, 0.15, T = 4, seed 0: complete" in again.err  # the other runs were kept
     for row, same in zip(outcome["configurations"], again.json["configurations"], strict=True):
         assert (row["loss"], row["train_loss"]) == (same["loss"], same["train_loss"])
 

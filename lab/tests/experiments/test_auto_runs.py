@@ -163,7 +163,7 @@ def test_a_placebo_sees_losses_of_other_rounds(monkeypatch: pytest.MonkeyPatch) 
     shown = [own.index(evidence.blocks) for evidence in seen]
     assert all(number <= round for round, number in enumerate(shown))
     assert shown != list(range(len(seen)))
-    assert {evidence.straightness for evidence in seen} == {0.0, 1.0}
+    assert {evidence.measured.straightness for evidence in seen} == {0.0, 1.0}
     assert {evidence.estimated_level for evidence in seen} == {-math.inf}
 
 

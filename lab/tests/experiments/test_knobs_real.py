@@ -20,7 +20,7 @@ from knobs.workloads import DROPOUT, MINI, REAL, REST, WORKLOADS, KnobWorkload, 
 from shapes import onecycle
 from torch.nn.functional import cross_entropy
 
-from hdet.ensemble.published import Update
+from hdet.ensemble.controller import Update
 from lab.tests.experiments.small_tasks import CPU
 
 STEPS = 12

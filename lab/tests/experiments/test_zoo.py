@@ -13,8 +13,8 @@ import torch
 import zoo
 from stacked import Stack, Supply, TrainStep
 from tests.examples.launch import ROOT, output_of
-from tests.setups.problems import Records
-from tests.setups.runs import searching
+from tests.problems import Records
+from tests.setup_runs import searching
 from torch import nn, optim
 from zoo_problems import OPTIMIZERS, PROBLEMS, model_of
 from zoo_stack import UPDATES, ZooTask

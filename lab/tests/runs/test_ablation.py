@@ -7,42 +7,52 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hdet
+from hdet.report import numbers as say
 from lab.runs.ablation import CONFIGURATIONS, CRASH, RATES, Study
 from lab.runs.folder import Folder
-from lab.runs.outcome import as_markdown, described, table_of
+from lab.runs.outcome import as_markdown, described, table_of, wilson
 from lab.runs.plan import Plan
 
 
 def plans_of(study: Study, out: Path, seed: int = 0) -> dict[str, Plan]:
-    return {run.configuration.key: run.plan for run in study.runs(out) if run.configuration and run.seed == seed}
+    return {run.row.key: run.plan for run in study.runs(out) if run.row and run.seed == seed}
 
 
-def test_the_published_rows_and_the_controls(tmp_path: Path) -> None:
-    study = Study()
-    plans = plans_of(study, tmp_path)
-    low, high = RATES["feed"]
-    assert len(CONFIGURATIONS) == 9
-    assert [one.published for one in CONFIGURATIONS] == [3.294, 4.169, 4.674, 3.280, 3.281, 3.277, None, None, None]
-    assert {key for key, plan in plans.items() if plan.start} == {
-        "warm-init", "hdet-no-auto-lr", "hdet", "no-spread", "placebo",
+def test_the_papers_rows_the_controls_and_arms(tmp_path: Path) -> None:
+    plans = plans_of(Study(high=(0.1, 0.2), rounds=(4, 20)), tmp_path)
+    published = [3.294, 4.169, 4.674, 3.280, 3.281, 3.277, 3.281, 3.277]
+    assert [one.published for one in CONFIGURATIONS if one.published] == published
+    assert {one.key for one in CONFIGURATIONS if one.warm} == {
+        "warm-init", "hdet-no-auto-lr", "printed", "corrected", "no-spread", "placebo",
     }  # fmt: skip
-    assert {key for key, plan in plans.items() if plan.lr == low} == {"baseline-low"}
-    assert {key for key, plan in plans.items() if plan.lr == high} == set(plans) - {"baseline-low", "search"}
-    assert (plans["search"].lr, plans["search"].guess) == ("auto", high)
-    assert plans["hdet-no-auto-lr"].signal == "none"
-    assert (plans["no-spread"].spread, plans["no-spread"].noise) == (0.0, 0.01)
-    assert plans["placebo"].signal == "shuffled"
-    assert plans["placebo"].spread == plans["hdet"].spread == 1 / 9
+    assert {key for key, plan in plans.items() if plan.guess == RATES["feed"][0]} == {
+        "baseline-low-0.005", "printed-0.005-T4", "printed-0.005-T20", "corrected-0.005-T4", "corrected-0.005-T20",
+        "arms-0.005-T4", "arms-0.005-T20", "arms-spread-0.005-T4", "arms-spread-0.005-T20",
+    }  # fmt: skip
+    assert (plans["search-0.2"].lr, plans["search-0.2"].guess) == ("auto", 0.2)
+    assert not plans["search-0.2"].simulated
+    assert all(plan.simulated for key, plan in plans.items() if not key.startswith("search"))
+    assert plans["hdet-no-auto-lr-0.1-T20"].sync_every == 20
+    assert plans["printed-0.1-T4"].signal == "printed"
+    assert (plans["no-spread-0.1-T4"].spread, plans["no-spread-0.1-T4"].noise) == (0.0, 0.01)
+    assert plans["placebo-0.1-T4"].spread == plans["corrected-0.1-T4"].spread == 1 / 9
+    assert {key.rsplit("-0.", 1)[0] for key, plan in plans.items() if plan.method == "arms"} == {
+        "arms", "arms-spread", "arms-corrected", "arms-placebo",
+    }  # fmt: skip
+    assert len(plans) == 9 + 2 * (2 + 11 * 2 + 1)
 
 
 def test_warm_starts_come_first_and_see_other_samples(tmp_path: Path) -> None:
-    runs = Study(seeds=2).runs(tmp_path)
-    assert [i for i, run in enumerate(runs) if run.configuration is None] == [0, 10]
-    assert runs[0].plan.seed not in {run.plan.seed for run in runs if run.configuration}
-    assert runs[1 + 2].plan.start == str(runs[0].folder.checkpoint.resolve())
-    assert runs[11 + 2].plan.start == str(runs[10].folder.checkpoint.resolve())
+    runs = Study(seeds=2, high=(0.1,), rounds=(4,)).runs(tmp_path)
+    first, second = (i for i, run in enumerate(runs) if run.row is None)
+    assert first == 0
+    assert runs[0].plan.seed not in {run.plan.seed for run in runs if run.row}
+    assert {run.plan.start for run in runs[:second]} == {None, str(runs[0].folder.checkpoint.resolve())}
+    assert {run.plan.start for run in runs[second:]} == {None, str(runs[second].folder.checkpoint.resolve())}
 
 
 def test_a_study_survives_json() -> None:
@@ -52,7 +62,7 @@ def test_a_study_survives_json() -> None:
 
 def test_refuses() -> None:
     with pytest.raises(hdet.ArgumentError, match="low must be above 0 and below high"):
-        Study(low=0.2, high=0.1)
+        Study(low=0.2, high=(0.3, 0.1))
     with pytest.raises(hdet.ArgumentError, match="seeds must be an integer, at least 1"):
         Study(seeds=0)
     with pytest.raises(hdet.ArgumentError, match=r"give an ablation\.json"):
@@ -60,21 +70,31 @@ def test_refuses() -> None:
 
 
 def test_mean_spread_and_crashes(tmp_path: Path) -> None:
-    study = Study(seeds=2)
+    study = Study(seeds=2, high=(0.15,), rounds=(4,))
     runs = study.runs(tmp_path)
-    finals = {"baseline-low": (0.70, 0.72), "baseline-high": (0.91, math.nan), "hdet": (math.nan, math.nan)}
+    finals = {
+        "baseline-low-0.005": (0.70, 0.72), "baseline-high-0.15": (0.91, math.nan), "corrected-0.15-T4": (math.nan,) * 2
+    }  # fmt: skip
     for run in runs:
-        key = run.configuration.key if run.configuration else ""
+        key = run.row.key if run.row else ""
         if key in finals:
             loss = finals[key][run.seed]
-            crashed = not loss < 0.9
-            _pretend(run.folder, run.plan, {"loss": loss, "train_loss": loss}, crashed=crashed)
+            metrics = {"loss": loss, "train_loss": loss, "auc_like": 0.6, "auc_dwell": 0.7, "ne_like": 0.9}
+            _pretend(run.folder, run.plan, metrics, crashed=not loss < 0.9)
     outcome = described(study, runs)
-    rows = {row[0]: row for row in table_of(outcome).rows}
-    assert rows["Baseline-Low"][3:] == ("0.7100 ± 0.0141", "0.7100 ± 0.0141", "–", "3.294")
-    assert rows["Baseline-High"][3:] == ("0.9100, 1 not finite", "0.9100, 1 not finite", "2 of 2", "4.169, crashed")
-    assert rows["HDET, full"][3:6] == ("not finite", "not finite", "2 of 2")
-    assert rows["control: placebo"][3:] == ("–", "–", "–", "–")  # not run yet
+    rows = {(row[0], row[2]): row[3:] for row in table_of(outcome).rows}
+    low = ("–", "0 of 2 (0.00 to 0.66)", "0.7100 ± 0.0141", "0.7100 ± 0.0141", "0.6500 ± 0.0000", "0.9000 ± 0.0000")
+    assert rows["Baseline-Low", say.rate(0.005)] == (*low, "3.294")
+    high = rows["Baseline-High", say.rate(0.15)]
+    assert high[1:4] == ("2 of 2 (0.34 to 1.00)", "0.9100, 1 not finite", "0.9100, 1 not finite")
+    assert high[-1] == "4.169, crashed"
+    assert rows["HDET, full, corrected", say.rate(0.15)][:4] == (
+        "4",
+        "2 of 2 (0.34 to 1.00)",
+        "not finite",
+        "not finite",
+    )
+    assert rows["control: placebo", say.rate(0.15)] == ("4", *["–"] * 6)  # not run yet
     assert not outcome["complete"]
     assert outcome["torch"]
     assert CRASH in table_of(outcome).caption
@@ -82,7 +102,22 @@ def test_mean_spread_and_crashes(tmp_path: Path) -> None:
     assert "warm-start-1/checkpoint.pt" in json.dumps(outcome)
     assert str(tmp_path) not in json.dumps(outcome)  # a study may be moved, and its file be shown to others
     again = Study.of(json.loads(json.dumps(outcome["arguments"])))
+    assert again == study
     assert again.runs(tmp_path)[3].plan == runs[3].plan
+
+
+@given(st.integers(1, 60), st.data())
+def test_wilsons_interval_holds_the_share_and_shrinks(of: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, of))
+    low, high = wilson(count, of) or (1.0, 0.0)
+    assert 0 <= low <= count / of <= high <= 1
+    wider = wilson(count, of)
+    narrower = wilson(10 * count, 10 * of)
+    assert wider is not None
+    assert narrower is not None
+    assert narrower[1] - narrower[0] < wider[1] - wider[0]
+    mirrored = wilson(of - count, of)
+    assert mirrored == pytest.approx([1 - high, 1 - low])
 
 
 def _pretend(folder: Folder, plan: Plan, final: dict[str, float], crashed: bool) -> None:

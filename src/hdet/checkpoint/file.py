@@ -1,7 +1,7 @@
-"""A checkpoint's file: whole or not there, with a checksum at its end, and the ones before beside it.
+"""A checkpoint's file, complete or not there at all, with a checksum at its end, and earlier ones beside it.
 
 The file is torch's own zip, then a line with the SHA-256 of every byte before it. ``torch.load`` ignores the line.
-Everything else that hdet writes beside it has ``hdet`` in its name. Files with other names are somebody else's.
+Everything else that hdet writes beside it has ``hdet`` in its name. Files with other names are never touched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -28,13 +28,13 @@ _MARK = b"\nhdet checkpoint, sha256 "
 _LINE = len(_MARK) + 2 * sha256().digest_size + 1
 _CHUNK = 1 << 20
 _PATIENCE = 5.0
-"""Seconds to wait for another process to let go of a path: one that was told to stop takes its time."""
+"""Seconds to wait for another process to give up a path: one that was told to stop may still be writing."""
 _FORGOTTEN = 24 * 3600.0
-"""Seconds after which a draft is nobody's, where there are no locks."""
+"""Seconds after which a draft is removed if there are no locks: its process was killed."""
 
 _locks = Locks()
 _drafts: set[Path] = set()
-"""That threads of this process are writing."""
+"""Drafts that threads of this process are writing."""
 
 
 class _Hashed:
@@ -49,7 +49,7 @@ class _Hashed:
         self._failure: Exception | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        """All of it, as far as torch is told."""
+        """Write everything. Returns the length also after an error, which :meth:`finish` raises."""
         try:
             if self._failure is None:
                 self._file.write(data)
@@ -59,10 +59,10 @@ class _Hashed:
         return len(data)
 
     def flush(self) -> None:
-        """Asked for by torch; :meth:`finish` does it."""
+        """torch calls it; :meth:`finish` flushes."""
 
     def finish(self) -> None:
-        """The line with the checksum, and everything to the disk. Raises what went wrong on the way."""
+        """Write the line with the checksum, and everything to the disk. Raises the first error of all writes."""
         self.write(_MARK + self._sum.hexdigest().encode() + b"\n")
         if self._failure is not None:
             raise self._failure
@@ -76,7 +76,7 @@ class _Hashed:
 def write(path: Path, content: dict[str, Any], keep: int) -> None:
     """Put a new checkpoint in its place. A kill at any moment leaves a whole one: this or the one before.
 
-    It lies at ``path``, but for a moment where the file system has no hard links: then at the first of the copies.
+    It lies at ``path``. If the file system has no hard links, it lies at the first of the copies for a moment.
 
     Args:
         path: where it goes.
@@ -102,7 +102,7 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
 
 
 def _claimed(path: Path) -> bool:
-    """Keep other processes from writing there until this one ends. Whether that is sure: some places have no locks."""
+    """Keep other processes from writing there until this one ends. False if the file system has no locks."""
     try:
         return _locks.hold(path.with_name(f".{path.name}.hdet-lock"), _PATIENCE)
     except Taken as error:
@@ -114,14 +114,14 @@ def _claimed(path: Path) -> bool:
 
 
 def _new_draft(path: Path) -> Path:
-    """A name beside it that nobody has."""
+    """A new name beside it."""
     draft = path.with_name(f".{path.name}.hdet-{secrets.token_hex(4)}.part")
     _drafts.add(draft)
     return draft
 
 
 def _sweep(path: Path, *, alone: bool) -> None:
-    """Remove the drafts of processes that were killed; where others may be writing, only very old ones."""
+    """Remove the drafts of processes that were killed; only very old ones if others may be writing."""
     for draft in _beside(path, rf"\.{re.escape(path.name)}\.hdet-[0-9a-f]{{8}}\.part"):
         with suppress(OSError):
             if draft not in _drafts and (alone or time.time() - draft.stat().st_mtime > _FORGOTTEN):
@@ -130,22 +130,21 @@ def _sweep(path: Path, *, alone: bool) -> None:
 
 @contextmanager
 def _draft_of(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-    """A new file, never one that is there nor where a link points to; as private as the checkpoint before."""
+    """A new file, never an existing one or the target of a link; with the mode of the checkpoint before."""
     draft, before = _new_draft(path), next(iter(kept(path)), None)
     mode = 0o666 if before is None else stat.S_IMODE(before.stat().st_mode)
-    with ExitStack() as afterwards:
-        afterwards.callback(_drafts.discard, draft)
+    try:
         with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            afterwards.callback(_removed, draft)
-            if before is not None:
-                with suppress(OSError):  # a file system without modes
-                    os.chmod(draft, mode)  # what the umask took
-            yield draft, file
-
-
-def _removed(draft: Path) -> None:
-    with suppress(OSError):
-        draft.unlink(missing_ok=True)
+            try:
+                if before is not None:
+                    with suppress(OSError):  # a file system without modes
+                        os.chmod(draft, mode)  # what the umask took
+                yield draft, file
+            finally:
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)
+    finally:
+        _drafts.discard(draft)
 
 
 def _pickled(content: dict[str, Any], file: _Hashed) -> None:
@@ -159,7 +158,7 @@ def _pickled(content: dict[str, Any], file: _Hashed) -> None:
 
 
 def _refuse_unreadable(draft: Path) -> None:
-    """Raise for what could be written but not read again: that would be noticed when it is needed."""
+    """Raise for objects that could be written but not read again, which would be noticed too late."""
     strange = get_unsafe_globals_in_checkpoint(draft)
     if strange:
         raise ArgumentError(
@@ -189,7 +188,7 @@ def _move_on(path: Path, keep: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """What was renamed survives a loss of power; where folders cannot be opened, the system sees to it."""
+    """Make renames survive a loss of power; on systems that cannot open folders they do so anyway."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -220,7 +219,7 @@ def _beside(path: Path, name: str) -> list[Path]:
     """Files in the same folder whose names match."""
     try:
         return [path.with_name(one) for one in os.listdir(path.parent) if re.fullmatch(name, one)]
-    except OSError:  # no folder yet, or one that may not be looked into
+    except OSError:  # no folder yet, or one that may not be read
         return []
 
 
@@ -242,7 +241,7 @@ def newest_whole(path: Path) -> Whole:
     for file in kept(path):
         try:
             digest, found = _sums_of(file)
-        except FileNotFoundError:  # whoever writes has just given it another name
+        except FileNotFoundError:  # the writing process has just renamed it
             continue
         if digest == found:
             return Whole(file, found, faults)
@@ -257,7 +256,7 @@ def newest_whole(path: Path) -> Whole:
 
 
 def digest_of(path: Path) -> str | None:
-    """The checksum at a file's end; None where there is none. Reads nothing else."""
+    """The checksum at a file's end; None if there is none. Reads nothing else."""
     with path.open("rb") as file:
         return _digest_in(file)
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -24,14 +24,11 @@ from hdet.ranks.presence import presence
 from hdet.ranks.shards import is_sharded
 from hdet.rollback.guard import Guard
 from hdet.rollback.snapshots import leaves
-from hdet.schedulers.ensemble import Ensemble
-from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.scheduled import ScheduledSearch
+from hdet.schedulers.run import WithRun
+from hdet.schedulers.search_arguments import WithSearch
 
 Result = TypeVar("Result")
-Scheduler = OneCycleLR | Ensemble | ScheduledSearch
-Searching = OneCycleLR | ScheduledSearch
-"""Those that may search."""
+_Kept = tuple[Any, dict[str, Any]]
 _FORMAT = 1
 _MOST = 1000
 """Checkpoints that may be kept."""
@@ -71,8 +68,8 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         with arriving(f"writing {file}"):
             for guard in (part for part in parts.values() if isinstance(part, Guard)):
                 inside.enter_context(guard.gathered(group))
-            found = {name: group.gather_objects(one._run.losses.saved()) for name, one in _searches(parts).items()}
-        losses = found if search else None
+            searches = _searches(parts) if search else {}
+            losses = {name: group.gather_objects(one._run.losses.saved()) for name, one in searches.items()}
         _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, losses), keep))
 
 
@@ -126,7 +123,7 @@ def exists(path: str | os.PathLike[str], /) -> bool:
 
 
 def _meet(what: str) -> ReplicaGroup:
-    """All ranks, which come to ``what``. It may be the first that they do together. Collective."""
+    """The group of all ranks, which call ``what``: perhaps their first collective."""
     if find_replica_index(None).size > 1:
         presence().arrive(what)
     with arriving(what):
@@ -134,14 +131,14 @@ def _meet(what: str) -> ReplicaGroup:
 
 
 def _from_first(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
-    """What ``action`` gives on rank 0. Collective."""
+    """The result of ``action`` on rank 0, for all ranks. Collective."""
     found = _together(group, what, lambda: None if group.rank else action())
     with arriving(what):
         return group.broadcast_object(found)  # type: ignore[return-value]  # rank 0's, which is there
 
 
 def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> Result:
-    """What ``action`` gives on this rank. If it fails on one, all raise. Collective."""
+    """The result of ``action`` on this rank. If it fails on one rank, all raise. Collective."""
     failure: Exception | None = None
     result: Result | None = None
     try:
@@ -178,7 +175,7 @@ def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: 
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
-    """Where a link points to, so that not the link is replaced."""
+    """The path of the file itself, so that a link to it is not replaced. Raises for folders and devices."""
     given = path_of(path, "path")
     found = path_of(os.path.realpath(given), "path")
     if found.is_dir():
@@ -191,23 +188,21 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
     return found
 
 
-def _content(parts: Mapping[str, Any], losses: Mapping[str, Any] | None) -> dict[str, Any]:
+def _content(parts: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, Any]:
     """What goes into the file. Sharded state is refused once more: some parts only show it now.
 
-    ``losses``: of all ranks, for each search; None: searches are not saved.
+    ``losses``: of all ranks, for each search that is saved.
     """
-    stateful = _stateful(parts)
+    stateful, found = _stateful(parts), _searches(parts)
     states = {name: part.state_dict() for name, part in stateful.items()}
     values = {name: value for name, value in parts.items() if name not in stateful}
-    found = _searches(stateful) if losses is not None else {}
-    searches = {name: {**one.search_state_dict(), "losses": (losses or {})[name]} for name, one in found.items()}
-    content = {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
     for name, value in {**states, **values}.items():
         _refuse_shards(name, leaves(value))
-    return content
+    searches = {name: {**found[name].search_state_dict(), "losses": rows} for name, rows in losses.items()}
+    return {"hdet": _FORMAT, "states": states, "values": values, "searches": searches}
 
 
-def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, Searching]) -> None:
+def _refuse_sharded_parts(parts: Mapping[str, Any], searches: Mapping[str, WithSearch]) -> None:
     """Raise if a part, or one of the searches, holds what one rank has of sharded weights.
 
     The snapshots of a guard and the sums of a search are plain tensors. The weights that they belong to tell.
@@ -229,7 +224,7 @@ def _refuse_shards(name: str, tensors: Iterable[Tensor]) -> None:
 
 
 def _tensors_in(part: Any) -> Iterator[Tensor]:
-    """What a part trains, as far as torch's classes tell, and a guard."""
+    """The parameters of a model, of an optimizer or of a guard; none of other parts."""
     if isinstance(part, nn.Module):
         yield from part.parameters()
     elif isinstance(part, Optimizer):
@@ -242,7 +237,7 @@ def _tensors_in(part: Any) -> Iterator[Tensor]:
 
 
 def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's content, once every scheduler of hdet has seen that its own fits. Changes nothing."""
+    """The file's content, if it has a state for each of these parts."""
     file = found.file
     _refuse_another(found)
     content = read(file)
@@ -257,14 +252,11 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
             raise ArgumentError(
                 f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
             )
-    inside = _inside({name: states[name] for name in parts})
-    for name, part in _inside(parts).items():
-        if name not in inside:
-            raise ArgumentError(f"{file} has no state of the scheduler {name!r}; build it as it was when it was saved")
-        if isinstance(part, Scheduler):
-            part.check_state_dict(inside[name])
-    for name, scheduler in _searches(parts).items():
-        scheduler.check_search_state_dict(searches.get(name, {}), inside[name])
+    missing = sorted(set(_inside(parts)) - set(_inside(states)))
+    if missing:
+        raise ArgumentError(
+            f"{file} has no state of the scheduler {missing[0]!r}; build it as it was when it was saved"
+        )
     return content
 
 
@@ -278,21 +270,17 @@ def _refuse_another(found: Whole) -> None:
         )
 
 
-class _Kept(NamedTuple):
-    """What a part was before it was loaded."""
-
-    state: Any
-    searches: dict[str, Any]
-
-
 def _kept(name: str, part: Any) -> _Kept:
-    """The tensors of guards and searches are not copied: a load puts others in their place."""
+    """The state of a part, and those of the searches in it, before it is loaded.
+
+    The tensors of guards and searches are not copied, because a load replaces them by others.
+    """
     searches = {inside: one.search_state_dict() for inside, one in _searches({name: part}).items()}
-    return _Kept(part.state_dict() if isinstance(part, Guard) else _copied(part.state_dict()), searches)
+    return part.state_dict() if isinstance(part, Guard) else _copied(part.state_dict()), searches
 
 
 def _copied(state: Any) -> Any:
-    """Large tensors go to the host: a device may be nearly full."""
+    """A copy, with all tensors on the host: a device may be nearly full."""
     if isinstance(state, Tensor) and state.device.type not in ("cpu", "meta"):
         return state.detach().cpu()
     if not isinstance(state, dict):
@@ -303,12 +291,15 @@ def _copied(state: Any) -> Any:
 
 
 def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: dict[str, _Kept]) -> None:
-    """A scheduler after its optimizer, and those of hdet, which have been checked, last.
+    """A scheduler after its optimizer, and those of hdet last.
 
-    ``before``: gets what each part was, before it is changed.
+    ``before``: gets what each part was, before any is changed: whether a scheduler's rates are those of its optimizer
+    is part of its state.
     """
-    for name, part in sorted(parts.items(), key=lambda pair: _turn(pair[1])):
-        before[name], options = _kept(name, part), _options(part)
+    in_turn = sorted(parts.items(), key=lambda pair: _turn(pair[1]))
+    before.update({name: _kept(name, part) for name, part in in_turn})
+    for name, part in in_turn:
+        options = _options(part)
         try:
             part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
             lost = sorted(options - _options(part))
@@ -326,31 +317,31 @@ def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: di
 
 
 def _options(part: Any) -> set[str]:
-    """Those of an optimizer's class that all of its groups have; none of other parts."""
+    """The options of an optimizer that all of its groups have; none of other parts."""
     if not isinstance(part, Optimizer):
         return set()
     return {name for name in part.defaults if all(name in group for group in part.param_groups)}
 
 
 def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
-    """Raises only once all other parts are as they were."""
+    """Give all parts the states that they had. Raises after all have been tried."""
     refused: dict[str, Exception] = {}
-    for name, own in before.items():
+    for name, (state, searches) in before.items():
         try:
-            parts[name].load_state_dict(own.state)
+            parts[name].load_state_dict(state)
             for inside, scheduler in _searches({name: parts[name]}).items():
-                scheduler.load_search_state_dict(own.searches[inside])
+                scheduler.load_search_state_dict(searches[inside])
         except Exception as error:
             refused[name] = error
     if refused:
         raise CheckpointError(
             f"parts did not fit, and these have not taken back their own states either: {shown(refused)}. Build them "
-            "anew, as they were when they were saved, and load again"
+            "again, as they were when they were saved, and load again"
         )
 
 
 def _turn(part: Any) -> int:
-    kinds: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, (OneCycleLR, Ensemble, ScheduledSearch, Guard))
+    kinds: tuple[Any, ...] = (nn.Module, Optimizer, LRScheduler, (WithRun, Guard))
     return max((turn for turn, kind in enumerate(kinds, start=1) if isinstance(part, kind)), default=0)
 
 
@@ -374,14 +365,14 @@ def _is_stateful(name: str, part: Any) -> bool:
     return all(both)
 
 
-def _schedulers(parts: Mapping[str, Any]) -> dict[str, Scheduler]:
-    """hdet's by their names, also those inside torch's."""
-    return {name: part for name, part in _inside(parts).items() if isinstance(part, Scheduler)}
+def _schedulers(parts: Mapping[str, Any]) -> dict[str, WithRun]:
+    """hdet's schedulers by their names, also those inside torch's."""
+    return {name: part for name, part in _inside(parts).items() if isinstance(part, WithRun)}
 
 
-def _searches(parts: Mapping[str, Any]) -> dict[str, Searching]:
+def _searches(parts: Mapping[str, Any]) -> dict[str, WithSearch]:
     """Those that search."""
-    found = {name: one for name, one in _schedulers(parts).items() if isinstance(one, Searching)}
+    found = {name: one for name, one in _schedulers(parts).items() if isinstance(one, WithSearch)}
     return {name: one for name, one in found.items() if one.search is not None}
 
 

@@ -1,4 +1,4 @@
-"""The command ``hdet``."""
+"""The command ``hdet``. Its packages, typer and rich, are optional, and are imported when it runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def check_packages(as_json: bool) -> None:
-    """Leave with a cure where the packages of a command line are missing."""
+    """Exit with a cure if the packages of the command line are missing."""
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
@@ -33,12 +33,12 @@ def check_packages(as_json: bool) -> None:
 
 
 def speaks() -> bool:
-    """Whether this process is the one that prints: of the ranks that torchrun started, the first."""
+    """Whether this process prints: of the ranks that torchrun started, only the first does."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def complain(text: str, as_json: bool, code: int) -> int:
-    """One line on stderr, and for programs one on stdout; returns the exit code."""
+    """Print an error as one line on stderr, and with ``--json`` also on stdout. Returns the exit code."""
     line = harmless(" ".join(text.split()))
     if not speaks() and code == 1:  # bad input is the same on all ranks, a failure need not be
         print(f"hdet, rank {os.environ['RANK']}: {line}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The commands together, and what becomes of their errors: one line with a cure, never a traceback."""
+"""The command line: its commands, and their errors as one line with a cure instead of a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hdet.cli.commands import compare, export, report
 from hdet.errors import ArgumentError, HdetError, JournalError
 
 _Usage: type[Exception] = typer.BadParameter.__mro__[2]
-"""Click's own base of all complaints about the command line. Newer typers carry their own click."""
+"""Click's base class of errors in the command line. Newer versions of typer contain their own click."""
 
 
 def commands(name: str, *functions: Callable[..., Any]) -> typer.Typer:
@@ -66,7 +66,7 @@ def _root(
 
 
 def run(arguments: Sequence[str], line: typer.Typer = app, name: str = "hdet") -> int:
-    """Run a command; the exit code.
+    """Run a command and return its exit code.
 
     Args:
         arguments: without the program's name.
@@ -90,6 +90,6 @@ def run(arguments: Sequence[str], line: typer.Typer = app, name: str = "hdet") -
     except Exception as error:
         if os.environ.get("HDET_DEBUG"):
             raise
-        text = f"{type(error).__name__}: {error}; this is a mistake in hdet, HDET_DEBUG=1 shows where"
+        text = f"{type(error).__name__}: {error}; this is a bug in hdet; HDET_DEBUG=1 shows where"
         return complain(text, as_json, code=1)
     return code if isinstance(code, int) else 0

@@ -127,7 +127,7 @@ class FoundSchedule(NamedTuple):
     """Per step the base values, in the order of the knobs; None before a knob was added."""
 
     def as_csv(self) -> str:
-        """With a head; steps count from 0."""
+        """CSV with a header line; steps count from 0."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["step", *self.knobs])
@@ -142,7 +142,7 @@ class FoundSchedule(NamedTuple):
 
 
 def journal_at(path: Path) -> JournalData:
-    """The journal that is at a path, or in a run's folder."""
+    """The journal at a path, or in a run's folder."""
     file = journal_in(path)
     if not file.exists():
         raise ArgumentError(
@@ -154,7 +154,7 @@ def journal_at(path: Path) -> JournalData:
 def found_schedule(journal: JournalData, every_step: bool = False) -> FoundSchedule:
     """The base values at the steps that a journal knows, or at every step from the first to the last.
 
-    They are those that :func:`hdet.schedule_from` replays: between two known steps the square root goes evenly.
+    They are those that :func:`hdet.schedule_from` replays: between known steps, their square roots are interpolated.
     """
     found = found_schedules(journal)
     known = sorted({step for steps, _ in found.values() for step in steps})
@@ -164,7 +164,7 @@ def found_schedule(journal: JournalData, every_step: bool = False) -> FoundSched
 
 
 def _at(step: int, steps: Sequence[int], values: Sequence[float]) -> float | None:
-    """A knob's value at a step; None before it was there.
+    """A knob's value at a step; None before it was added.
 
     >>> _at(2, [0, 4], [1.0, 9.0]), _at(9, [0, 4], [1.0, 9.0]), _at(0, [1, 4], [1.0, 9.0])
     (4.0, 9.0, None)

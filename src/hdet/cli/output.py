@@ -1,4 +1,4 @@
-"""Where words go, and where results go: lines, tables and curves for people, one line of JSON for programs."""
+"""The output of commands: lines, tables and curves for people, one line of JSON for programs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _LOG_WIDTH = 120
 
 
 def written(text: str, style: str = "") -> Text:
-    """Text as it stands, whoever wrote it: brackets are just brackets, and escape sequences are spelled out."""
+    """Text as it is: rich does not interpret its brackets, and escape sequences are spelled out."""
     return Text(harmless(text), style=style)
 
 
 class Output:
-    """Words on stdout; with ``--json`` they go to stderr, and stdout gets one line."""
+    """Text for people on stdout; with ``--json`` it goes to stderr, and stdout gets one line of JSON."""
 
     def __init__(self, as_json: bool) -> None:
         stream = sys.stderr if as_json else sys.stdout
@@ -43,11 +43,11 @@ class Output:
         self._as_json = as_json
 
     def say(self, text: str, style: str = "") -> None:
-        """A line, not folded: paths must stay whole."""
+        """Print a line without wrapping it, so that paths stay whole."""
         self.console.print(written(text, style), soft_wrap=True)
 
     def table(self, table: Table) -> None:
-        """A table of texts; the first column to the left, numbers to the right."""
+        """Print a table of texts; the first column is aligned left, the others right."""
         drawn = RichTable(title=written(table.caption, "table.title") if table.caption else None, title_justify="left")
         for i, column in enumerate(table.columns):
             drawn.add_column(written(column), justify="right" if i else "left")
@@ -56,13 +56,13 @@ class Output:
         self.console.print(drawn)
 
     def result(self, **values: Any) -> None:
-        """The line for programs, if they asked for it."""
+        """Print the line of JSON, if ``--json`` was given."""
         if self._as_json and speaks():
             print(json.dumps(plain_json(values)), flush=True)
 
 
 def say_alarms(output: Output, runs: Sequence[RunData]) -> None:
-    """In red what makes a run's rate worthless."""
+    """Print in red why the rates of runs must not be used."""
     for one in (one for run in runs for one in warned(run)):
         output.say(str(one), style="bold red")
 
@@ -73,7 +73,7 @@ def refuse_to_overwrite(path: Path, force: bool) -> None:
 
 
 def plot(names: Sequence[str], lines: Sequence[Line], title: str, width: int = 80, height: int = 14) -> str:
-    """The lines over each other, each in its letter; where several meet the last is seen. Losses on a log scale.
+    """The lines in one plot, each by its letter; if several meet, the last is seen. Logarithmic if all is above 0.
 
     >>> print(plot(["a run", "another"], [Line((0, 1, 2), (4.0, 2.0, 1.0)), Line((0, 2), (4.0, 4.0))], "Loss", 24, 3))
     Loss

@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from hdet.ensemble.controller import Controller, Update
 from hdet.ensemble.design import Rounds
 from hdet.ensemble.knob import KnobSpec
-from hdet.ensemble.published import Controller, Update
 from hdet.parameters import Rate, as_type_of
 
-Decay = Literal["schedule", "exponential"]
+Decay = Literal["schedule", "exponential", "printed"]
 DECAYS: tuple[Decay, ...] = ("schedule", "exponential")
+"""Those that users can give; "printed" comes with the controller :class:`hdet.AsPrinted`."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the published method needs to know; no None stands for a default any more."""
+    """What the ensemble needs to know, with all defaults filled in."""
 
     rounds: Rounds
     seed: int = 0
@@ -48,7 +49,7 @@ def decay_rate(start: float, floor: float, rounds: int) -> float:
 
     .. math:: \gamma = 1 - (\eta_{floor} / \eta_{S_{warm}})^{1/K}
 
-    As printed in the paper, with ``f_div / f_final`` of OneCycleLR's defaults, gamma is negative and the rate grows.
+    The paper's own formula is :meth:`hdet.AsPrinted.gamma`.
 
     Args:
         start: base value at S_warm.
@@ -67,14 +68,14 @@ def decay_rate(start: float, floor: float, rounds: int) -> float:
 
 
 class Bases(NamedTuple):
-    """What was learned of each knob, the exponential decay, and the controller's state."""
+    """What was learned of each knob, the base values that decay by themselves, and the controller's state."""
 
     learned: list[float]
     """A value, or 1 for a factor on a schedule that nothing has moved."""
     starts: list[float]
-    """Base values at which the exponential decay began, from which gamma follows; 0 for knobs that have not begun."""
+    """Base values at which that decay began, from which gamma follows; 0 for knobs that have not begun."""
     decayed: list[float]
-    """Base values that the exponential decay has come to."""
+    """Base values that it has come to."""
     controller: Any
 
     @classmethod
@@ -84,14 +85,14 @@ class Bases(NamedTuple):
         return cls(list(learned), zeros, zeros, state)
 
     def grown(self, more: int, controller: Any) -> Bases:
-        """With further rates, which begin unlearned; the controller begins anew."""
+        """With further rates, which begin unlearned; the controller starts again from its first state."""
         zeros = [0.0] * more
         return Bases(self.learned + [1.0] * more, self.starts + zeros, self.decayed + zeros, controller)
 
     def scheduled(self, schedule: Sequence[Rate], settings: Settings, t: int) -> list[Rate]:
         """The base values of scheduled knobs at step ``t``; each keeps the type of its schedule."""
         began = settings.start is not None and t >= settings.start
-        if settings.decay == "exponential" and began and any(self.starts):
+        if settings.decay != "schedule" and began and any(self.starts):
             rows = zip(schedule, self.starts, self.decayed, strict=True)
             return [as_type_of(value, base) if start else value for value, start, base in rows]
         return [value if m == 1.0 else value * m for value, m in zip(schedule, self.learned, strict=True)]
@@ -111,7 +112,7 @@ class Bases(NamedTuple):
     def after_round(
         self, moves: Sequence[float], schedule: Sequence[float], floors: Sequence[float], rounds: int
     ) -> Bases:
-        """After a round of the published decay: base <- max(floor, base (1 - gamma)(1 + move)).
+        """After a round of the exponential decay: base <- max(floor, base (1 - gamma)(1 + move)).
 
         Knobs that have not begun (all of them at S_warm, later groups that were added) begin at the schedule's value.
 
@@ -132,4 +133,19 @@ class Bases(NamedTuple):
             max(floor, base * (1 - decay_rate(start, floor, rounds)) * (1 + move))
             for start, base, floor, move in zip(starts, begun, floors, moves, strict=True)
         ]
+        return self._replace(starts=starts, decayed=decayed)
+
+    def as_printed(self, moves: Sequence[float], rates: Sequence[float], gammas: Sequence[float]) -> Bases:
+        """After a round of the paper's recursion: base <- base (1 - gamma) + move, which may fall below 0.
+
+        Args:
+            moves: of the controller, in units of the rate.
+            rates: the base rate of each knob in the step that was just made.
+            gammas: the decay of each knob.
+
+        >>> Bases.begin([1.0], None).as_printed(moves=[-0.25], rates=[1.0], gammas=[0.5]).decayed
+        [0.25]
+        """
+        starts = [start or rate for start, rate in zip(self.starts, rates, strict=True)]
+        decayed = [rate * (1 - gamma) + move for rate, gamma, move in zip(rates, gammas, moves, strict=True)]
         return self._replace(starts=starts, decayed=decayed)

@@ -40,7 +40,7 @@ def converge(
 
     Args:
         group: all ranks of all replicas.
-        alike: those that hold the same parts of the weights as this one; all of them where weights are not sharded.
+        alike: those that hold the same parts of the weights as this one; all of them if weights are not sharded.
         weights: this rank's.
         roll: what the replicas know of each other.
         measure: whether to measure how far the replicas were from their mean.

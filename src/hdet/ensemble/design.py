@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Protocol
 
@@ -40,7 +41,7 @@ class Rounds:
 
     def ends_at(self, t: int) -> bool:
         """Whether a round ends when the counter arrives at ``t``."""
-        last = self._last  # every step asks
+        last = self._last
         return (t % self.length == 0 or t >= last - 1) and 0 < t <= last
 
     def is_inside(self, t: int) -> bool:
@@ -50,7 +51,7 @@ class Rounds:
     def index(self, t: int) -> int:
         """k, the number of rounds that have ended once the counter stands at ``t``."""
         k = int(max(t, 0) // self.length)
-        if t >= self._last - 1:  # the two ends of the run, where they are no multiples
+        if t >= self._last - 1:  # the two ends of the run, if they are no multiples of T
             k += sum(0 < end <= t and end % self.length != 0 for end in (self._last - 1, self._last))
         return k
 
@@ -81,7 +82,7 @@ class Rounds:
         """
         return max(1, -(-(self._last - t) // self.length))
 
-    @property
+    @cached_property
     def _last(self) -> int:
         return sys.maxsize if self.total_steps is None else self.total_steps
 
@@ -120,8 +121,8 @@ def levels(n: int) -> list[float]:
 def permutation(seed: int, k: int, knob: int, n: int) -> list[int]:
     """The permutation of ``range(n)`` for knob ``knob`` in round ``k``: a function of its arguments alone.
 
-    Round 0 is the identity: the published fan-out in rank order. Afterwards replicas are ranked by a hash, so no RNG is
-    read, and every replica, machine and library version gets the same answer.
+    Round 0 is the identity: the fan-out in rank order, as in the paper. Afterwards replicas are ranked by a hash, so no
+    RNG is read, and every replica, machine and library version gets the same answer.
 
     >>> permutation(seed=0, k=0, knob=3, n=4)
     [0, 1, 2, 3]
@@ -151,7 +152,7 @@ class Design(Protocol):
 
 
 class Permuted:
-    """The published design: an independent permutation per knob, rank order in round 0.
+    """The paper's design: an independent permutation per knob, rank order in round 0.
 
     >>> Permuted().places(n=2, knobs=3, seed=0, k=0)
     [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]

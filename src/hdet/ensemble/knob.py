@@ -46,17 +46,11 @@ class Scale(NamedTuple):
 
     def check_base(self, base: float, knob: str) -> None:
         """Raise for a base value that this coordinate cannot hold."""
-        if not math.isfinite(base):
-            raise ArgumentError(f"the base value of knob {knob!r} must be finite, but got {shown(base)}; set it first")
-        if (self.name == "relative" and base == 0) or (self.name == "log" and base <= 0):
+        allowed = {"relative": base != 0, "linear": True, "log": base > 0, "logit": 0 < base < 1}
+        if not math.isfinite(base) or not allowed[self.name]:
             raise ArgumentError(
-                f"the base value of knob {knob!r} is {base!r}, which scale={self.name!r} cannot move away from; start "
-                'from a value above 0, or use scale="linear"'
-            )
-        if self.name == "logit" and not 0 < base < 1:
-            raise ArgumentError(
-                f"the base value of knob {knob!r} must lie between 0 and 1 for scale='logit', but got {base!r}; start "
-                'from a value inside, or use scale="linear" with bounds=(0, 1)'
+                f"the base value of knob {knob!r} must be {_ALLOWED[self.name]} on scale={self.name!r}, but got "
+                f'{shown(base)}; start from another value, or use scale="linear"'
             )
 
     def inside(self, base: float, spread: float, bounds: tuple[float, float]) -> float:
@@ -92,7 +86,8 @@ class Scale(NamedTuple):
         return self.away(bound, d)
 
 
-SCALES = ("relative", "linear", "log", "logit")
+_ALLOWED = {"relative": "finite and not 0", "linear": "finite", "log": "finite and above 0", "logit": "between 0 and 1"}
+SCALES = tuple(_ALLOWED)
 
 
 def scale_named(name: str) -> Scale:

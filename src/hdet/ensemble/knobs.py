@@ -67,7 +67,7 @@ def lr(
     Args:
         optimizer: whose groups.
         spread: alpha, relative (or in the logarithm, with ``scale="log"``).
-        scale: "relative" is the published rule.
+        scale: "relative" is the paper's.
         groups: which groups, by index or by their "name"; None: all.
     """
     must_be('"relative" or "log" here', is_one_of(scale, ("relative", "log")), "leave it out", scale=scale)
@@ -96,7 +96,7 @@ def optimizer(
         spread, scale, bounds: how far replicas are apart, on which scale, and the range that no replica may leave.
         groups: which groups, by index or by their "name"; None: all. They must have one value: otherwise call it
             once per group.
-        index: which entry, where the field is a tuple such as ``betas``.
+        index: which entry, if the field is a tuple such as ``betas``.
     """
     optimizer = unwrapped(optimizer)
     indices = _group_indices(optimizer, groups)
@@ -107,18 +107,15 @@ def optimizer(
     for value in (group[field] for group in chosen):
         several = isinstance(value, (list, tuple))
         rule = f"the number of an entry, from 0 to {len(value) - 1}" if several else "None"
-        fits = (
-            is_int(index) and 0 <= index < len(value)
-            if several and index is not None
-            else several == (index is not None)
-        )
+        fits = index is None if not several else index is not None and is_int(index) and 0 <= index < len(value)
         must_be(rule, fits, f"{field} is {shown(value)}", index=index)
     values = [group[field] if index is None else group[field][index] for group in chosen]
     cure = "call hdet.knobs.optimizer once for each of them, with groups=[...]"
     _check_base("field", field, values, all(map(_is_number, values)), cure)
     where = "" if groups is None else ",".join(_group_name(optimizer, i) for i in indices)
     name = field + (f".{index}" if index is not None else "") + (f"[{where}]" if where else "")
-    return _knob(name, spread, scale, bounds, *_group_field(optimizer, indices, field, index), "update")
+    read, write = _group_field(optimizer, indices, field, index)
+    return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, acts="update")
 
 
 def module(
@@ -157,7 +154,8 @@ def module(
     def read() -> float:
         return float(getattr(modules[0], attribute))
 
-    return _knob(f"{label}.{attribute}", spread, scale, bounds, read, write, "loss", regularises)
+    name = f"{label}.{attribute}"
+    return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, regularises=regularises)
 
 
 def scalar(
@@ -186,8 +184,11 @@ def scalar(
     def write(new: float) -> None:
         cell[0] = new
 
-    known = _names_regulariser(name) if regularises is None else regularises
-    return _knob(name, spread, scale, bounds, lambda: cell[0], write, acts, known)
+    if regularises is None:
+        regularises = _names_regulariser(name)
+    return custom(
+        name, lambda: cell[0], write, spread=spread, scale=scale, bounds=bounds, acts=acts, regularises=regularises
+    )
 
 
 def custom(
@@ -206,24 +207,11 @@ def custom(
     _check_functions(read, write)
     if not _is_number(read()):
         raise ArgumentError(f"read must return a number, but gave {shown(read())}; it is called without arguments")
-    return _knob(name, spread, scale, bounds, lambda: float(read()), write, acts, regularises)
-
-
-def _knob(
-    name: str,
-    spread: float,
-    scale: str,
-    bounds: Bounds,
-    read: Callable[[], float],
-    write: Callable[[float], None],
-    acts: Literal["update", "loss"],
-    regularises: bool = False,
-) -> Knob:
     fits = isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(map(_is_number, bounds))
     must_be("two numbers", fits, "give (low, high)", bounds=bounds)
     spec = KnobSpec(name, scale_named(scale), spread, (float(bounds[0]), float(bounds[1])))
-    spec.start(read())  # a base that the scale cannot hold is refused here
-    return Knob(spec, read, write, acts, regularises)
+    spec.start(float(read()))  # a base that the scale cannot hold is refused here
+    return Knob(spec, lambda: float(read()), write, acts, regularises)
 
 
 def _check_base(argument: str, name: str, values: Sequence[Any], are_numbers: bool, cure: str) -> None:

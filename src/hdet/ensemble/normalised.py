@@ -1,4 +1,4 @@
-"""A controller that moves only where the slope exceeds its noise.
+"""A controller that moves a knob only if the slope of the signal exceeds its noise.
 
 Its small least squares are in plain floats: every replica gets the same bits, whatever its BLAS.
 """
@@ -12,7 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 from hdet.checks import is_finite, must_be, shown
-from hdet.ensemble.published import Update
+from hdet.ensemble.controller import Update
 from hdet.errors import ArgumentError
 
 _PRIOR = 1.5
@@ -167,7 +167,7 @@ class Normalised:
         return Update(state, moves, [1.0 / len(y)] * len(y), [-slope * unit for slope in slopes])
 
     def _next_step(self, step: float, sign: float, direction: float) -> float:
-        """Longer while the direction stays, half where it turns, the same where nothing moves or has moved."""
+        """Longer while the direction stays, half if it turns, the same if nothing moves or has moved."""
         if direction == 0 or sign == 0:
             return step
         return min(max(step / 2 if direction * sign < 0 else step * 1.2, self.shortest), self.longest)
@@ -193,7 +193,7 @@ class Normalised:
         return [math.sqrt(variance * covariance[g][g]) for g in range(len(slopes))]
 
     def _direction(self, slope: float, error: float, freedom: float) -> float:
-        """Minus the slope's sign, shrunk: 0 where noise could have made it, near 1 where it could not."""
+        """Minus the slope's sign, shrunk: 0 if noise could have made the slope, near 1 if it could not."""
         if freedom < 1 or slope == 0 or not math.isfinite(error):
             return 0.0
         t = abs(slope) / error if error > 0 else math.inf

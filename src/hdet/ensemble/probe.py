@@ -86,7 +86,7 @@ class ProbeBatch:
         fits = not no_batches and (takes(loader, 0) or isinstance(loader, Iterable))
         must_be("an iterable of batches or batch_fn(round)", fits, "for instance a DataLoader", loader=loader)
         fits = isinstance(autocast, torch.dtype) or is_one_of(autocast, ("inherit", None))
-        cure = "leave it out where loss_fn casts by itself"
+        cure = "leave it out if loss_fn casts by itself"
         must_be('"inherit", a type such as torch.bfloat16 or None', fits, cure, autocast=autocast)
         self.model = model
         self.autocast = autocast
@@ -135,7 +135,7 @@ class ProbeBatch:
         return nullcontext() if self.autocast is not None else torch.autocast(device.type, enabled=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: an iterator cannot be copied, so the loader begins anew."""
+        """For pickle and deepcopy: an iterator cannot be copied, so the copy starts the loader again."""
         return {**vars(self), "_batches": None}
 
     def _draw(self, k: int) -> Any:

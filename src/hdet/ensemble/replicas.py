@@ -1,7 +1,7 @@
-"""The replicas: each trains at values of its own; where a round ends they are merged and compared.
+"""The replicas: each trains at values of its own; at the end of a round they are averaged and compared.
 
 The file to read first. :mod:`hdet.ensemble.steering` has the values and what moves them, :mod:`hdet.ensemble.converge`
-the merging. A scheduler counts steps, computes a schedule and asks for this replica's values.
+the averaging. A scheduler counts steps, computes a schedule and asks for this replica's values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hdet.ensemble.knob import rate_knobs
 from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
-from hdet.journal.writer import Clock, JournalWriter, meet
+from hdet.journal.writer import Clock, JournalWriter, connect_ranks
 from hdet.parameters import Rate, put_back
 from hdet.ranks.agreement import Agreement, Occasion, Shown
 from hdet.ranks.group import ReplicaGroup, ReplicaIndex, Solo, arriving, connect_alike
@@ -133,7 +133,7 @@ class Replicas:
         schedule: Callable[[int], list[float]],
         peak: Callable[[], float] | None = None,
     ) -> None:
-        """A step of training was made, and the schedule goes on. Where a round ends, that is a collective.
+        """A step of training was made, and the schedule goes on. The end of a round is a collective.
 
         Args:
             optimizer: the optimizer.
@@ -150,14 +150,15 @@ class Replicas:
             self.losses.add(loss)
         if self.is_just_loaded:
             self._first_step_since_loading(before)
-        self._meet(optimizer, before)
-        if not self.journal_writer.is_claimed and self.replica_index.size == 1:
-            self.journal_writer.claim(Solo(), writes=True)
+        if self.rank_group.is_due:  # asked here too: a call less in every step
+            self._meet(optimizer, before)
+        if not self.journal_writer.is_locked and self.replica_index.size == 1:
+            self.journal_writer.lock(Solo(), writes=True)
         if self._signal.wants_mean:
             start, end = self.steering.rounds.span(after)
             if self._reads_signal(end) and self._mean.is_due(after - start, end - start):
                 self._mean.add(self._replica_tensors.weights(optimizer).parameters)
-        if self.steering.rounds.ends_at(after):
+        if self.steering.settings.rounds.ends_at(after):
             with arriving(f"the end of a round, at step {after}"):
                 self._end_round(Ending(optimizer, (before, after), schedule))
 
@@ -222,8 +223,10 @@ class Replicas:
 
     def _meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the replicas agree. Collective the first time."""
-        if self.rank_group.is_due:  # every step asks
-            meet(self.rank_group, self.journal_writer, t, lambda: self._first_weights(optimizer), self._begin_together)
+        if self.rank_group.is_due:
+            connect_ranks(
+                self.rank_group, self.journal_writer, t, lambda: self._first_weights(optimizer), self._begin_together
+            )
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         warn_without_ensemble(optimizer)
@@ -248,7 +251,7 @@ class Replicas:
         group, what = self.rank_group.group, f"{occasion.name.lower()}() at step {t}"
         if group.replica_index.size == 1:
             return
-        # Where a round has just ended replicas are equal: they are compared, since a mean of three would round.
+        # Right after a round replicas are equal, and are compared instead: a mean of three equal numbers would round.
         equal = not self.steering.has_spread or self.steering.rounds.ends_at(t)
         with arriving(what):
             weights = self._replica_tensors.weights(optimizer)
@@ -315,7 +318,7 @@ class Replicas:
         self.journal_writer.resume(t, mid_round=self.steering.rounds.is_inside(t))
 
     def _first_step_since_loading(self, t: int) -> None:
-        """By now all is loaded: people are told what several replicas no more know of a round that is not over."""
+        """Everything is loaded by now: warn of what several replicas no longer know of a round that is not over."""
         self.is_just_loaded, replica_index, rounds = False, self.replica_index, self.steering.rounds
         if replica_index.size > 1 and replica_index.replica == 0 and rounds.is_inside(t):
             warnings.warn(
@@ -334,7 +337,7 @@ class Replicas:
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __getstate__(self) -> dict[str, Any]:
-        """A process group cannot be copied: that of shards is made anew."""
+        """A process group cannot be copied: a copy makes that of shards again."""
         return {**vars(self), "_alike": None}
 
 

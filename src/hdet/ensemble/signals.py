@@ -74,17 +74,13 @@ class ProbeLoss:
 
 
 Signal = TrainLoss | ProbeLoss
+_SNAPSHOTS = 32
 
 
 class RoundMean:
-    """Takes snapshots of parameters at evenly spaced steps. One fp32 copy of the parameters.
+    """The mean of parameters at evenly spaced steps, at most 32 in a round. One fp32 copy of the parameters."""
 
-    Args:
-        snapshots: at most so many in a round.
-    """
-
-    def __init__(self, snapshots: int = 32) -> None:
-        self._snapshots = snapshots
+    def __init__(self) -> None:
         self._means: dict[Tensor, Tensor] = {}
         self._count = 0
 
@@ -95,7 +91,7 @@ class RoundMean:
         >>> [s for s in range(1, 101) if mean.is_due(s, 100)][:4], mean.is_due(100, 100)
         ([4, 7, 10, 13], True)
         """
-        taken = min(length, self._snapshots)
+        taken = min(length, _SNAPSHOTS)
         return step * taken // length > (step - 1) * taken // length
 
     @torch.no_grad()

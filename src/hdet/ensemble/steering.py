@@ -4,6 +4,7 @@ checkpoint has of it."""
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
@@ -13,17 +14,18 @@ from torch.optim import Optimizer
 
 from hdet.checks import STATE_WORDS, in_pairs, reading, shown
 from hdet.ensemble.bases import Bases, Settings
+from hdet.ensemble.controller import AsPrinted, Controller, Corrected, Update, comparable
 from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
-from hdet.ensemble.published import Controller, Published, Update, comparable
 from hdet.errors import ArgumentError
 from hdet.journal.writer import round_record
 from hdet.parameters import Rate, direction
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import ReplicaIndex
 
-_OURS: dict[str, type[Published] | type[Normalised]] = {"Published": Published, "Normalised": Normalised}
+_OURS = {kind.__name__: kind for kind in (Corrected, AsPrinted, Normalised)}
+_log = logging.getLogger("hdet")
 
 
 class Standing(NamedTuple):
@@ -75,8 +77,15 @@ class Ending(NamedTuple):
     """The plain schedule per knob at a step; anything for knobs that have none."""
 
     def floors(self) -> list[float]:
-        """The lowest rate of each group of a OneCycle, to which the published decay goes down."""
+        """The lowest rate of each group of a OneCycle, to which the exponential decay goes down."""
         return [float(group["min_lr"]) for group in self.optimizer.param_groups]
+
+    def ratios(self) -> list[float]:
+        """f_div / f_final of each group of a OneCycle: (max / initial) / (initial / min)."""
+        rates = [
+            [float(group[name]) for name in ("max_lr", "initial_lr", "min_lr")] for group in self.optimizer.param_groups
+        ]
+        return [(most / first) / (first / least) for most, first, least in rates]
 
 
 class Steering:
@@ -126,33 +135,33 @@ class Steering:
 
     def rates(self, schedule: Sequence[Rate], t: int, replica_index: ReplicaIndex) -> list[Rate]:
         """A replica's values of scheduled knobs at step ``t``: base times rho."""
-        rho = self._standing(t, replica_index).rho  # every step comes here
-        if self.settings.decay == "exponential":
+        rho, learned = self._standing(t, replica_index).rho, self.bases.learned
+        if self.settings.decay != "schedule":
             return list(map(mul, self.base(schedule, t), rho))
-        return list(map(mul, map(mul, schedule, self.bases.learned), rho))
+        rates = []
+        for g, value in enumerate(schedule):  # every step comes here: the fastest form
+            rates.append(value * learned[g] * rho[g])
+        return rates
 
     def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """rho of a replica per knob."""
         return self._standing(t, replica_index).rho
 
     def _standing(self, t: int, replica_index: ReplicaIndex) -> Standing:
-        """Who stands where at step ``t``. Remembered for the rest of the round: every step asks."""
+        """The places of all replicas at step ``t``. Remembered for the rest of the round, since every step asks."""
         known, whole = self._known, int(t)  # torch allows fractions of an epoch
         if known is None or whole not in known.steps or known.replica_index != replica_index:
-            rows = self._design.places(
-                replica_index.size, len(self.specs), self.settings.seed, self.rounds.index(whole)
-            )
-            rows = [[row[column] for column in self._columns] for row in rows]
+            seed, k = self.settings.seed, self.rounds.index(whole)
+            design = self._design.places(replica_index.size, len(self.specs), seed, k)
+            rows = [[row[column] for column in self._columns] for row in design]
             rho = [spec.factor(x) for spec, x in zip(self.specs, rows[replica_index.replica], strict=True)]
             known = self._known = Standing(range(whole, self.rounds.next_end(whole + 1)), replica_index, rows, rho)
         return known
 
     def values(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """A replica's value of each knob that has no schedule; anything for the others."""
-        rows = zip(
-            self.specs, self.bases.learned, self._standing(t, replica_index).places[replica_index.replica], strict=True
-        )
-        return [spec.value(base, x) for spec, base, x in rows]
+        places = self._standing(t, replica_index).places[replica_index.replica]
+        return [spec.value(base, x) for spec, base, x in zip(self.specs, self.bases.learned, places, strict=True)]
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
         """Parameter groups were added to the optimizer: their rates become knobs."""
@@ -165,9 +174,11 @@ class Steering:
     # -- moving the base values -----------------------------------------------------------------------------------
 
     def is_controlled(self, end: int) -> bool:
-        """Whether a controller is asked where a round ends at step ``end``."""
+        """Whether a controller is asked at the end of a round, at step ``end``."""
         start = self.settings.start
-        return self.controller is not None and start is not None and end >= start
+        if self.controller is None or start is None or end < start:
+            return False
+        return not isinstance(self.controller, AsPrinted) or end % self.rounds.length == 0  # not at S - 1 and S
 
     def decide(
         self, end: Ending, roll: Agreement, replica_index: ReplicaIndex, *, has_signal: bool
@@ -184,26 +195,35 @@ class Steering:
         if self.controller is None or not self.is_controlled(after):
             return self.bases, None
         sign = direction(end.optimizer.param_groups)  # 0: some groups maximise the loss, and there is no common sign
-        update = self._consult(self.controller, before, roll, replica_index, sign) if has_signal and sign else None
+        spreads, rates = [spec.spread for spec in self.specs], list[float]()
+        if isinstance(self.controller, AsPrinted):  # its offsets are in units of the rate that the step just made had
+            rates = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
+            spreads = list(map(mul, spreads, rates))
+        places = self._standing(before, replica_index).places
+        update = self._consult(self.controller, roll, places, spreads, sign) if has_signal and sign else None
         if self.settings.decay == "schedule":
             return self.bases if update is None else self.bases.moved(update, self.specs), update
         bases = self.bases if update is None else self.bases._replace(controller=update.state)
         moves = [0.0] * len(self.specs) if update is None else update.moves
-        rounds = self.rounds.left_from(self.settings.start or 0)
-        return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
+        start = self.settings.start or 0
+        if not isinstance(self.controller, AsPrinted):
+            rounds = self.rounds.left_from(start)
+            return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
+        left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
+        bases = bases.as_printed(moves, rates, [self.controller.gamma(ratio, left) for ratio in end.ratios()])
+        if replica_index.replica == 0:
+            _tell_below_zero(rates, bases.decayed, after)
+        return bases, update
 
     def _consult(
-        self, controller: Controller, t: int, roll: Agreement, replica_index: ReplicaIndex, sign: float
+        self, controller: Controller, roll: Agreement, places: list[list[float]], spreads: list[float], sign: float
     ) -> Update | None:
         """What the controller says, to which lower is better; None with only one replica to look at."""
-        places = self._standing(t, replica_index).places
-        live = [
-            (sign * signal, row) for signal, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives
-        ]
+        live = [(sign * s, row) for s, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives]
         signals = comparable([signal for signal, _ in live])
         if signals is None:
             return None
-        offsets = [[spec.spread * x for spec, x in zip(self.specs, row, strict=True)] for _, row in live]
+        offsets = [list(map(mul, spreads, row)) for _, row in live]
         update = controller.update(self.bases.controller, signals, offsets)
         if len(update.moves) != len(self.specs) or not all(map(math.isfinite, update.moves)):
             raise ArgumentError(
@@ -274,6 +294,13 @@ class Steering:
         return Settings.from_state(state, total_steps), controller, bases, specs
 
     def adopt(self, total_steps: int) -> None:
-        """Another length."""
+        """The run gets another length."""
         rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
         self.settings, self._known = dataclasses.replace(self.settings, rounds=rounds), None
+
+
+def _tell_below_zero(before: Sequence[float], after: Sequence[float], step: int) -> None:
+    """Say in the log that the recursion as printed has taken a rate below 0: nothing else would show it."""
+    if any(new < 0 <= old for old, new in zip(before, after, strict=True)):
+        words = "step %d: the recursion as printed has taken base rates below 0, where training goes uphill: %s"
+        _log.warning(words + "; hdet.Corrected() keeps them above 0", step, after)

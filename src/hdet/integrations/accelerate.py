@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hdet.checks import must_be, shown
 from hdet.errors import ArgumentError
-from hdet.integrations.lengths import lengths_in
-from hdet.integrations.searches import read_guard, read_search, write_guard, write_search
+from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
+from hdet.integrations.lengths import loading_length
 from hdet.parameters import unwrapped
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
@@ -29,7 +29,7 @@ Accelerator: TypeAlias = Any
 """An ``accelerate.Accelerator``."""
 _SCHEDULERS = (OneCycleLR, ScheduledSearch, Ensemble)
 _ENGINES = ("DEEPSPEED", "MEGATRON_LM")
-"""They step the scheduler themselves, and hold the weights in partitions."""
+"""Engines that step the scheduler themselves, and hold the weights in partitions."""
 
 
 def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedScheduler) -> PreparedScheduler:
@@ -103,11 +103,9 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     load = prepared.load_state_dict
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:
-        give = (
-            "make the scheduler with total_steps={steps} before it is prepared, and call accelerator.load_state again"
-        )
+        cure = "make the scheduler with total_steps={steps} before it is prepared, and call accelerator.load_state"
         hold = "a scheduler without total_steps, and scheduler.finish(steps) before it ends"
-        with lengths_in("total_steps of the scheduler", give, hold):
+        with loading_length("total_steps of the scheduler", cure, hold):
             load(state_dict)
         while folders:  # Accelerate has loaded the optimizer by now
             read_search(folders.pop(), scheduler)
@@ -118,7 +116,7 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
 
 
 class Guard(PlainGuard):
-    """:class:`hdet.Guard` in a loop of Accelerate: it rolls training back if it is ruined.
+    """:class:`hdet.Guard` in a loop of Accelerate: it rolls back if training has diverged.
 
     .. code-block:: python
 
@@ -156,24 +154,24 @@ class Guard(PlainGuard):
 
 
 class PreparedScheduler:
-    """One scheduler step per optimizer step. What is not here is the scheduler's own: ``last_epoch``, ``converge``, ...
+    """Makes one scheduler step per optimizer step. Other attributes are the scheduler's own: ``last_epoch``, ...
 
     Args:
-        accelerator: says where the optimizer steps.
-        scheduler: what is stepped there.
+        accelerator: says whether the optimizer steps.
+        scheduler: the scheduler that is stepped.
     """
 
     _is_accelerate_prepared = True
-    """Accelerate's own mark: ``Accelerator.prepare`` keeps an object that has it for checkpoints, and wraps nothing."""
+    """Accelerate's own mark: ``Accelerator.prepare`` leaves an object that has it as it is, and saves it."""
 
     def __init__(self, accelerator: Accelerator, scheduler: HdetScheduler) -> None:
         self.accelerator = accelerator
         self.scheduler = scheduler
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """The scheduler's ``step`` where the optimizer has stepped; in between, only the loss is counted.
+        """Step the scheduler if the optimizer has stepped; otherwise only count the loss.
 
-        Also where a GradScaler skipped the optimizer's step: all ranks must count alike.
+        A step that a GradScaler has skipped counts too, since all ranks must count alike.
         """
         if self.accelerator.sync_gradients or not self.accelerator.step_scheduler_with_optimizer:
             self.scheduler.step(*args, **kwargs)
@@ -183,6 +181,6 @@ class PreparedScheduler:
             self.scheduler.observe(loss)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("scheduler", "accelerator"):  # a copy in the making has neither yet
+        if name in ("scheduler", "accelerator"):  # a copy that is being made has neither yet
             raise AttributeError(name)
         return getattr(self.scheduler, name)

@@ -1,7 +1,7 @@
-"""DeepSpeed: ``auto`` finds the learning rate of an engine, on its ZeRO stages 0 to 3.
+"""hdet in DeepSpeed: ``auto`` finds the learning rate of an engine, with ZeRO stages 0 to 3.
 
-Its optimizer trains fp32 master weights, whole or in partitions. Written for DeepSpeed 0.19: the kind of a wrapper is
-known by the attribute in which it keeps the masters.
+An engine's optimizer is a wrapper around torch's. It trains fp32 copies of the weights, the *masters*, whole or in
+partitions. Written for DeepSpeed 0.19: a wrapper's kind is known by the attribute in which it keeps the masters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hdet.errors import ArgumentError
-from hdet.integrations.searches import read_search, write_search
+from hdet.integrations.checkpoints import read_search, write_search
 from hdet.ranks.shards import Partitioned, mark_part
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -34,7 +34,7 @@ _UNKNOWN = {
     "swap_optimizer": "its optimizer's memory in NVMe",
     "zenflow": "its optimizer's memory in ZenFlow",
 }
-"""What hdet cannot measure or copy, by the attributes of an engine or of its optimizer."""
+"""What hdet cannot measure or copy, by the attribute of an engine or of its optimizer that tells of it."""
 
 
 def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | ScheduledSearch:
@@ -65,14 +65,14 @@ def auto(engine: Any, *, total_steps: int, **more: Any) -> OneCycleLR | Schedule
 
 
 def optimizer_of(engine: Any) -> Optimizer:
-    """What trains the weights of an engine, as an optimizer of torch: where ZeRO is, with this rank's partitions."""
+    """What trains the weights of an engine, as an optimizer of torch; with ZeRO, that of this rank's partitions."""
     _check(engine)
     wrapper = engine.optimizer
-    return wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper, masters_of(wrapper))
+    return wrapper if isinstance(wrapper, Optimizer) else Masters(wrapper)
 
 
 def _keep_search(engine: Any, scheduler: OneCycleLR | ScheduledSearch) -> None:
-    """Put functions in front of the engine's saving and loading: what it saves of a scheduler is one rank's alone."""
+    """Extend the engine's saving and loading, since it saves the scheduler of one rank only."""
     save, load = engine.save_checkpoint, engine.load_checkpoint
 
     def save_checkpoint(save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ def _keep_search(engine: Any, scheduler: OneCycleLR | ScheduledSearch) -> None:
 
 
 def _check(engine: Any) -> None:
-    """Raise for what is no engine, or one whose weights cannot be measured."""
+    """Raise unless this is an engine whose weights can be measured."""
     if not (hasattr(engine, "lr_scheduler") and hasattr(engine, "optimizer") and callable(getattr(engine, "step", 0))):
         raise ArgumentError(
             f"engine must be what deepspeed.initialize returns first, but got {type(engine).__name__}; call "
@@ -109,29 +109,29 @@ def _check(engine: Any) -> None:
             )
 
 
-class Kept(NamedTuple):
+class _Layout(NamedTuple):
     """Where a wrapper keeps its masters."""
 
     groups: list[list[Tensor]]
-    """For each parameter group."""
-    partitioned: bool
-    """Whether each rank has a part of its own."""
+    """The masters of each parameter group."""
     refresh: Callable[[], None]
-    """Writes them to the model's parameters, those of all ranks."""
+    """Copies the masters of all ranks to the model's parameters."""
+    partitioned: bool = True
+    """Whether each rank has a part of its own."""
     padding: Sequence[tuple[Tensor, slice]] = ()
-    """Numbers in them that are nobody's, and may be anything: partitions are of equal length."""
+    """Elements of masters that belong to no weight, since partitions are of equal length. They may be anything."""
 
 
-def masters_of(wrapper: Any) -> Kept:
-    """The masters of what stands as ``engine.optimizer`` where that is not an optimizer of torch."""
-    if hasattr(wrapper, "fp32_partitioned_groups_flat"):
-        return Kept(_by_group(wrapper), True, lambda: _refresh_stage_3(wrapper), tuple(_padding(wrapper)))
+def _layout(wrapper: Any) -> _Layout:
+    if hasattr(wrapper, "fp32_partitioned_groups_flat"):  # stage 3
+        padding = tuple(_padding(wrapper))
+        return _Layout(_by_group(wrapper), lambda: _refresh_stage_3(wrapper), padding=padding)
     if hasattr(wrapper, "single_partition_of_fp32_groups"):  # stages 1 and 2
-        return Kept([[p] for p in wrapper.single_partition_of_fp32_groups], True, wrapper.update_lp_params)
+        return _Layout([[p] for p in wrapper.single_partition_of_fp32_groups], wrapper.update_lp_params)
     if hasattr(wrapper, "fp32_groups_flat_partition"):  # stage 1 in bf16 with fp32 gradients
-        return Kept([[p] for p in wrapper.fp32_groups_flat_partition], True, wrapper.update_lp_params)
+        return _Layout([[p] for p in wrapper.fp32_groups_flat_partition], wrapper.update_lp_params)
     if hasattr(wrapper, "fp32_groups"):  # stage 0 in half precision
-        return Kept(wrapper.fp32_groups, False, lambda: _refresh_whole(wrapper))
+        return _Layout(wrapper.fp32_groups, lambda: _refresh_whole(wrapper), partitioned=False)
     raise ArgumentError(
         f"hdet does not know how {type(wrapper).__name__} keeps its weights; use one of DeepSpeed's ZeRO stages with "
         "an optimizer of torch"
@@ -147,7 +147,7 @@ def _by_group(wrapper: Any) -> list[list[Tensor]]:
 
 
 def _padding(wrapper: Any) -> Iterator[tuple[Tensor, slice]]:
-    """What is past the end of a parameter in the last ranks' partitions: stage 3 leaves memory there as it was."""
+    """What is past the end of a parameter in the last ranks' partitions: stage 3 does not initialise it."""
     for number, p in enumerate(wrapper.fp32_partitioned_groups_flat):
         rank, begin = wrapper._get_sub_group_partition_rank(number), 0
         for param in wrapper.fp16_groups[number]:
@@ -160,7 +160,7 @@ def _padding(wrapper: Any) -> Iterator[tuple[Tensor, slice]]:
 
 @torch.no_grad()
 def _refresh_stage_3(wrapper: Any) -> None:
-    """As at the end of its step: whatever is gathered is given up, and what stays gathered is gathered anew."""
+    """As at the end of its step: free what is gathered, and gather again what stays gathered."""
     wrapper._partition_all_parameters()
     for number in range(len(wrapper.fp32_partitioned_groups_flat)):
         wrapper._reassign_or_swap_out_partitioned_parameters(number)
@@ -171,76 +171,71 @@ def _refresh_stage_3(wrapper: Any) -> None:
 
 @torch.no_grad()
 def _refresh_whole(wrapper: Any) -> None:
-    for masters, shown in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
-        torch._foreach_copy_([p.data for p in shown], masters)
+    for masters, parameters in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
+        torch._foreach_copy_([p.data for p in parameters], masters)
 
 
 class Masters(Partitioned):
-    """The optimizer inside a wrapper of DeepSpeed, always with all its parameters. Nobody steps it; the engine does.
+    """The optimizer inside a wrapper of DeepSpeed, always with all its parameters. Only the engine steps it.
 
     Args:
         wrapper: ``engine.optimizer``.
-        kept: where its masters are.
     """
 
-    def __init__(self, wrapper: Any, kept: Kept) -> None:
+    def __init__(self, wrapper: Any) -> None:
+        self._layout = _layout(wrapper)
         self._inner: Optimizer = wrapper.optimizer
-        self._kept = kept
         self._rows = list(self._inner.param_groups)
         self._stepped: frozenset[int] = frozenset()
         """Ids of the parameters that have had their part of a step."""
         self.parts = [self._inner]
         self.defaults = self._inner.defaults
-        self._inner.register_step_pre_hook(self._part_begins)  # before all others, which are told what it finds
-        if kept.partitioned:
-            for p in (p for group in kept.groups for p in group):
+        self._inner.register_step_pre_hook(self._part_begins)  # before all others, which read what it sets
+        if self._layout.partitioned:
+            for p in (p for group in self._layout.groups for p in group):
                 mark_part(p, f"partition {dist.get_rank()} of {dist.get_world_size()}")
 
     @property
-    def param_groups(self) -> list[Any]:  # type: ignore[override]  # rows that are made anew at every call
+    def param_groups(self) -> list[Any]:  # type: ignore[override]  # new rows at every call
         """The groups of the optimizer inside, with all their masters."""
         rows = self._inner.param_groups
         if len(rows) == len(self._rows):  # while stages 1 and 2 step, they show the optimizer one group
             self._rows = list(rows)
-        return [_Row(row, masters) for row, masters in zip(self._rows, self._kept.groups, strict=True)]
+        return [_Row(row, masters) for row, masters in zip(self._rows, self._layout.groups, strict=True)]
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # not ours
-        """What the optimizer inside remembers."""
+        """The state of the optimizer inside."""
         return self._inner.state
 
     def refresh(self) -> None:
-        """Have the model see the masters. Collective where they are partitions."""
-        self._kept.refresh()
+        """Copy the masters to the model's parameters. Collective if they are partitions."""
+        self._layout.refresh()
 
     def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
-        """Called before each part of a step: ZeRO steps one group after the other."""
-
-        def heard(inner: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return hook(self, args, kwargs)
-
-        return self._inner.register_step_pre_hook(heard)
+        """Have a hook called before each part of a step: ZeRO steps one group after the other."""
+        return self._inner.register_step_pre_hook(lambda _, args, kwargs: hook(self, args, kwargs))
 
     def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Called after each part of a step."""
+        """Have a hook called after each part of a step."""
         return self._inner.register_step_post_hook(lambda _, args, kwargs: hook(self, args, kwargs))
 
     def _part_begins(self, inner: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A parameter that has had its part begins a new step. Padding is no weight, and must not be measured."""
-        for p, numbers in self._kept.padding:
+        """Note which parameters step; one that has stepped already begins a new step. Clear the padding."""
+        for p, numbers in self._layout.padding:
             p.data[numbers] = 0.0
         self.stepping = frozenset(id(p) for group in inner.param_groups for p in group["params"])
         self.continues = bool(self._stepped) and not (self._stepped & self.stepping)
         self._stepped = self._stepped | self.stepping if self.continues else self.stepping
-        self._opt_called = True  # where torch's schedulers look whether the optimizer was stepped
+        self._opt_called = True  # torch's schedulers look there whether the optimizer was stepped
 
     def step(self, closure: Any = None) -> Any:
-        """Not to be called."""
-        raise RuntimeError("hdet looks at the optimizer of a DeepSpeed engine and steps nothing: call engine.step()")
+        """Refused: the engine steps."""
+        raise RuntimeError("hdet does not step the optimizer of a DeepSpeed engine: call engine.step()")
 
 
 class _Row(UserDict[str, Any]):
-    """A parameter group whose parameters are the masters; all else is read and written where it is."""
+    """A parameter group whose parameters are the masters; all other values are the optimizer's own."""
 
     def __init__(self, row: dict[str, Any], masters: list[Tensor]) -> None:
         self.data, self._masters = row, masters

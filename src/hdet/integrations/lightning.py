@@ -1,4 +1,8 @@
-"""Lightning: ``AutoLR``, a callback that finds the learning rate, or serves a scheduler of hdet."""
+"""hdet in Lightning: the callbacks ``AutoLR``, which finds the learning rate, and ``Guard``, which rolls back.
+
+``lightning`` and ``pytorch_lightning`` are two packages with the same content, and each accepts only its own callbacks:
+those here are of both, if both are in use.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,23 +23,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hdet.checks import not_by_steps
 from hdet.errors import ArgumentError, ResumeWarning
-from hdet.integrations.lengths import Ending, check_length, lengths_in
-from hdet.integrations.lightning_story import Story, part_of_lightning
-from hdet.integrations.searches import (
-    NAME,
-    guard_state,
-    holds_parts,
-    read_search,
-    search_of,
-    warn_of_no_guard,
-    write_search,
-)
+from hdet.integrations import checkpoints
+from hdet.integrations.lengths import Finish, loading_length
 from hdet.journal import Journals, open_journal
+from hdet.journal.sinks import EventSink, with_sinks
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
 from hdet.schedulers.several import auto
+from hdet.search.reporting import listed
 
 __all__ = ["AutoLR", "Guard"]
 
@@ -42,10 +40,7 @@ Scheduler: TypeAlias = OneCycleLR | ScheduledSearch | Ensemble
 
 
 def _callback_classes() -> tuple[type, ...]:
-    """``Callback`` of ``lightning`` and of ``pytorch_lightning``: of those in use, else of those installed.
-
-    Each package accepts only its own.
-    """
+    """``Callback`` of each package that is imported or, if none is, of each that is installed."""
     names = ("lightning.pytorch", "pytorch_lightning")
     used = [name for name in names if name in sys.modules]
     found = used or [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
@@ -71,28 +66,28 @@ class AutoLR(_Callback):
 
         trainer = Trainer(max_epochs=10, callbacks=[AutoLR()])
 
-    ``configure_optimizers`` returns only an optimizer, whose rate is a guess that may be far off. AutoLR
-    adds :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is
-    restored: ``fit(ckpt_path=...)`` resumes the search. The scheduler gets the loss that ``training_step`` returns, and
-    the module.
+    ``configure_optimizers`` returns only an optimizer, whose rate is a guess that may be far off. AutoLR adds
+    :class:`hdet.OneCycleLR` with ``max_lr="auto"``, stepped at every optimizer step, before a checkpoint is restored:
+    ``fit(ckpt_path=...)`` resumes the search. The scheduler gets the loss that ``training_step`` returns, and the
+    module.
 
     If ``configure_optimizers`` returns a scheduler of torch too, stepped by steps or by epochs, the rate is found on
     that schedule (:func:`hdet.auto`).
 
-    If ``configure_optimizers`` returns a scheduler of hdet, AutoLR serves that one. It gives it the training loss, logs
-    its rate, and validates and saves the mean of replicas that train apart. Then give ``journal`` and other arguments
-    to that scheduler, not to AutoLR.
+    If ``configure_optimizers`` returns a scheduler of hdet, AutoLR uses that one. It gives it the training loss, logs
+    its rate, and validates and saves the mean of the replicas. Then give ``journal`` and other arguments to that
+    scheduler, not to AutoLR.
 
     The loggers get each round's numbers. Events and the rate that was found are messages of Lightning's log.
     ``hdet/lr`` is also in the progress bar.
 
-    A trainer without an end (``max_epochs=-1``) has a run without an end: the rate is held. With ``finish`` it is held
-    in any trainer, and falls before training stops: when ``EarlyStopping``, or any code that sets
-    ``trainer.should_stop``, asks for a stop, or before the trainer's own end.
+    In a trainer of unknown length (``max_epochs=-1``) the rate is constant once it is found. With ``finish`` it is
+    constant in any trainer, and falls before training stops: when ``EarlyStopping``, or any code that sets
+    ``trainer.should_stop``, requests a stop, or before the trainer's own end.
 
     Args:
         journal: as in :class:`hdet.OneCycleLR`.
-        finish: steps over which the rate falls at the end.
+        finish: number of steps over which the rate falls at the end. None: the schedule falls by itself.
         onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function from an optimizer to its
             scheduler, and further arguments of :func:`hdet.auto`. The default of ``total_steps`` is the trainer's
             ``estimated_stepping_batches``.
@@ -100,42 +95,42 @@ class AutoLR(_Callback):
 
     def __init__(self, journal: Journals = None, *, finish: int | None = None, **onecycle: Any) -> None:
         super().__init__()
-        open_journal(journal)
+        open_journal(journal)  # raises for what cannot be one
         self.journal = journal
         self.onecycle = onecycle
-        self.ending = None if finish is None else Ending(finish)
-        self._min_steps: int | None = None
-        """Of the trainer. While the rate has not fallen it is set so high that Lightning obeys no stop."""
+        self.finish = Finish(finish)
         self.scheduler: Scheduler | None = None
-        """What steps the rate; there once ``fit`` has begun."""
-        self.story: Story | None = None
-        """What happened in the search; None where the scheduler is the user's own."""
-        self._together: ExitStack | None = None
-        """While the module holds the mean of the replicas: what puts each one's own weights back."""
+        """The scheduler, once ``fit`` has begun."""
+        self.summary: str | None = None
+        """What the search has found, once ``fit`` has ended; None if the scheduler is the user's own."""
+        self._is_ours = False
+        """Whether AutoLR has made the scheduler."""
+        self._min_steps: int | None = None
+        """The trainer's own ``min_steps``. Until the rate has fallen it is set so high that Lightning does not stop."""
+        self._consensus: ExitStack | None = None
+        """While the module holds the mean of the replicas: what restores each one's own weights."""
         self._restored: Mapping[str, Any] = {}
-        """The search of a checkpoint, until all else of it is loaded."""
-        self._state: dict[str, Any] | None = None
-        """The state of its scheduler, until Lightning loads it."""
+        """The scheduler's state and the search in a checkpoint, until Lightning has loaded the rest of it."""
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
     @property
     def state_key(self) -> str:
-        """What Lightning asks for in a warning if a checkpoint of ours is resumed without this callback."""
+        """How Lightning names this callback in its warning if a checkpoint is resumed without it."""
         return "hdet.integrations.lightning.AutoLR (without it the learning rate stays as it was saved)"
 
     def state_dict(self) -> dict[str, Any]:
-        """What of it stands in a checkpoint: not empty, or Lightning would not miss it."""
+        """Not empty, since Lightning warns of a missing callback only if it had a state."""
         return {"scheduler": type(self.scheduler).__name__}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Also save what the search holds in tensors. Collective, but after an exception."""
-        if self.scheduler is not None and not holds_parts(self.scheduler.optimizer):
-            search = search_of(self.scheduler, alone="save_checkpoint" not in vars(trainer))
-            checkpoint.update({NAME: search} if search else {})
+        """Also save the tensors of the search. Collective, except after an exception."""
+        if self.scheduler is not None and not checkpoints.holds_parts(self.scheduler.optimizer):
+            search = checkpoints.search_state(self.scheduler, alone="save_checkpoint" not in vars(trainer))
+            checkpoint.update({checkpoints.SEARCH: search} if search else {})
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint without a scheduler: nobody would restore ours."""
+        """Refuse a checkpoint without a scheduler, since Lightning would then not restore ours."""
         if trainer.state.fn != "fit":
             return
         if not checkpoint.get("lr_schedulers"):
@@ -143,60 +138,56 @@ class AutoLR(_Callback):
                 "the checkpoint has no scheduler, but AutoLR adds one: it was saved without AutoLR, or with weights "
                 "only; load its weights into the module before fit(), or leave AutoLR out"
             )
-        self._restored = checkpoint.get(NAME, {})
-        self._state = checkpoint["lr_schedulers"][0]
+        self._restored = {
+            name: checkpoint[name] for name in ("lr_schedulers", checkpoints.SEARCH) if name in checkpoint
+        }
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Add a scheduler, or find the user's: optimizers are there, and nothing is restored yet."""
+        """Make a scheduler, or find the user's: the optimizers exist, and nothing is restored yet."""
         _check_optimizers(trainer, pl_module)
-        configs = trainer.strategy.lr_scheduler_configs
-        if configs and not _is_schedule(configs):
-            self._check_nothing_given("journal", *self.onecycle)
-            self.scheduler, self.story = _hdet_scheduler(configs), None
-        else:
-            config = configs[0] if configs else part_of_lightning(trainer, "utilities.types").LRSchedulerConfig(None)
+        configs, self.summary = trainer.strategy.lr_scheduler_configs, None
+        self._is_ours = not configs or _is_schedule(configs)
+        if self._is_ours:
+            config = configs[0] if configs else _part_of_lightning(trainer, "utilities.types").LRSchedulerConfig(None)
             schedule: dict[str, Any] = {}
             if configs:
                 self._check_nothing_given("schedule", "schedule_every")
                 every = config.frequency * (1 if config.interval == "step" else _steps_of_an_epoch(trainer))
                 schedule = {"schedule": config.scheduler, "schedule_every": every}
-            self.story = Story(trainer)
-            self.scheduler = self._new_scheduler(trainer, pl_module, self.story, **schedule)
-            config.scheduler, config.interval, config.frequency = self.scheduler, "step", 1
+            scheduler = self._new_scheduler(trainer, pl_module, **schedule)
+            config.scheduler, config.interval, config.frequency = scheduler, "step", 1
             trainer.strategy.lr_scheduler_configs = [config]
-        if self.ending is not None:
-            self.ending.check(self.scheduler)
-            self._min_steps = trainer.fit_loop.epoch_loop.min_steps
-        state, self._state = self._state, None
-        if state is not None and self.story is not None:
-            given = self.onecycle.get("total_steps") is not None
-            source = "total_steps of AutoLR" if given else "max_steps and max_epochs of the trainer"
-            trainers = "resume with Trainer(max_steps={steps}), or the max_epochs that make as many"
-            cure = "resume with AutoLR(total_steps={steps})" if given else trainers
-            with lengths_in(source, cure, "AutoLR(finish=...)"):
-                self.scheduler.check_state_dict(state)
-        self._save_together(trainer)
+        else:
+            self._check_nothing_given("journal", *self.onecycle)
+            scheduler = _hdet_scheduler(configs)
+        self.scheduler, self._min_steps = scheduler, trainer.fit_loop.epoch_loop.min_steps
+        if self._restored and self._is_ours:
+            source = "max_steps and max_epochs of the trainer"
+            cure = "Trainer(max_steps={steps}), or the max_epochs that make as many"
+            if self.onecycle.get("total_steps") is not None:
+                source, cure = "total_steps of AutoLR", "AutoLR(total_steps={steps})"
+            with loading_length(source, f"resume with {cure}", "AutoLR(finish=...)"):
+                scheduler.check_state_dict(self._restored["lr_schedulers"][0])
+        self._save_consensus(trainer, scheduler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Go on with a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
-        restored, self._restored = self._restored, {}
+        """Resume a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
+        restored, self._restored = self._restored.get(checkpoints.SEARCH, {}), {}
         if isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)) and trainer.ckpt_path:
-            if holds_parts(self.scheduler.optimizer):
+            if checkpoints.holds_parts(self.scheduler.optimizer):
                 _read_parts(trainer.ckpt_path, self.scheduler)
             else:
                 self.scheduler.load_search_state_dict(restored)
-        if self.story is None or not isinstance(self.scheduler, OneCycleLR):
-            return
-        falls = self.ending is not None and self.ending.is_under_way(self.scheduler)
-        if self.onecycle.get("total_steps") is None and not falls:
-            check_length(_total_steps(trainer) or math.inf, self.scheduler, "max_epochs and max_steps")
+        is_checked = self._is_ours and self.onecycle.get("total_steps") is None
+        planned = _total_steps(trainer) or math.inf if is_checked else 0
+        self.finish.check(self.scheduler, planned, "max_epochs and max_steps")
 
-    def _new_scheduler(self, trainer: Any, pl_module: Any, story: Story, **schedule: Any) -> Scheduler:
+    def _new_scheduler(self, trainer: Any, pl_module: Any, **schedule: Any) -> Scheduler:
         arguments = {"total_steps": None, **self.onecycle, **schedule}
-        if arguments["total_steps"] is None and ("schedule" in arguments or self.ending is None):
+        if arguments["total_steps"] is None and ("schedule" in arguments or self.finish.steps is None):
             arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
-        given = self.journal if isinstance(self.journal, (list, tuple)) else [self.journal]
-        known = {"model": pl_module, **arguments, "journal": [*given, story]}
+        journals = with_sinks(self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer)))
+        known = {"model": pl_module, **arguments, "journal": journals}
         optimizer = trainer.optimizers[0]
         return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
 
@@ -212,174 +203,190 @@ class AutoLR(_Callback):
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Log the rate of the step to come."""
-        self._come_to_an_end(trainer)
+        """Log the rate of the next step."""
+        self._let_the_rate_fall(trainer)
         pl_module.log("hdet/lr", _rate(self.scheduler), prog_bar=True, on_step=True, on_epoch=False)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Stop where the rate has fallen."""
-        self._come_to_an_end(trainer)
+        """Stop if the rate has fallen."""
+        self._let_the_rate_fall(trainer)
 
-    def _come_to_an_end(self, trainer: Any) -> None:
-        """Somebody may have asked for a stop since: other callbacks, after this one, or the module."""
-        if self.ending is None or not isinstance(self.scheduler, OneCycleLR):
+    def _let_the_rate_fall(self, trainer: Any) -> None:
+        """Called twice a step, since the module, or a callback after this one, may have requested a stop meanwhile."""
+        if self.finish.steps is None or not isinstance(self.scheduler, OneCycleLR):
             return
         loop = trainer.fit_loop.epoch_loop
         loop.min_steps = self._min_steps
-        asked = trainer.should_stop and trainer.fit_loop._can_stop_early
+        requested = trainer.should_stop and trainer.fit_loop._can_stop_early
         left = (_total_steps(trainer) or math.inf) - trainer.global_step
-        if self.ending.stops(self.scheduler, asked=asked, left=left):
+        if self.finish.stops(self.scheduler, requested=requested, left=left):
             trainer.should_stop = True
             return
         loop.min_steps = sys.maxsize
-        if asked:
+        if requested:
             trainer.should_stop = False
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        """Give the scheduler the loss that ``training_step`` returned: later hooks come after the scheduler's step."""
+        """Give the scheduler the loss. Later hooks come after the scheduler's step."""
         if self.scheduler is not None:
             self.scheduler.observe(_returned(trainer, loss))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Replicas that train apart are validated as one model."""
+        """Validate the mean of the replicas."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking and self.scheduler is not None:
-            self._together = ExitStack()
-            self._together.enter_context(self.scheduler.consensus())
+            self._consensus = ExitStack()
+            self._consensus.enter_context(self.scheduler.consensus())
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Each replica goes on with its own weights."""
-        self._apart()
+        """Restore each replica's own weights."""
+        self._leave_consensus()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave one model behind, also where training stopped inside a round."""
+        """Leave one model behind, even if training has stopped inside a round."""
         if self.scheduler is not None:
             self.scheduler.converge()
-        if self.story is not None:
+        if self._is_ours and isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)):
             name = "max_lr" if isinstance(self.scheduler, OneCycleLR) else "initial_lr"
-            self.story.conclude([float(group.get(name, group["lr"])) for group in trainer.optimizers[0].param_groups])
+            guesses = [group.get(name, group["lr"]) for group in trainer.optimizers[0].param_groups]
+            self.summary = f"{self.scheduler.found}; the guess was {listed(guesses)}"
+            _say(trainer, self.summary)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Other ranks may have seen no exception: from here on nothing waits for them."""
+        """Wait for no other rank from here on: the others may have seen no exception."""
         self._leave(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave the trainer as it was."""
         self._leave(trainer)
 
-    def _save_together(self, trainer: Any) -> None:
+    def _save_consensus(self, trainer: Any, scheduler: Scheduler) -> None:
         """Let ``trainer.save_checkpoint``, which all callbacks use, save the mean of the replicas.
 
-        ``on_save_checkpoint`` would not do: it is left out where only weights are saved.
+        ``on_save_checkpoint`` would not do, since Lightning does not call it if only weights are saved.
         """
-        scheduler, save = self.scheduler, type(trainer).save_checkpoint
+        save = type(trainer).save_checkpoint
 
         def save_checkpoint(filepath: Any, weights_only: bool | None = None, *args: Any, **kwargs: Any) -> None:
-            with ExitStack() as stack:
-                if scheduler is not None and self._together is None:
-                    stack.enter_context(scheduler.consensus())
+            with scheduler.consensus() if self._consensus is None else nullcontext():
                 save(trainer, filepath, weights_only, *args, **kwargs)
-            if scheduler is not None and not weights_only and holds_parts(scheduler.optimizer):
+            if not weights_only and checkpoints.holds_parts(scheduler.optimizer):
                 folder = trainer.strategy.broadcast(str(filepath) if Path(filepath).is_dir() else None)
                 if folder is not None:
-                    write_search(folder, scheduler)
+                    checkpoints.write_search(folder, scheduler)
 
         trainer.save_checkpoint = save_checkpoint
 
     def _leave(self, trainer: Any) -> None:
-        self._apart()
-        self._restored, self._state = {}, None
+        self._leave_consensus()
+        self._restored = {}
         vars(trainer).pop("save_checkpoint", None)
-        if self.ending is not None:
+        if self.finish.steps is not None:
             trainer.fit_loop.epoch_loop.min_steps = self._min_steps
 
-    def _apart(self) -> None:
-        together, self._together = self._together, None
-        if together is not None:
-            together.close()
+    def _leave_consensus(self) -> None:
+        entered, self._consensus = self._consensus, None
+        if entered is not None:
+            entered.close()
 
 
 class Guard(_Callback):
-    """:class:`hdet.Guard` in a trainer of Lightning: it rolls training back if it is ruined, at any schedule.
+    """:class:`hdet.Guard` in a trainer of Lightning: it rolls back if training has diverged, with any schedule.
 
     .. code-block:: python
 
         trainer = Trainer(max_epochs=10, callbacks=[Guard(check_every=50)])
 
-    It judges the mean loss of the batches of every optimizer step. Lightning's checkpoints have it, and
-    ``fit(ckpt_path=...)`` goes on with it; not if weights are sharded, where it begins anew.
+    It judges the mean loss of the batches of every optimizer step. It is saved in Lightning's checkpoints, and
+    ``fit(ckpt_path=...)`` resumes it; but if weights are sharded it is not saved, and starts again.
 
     Args:
-        options: ``every``, ``factor``, ``recover`` and ``most`` of :class:`hdet.Guard`.
+        options: ``check_every``, ``factor``, ``recover`` and ``max_rollbacks`` of :class:`hdet.Guard`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
         self.guard: PlainGuard | None = None
-        """There once ``fit`` has begun."""
-        self._optimizer: Any = None
-        self._restored: Mapping[str, Any] | None = None
+        """The guard, once ``fit`` has begun."""
+        self._is_sharded = False
+        self._restored: Mapping[str, Any] = {}
         self._losses: list[Tensor] = []
-        """Of the batches since the last step of the optimizer ..."""
-        self._made = 0
-        """... and how many steps it had made then."""
+        """The losses of the batches since the last optimizer step ..."""
+        self._steps = 0
+        """... and the trainer's ``global_step`` at that time."""
         self._is_alone = False
-        """Whether other ranks may not be there any more, since this one has seen an exception."""
+        """Whether other ranks may have stopped, since this one has seen an exception."""
 
     @property
     def state_key(self) -> str:
-        """What Lightning asks for in a warning if a checkpoint of ours is resumed without this callback."""
+        """How Lightning names this callback in its warning if a checkpoint is resumed without it."""
         return "hdet.integrations.lightning.Guard"
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and snapshots. Collective, but after an exception."""
-        if self.guard is None or holds_parts(self._optimizer):
+        """Numbers and snapshots. Collective, except after an exception."""
+        if self.guard is None or self._is_sharded:
             return {"guard": None}
-        return {"guard": self.guard.state_dict() if self._is_alone else guard_state(self.guard)}
+        return {"guard": self.guard.state_dict() if self._is_alone else checkpoints.guard_state(self.guard)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Optimizers are not restored yet: it is loaded when training starts."""
+        """Keep the state until training starts, since the optimizers are not restored yet."""
         self._restored = state_dict
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the guard: optimizers are there."""
+        """Make the guard, now that the optimizers exist."""
         if len(trainer.optimizers) != 1:
             raise ArgumentError(
                 f"Guard watches the steps of one optimizer, but configure_optimizers returned {trainer.optimizers}; "
                 "return one, or call hdet.Guard(optimizer, module) of one of them and its step(loss) in training_step"
             )
-        self._optimizer = trainer.optimizers[0]
-        self.guard = PlainGuard(self._optimizer, pl_module, **self.options)
+        optimizer = trainer.optimizers[0]
+        self.guard, self._is_sharded = (
+            PlainGuard(optimizer, pl_module, **self.options),
+            checkpoints.holds_parts(optimizer),
+        )
         self._losses, self._is_alone = [], False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Go on with a guard that was restored."""
-        restored, self._restored, self._made = self._restored, None, trainer.global_step
-        state = (restored or {}).get("guard")
-        if self.guard is not None and state is not None:
-            self.guard.load_state_dict(state)
+        """Resume a guard that was restored."""
+        restored, self._restored, self._steps = self._restored, {}, trainer.global_step
+        if self.guard is not None and restored.get("guard") is not None:
+            self.guard.load_state_dict(restored["guard"])
         elif trainer.ckpt_path:
-            warn_of_no_guard(trainer.ckpt_path)
+            checkpoints.warn_without_guard(trainer.ckpt_path)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Keep the loss that ``training_step`` returned."""
         self._losses.append(_returned(trainer, loss))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count a step, if the optimizer has made one. Where a round ends, a collective."""
-        if trainer.global_step > self._made and self.guard is not None:
-            losses, self._losses, self._made = self._losses, [], trainer.global_step
+        """Count a step, if the optimizer has made one. If a round ends here, this is a collective."""
+        if trainer.global_step > self._steps and self.guard is not None:
+            losses, self._losses, self._steps = self._losses, [], trainer.global_step
             self.guard.step(sum(losses) / len(losses) if losses else None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Other ranks may have seen no exception: from here on nothing waits for them."""
+        """Wait for no other rank from here on: the others may have seen no exception."""
         self._is_alone = True
+
+
+def _say_event(trainer: Any, record: Mapping[str, Any], event: str) -> None:
+    _say(trainer, f"step {record['step']}: {event}; the rate is {listed(record['base'])}")
+
+
+def _say(trainer: Any, words: str) -> None:
+    _part_of_lightning(trainer, "utilities.rank_zero").rank_zero_info(f"hdet: {words}")
+
+
+def _part_of_lightning(trainer: Any, path: str) -> Any:
+    """A module of the package that the trainer is from: ``lightning.pytorch`` or ``pytorch_lightning``."""
+    root, _, _ = type(trainer.fit_loop).__module__.partition(".loops.")
+    return importlib.import_module(f"{root}.{path}")
 
 
 def _returned(trainer: Any, loss: Tensor) -> Tensor:
     """The loss that ``training_step`` returned.
 
-    Lightning has divided it by the batches that are accumulated, and a GradScaler has multiplied it.
+    Lightning has divided it by the number of accumulated batches, and a GradScaler has multiplied it.
     """
     value: Tensor = loss.detach() * trainer.accumulate_grad_batches
     scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -389,16 +396,16 @@ def _returned(trainer: Any, loss: Tensor) -> Tensor:
 
 
 def _read_parts(path: str, scheduler: Scheduler) -> None:
-    """A search whose parts are with the ranks lies in the folder of a checkpoint of all ranks."""
+    """Resume a search of sharded weights, which is in the folder of a distributed checkpoint."""
     if Path(path).is_file():
         warnings.warn(
-            f"{path} is one file of all weights, which are sharded here: the search was not saved in it; give "
+            f"{path} is one file with all weights, which are sharded here: the search was not saved in it; give "
             "ModelParallelStrategy(save_distributed_checkpoint=True), its default, to keep it",
             ResumeWarning,
             stacklevel=2,
         )
     else:
-        read_search(path, scheduler)
+        checkpoints.read_search(path, scheduler)
 
 
 def _check_optimizers(trainer: Any, module: Any) -> None:
@@ -435,7 +442,7 @@ def _steps_of_an_epoch(trainer: Any) -> int:
 
 
 def _hdet_scheduler(configs: list[Any]) -> Scheduler:
-    """The scheduler of the user's own."""
+    """The user's own scheduler."""
     if len(configs) != 1 or not isinstance(configs[0].scheduler, (OneCycleLR, ScheduledSearch, Ensemble)):
         names = ", ".join(type(config.scheduler).__name__ for config in configs)
         raise ArgumentError(
@@ -449,7 +456,7 @@ def _hdet_scheduler(configs: list[Any]) -> Scheduler:
 
 
 def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
-    """None: the trainer has no end."""
+    """Optimizer steps that the trainer will make; None if its length is unknown."""
     steps = trainer.estimated_stepping_batches
     if may_be_endless and trainer.max_epochs == trainer.max_steps == -1:
         return None
@@ -462,7 +469,7 @@ def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
 
 
 def _rate(scheduler: Scheduler | None) -> float | Tensor:
-    """The base rate of the first parameter group, of a search that of the first one that is searched."""
+    """The base rate of the first parameter group; of a search, that of the first group that is searched."""
     if isinstance(scheduler, (OneCycleLR, ScheduledSearch)):
         return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.lead]
     rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"] if scheduler is not None else math.nan

@@ -1,4 +1,4 @@
-"""torchtitan: ``AutoLR``, its container of schedulers with one that finds the learning rate."""
+"""hdet in torchtitan: ``AutoLR``, a container of schedulers whose only scheduler finds the learning rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hdet.errors import ArgumentError
-from hdet.integrations.searches import part_name, search_of
+from hdet.integrations.checkpoints import name_on_rank, search_state
 from hdet.schedulers.several import auto
 
 __all__ = ["AutoLR"]
@@ -52,15 +52,15 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
 
     @dataclass(kw_only=True, slots=True)
     class Config(_Config):  # type: ignore[misc]  # of an optional package
-        """What the trainer builds the container from; of torchtitan's own fields only ``total_steps`` is used."""
+        """The trainer builds the container from it; of torchtitan's own fields only ``total_steps`` is used."""
 
         onecycle: dict[str, Any] = field(default_factory=dict)
         """Further arguments of :func:`hdet.auto`."""
         keep_search: bool = True
-        """Whether a checkpoint has what the search holds in tensors."""
+        """Whether a checkpoint has the tensors of the search."""
 
         def build(self, *, optimizers: Any, training_steps: int) -> AutoLR:
-            """The container, for so many steps if ``total_steps`` does not say otherwise."""
+            """Build the container, for ``training_steps`` steps unless ``total_steps`` is given."""
             steps = training_steps if self.total_steps is None else self.total_steps
             return AutoLR(optimizers, total_steps=steps, keep_search=self.keep_search, **self.onecycle)
 
@@ -87,26 +87,26 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's own, and the search packed as bytes: torch.distributed.checkpoint reads what it knows before.
+        """The scheduler's state, and the search as bytes, since torch.distributed.checkpoint must know shapes before.
 
-        Collective where the search is kept.
+        Collective if the search is kept.
         """
         state = self.scheduler.state_dict()
         if not self.keep_search:
             return state
         packed = io.BytesIO()
-        torch.save(search_of(self.scheduler), packed)
-        return {**state, part_name(self.scheduler.optimizer): packed.getvalue()}
+        torch.save(search_state(self.scheduler), packed)
+        return {**state, name_on_rank(self.scheduler.optimizer): packed.getvalue()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the search. Optimizers are to be loaded before, as torchtitan does."""
+        """Resume the search. Load the optimizers before, as torchtitan does."""
         if "hdet" not in state_dict:
             raise ArgumentError(
                 f"the checkpoint's scheduler is torchtitan's own, with {sorted(state_dict)}: nothing was searched "
                 'there; set exclude_from_loading=["lr_scheduler"] in the checkpoint config to search from here on'
             )
         state = dict(state_dict)
-        packed = state.pop(part_name(self.scheduler.optimizer), None)
+        packed = state.pop(name_on_rank(self.scheduler.optimizer), None)
         self.scheduler.load_state_dict(state)
         if packed is not None:
             search = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
@@ -114,5 +114,5 @@ class AutoLR(_Container):  # type: ignore[misc]  # the type of an optional packa
 
 
 def _whole(parts: Sequence[nn.Module]) -> nn.Module | None:
-    """The model from its parts; pipeline stages have several."""
+    """The model as one module; pipeline stages have several parts."""
     return parts[0] if len(parts) == 1 else nn.ModuleList(parts) if parts else None

@@ -14,7 +14,8 @@ from hdet.jax.progress import Outlook
 from hdet.rollback.judge import FEWEST, Verdict
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT as C
-from hdet.search.rule import FINE, HIGHEST, LOWEST, Phase
+from hdet.search.estimate import FP32_ROUNDING
+from hdet.search.rule import HIGHEST, LOWEST, Phase
 
 
 def code_of(member: Event | Reason) -> int:
@@ -157,7 +158,7 @@ def _after_first_step(state: State, evidence: Evidence) -> Decision:
     stays, explodes = ~(moved > 0), jnp.isinf(moved)
     longer = state.level + jnp.log(jnp.minimum(C.relative_step / moved, 1 / C.initial_factor))
     longer = jnp.clip(jnp.minimum(longer, evidence.highest), LOWEST, HIGHEST)
-    least = min(max(evidence.rounding, FINE) / C.relative_step, C.relative_step / C.max_growth)
+    least = min(max(evidence.rounding, FP32_ROUNDING) / C.relative_step, C.relative_step / C.max_growth)
     is_rounding = ~stays & (moved < least) & (longer > state.level)
     is_long = moved >= C.relative_step * C.max_growth
     is_measured = ~says_nothing & ~stays & ~explodes & ~is_rounding

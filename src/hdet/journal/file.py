@@ -1,4 +1,7 @@
-"""The journal's file: lines of JSON, how they are written and read, appended one run at a time."""
+"""The journal's file: how its lines of JSON are written and read.
+
+One run at a time appends to a file, which is locked while it is open, also against other processes.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ SCHEMA = 1
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _log = logging.getLogger("hdet")
 _PATIENCE = 10.0
-"""Seconds to wait for a run of another process to leave the file: one that is being stopped may take some."""
+"""Seconds to wait until a run of another process has left the file, since one that is being stopped may take some."""
 _LONGEST = 1 << 20
-"""Bytes of a header that are looked at; one that is longer counts as cut off there."""
+"""Bytes of a header that are read; a longer one counts as cut off there."""
 _RUN = re.compile(rb'\{"run":"([^"]*)"')
 
 
@@ -34,7 +37,7 @@ class Journal:
     """A journal file. It is opened at the first write and appended to. A pickled copy is closed.
 
     While it is open no other process can write to it. :meth:`close`, the end of this object, or the end of the process
-    releases the lock. Within a process the journal that claimed the file last writes to it.
+    releases the lock. Within a process the journal that locked the file last writes to it.
     """
 
     _file: FileIO | None = None
@@ -44,7 +47,7 @@ class Journal:
         _check(self.path)
 
     def __del__(self) -> None:
-        self.close()  # or Python warns of a file that nobody closed
+        self.close()  # otherwise Python warns of a file that was not closed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Journal) and self.path == other.path
@@ -59,7 +62,7 @@ class Journal:
 
     @property
     def begun(self) -> bool:
-        """Whether the file has content already, so that a resumed run goes on in it."""
+        """Whether the file has content already, so that a resumed run continues it."""
         return self.path.exists() and self.path.stat().st_size > 0
 
     @property
@@ -73,19 +76,19 @@ class Journal:
                 last = _RUN.match(line) or last
         return last[1].decode(errors="replace") if last is not None else None
 
-    def claim(self) -> None:
-        """Open the file for this run alone. Another run of this process has to leave it, and the log says so.
+    def lock(self) -> None:
+        """Open the file for this run alone. A run of this process that has it must leave it; the log says so.
 
         Raises:
             JournalError: a run of another process is writing to it.
         """
-        if not self._is_open:
+        if self._file is None or self._file.closed:
             self._file = self._opened(_PATIENCE, take_over=True)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one line: all of it, or nothing."""
+        """Append one line, completely or not at all."""
         line = encoded(record)
-        if self._file is None or self._file.closed:
+        if self._file is None or self._file.closed:  # a forked child finds it closed
             self._file = self._opened(patience=0.0)
         end = self._file.seek(0, os.SEEK_END)
         try:
@@ -103,18 +106,14 @@ class Journal:
             self._file.close()
             self._file = None
 
-    @property
-    def _is_open(self) -> bool:
-        return self._file is not None and not self._file.closed  # a forked child finds it closed
-
     def _opened(self, patience: float, *, take_over: bool = False) -> FileIO:
-        """The file, at its end and locked. A line that was cut off is ended, so that it cannot swallow the next one."""
+        """The file, locked, at its end. A line that was cut off is ended, so that the next one stands alone."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("ab+", buffering=0)
         try:
             about = os.fstat(file.fileno())
             writer = _writers.get((about.st_dev, about.st_ino))
-            if take_over and writer is not None and writer._is_open:
+            if take_over and writer is not None and writer._file is not None and not writer._file.closed:
                 _log.warning("a new run takes over the journal %r from a run of this process that has not ended", self)
                 writer.close()
             if locked(file, patience) is False:
@@ -135,46 +134,46 @@ class Journal:
 
 
 _writers: WeakValueDictionary[tuple[int, int], Journal] = WeakValueDictionary()
-"""Who in this process opened a file last, by its device and number: a file may have several paths."""
+"""The journal that opened a file last in this process, by device and number, since a file may have several paths."""
 
 
 def _check(path: Path) -> None:
-    """Raise unless lines may be appended there. A file that cannot be read is tried when there is a line to write."""
-    given = shown(str(path))
+    """Raise unless lines may be appended there. A file that cannot be read is tried again when a line is written."""
+    what = None
     if path.name == "" or path.is_dir():
-        raise ArgumentError(f"journal must be the path of a file, but {given} is a folder; name a file in it")
-    if path.exists() and not path.is_file():
-        raise ArgumentError(f"journal must be the path of a file, but {given} is a device or a pipe; name a file")
-    with suppress(OSError):
-        if path.exists() and not _is_journal(path):
-            raise ArgumentError(
-                f"journal must be the path of a journal or of a new file, but {given} has other content; name another "
-                "file"
-            )
+        what = "the path of a file", "is a folder; name a file in it"
+    elif path.exists() and not path.is_file():
+        what = "the path of a file", "is a device or a pipe; name a file"
+    elif path.exists() and not _is_journal(path):
+        what = "the path of a journal or of a new file", "has other content; name another file"
+    if what is not None:
+        raise ArgumentError(f"journal must be {what[0]}, but {shown(str(path))} {what[1]}")
 
 
 def _is_journal(path: Path) -> bool:
-    """Whether a file begins with a record, be it one that was cut off, or has nothing in it."""
-    with path.open("rb") as file:
-        first = next((line for line in iter(lambda: file.readline(_LONGEST), b"") if not line.isspace()), b"")
+    """Whether a file begins with a record, even one that was cut off, or is empty. True if it cannot be read."""
     try:
+        with path.open("rb") as file:
+            first = next((line for line in iter(lambda: file.readline(_LONGEST), b"") if not line.isspace()), b"")
         return decoded(first)["kind"] in ("header", "resume", "round")
+    except OSError:
+        return True
     except ValueError:
         return any(first[: len(begin)] == begin[: len(first)] for begin in (b'{"run":"', b'{"kind":"'))
 
 
 def encoded(record: Mapping[str, Any]) -> bytes:
-    """A line, with its end."""
+    """The line of a record, with its end."""
     return (json.dumps(mapped(record, _encode), allow_nan=False, separators=(",", ":")) + "\n").encode()
 
 
 def decoded(line: bytes) -> dict[str, Any]:
-    """A record. Raises ValueError for a line that no journal has."""
+    """The record of a line. Raises ValueError for a line that no journal has."""
     try:
         record = json.loads(line)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if b'"NaN"' in line or b'Infinity"' in line:  # most lines have none, and need not be searched
+    if b'"NaN"' in line or b'Infinity"' in line:  # most lines have none
         record = mapped(record, _decode)
     if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
         raise ValueError("it must be an object with a kind")
@@ -185,7 +184,7 @@ def decoded(line: bytes) -> dict[str, Any]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``change`` applied to whatever stands in dicts and lists; tuples become lists.
+    """``change`` applied to each value in nested dicts and lists; tuples become lists.
 
     >>> mapped({"steps": (1, 2)}, str)
     {'steps': ['1', '2']}

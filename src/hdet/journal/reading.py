@@ -1,4 +1,4 @@
-"""Reading a journal: the last run in a file, without what a resume has undone."""
+"""Reading a journal: the last run in a file, without the rounds that a resume has undone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JournalData:
 def read_journal(path: str | os.PathLike[str]) -> JournalData:
     """The last run in a journal file. A last line that was cut off is left out.
 
-    A resume takes back the rounds that end after its step. Lines of another run, which got in between, are left out.
+    A resume undoes the rounds that end after its step. Lines of other runs between those of this one are left out.
 
     Raises:
         JournalError: the file was not written by hdet, or is damaged; names the line.
@@ -39,7 +39,10 @@ def read_journal(path: str | os.PathLike[str]) -> JournalData:
     header: dict[str, Any] | None = None
     resumes: list[dict[str, Any]] = []
     rounds: dict[int, dict[str, Any]] = {}
-    for record in _records(_file_at(path)):
+    file = path_of(path, "path of a journal")
+    if not file.is_file():
+        raise JournalError(f"path must be a journal's file, but there is none at {shown(str(path))}; check the path")
+    for record in _records(file):
         kind = record["kind"]
         if kind == "header":
             header, resumes, rounds = record, [], {}
@@ -51,7 +54,7 @@ def read_journal(path: str | os.PathLike[str]) -> JournalData:
         elif kind == "round":
             rounds[record["round"]] = record
     if header is None:
-        raise JournalError(f"{path} is no journal: it has no header line; give a file written by journal=")
+        raise JournalError(f"{path} has no header line, so it is not a journal; give a file written by journal=")
     if header.get("schema") != SCHEMA:
         raise JournalError(
             f"{path} has journal schema {shown(header.get('schema'))}, this hdet reads {SCHEMA}; use the hdet that "
@@ -61,9 +64,9 @@ def read_journal(path: str | os.PathLike[str]) -> JournalData:
 
 
 def in_order(record: dict[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
-    """A round with the entries of these knobs in its lists, in this order; None for those that it does not have.
+    """A round whose lists have the entries of these knobs, in this order; None for knobs that it does not have.
 
-    A round has knobs of its own where they are not the header's, since groups were added to an optimizer.
+    A round has its own list of knobs if it differs from the header's, because groups were added to an optimizer.
     """
     own = record.get("knobs")
     if own is None or list(own) == list(knobs):
@@ -78,13 +81,12 @@ def in_order(record: dict[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Every record. A line that was cut off is left out: the last, or the one before a run went on."""
+    """Every record. A line that was cut off is left out if it is the last, or if the run was resumed after it."""
     with path.open("rb") as file:
         for (number, found), (_, following) in pairwise(chain(_parsed(file), [(0, None)])):
-            if not isinstance(found, ValueError):
-                assert found is not None  # only what follows the last line is None
+            if isinstance(found, dict):
                 yield found
-            elif not (isinstance(found, json.JSONDecodeError) and _goes_on(following)):
+            elif not (isinstance(found, json.JSONDecodeError) and _may_follow_a_cut(following)):
                 raise JournalError(
                     f"{path}, line {number} {_fault(found)} ({found}); remove that line, or give a file written by "
                     "journal="
@@ -92,7 +94,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parsed(file: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any] | ValueError | None]]:
-    """For each line that is not empty: its number, and the record, or why there is none."""
+    """For each line that is not empty: its number, and its record or the error."""
     for number, text in enumerate(file, start=1):
         if not text.isspace():
             try:
@@ -101,21 +103,14 @@ def _parsed(file: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any] | Value
                 yield number, error
 
 
-def _goes_on(following: dict[str, Any] | ValueError | None) -> bool:
-    """Whether a run could have been stopped, or its disk full, before this line."""
+def _may_follow_a_cut(following: dict[str, Any] | ValueError | None) -> bool:
+    """Whether the run may have been killed, or its disk full, before this line. None: there is none."""
     if isinstance(following, dict):
         return following["kind"] in ("header", "resume") or "lost" in following
     return following is None
 
 
-def _fault(error: ValueError) -> str:
+def _fault(error: ValueError | None) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "is not text"
-    return "is not JSON" if isinstance(error, json.JSONDecodeError) else "is no record"
-
-
-def _file_at(path: object) -> Path:
-    file = path_of(path, "path of a journal")
-    if not file.is_file():
-        raise JournalError(f"path must be a journal's file, but there is none at {shown(str(path))}; check the path")
-    return file
+    return "is not JSON" if isinstance(error, json.JSONDecodeError) else "is not a record"

@@ -1,4 +1,7 @@
-"""Where a journal's records go: a file, an object of the user's own, or an experiment tracker."""
+"""Where the records of a journal go: a file, an object of the user's own, or an experiment tracker.
+
+A *sink* is anything with ``write(record)``. Trackers are wrapped, so that they are sinks too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
 from hdet.checks import is_finite, shown
 from hdet.errors import ArgumentError
+from hdet.events import event_of
 from hdet.journal.file import Journal
 
 
@@ -50,13 +54,13 @@ class DictLogger(Protocol):
 
 @dataclass
 class Tracked:
-    """A sink that passes each round's scalars on to an experiment tracker, which it neither opened nor closes."""
+    """A sink that logs each round's main numbers to an experiment tracker, which it neither opens nor closes."""
 
     tracker: ScalarWriter | MetricsLogger | DictLogger
     _knobs: Sequence[str] = field(default=(), init=False, repr=False, compare=False)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Pass on what a round says; of the other records only the knobs' names are kept."""
+        """Log a round; of a header only the names of the knobs are kept."""
         if record["kind"] == "header":
             self._knobs = record.get("knobs", ())
         if record["kind"] != "round":
@@ -83,13 +87,30 @@ class Several:
             sink.write(record)
 
 
+@dataclass
+class EventSink:
+    """A sink that tells what happened in a search: it calls ``tell(record, event)``, with the event as a sentence."""
+
+    tell: Callable[[Mapping[str, Any], str], object]
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Tell of the event in a record, if there is one."""
+        if event := event_of(record):
+            self.tell(record, event)
+
+
 OneJournal: TypeAlias = Union[str, "os.PathLike[str]", Sink, ScalarWriter, MetricsLogger, DictLogger, None]
 Journals: TypeAlias = Union[OneJournal, "list[OneJournal]", "tuple[OneJournal, ...]"]
 """What ``journal=`` may be."""
 
 
+def with_sinks(journal: Any, *sinks: OneJournal) -> list[OneJournal]:
+    """A ``journal=`` argument, and further sinks."""
+    return [*(journal if isinstance(journal, (list, tuple)) else [journal]), *sinks]
+
+
 def open_journal(journal: Journals) -> Sink | None:
-    """What the ``journal=`` argument means: a path, a sink, a tracker, or several of them in a list."""
+    """The sink for a ``journal=`` argument: a path, a sink, a tracker, or a list of these; None if there is none."""
     if journal is None:
         return None
     if isinstance(journal, (str, os.PathLike)):
@@ -99,11 +120,11 @@ def open_journal(journal: Journals) -> Sink | None:
         return Several(sinks) if len(sinks) > 1 else sinks[0] if sinks else None
     if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and _takes(journal.write, {}):
         return journal
-    if isinstance(journal, ScalarWriter) and _takes(journal.add_scalar, "", 0.0, 0):
-        return Tracked(journal)
-    if isinstance(journal, MetricsLogger) and _takes(journal.log_metrics, {}, step=0):
-        return Tracked(journal)
-    if isinstance(journal, DictLogger) and _takes(journal.log, {}, step=0):
+    if (
+        (isinstance(journal, ScalarWriter) and _takes(journal.add_scalar, "", 0.0, 0))
+        or (isinstance(journal, MetricsLogger) and _takes(journal.log_metrics, {}, step=0))
+        or (isinstance(journal, DictLogger) and _takes(journal.log, {}, step=0))
+    ):
         return Tracked(journal)
     raise ArgumentError(
         "journal must be a path, an object with write(record), add_scalar(tag, value, step), log(dict, step=) or "
@@ -113,7 +134,7 @@ def open_journal(journal: Journals) -> Sink | None:
 
 
 def _takes(method: Any, *arguments: object, **keywords: object) -> bool:
-    """Whether a method can be called so. A logger's log() and a tensor's mean something else."""
+    """Whether a method can be called like this. The log() of a logger or a tensor cannot: it means something else."""
     try:
         inspect.signature(method).bind(*arguments, **keywords)
     except (TypeError, ValueError):
@@ -122,7 +143,7 @@ def _takes(method: Any, *arguments: object, **keywords: object) -> bool:
 
 
 def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, float]:
-    """A round's main numbers, by tag. What is missing or not finite has no entry.
+    """A round's main numbers, by tag. A number that is missing, NaN or infinite has no entry.
 
     >>> scalars({"base": [0.1], "delta": None, "replicas": [{"loss": 1.0}, {"loss": 3.0}]}, ["lr[0]"])
     {'hdet/base/lr[0]': 0.1, 'hdet/loss/mean': 2.0, 'hdet/loss/min': 1.0, 'hdet/loss/max': 3.0}
@@ -135,7 +156,7 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
     found |= {"hdet/found": record.get("found"), "hdet/estimated_rate": record.get("estimated_rate") or None}
     found |= {"hdet/rolled_back_to": record.get("rolled_back_to")}
     replicas = record.get("replicas", ())
-    if len(replicas) == 1:  # its loss is mean, lowest and highest, and there is nobody to diverge from
+    if len(replicas) == 1:  # its loss is mean, lowest and highest, and it has no distance from a mean
         found |= {"hdet/loss": replicas[0].get("loss")}
     else:
         found |= _summed_up("loss", replicas) | _summed_up("divergence", replicas)
@@ -143,12 +164,12 @@ def scalars(record: Mapping[str, Any], knobs: Sequence[str] = ()) -> dict[str, f
 
 
 def _summed_up(what: str, replicas: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """A number of the replicas by mean, lowest and highest; nothing where none is finite."""
+    """Mean, lowest and highest of the replicas; nothing if no value is finite."""
     values = [row[what] for row in replicas if is_finite(row.get(what))]
     summaries: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "min": min, "max": max}
     return {f"hdet/{what}/{name}": summary(values) for name, summary in summaries.items()} if values else {}
 
 
 def _without_brackets(tag: str) -> str:
-    """``lr.0`` for ``lr[0]``: MLflow refuses brackets, and whatever else is no letter, digit or one of ``_-. :/``."""
+    """``lr.0`` for ``lr[0]``: MLflow accepts letters, digits and ``_-. :/`` only."""
     return re.sub(r"[^\w\-. :/]", "_", tag.replace("[", ".").replace("]", ""))

@@ -1,4 +1,8 @@
-"""The chronicle: when the journal's lines are written, and what happens when they cannot be."""
+"""When the lines of a journal are written, and what happens if they cannot be.
+
+One rank writes. Before the first round it locks the files, so that a second run is refused at once; later a full disk,
+or an error of the user's own sink, loses rounds but never stops training.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +27,14 @@ _log = logging.getLogger("hdet")
 
 
 class Clock:
-    """Starts when it is made."""
+    """Measures the phases of a round's end. It starts when it is made."""
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
     def lap(self, phase: str) -> None:
-        """What has passed since the last lap belongs to ``phase``."""
+        """Count the time since the last lap as seconds of ``phase``."""
         now = time.perf_counter()
         self.seconds[phase] = now - self._last
         self._last = now
@@ -52,9 +56,9 @@ def round_record(
     deltas: list[float] | None = None,
     memory: Any = None,
 ) -> dict[str, Any]:
-    """One round. Lists of knobs are in the header's order.
+    """The record of a round. Lists of knobs are in the header's order.
 
-    ``weights``, ``deltas``, ``memory``: what the controller says and what it remembers; None without a signal.
+    ``weights``, ``deltas``, ``memory``: the controller's output and its state; None without a signal.
     """
     replicas = [
         {
@@ -66,14 +70,14 @@ def round_record(
         }
         for loss, signal, row, rho, far in zip(roll.losses, roll.signals, values, multipliers, divergence, strict=True)
     ]
-    excluded = [r for r, live in enumerate(roll.live) if not live]
+    of_live = iter(weights or ())  # the controller gives none for replicas that are left out
     return {
         "kind": "round",
         "round": k,
         "step": step,
         "replicas": replicas,
-        "excluded": excluded,
-        "weights": _with_zeros(weights, excluded),
+        "excluded": [r for r, live in enumerate(roll.live) if not live],
+        "weights": None if weights is None else [next(of_live) if live else 0.0 for live in roll.live],
         "delta": deltas,
         "velocity": getattr(memory, "velocity", None),
         "error": getattr(memory, "error", None),
@@ -84,18 +88,8 @@ def round_record(
     }
 
 
-def _with_zeros(weights: list[float] | None, excluded: list[int]) -> list[float] | None:
-    """The controller's weights per replica: those it did not see count nothing."""
-    if weights is None:
-        return None
-    padded = list(weights)
-    for r in excluded:
-        padded.insert(r, 0.0)
-    return padded
-
-
 class JournalWriter:
-    """Writes records to a sink; before the first of this process a header, or a record that the run goes on.
+    """Writes records to a sink; before the first one a header, or a record that says that the run was resumed.
 
     Args:
         sink: where the journal goes, or None.
@@ -105,11 +99,13 @@ class JournalWriter:
     def __init__(self, sink: Sink | None, arguments: Mapping[str, Any]) -> None:
         self.sink = sink
         self.arguments = dict(arguments)
-        self._pens = [_Pen(one) for one in (sink.sinks if isinstance(sink, Several) else [sink]) if one is not None]
+        sinks = sink.sinks if isinstance(sink, Several) else [sink]
+        self._outputs = [_Output(one) for one in sinks if one is not None]
         self._resumed: tuple[int, bool] | None = None
-        self.is_claimed = False
+        self.is_locked = False
+        """Whether :meth:`lock` was called."""
         self._knobs: list[str] | None = None
-        """Those of the header, once there is a round; none where an earlier process may have written it."""
+        """The header's knobs, once there is a round; empty if an earlier process may have written the header."""
         self._added: dict[str, int] = {}
         """Knobs that were added since the last round, and at which step."""
         self._round_began = time.perf_counter()
@@ -121,65 +117,67 @@ class JournalWriter:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the run goes on from a checkpoint, whose values replace the arguments."""
+        """Whether the run was resumed from a checkpoint, whose values replace the arguments."""
         return self._resumed is not None
 
     def give_up(self) -> None:
-        """Write nothing any more: somebody else does."""
-        self.sink, self._pens = None, []
+        """Write nothing from here on, since another rank does."""
+        self.sink, self._outputs = None, []
 
-    def claim(self, group: ReplicaGroup, *, writes: bool) -> None:
-        """Before the first round: open files for this run alone. Raise on every rank if one is taken. Collective.
+    def lock(self, group: ReplicaGroup, *, writes: bool) -> None:
+        """Before the first round: lock the files for this run. Raises on every rank if another run has one. Collective.
 
-        Once: further calls do nothing. A file that cannot be opened for another reason is tried again at the end of
-        every round.
+        Further calls do nothing. A file that cannot be opened for another reason is tried again at the end of every
+        round.
 
         Args:
             group: the ranks.
             writes: whether this rank is the one that writes.
         """
-        if self.is_claimed:
+        if self.is_locked:
             return
-        self.is_claimed = True
-        error = self._claimed() if writes else None
+        self.is_locked = True
+        error = self._refusal() if writes else None
         refused = [rank for rank, (row,) in enumerate(group.gather([float(error is not None)])) if row]
         if error is not None:
             raise error
         if refused:
             raise JournalError(f"rank {refused[0]} may not write the journal, since another run does; see its message")
 
-    def _claimed(self) -> JournalError | None:
-        """The error if a file is taken."""
-        for pen in self._pens:
+    def _refusal(self) -> JournalError | None:
+        """Lock the files; the error if another run has one."""
+        for sink in self._files():
             try:
-                if isinstance(pen.sink, Journal):
-                    pen.sink.claim()
+                sink.lock()
             except JournalError as error:
                 return error
             except OSError as error:
-                _log.warning("the journal %r cannot be opened: %s. Every round tries again", pen.sink, error)
+                _log.warning("the journal %r cannot be opened: %s. Every round tries again", sink, error)
         return None
 
+    def _files(self) -> list[Journal]:
+        return [output.sink for output in self._outputs if isinstance(output.sink, Journal)]
+
     def begin_round(self) -> None:
-        """Training goes on: its seconds are counted from here."""
+        """Count the seconds of training from here."""
         self._round_began = time.perf_counter()
 
     def resume(self, step: int, mid_round: bool) -> None:
-        """The run goes on from a checkpoint."""
+        """The run was resumed at a step. ``mid_round``: the losses of the round before it are lost."""
         self._resumed, self._knobs = (step, mid_round), None
-        for pen in self._pens:
-            pen.opened = False
+        for output in self._outputs:
+            output.opened = False
 
     def add(self, knobs: Sequence[str], step: int) -> None:
-        """Knobs are there from a step on that were not there before."""
+        """Knobs were added at a step."""
         self._added |= dict.fromkeys(knobs, step)
 
     def write(self, record: dict[str, Any], knobs: list[str], ended: float) -> None:
-        """Write the record of a round, wherever that works: one rank alone must not stop training.
+        """Write the record of a round to every sink that works: an error on one rank alone must not stop training.
 
-        ``ended``: when its training did, by ``time.perf_counter``.
+        ``ended``: when the training of the round ended, by ``time.perf_counter``.
         """
-        replicas = len(record["replicas"])
+        replicas, now = len(record["replicas"]), datetime.now(timezone.utc).isoformat(timespec="seconds")
         record["seconds"] = {"train": ended - self._round_began, **record["seconds"]}
         if self._knobs is None:
             self._knobs = [] if self.is_resumed else list(knobs)
@@ -187,45 +185,48 @@ class JournalWriter:
             record["knobs"] = list(knobs)
         if self._added:
             record["added"], self._added = self._added, {}
-        for pen in self._pens:
-            goes_on = self.is_resumed and getattr(pen.sink, "begun", False)
-            opening = [] if goes_on else [_header(self.arguments, replicas, knobs)]
+        setup = {"replicas": replicas, "knobs": knobs, "arguments": self.arguments}
+        header = {"kind": "header", "schema": SCHEMA, "hdet": __version__, "time": now, **setup}
+        for output in self._outputs:
+            continues = self.is_resumed and getattr(output.sink, "begun", False)
+            opening = [] if continues else [header]
             if self._resumed is not None:
-                opening.append(_resume(self._resumed[0], replicas, self._resumed[1]))
-            pen.write(opening, record, goes_on=goes_on)
+                step, mid_round = self._resumed
+                resume = {"kind": "resume", "time": now, "step": step, "replicas": replicas, "mid_round": mid_round}
+                opening.append(resume)
+            output.write(opening, record, continues=continues)
 
     def close(self) -> None:
-        """The run has ended: others may write to its files."""
-        for pen in self._pens:
-            if isinstance(pen.sink, Journal):
-                pen.sink.close()
+        """The run has ended: close the files, so that others may write to them."""
+        for sink in self._files():
+            sink.close()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, is_claimed=False)
+        self.__dict__.update(state, is_locked=False)
 
 
-def meet(
+def connect_ranks(
     rank_group: RankGroup,
     journal_writer: JournalWriter,
     t: int,
     weights: Callable[[], Weights],
     agreed: Callable[[ReplicaGroup, Agreement], None] | None = None,
 ) -> None:
-    """The ranks see each other for the first time: whether they agree, and who writes. Collective.
+    """Connect the ranks for the first time: check that they agree, and choose who writes the journal. Collective.
 
-    To be called where the meeting is due.
+    Call it if ``rank_group.is_due``.
 
     Args:
         rank_group: the ranks.
-        journal_writer: the journal of this one.
+        journal_writer: the journal of this rank.
         t: the step.
-        weights: this rank's, checked; asked for when it has others to compare with.
-        agreed: what else is to be made ready once they are.
+        weights: returns this rank's weights, checked; called only if there are several replicas.
+        agreed: called once the ranks agree, with their group and agreement.
     """
     journal_writer.begin_round()
     if rank_group.replica_index.size == 1:
         rank_group.begin(Solo())
-        if dist.get_rank() > 0:  # of several ranks that are one replica, one writes the journal
+        if dist.get_rank() > 0:  # of several ranks that are one replica, the first writes the journal
             journal_writer.give_up()
         return
     own, given = weights(), {} if journal_writer.is_resumed else journal_writer.arguments
@@ -234,25 +235,28 @@ def meet(
         if agreed is not None:
             agreed(group, roll)
         if roll.writer is not None:
-            journal_writer.claim(group, writes=roll.writer == group.rank)
+            journal_writer.lock(group, writes=roll.writer == group.rank)
     rank_group.begin(group)
 
 
-class _Pen:
-    """One sink, what it was told, and how much it has missed."""
+class _Output:
+    """One sink, whether it has a header, and how many rounds it has missed."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self.opened = False
-        """Whether it knows which run this is."""
+        """Whether this run's header, or the record of its resume, was written."""
         self._run = uuid.uuid4().hex[:12]
         self._lost = 0
 
-    def write(self, opening: list[dict[str, Any]], record: Mapping[str, Any], *, goes_on: bool) -> None:
-        """Write a record, and before the first one ``opening``. One that cannot be written is lost, and counted."""
+    def write(self, opening: list[dict[str, Any]], record: Mapping[str, Any], *, continues: bool) -> None:
+        """Write a record, and ``opening`` before the first one. A record that cannot be written is lost, and counted.
+
+        ``continues``: whether the sink has this run's earlier rounds, so that its id is read from there.
+        """
         try:
             if not self.opened:
-                self._run = getattr(self.sink, "run", None) or self._run if goes_on else self._run
+                self._run = (continues and getattr(self.sink, "run", None)) or self._run
                 for first in opening:
                     self.sink.write({"run": self._run, **first})
                 self.opened = True
@@ -267,25 +271,3 @@ class _Pen:
             if self._lost:
                 _log.warning("the journal %r is written again; rounds lost: %d", self.sink, self._lost)
             self._lost = 0
-
-
-def _header(arguments: Mapping[str, Any], replicas: int, knobs: list[str]) -> dict[str, Any]:
-    """The first line: how the run was set up."""
-    return {
-        "kind": "header",
-        "schema": SCHEMA,
-        "hdet": __version__,
-        "time": _now(),
-        "replicas": replicas,
-        "knobs": knobs,
-        "arguments": dict(arguments),
-    }
-
-
-def _resume(step: int, replicas: int, mid_round: bool) -> dict[str, Any]:
-    """The run goes on from a checkpoint. ``mid_round``: the round's earlier losses are lost."""
-    return {"kind": "resume", "time": _now(), "step": step, "replicas": replicas, "mid_round": mid_round}
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,7 +1,7 @@
-"""The roll call: the one row of numbers that each replica shows the others, and what all of them conclude from it.
+"""Agreement: the one row of numbers that each rank gathers from the others, and what all of them conclude from it.
 
-Conclusions are functions of the gathered rows alone, so that every rank takes the same branch. Where values must be
-equal and are not, the error lists every rank's.
+Conclusions are functions of the gathered rows alone, so every rank takes the same branch. If values must be equal and
+are not, the error lists every rank's value.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ _CURE = (
     "Give every rank the same arguments, and call step(), observe(), converge(), consensus() and finish() equally "
     "often on all of them; metrics must be reduced over all ranks, or come from consensus()."
 )
+_SAME_MODEL = "Build the same model and optimizer on every rank, with parameter groups in the same order."
 _SHAPES = "parameter shapes"
 _LONGEST = 200
-"""Characters of a value that a message shows."""
-_OCCASION = "call"
-_LOSS_GIVEN = "loss"
-_METRICS, _STEPS = "metrics", "finish(steps)"
-
-
+"""Length of a value in a message, in characters."""
+_OCCASION, _LOSS_GIVEN = "call", "loss"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -42,7 +39,7 @@ def in_text(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def check_equal(table: Mapping[str, Sequence[str]], cure: str) -> None:
-    """Raise unless every row of ``table`` (name -> one text per rank) has one text only; ``cure``: what to do then."""
+    """Raise if the texts of a name differ; ``table`` maps names to one text per rank. ``cure``: what to do then."""
     unequal = [name for name, texts in table.items() if len(set(texts)) > 1]
     if not unequal:
         return
@@ -58,9 +55,9 @@ def check_equal(table: Mapping[str, Sequence[str]], cure: str) -> None:
 
 
 def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: torch.device) -> None:
-    """Raise unless all ranks were given the same arguments, which are in words. Collective.
+    """Raise unless all ranks were given the same arguments, as texts. Collective.
 
-    Only where a fingerprint of them differs do the words themselves travel. ``device``: where the weights are.
+    The texts themselves are gathered only if their fingerprints differ. ``device``: that of the weights.
     """
     mine = fingerprint_of_words(f"{name}={value}" for name, value in arguments.items())
     if len({tuple(row) for row in group.gather([mine], device)}) == 1:
@@ -71,15 +68,8 @@ def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: t
     check_equal(table, "Give every rank the same arguments, and load the same checkpoint.")
 
 
-def _check_shapes(shapes: Sequence[Sequence[str]]) -> None:
-    """Raise with the first tensor that differs between replicas. ``shapes[rank]`` describes a rank's tensors."""
-    cure = "Build the same model and optimizer on every rank, with parameter groups in the same order."
-    for i, at_i in enumerate(zip_longest(*shapes, fillvalue="missing")):
-        check_equal({f"tensor {i} of the model": at_i}, cure)
-
-
 class Occasion(Enum):
-    """Why the replicas meet: the call that brought them together, in words."""
+    """The call in which the replicas communicate, as users write it."""
 
     FIRST_STEP = "step(), the first"
     ROUND_END = "step(), at the end of a round"
@@ -91,18 +81,18 @@ class Occasion(Enum):
 
 
 _OCCASIONS = list(Occasion)
-"""Ranks show the number of theirs."""
-_TOLD = (Occasion.METRICS, Occasion.FINISH)
-"""Where the number that is shown was given by the user, and must be equal."""
+"""In the row, an occasion is its place here."""
+_GIVEN = {Occasion.METRICS: "metrics", Occasion.FINISH: "finish(steps)"}
+"""Occasions at which the signal was given by the user, by this argument, and must be equal."""
 
 
 class Agreement(NamedTuple):
-    """What the replicas know of each other."""
+    """What the replicas know of each other once they agree."""
 
     losses: list[float]
-    """Mean loss of the round per replica; NaN where there is none."""
+    """Mean loss of the round per replica; NaN if there is none."""
     signals: list[float]
-    """What the controller compares, per replica: the loss, or a probe."""
+    """The number that the controller compares, per replica: the loss, or a probe."""
     has_losses: bool
     """Whether the replicas observed losses in this round (all did, or none)."""
     finite: list[bool]
@@ -114,42 +104,42 @@ class Agreement(NamedTuple):
     writer: int | None
     """The rank (its place in the group) that writes the journal: the first that has one."""
     held: list[float]
-    """For each rank, which parts of sharded weights it holds, as a number; equal where weights are whole."""
+    """For each rank, which parts of sharded weights it holds, as a number; all equal if weights are whole."""
 
     @classmethod
     def alone(cls) -> Agreement:
         """A single replica without a journal: nothing is read, nothing is synchronised."""
-        return cls([float("nan")], [float("nan")], False, [True], True, True, None, [0.0])
+        return cls([math.nan], [math.nan], False, [True], True, True, None, [0.0])
 
     @property
     def live(self) -> list[bool]:
-        """Which replicas count: finite weights and, where losses were observed, a finite loss.
+        """Which replicas count: those with finite weights and, if losses were observed, a finite loss.
 
-        A single replica always does: it has no other to be replaced by, and torch's scheduler does not stop it either.
+        A single replica always counts: no other can replace it, and torch's scheduler does not stop it either.
         """
         if len(self.losses) == 1:
             return [True]
         return [
-            finite and (not self.has_losses or abs(loss) < float("inf"))
+            finite and (not self.has_losses or abs(loss) < math.inf)
             for finite, loss in zip(self.finite, self.losses, strict=True)
         ]
 
 
 class Shown(NamedTuple):
-    """What a replica shows of itself beside its weights."""
+    """What a replica shows the others, beside its weights."""
 
     loss: float = math.nan
     """Its mean loss of the round; NaN: none."""
     given: bool = False
     """Whether it has observed losses in the round."""
     signal: float | None = None
-    """Its number to be compared; None: its mean loss."""
+    """The number that is compared; None: its mean loss."""
     journal: bool = False
     """Whether it keeps a journal."""
 
 
 def fingerprints_of(weights: Weights, expect_equal: bool) -> list[Tensor]:
-    """Of what trains and of what does not: on the device.
+    """Fingerprints of the moving and of the still tensors, on the device.
 
     ``expect_equal``: whether trained weights may be bitwise equal (no spread), so that they are compared.
     """
@@ -168,26 +158,26 @@ def call(
     expect_equal: bool,
     values: Sequence[float] | None = None,
 ) -> Agreement:
-    """Gather, raise on disagreement, conclude.
+    """Gather the rows of all ranks, raise if they disagree, conclude. Collective.
 
     Args:
         group: the replicas.
-        occasion: why they meet.
+        occasion: the call that brought them here.
         step: that of this replica; must be equal on all of them.
         weights: this replica's.
         shown: what else it shows.
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
-        values: whether the weights are finite, and their fingerprints, if that was read already; else host and device
-            are synchronised.
+        values: whether the weights are finite, and their two fingerprints, if that was read already; otherwise host and
+            device are synchronised.
     """
-    name = _STEPS if occasion is Occasion.FINISH else _METRICS  # one place in the row
+    given = shown.signal if occasion in _GIVEN else None
     must_agree = {
         _OCCASION: float(_OCCASIONS.index(occasion)),
         "step": float(step),
         "parameter tensors": float(len(weights.tensors)),
         _SHAPES: fingerprint_of_words(weights.outline),
         _LOSS_GIVEN: float(shown.given) if occasion is Occasion.ROUND_END else 0.0,
-        name: shown.signal if occasion in _TOLD and shown.signal is not None else math.nan,
+        _GIVEN.get(occasion, "metrics"): math.nan if given is None else given,
     }
     held = fingerprint_of_words(sorted({place(tensor) for tensor in weights.tensors}))
     if values is None:
@@ -201,8 +191,9 @@ def call(
     table = dict(zip(must_agree, columns, strict=False))
     in_one_call = len(set(table[_OCCASION])) == 1
     if in_one_call and len(set(table[_SHAPES])) > 1:
-        _check_shapes(group.gather_objects(weights.outline))
-    check_equal({name: [_in_words(name, value) for value in column] for name, column in table.items()}, _CURE)
+        for i, at_i in enumerate(zip_longest(*group.gather_objects(weights.outline), fillvalue="missing")):
+            check_equal({f"tensor {i} of the model": at_i}, _SAME_MODEL)
+    check_equal({name: [_as_text(name, value) for value in column] for name, column in table.items()}, _CURE)
 
     has_journal, parts, loss, probe, sound, *bits = columns[len(must_agree) :]
     return Agreement(
@@ -220,12 +211,12 @@ def call(
 def _per_replica(
     column: list[float], members: Sequence[Sequence[int]], fold: Callable[[list[float]], float]
 ) -> list[float]:
-    """One number per replica from one per rank: all ranks of an arm then conclude the same."""
+    """One number per replica from one per rank, so that all ranks of an arm conclude the same."""
     return [fold([column[rank] for rank in ranks]) for ranks in members]
 
 
 def _mean(values: list[float]) -> float:
-    return values[0] if len(values) == 1 else sum(values) / len(values)
+    return sum(values) / len(values)
 
 
 def _all_equal(parts: list[float], columns: list[list[float]]) -> bool:
@@ -233,7 +224,7 @@ def _all_equal(parts: list[float], columns: list[list[float]]) -> bool:
     return len(set(zip(parts, *columns, strict=True))) == len(set(parts))
 
 
-def _in_words(name: str, value: float) -> str:
+def _as_text(name: str, value: float) -> str:
     if name == _OCCASION:
         return _OCCASIONS[int(value)].value
     if name == _LOSS_GIVEN:

@@ -27,10 +27,10 @@ class Arms:
 
     def __init__(self, members: list[list[int]]) -> None:
         self.members = members
-        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        rank = 0 if world is None else dist.get_rank()
         self.index = next(a for a, ranks in enumerate(members) if rank in ranks)
         self.gradients: dist.ProcessGroup | None = None
-        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         if world is not None:
             groups = [new_group(ranks, world) for ranks in members]  # every rank takes part in making every group
             self.gradients = groups[self.index]
@@ -41,7 +41,7 @@ class Arms:
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __getstate__(self) -> dict[str, object]:
-        """A process group cannot be copied or pickled: a copy knows the arms, and has no ``gradients``."""
+        """A process group cannot be copied or pickled: a copy has the arms, and no ``gradients``."""
         return {**vars(self), "gradients": None}
 
     def __repr__(self) -> str:
@@ -108,23 +108,20 @@ def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, w
 
 
 def new_group(ranks: Sequence[int], parent: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of some ranks. A collective of all ranks of the world."""
-    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=_timeout_of(parent), backend=_backend_text(parent))
+    """A group of some ranks, with the backend and time-out of ``parent``. A collective of all ranks of the world."""
+    backend, timeout = str(dist.get_backend_config(parent)), _timeout_of(parent)
+    made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout, backend=backend)
     return made
 
 
 def backend_of_device(group: dist.ProcessGroup) -> dict[str, str]:
     """For instance {"cpu": "gloo", "cuda": "nccl"}."""
-    pairs = (part.split(":", 1) for part in _backend_text(group).split(",") if ":" in part)
+    pairs = (part.split(":", 1) for part in str(dist.get_backend_config(group)).split(",") if ":" in part)
     return {device.strip(): backend.strip() for device, backend in pairs}
 
 
-def _backend_text(group: dist.ProcessGroup) -> str:
-    return str(dist.get_backend_config(group))
-
-
 def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """The user's time-out; None (torch's default) where torch hides it."""
+    """The user's time-out; None (torch's default) if torch does not show it."""
     for device in backend_of_device(group):
         try:
             options = group._get_backend(torch.device(device)).options

@@ -1,4 +1,7 @@
-"""The mean over replicas, in place, through flat buckets: bounded memory, several buckets under way."""
+"""The mean over replicas, in place.
+
+Tensors travel in flat buckets, several at a time, so that the additional memory is bounded.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from hdet.ranks.shards import local
 from hdet.ranks.weights import to_host
 
 EXTRA_BYTES = 64 * 2**20
-"""Bound on the memory that one call takes in addition."""
+"""Bound on the additional memory of one call, in bytes."""
 _UNDER_WAY = 4
-"""Buckets in flight: while some travel, the next is packed and the last unpacked."""
+"""Number of buckets that travel at the same time: meanwhile the next is packed and the last unpacked."""
 _HOST_BUCKET = 4 * 2**20
-"""Largest bucket in host memory, where the first touch of a new page costs more than summing it: a few small buffers
-are used over and over. On a device few large buckets are better: each is a launch."""
+"""Largest bucket in host memory, in bytes. There the first touch of a new page costs more than summing it, so a few
+small buffers are used over and over. On a device few large buckets are better, since each is a launch."""
 
 
 class Distance(NamedTuple):
@@ -30,7 +33,7 @@ class Distance(NamedTuple):
     of_mean: list[Tensor]
 
     def lengths(self) -> tuple[float, float]:
-        """||theta - mean|| and ||mean||; 0 where nothing was averaged. Synchronises host and device."""
+        """||theta - mean|| and ||mean||; 0 if nothing was averaged. Synchronises host and device."""
         to_mean, of_mean = (math.hypot(*to_host(norms)) for norms in self)
         return to_mean, of_mean
 
@@ -44,7 +47,7 @@ class _Bucket(NamedTuple):
 
 
 class _Transfer(NamedTuple):
-    """A bucket on its way."""
+    """A bucket that travels."""
 
     wait: Callable[[], object]
     buffer: Tensor
@@ -63,8 +66,8 @@ def average_(
 ) -> Distance | None:
     """Replace every tensor by its mean over the live replicas, in place, also on those that are not live.
 
-    A replica that is not live adds zeros, so its NaN reaches nobody. Half precision is summed in fp32. A replica of
-    several ranks (an arm) counts once. Of a tensor that is shared out over ranks, this rank's part is replaced.
+    A replica that is not live adds zeros, so its NaN reaches no other. Half precision is summed in fp32. A replica of
+    several ranks (an arm) counts once. Of a sharded tensor, this rank's part is replaced.
 
     Phases, per bucket: pack (one read, one write), sum over replicas, divide into the tensors (one read, one write).
     ``measure`` adds the distance of this replica from the mean: three more passes over the weights.
@@ -76,8 +79,8 @@ def average_(
         extra_bytes: bound on additional memory.
         measure: whether to return the distance from the mean.
     """
-    mine, share = live[group.replica_index.replica], 1.0 / len(group.members[group.replica_index.replica])
-    n = float(sum(live))
+    replica, n = group.replica_index.replica, float(sum(live))
+    share = 1.0 / len(group.members[replica])
     if all(len(ranks) == len(group.members[0]) for ranks in group.members):
         n, share = n * len(group.members[0]), 1.0  # arms of one size: no need to scale what they add
     under_way: deque[_Transfer] = deque()
@@ -86,7 +89,7 @@ def average_(
     for bucket in _buckets(tensors, extra_bytes // _UNDER_WAY):
         if len(under_way) == _UNDER_WAY:
             _receive(under_way.popleft(), n, distance, spare)
-        under_way.append(_send(bucket, _buffer(bucket, spare), group, share if mine else 0.0))
+        under_way.append(_send(bucket, _buffer(bucket, spare), group, share if live[replica] else 0.0))
     while under_way:
         _receive(under_way.popleft(), n, distance, spare)
         spare.clear()
@@ -104,7 +107,7 @@ def _buffer(bucket: _Bucket, spare: list[Tensor]) -> Tensor:
 
 
 def _send(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float) -> _Transfer:
-    """Pack a bucket and send it. ``share``: what this rank's weights count; 0 even if they are not finite."""
+    """Pack a bucket and send it. ``share``: the factor on this rank's weights; with 0 they may be NaN."""
     sizes = [piece.numel() for piece in bucket.pieces]
     flat = buffer[: sum(sizes)]
     views = [part.view(piece.shape) for part, piece in zip(flat.split(sizes), bucket.pieces, strict=True)]
@@ -118,7 +121,7 @@ def _send(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float) ->
 
 
 def _receive(transfer: _Transfer, n: float, distance: Distance | None, spare: list[Tensor]) -> None:
-    """Wait for a bucket, put the means in place, and leave its buffer for the next."""
+    """Wait for a bucket, write the means to the tensors, and leave its buffer for the next."""
     transfer.wait()
     spare.append(transfer.buffer)
     for piece, view in zip(transfer.pieces, transfer.views, strict=True):
@@ -139,7 +142,9 @@ def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[_Bucket]:
         key = _sum_dtype(tensor.dtype), tensor.device
         bound = min(limit_bytes, _HOST_BUCKET) if tensor.device.type == "cpu" else limit_bytes
         limit = max(1, bound // key[0].itemsize)
-        for piece in _pieces(_as_real(local(tensor).detach()), limit):
+        own = local(tensor).detach()
+        real = torch.view_as_real(own) if own.is_complex() else own  # a view, never a copy: it is written to
+        for piece in _pieces(real, limit):
             bucket, filled = filling.get(key, (_Bucket([], limit, *key), 0))
             if filled + piece.numel() > limit:
                 yield bucket
@@ -166,7 +171,3 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """fp32 for half precision and below; real numbers for complex ones."""
     real = dtype.to_real()
     return torch.float32 if real.itemsize < 4 else real
-
-
-def _as_real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,4 +1,4 @@
-"""The replica group: who the replicas are, and the few things they do together.
+"""The replica group: which ranks the replicas are, and their few collectives.
 
 A replica is one rank, or an arm: several ranks that share gradients and hold the same weights.
 """
@@ -35,7 +35,7 @@ class ReplicaIndex(NamedTuple):
 
 
 class ReplicaGroup:
-    """What replicas do together; by itself, one replica alone.
+    """The collectives of replicas; this class itself is one replica alone.
 
     Every method is a collective: all replicas call it, in the same order.
     """
@@ -43,12 +43,12 @@ class ReplicaGroup:
     replica_index: ReplicaIndex = ReplicaIndex(0, 1)
     """This replica's place."""
     rank: int = 0
-    """This process's place among the rows of :meth:`gather`."""
+    """The row of :meth:`gather` that is this process's."""
     members: Sequence[Sequence[int]] = ((0,),)
     """``members[r]``: the rows of :meth:`gather` that come from replica r's ranks."""
 
     def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
-        """Every rank's ``row``. ``device``: where the weights are, for backends that only reach devices."""
+        """Every rank's ``row``. ``device``: that of the weights, for backends that work on devices only."""
         return [list(row)]
 
     def gather_objects(self, value: Value) -> list[Value]:
@@ -81,15 +81,13 @@ class Distributed(ReplicaGroup):
 
     def __init__(self, process_group: dist.ProcessGroup, members: list[list[int]] | None = None) -> None:
         self._group = process_group
-        self.rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
-        self.members = members if members is not None else [[rank] for rank in range(ranks)]
-        self.replica_index = ReplicaIndex(
-            next(r for r, own in enumerate(self.members) if self.rank in own), len(self.members)
-        )
-        self._ranks = ranks
+        self.rank, self._ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        self.members = members if members is not None else [[rank] for rank in range(self._ranks)]
+        replica = next(r for r, own in enumerate(self.members) if self.rank in own)
+        self.replica_index = ReplicaIndex(replica, len(self.members))
         self._backends = backend_of_device(process_group)
         if "gloo" in self._backends.values():
-            _leave_quietly()
+            _pause_at_exit()
 
     def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
         # As bytes: not every device has float64.
@@ -126,7 +124,7 @@ class Distributed(ReplicaGroup):
         return wait
 
     def _gathering_device(self, device: torch.device) -> torch.device:
-        """Where a small row travels: gloo copies device memory to the host anyway, nccl takes nothing else."""
+        """The device of a small row: gloo copies device memory to the host anyway, nccl takes device memory only."""
         if self._backends.get(device.type, "gloo") != "gloo":
             return device
         return torch.device("cpu" if "cpu" in self._backends else next(iter(self._backends)))
@@ -139,7 +137,7 @@ Group: TypeAlias = "dist.ProcessGroup | Arms | None"
 def gather_named(
     group: ReplicaGroup, row: Mapping[str, Sequence[float]], device: torch.device = _HOST
 ) -> list[dict[str, list[float]]]:
-    """Every rank's numbers, by name: as many of each name on all of them. Collective."""
+    """Every rank's numbers, by name; each rank must have equally many of a name. Collective."""
     rows = [iter(found) for found in group.gather([number for part in row.values() for number in part], device)]
     return [{name: list(islice(found, len(part))) for name, part in row.items()} for found in rows]
 
@@ -154,9 +152,9 @@ def find_replica_index(group: Group) -> ReplicaIndex:
 
 
 def check_group(group: Any) -> None:
-    """Raise for what cannot be ``group=``, in particular a plain group that leaves ranks out.
+    """Raise for what cannot be ``group=``, such as a process group without some of the ranks.
 
-    Their values would not follow the ensemble's decisions.
+    The values of those ranks would not follow the ensemble's decisions.
     """
     if group is None or isinstance(group, Arms):
         return
@@ -192,7 +190,7 @@ def connect_alike(group: ReplicaGroup, held: Sequence[float]) -> ReplicaGroup:
     ``held[rank]``: a number for the parts; each replica holds all of them.
     """
     parent = dist.group.WORLD
-    assert parent is not None  # the caller has met the other replicas: torch.distributed is initialised
+    assert parent is not None  # the caller is connected to other replicas: torch.distributed is initialised
     groups = {}
     for part in sorted(set(held)):
         ranks = [rank for rank, own in enumerate(held) if own == part]
@@ -204,9 +202,9 @@ def connect_alike(group: ReplicaGroup, held: Sequence[float]) -> ReplicaGroup:
 
 @contextmanager
 def arriving(what: str) -> Iterator[None]:
-    """Say what was going on when a collective failed, and who has not come to it.
+    """If a collective inside fails, say in which call, and which ranks are missing.
 
-    An error of this rank's own stays what it is; the others, who will wait for this rank in vain, are left a note.
+    Another error of this rank is raised as it is, and noted for the other ranks, which will wait for this one in vain.
     """
     try:
         yield
@@ -218,7 +216,7 @@ def arriving(what: str) -> Iterator[None]:
             "hdet.load() and hdet.exists() equally often (an uneven loader? a skipped step? a call on rank 0 alone?). "
             "Then start again from the last checkpoint."
         ) from failure.__cause__
-    except HdetError:  # has its own words, and all ranks have it
+    except HdetError:  # has its own message, and is raised on all ranks
         raise
     except Exception as error:
         if dist.is_available() and dist.is_initialized():
@@ -227,12 +225,12 @@ def arriving(what: str) -> Iterator[None]:
 
 
 class _CollectiveFailed(LostReplicaError):
-    """A collective failed: what :func:`arriving` turns into words."""
+    """A collective failed: :func:`arriving` adds what is known about it."""
 
 
 @contextmanager
 def _communicating() -> Iterator[None]:
-    """Around a collective and nothing else: whatever it raises is a failure to communicate, but for want of memory."""
+    """Around a collective and nothing else: what it raises is a failed collective, unless memory has run out."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -241,16 +239,16 @@ def _communicating() -> Iterator[None]:
         raise _CollectiveFailed(str(error)) from error
 
 
-_LAST_WORDS = 0.1
+_EXIT_PAUSE = 0.1
 """Seconds to wait at exit, so that gloo's threads can release their tensors."""
 
 
 @cache
-def _leave_quietly() -> None:
+def _pause_at_exit() -> None:
     """Have the interpreter wait a moment before it ends.
 
     A thread of gloo drops its tensors shortly after their collective has ended, and needs the interpreter for that. On
     a busy machine a program may be gone by then; torch then ends it by SIGABRT, after all its work was done
     (pytorch/pytorch pull request 179291). DDP alone does the same; our collectives at the last step make it likelier.
     """
-    atexit.register(lambda: time.sleep(_LAST_WORDS))
+    atexit.register(lambda: time.sleep(_EXIT_PAUSE))

@@ -1,4 +1,7 @@
-"""Presence: ranks note in the process group's store where they are, so that an error can say who is missing."""
+"""Presence: ranks note in the process group's store where they are, so that an error can say which are missing.
+
+A collective that fails does not say which rank was lost. The store still answers then.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 _GRACE = 0.5
-"""Seconds that others may be later than the rank that noticed, before they count as missing."""
+"""Seconds that other ranks have to notice a failure too, before they count as missing."""
 _PATIENCE = timedelta(seconds=10)
-"""How long a store may take to answer before its host counts as lost."""
+"""Time that a store may take to answer before its host counts as lost."""
 _STORE_ERRORS = RuntimeError, ValueError, OSError  # of sockets, time-outs, closed files
 _NOTICED = "noticed"
 
@@ -24,32 +27,32 @@ class Presence:
     """What the ranks of a process group know of each other without a collective.
 
     Each rank has one note: where it is, an error of its own, or that it has noticed a failure. A note costs one message
-    to the store. Notes are for people: if one cannot be written, nothing happens.
+    to the store. Notes are only for error messages: if one cannot be written, nothing happens.
 
     Args:
-        store: of the default process group; None: torch does not tell it.
-        rank: this one.
-        size: how many there are.
+        store: of the default process group; None if torch does not give access to it.
+        rank: that of this process.
+        size: number of ranks.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
 
     def arrive(self, where: str) -> None:
-        """This rank comes to a meeting of all ranks."""
+        """Note that this rank begins a collective at ``where``."""
         self._note(where=where)
 
     def leave(self, where: str, error: BaseException) -> None:
-        """This rank leaves a meeting, by an error of its own."""
+        """Note that this rank has left a collective because of its own error."""
         self._note(where=where, error=f"{type(error).__name__}: {_first_line(error)}")
 
     def report(self) -> str:
-        """In words: which ranks have not noticed that the collective failed, and when each was last seen.
+        """For people: which ranks have not noticed that the collective failed, and when each was last seen.
 
-        These are the ranks that are dead, silent, late, or somewhere else.
+        These ranks are dead, silent, late, or in another call.
         """
         if self._store is None:
-            return "Nobody knows who: torch does not tell where the ranks could have noted it."
+            return "Which rank is missing is not known, since torch gives no access to the store of the process group."
         self._note(where=_NOTICED)
         time.sleep(_GRACE)
         others = [rank for rank in range(self._size) if rank != self._rank]
@@ -61,15 +64,15 @@ class Presence:
                 f"The store of the process group does not answer ({_first_line(error)}): its host was lost, which is "
                 "the launcher's machine or rank 0."
             )
-        missing = [f"  rank {rank}: {_in_words(note)}" for rank, note in notes.items() if note["where"] != _NOTICED]
+        missing = [f"  rank {rank}: {_as_text(note)}" for rank, note in notes.items() if note["where"] != _NOTICED]
         if not missing:
             return "Every rank has noticed: the network between them was lost."
         return "\n".join(["Missing ranks:", *missing])
 
-    def _note(self, **words: str) -> None:
+    def _note(self, **note: str) -> None:
         if self._store is not None:
             with suppress(*_STORE_ERRORS):  # the collective fails too, and says so
-                self._store.set(_key(self._rank), json.dumps({"time": time.time(), **words}))
+                self._store.set(_key(self._rank), json.dumps({"time": time.time(), **note}))
 
     def _read(self, rank: int) -> dict[str, Any]:
         if not self._store.check([_key(rank)]):  # get() would wait for it
@@ -82,7 +85,7 @@ _known: WeakKeyDictionary[dist.ProcessGroup, Presence] = WeakKeyDictionary()
 
 
 def presence() -> Presence:
-    """That of the default process group, which must exist."""
+    """The presence of the default process group, which must exist."""
     world = dist.group.WORLD
     assert world is not None
     if world not in _known:
@@ -93,7 +96,7 @@ def presence() -> Presence:
 def _default_store() -> Any:
     try:
         return dist.distributed_c10d._get_default_store()
-    except (AttributeError, ValueError):  # a private name of torch, and some backends have none
+    except (AttributeError, ValueError):  # a private function of torch, and some backends have no store
         return None
 
 
@@ -103,7 +106,7 @@ def _key(rank: int) -> str:
 
 @contextmanager
 def _impatient(store: Any) -> Iterator[None]:
-    """A store whose host is gone would be waited for as long as the ranks first waited for each other: minutes."""
+    """Wait for a lost store only briefly, not for the minutes of the process group's own time-out."""
     before = store.timeout
     store.set_timeout(_PATIENCE)
     try:
@@ -112,7 +115,7 @@ def _impatient(store: Any) -> Iterator[None]:
         store.set_timeout(before)
 
 
-def _in_words(note: dict[str, Any]) -> str:
+def _as_text(note: dict[str, Any]) -> str:
     if note["where"] is None:
         return "never seen"
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(note["time"]))

@@ -1,4 +1,4 @@
-"""The meeting: who the replicas are, when they first see each other, and what they show."""
+"""The replicas of a run as one of them sees them: when they first communicate, and that they agree."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hdet.ranks.presence import presence
 from hdet.ranks.weights import NO_WEIGHTS, Weights
 
 _initialised: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
-"""Whether torch.distributed is. Looked up once, because every step calls it."""
+"""Whether torch.distributed is initialised. The function is looked up once, because every step calls it."""
 
 
 class RankGroup:
-    """The replicas of a run, seen from one of them. They must make as many steps each, in the same order.
+    """The replicas of a run, seen from one of them. All must make the same calls, in the same order.
 
     Args:
         group: the user's process group or arms; None: the default group, once there is one.
-        alike: arguments that must be equal on all ranks, in words.
+        alike: arguments that must be equal on all ranks, as texts.
     """
 
     def __init__(self, group: Group, alike: Mapping[str, str]) -> None:
@@ -36,42 +36,42 @@ class RankGroup:
 
     @property
     def group(self) -> ReplicaGroup:
-        """The replicas that have met; alone before that."""
+        """The replicas, once they are connected; this one alone before that."""
         return self._group or Solo()
 
     @property
     def replica_index(self) -> ReplicaIndex:
-        """This replica's place; may be asked at any time, no collective."""
+        """This replica's place, known at any time. Not a collective."""
         if self._group is not None:
             return self._group.replica_index
         return find_replica_index(self._user_group) if _initialised() else Solo.replica_index
 
     @property
     def is_due(self) -> bool:
-        """Whether the replicas could meet and have not."""
+        """Whether the replicas can be connected now and are not."""
         return self._group is None and _initialised()
 
     def check_step(self, t: int) -> None:
         """Raise if a step is made, at ``t``, while this replica holds the mean."""
         if self.in_consensus:
             raise ArgumentError(
-                f"step() was called inside consensus(), at step {t}: the weights are put back afterwards, so "
-                "training inside is lost; leave the `with` block first"
+                f"step() was called inside consensus(), at step {t}: the weights are restored afterwards, so training "
+                "inside is lost; leave the `with` block first"
             )
 
     def resume(self, state: Mapping[str, object]) -> None:
-        """A checkpoint was loaded: its values replace the arguments, and must be equal on all ranks in their place."""
+        """After a checkpoint was loaded, its values must be equal on all ranks in place of the arguments."""
         self._alike = in_text(state)
 
-    # -- seeing each other ----------------------------------------------------------------------------------------
+    # -- communication ----------------------------------------------------------------------------------------------
 
     def first(
         self, t: int, weights: Weights, arguments: Mapping[str, object], *, keeps_journal: bool
     ) -> tuple[ReplicaGroup, Agreement]:
-        """Our own group over the replicas, whose roll was called; :meth:`begin` goes on with it. Collective.
+        """A group over the replicas, to be given to :meth:`begin`, and their agreement. Collective.
 
-        A group of our own, so that our collectives cannot pair with others'. ``arguments``: further ones that must be
-        equal on all ranks.
+        It is hdet's own, so that its collectives cannot pair with others'. ``arguments``: further arguments
+        that must be equal on all ranks.
         """
         presence().arrive(f"the first step, {t}")
         group, shown = connect(self._user_group), Shown(journal=keeps_journal)
@@ -81,7 +81,7 @@ class RankGroup:
         return group, roll
 
     def begin(self, group: ReplicaGroup) -> None:
-        """The replicas have met and agree."""
+        """Use a group from here on: its replicas agree."""
         self._group = group
 
     def agree(
@@ -95,17 +95,17 @@ class RankGroup:
         values: Sequence[float] | None = None,
         within: ReplicaGroup | None = None,
     ) -> Agreement:
-        """Show and see, raise on disagreement, conclude. Collective. ``within``: other replicas than :attr:`group`."""
+        """Gather, raise on disagreement, conclude. Collective. ``within``: a group other than :attr:`group`."""
         group = within or self.group
         alone = group.replica_index.size == 1
         if not alone:
             presence().arrive(f"{occasion.value}, step {t}")
-        known = NO_WEIGHTS if alone else weights  # nobody to compare with: do not read them
+        known = NO_WEIGHTS if alone else weights  # there is none to compare with: do not read them
         return call(group, occasion, t, known, shown, expect_equal=expect_equal, values=values)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Inside, this replica holds the replicas' mean, and may make no step. Not to be entered twice."""
+        """Inside, this replica holds the replicas' mean, and must not make a step. It cannot be entered twice."""
         if self.in_consensus:
             raise ArgumentError("consensus() is entered already; leave the outer `with ...consensus():` first")
         self.in_consensus = True

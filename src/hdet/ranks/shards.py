@@ -1,11 +1,15 @@
-"""Shards: tensors of which each rank holds a part (DTensor, or marked as one), which it is, and sums over all parts."""
+"""Shards: tensors of which each rank holds a part, and optimizers whose parameters are such parts.
+
+A shard is a DTensor, or a plain tensor that its maker has marked. Here is which part a rank holds, how numbers that
+ranks have measured on their parts are put together, and which kinds of sharding are refused.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +21,8 @@ _PLAIN = (Tensor, nn.Parameter)
 _MARK = "_hdet_part"
 
 
-def is_distributed(tensor: Tensor) -> bool:
-    """Whether it is a DTensor. Where nobody has imported them there are none: importing takes a second."""
+def is_distributed(tensor: Tensor) -> TypeGuard[Any]:
+    """Whether it is a DTensor. Does not import DTensor, which takes a second: unless it is imported there are none."""
     if type(tensor) in _PLAIN:
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -26,49 +30,45 @@ def is_distributed(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a DTensor, in the same memory and without history. A plain tensor is given back."""
+    """What this rank holds of a DTensor, in the same memory and without history; a plain tensor itself."""
     if not is_distributed(tensor):
         return tensor
-    whole: Any = tensor
     with torch.no_grad():
-        held: Tensor = whole.to_local()
+        held: Tensor = tensor.to_local()
     return held.detach()
 
 
 def local_gradient(p: Tensor) -> Tensor | None:
-    """The gradient of what this rank holds of a parameter. Collective where gradients are not summed yet.
+    """The gradient of what this rank holds of a parameter. Collective if gradients are not summed yet.
 
     Those of a replicated weight in a tensor-parallel model may not be.
     """
     if p.grad is None or not is_distributed(p):
         return p.grad
-    sharded: Any = p
-    gradient = sharded.grad
-    if gradient.placements != sharded.placements:
-        gradient = gradient.redistribute(sharded.device_mesh, sharded.placements)
+    gradient: Any = p.grad
+    if gradient.placements != p.placements:
+        gradient = gradient.redistribute(p.device_mesh, p.placements)
     return local(gradient)
 
 
 def rewrapped(held: Tensor, like: Tensor) -> Tensor:
-    """What this rank holds, as a part of a tensor that is distributed as ``like``, where shapes say that it is one."""
+    """What this rank holds, as a part of a tensor that is distributed as ``like``, if its shape fits that."""
     if not is_distributed(like) or held.shape != local(like).shape:
         return held
-    whole: Any = like
-    made: Tensor = type(whole).from_local(
-        held, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    made: Tensor = type(like).from_local(
+        held, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
     return made
 
 
 def place(tensor: Tensor) -> str:
-    """Which part this rank holds, in words: equal on all ranks that hold the same; empty where that is everything."""
+    """Which part this rank holds, as text: equal on all ranks that hold the same part; empty if it holds everything."""
     if not is_distributed(tensor):
         return getattr(tensor, _MARK, "")
-    whole: Any = tensor
-    mesh = whole.device_mesh
+    mesh = tensor.device_mesh
     at = mesh.get_coordinate() or [-1] * mesh.ndim
     names = mesh.mesh_dim_names or range(mesh.ndim)
-    dimensions = zip(names, whole.placements, at, mesh.shape, strict=True)
+    dimensions = zip(names, tensor.placements, at, mesh.shape, strict=True)
     return ", ".join(
         f"{placement} of {name}, {coordinate} of {size}"
         for name, placement, coordinate, size in dimensions
@@ -77,7 +77,7 @@ def place(tensor: Tensor) -> str:
 
 
 def mark_part(tensor: Tensor, words: str) -> None:
-    """A plain tensor is this rank's part of something, as only its maker knows: :func:`place` tells it by ``words``."""
+    """Mark a plain tensor as this rank's part of something: :func:`place` then returns ``words``."""
     setattr(tensor, _MARK, words)
 
 
@@ -91,11 +91,11 @@ def hold_alike(members: Sequence[Sequence[int]], held: Sequence[float]) -> bool:
 
 
 def counted_once(rows: Iterable[Sequence[float]], width: int) -> list[list[float]]:
-    """Numbers that ranks have measured on their parts of something: those of equal parts count once.
+    """Numbers that ranks have measured on their parts of something; ranks with the same part count once.
 
     Args:
         rows: one for each rank, made of blocks; the first number of a block says which part was measured.
-        width: of a block.
+        width: length of a block.
 
     Returns:
         for each of the other numbers in a block, its values.
@@ -111,34 +111,37 @@ def counted_once(rows: Iterable[Sequence[float]], width: int) -> list[list[float
     return [list(values) for values in zip(*blocks.values(), strict=True)]
 
 
+_REFUSED = {
+    "FlatParameter": "belongs to FullyShardedDataParallel (FSDP1), which flattens weights before it shards them; use "
+    "FSDP2: torch.distributed.fsdp.fully_shard(model) before the optimizer is built",
+    "ShardedTensor": "is a ShardedTensor; use a DTensor, for instance by torch.distributed.tensor.distribute_tensor",
+}
+"""Kinds of weights of which a rank cannot tell which numbers it holds, and what to do about them."""
+
+
+def _refused_kind(tensor: Tensor) -> str | None:
+    if getattr(tensor, "_fsdp_flattened", False):
+        return "FlatParameter"
+    return next((kind.__name__ for kind in type(tensor).__mro__ if kind.__name__ in _REFUSED), None)
+
+
 def refuse_flat(tensors: Iterable[Tensor]) -> None:
-    """Raise for weights of which a rank cannot tell which numbers it holds: those of FSDP1."""
+    """Raise for weights of which a rank cannot tell which numbers it holds: those of FSDP1, and ShardedTensor."""
     for number, tensor in enumerate(tensors):
-        kinds = {kind.__name__ for kind in type(tensor).__mro__}
-        if "FlatParameter" in kinds or getattr(tensor, "_fsdp_flattened", False):
-            raise ShardedParametersError(
-                f"parameter number {number} of shape {tuple(tensor.shape)} belongs to FullyShardedDataParallel "
-                "(FSDP1), which flattens weights before it shards them; use FSDP2: "
-                "torch.distributed.fsdp.fully_shard(model) before the optimizer is built"
-            )
-        if "ShardedTensor" in kinds:
-            raise ShardedParametersError(
-                f"parameter number {number} is a ShardedTensor; use a DTensor, for instance by "
-                "torch.distributed.tensor.distribute_tensor"
-            )
+        if (kind := _refused_kind(tensor)) is not None:
+            raise ShardedParametersError(f"parameter number {number} of shape {tuple(tensor.shape)} {_REFUSED[kind]}")
 
 
 def check_sharded(tensors: Iterable[Tensor], *, model_is_missing: bool) -> None:
-    """Raise for shards that cannot be handled, and for shards of a model that must be known and is not."""
+    """Raise for shards that cannot be handled, and for shards of a model that must be given and is not."""
     found = list(tensors)
     refuse_flat(found)
     for number, tensor in enumerate(found):
         if not is_distributed(tensor):
             continue
-        whole: Any = tensor
-        if any(placement.is_partial() for placement in whole.placements):
+        if any(placement.is_partial() for placement in tensor.placements):
             raise ShardedParametersError(
-                f"parameter number {number} has the placements {whole.placements}: partial sums are no weights; "
+                f"parameter number {number} has the placements {tensor.placements}: partial sums are not weights; "
                 "redistribute it to Shard or Replicate before the optimizer is built"
             )
         if model_is_missing:
@@ -150,40 +153,38 @@ def check_sharded(tensors: Iterable[Tensor], *, model_is_missing: bool) -> None:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a rank holds a part of it: a DTensor, one that is marked, or one that :func:`refuse_flat` refuses."""
-    kinds = {kind.__name__ for kind in type(tensor).__mro__}
-    is_flat = bool(kinds & {"FlatParameter", "ShardedTensor"}) or getattr(tensor, "_fsdp_flattened", False)
-    return is_distributed(tensor) or bool(place(tensor)) or is_flat
+    return is_distributed(tensor) or bool(place(tensor)) or _refused_kind(tensor) is not None
 
 
 class Partitioned(Optimizer):
     """An optimizer whose parameters are not the model's own: partitions of them, or copies in a higher precision.
 
-    Such an optimizer may make its step in parts, some parameters after the others. Each part is told of.
+    Such an optimizer may make its step in parts, some parameters after the others, and calls its hooks for each part.
     """
 
     stepping: frozenset[int] = frozenset()
-    """Ids of the parameters that the part to come is of."""
+    """Ids of the parameters of the coming part."""
     continues: bool = False
-    """Whether the part to come belongs to the same step as the one before it."""
+    """Whether the coming part belongs to the same step as the one before it."""
 
     def refresh(self) -> None:
-        """Bring what stands in the parameters to where the model's forward pass reads. Collective."""
+        """Copy the parameters to where the model's forward pass reads. Collective."""
         raise NotImplementedError
 
 
 def refresh(optimizer: Optimizer) -> None:
-    """After weights were written: have the model see them. Collective where the optimizer holds partitions."""
+    """Call it after weights were written, so that the model uses them. Collective if the optimizer holds partitions."""
     if isinstance(optimizer, Partitioned):
         optimizer.refresh()
 
 
 def is_continued(optimizer: Optimizer) -> bool:
-    """Whether the step that is told of now is a further part of one that was told of."""
+    """Whether a hook is called for a further part of a step that has begun."""
     return isinstance(optimizer, Partitioned) and optimizer.continues
 
 
 def stepping_now(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """The parameters that the part to come is of, which hold its gradients; None in the place of others."""
+    """The parameters of the coming part, which hold its gradients; None in place of the others."""
     if not isinstance(optimizer, Partitioned):
         return list(parameters)
     return [p if id(p) in optimizer.stepping else None for p in parameters]
@@ -192,9 +193,9 @@ def stepping_now(optimizer: Optimizer, parameters: Sequence[Tensor]) -> list[Ten
 def refuse_partitions(optimizer: Optimizer, why: str) -> None:
     """Raise if the optimizer holds partitions; ``why`` says what would go wrong, and what to do.
 
-    DeepSpeed calls a scheduler that is given as a function with the user's own optimizer, after the parameters in it
-    were replaced: by partitions of ZeRO 1 and 2, by nothing between steps in ZeRO 3, by fp32 copies of a model in half
-    precision. None of them is a module's parameter.
+    If a scheduler is given to DeepSpeed as a function, it is called with the user's own optimizer after its parameters
+    were replaced: by partitions in ZeRO 1 and 2, by nothing between steps in ZeRO 3, by fp32 copies of a model in half
+    precision. None of these is a module's parameter.
     """
     if "deepspeed" not in sys.modules or isinstance(optimizer, Partitioned):
         return
@@ -209,21 +210,21 @@ def refuse_partitions(optimizer: Optimizer, why: str) -> None:
 
 
 def reshard(model: nn.Module | None) -> None:
-    """Weights that FSDP2 has gathered are given up: the next forward pass gathers what the shards hold then.
+    """Free the weights that FSDP2 has gathered, so that the next forward pass gathers the shards as they are then.
 
-    Without gradients nothing else gives them up: the root module keeps its own after its forward pass.
+    FSDP2 does not do it itself in a forward pass without gradients: the root module keeps its own weights.
     """
     _reshard([] if model is None else model.modules())
 
 
 def reshard_all() -> None:
-    """The same for every module of this process, where the model is not known: torch has a list of them for itself."""
+    """The same for every module of this process, if the model is not known: torch has a private list of them."""
     composed = sys.modules.get("torch.distributed._composable_state")
     _reshard(list(getattr(composed, "_module_state_mapping", ())))
 
 
 def _reshard(modules: Iterable[nn.Module]) -> None:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, there is nothing to do
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # unless it is imported, there is nothing to do
     if fsdp is None:
         return
     for module in modules:
@@ -233,7 +234,7 @@ def _reshard(modules: Iterable[nn.Module]) -> None:
 
 @contextmanager
 def resharded(model: nn.Module | None) -> Iterator[None]:
-    """Forward passes inside read the shards as they are, and those afterwards too, whatever is written to them."""
+    """Forward passes inside, and those afterwards, read the shards as they are at that time."""
     reshard(model)
     try:
         yield

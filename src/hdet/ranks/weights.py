@@ -1,5 +1,8 @@
-"""Which tensors are averaged, and what a replica can say about them without sending them: fingerprints, and numbers
-that are read on the host in few transfers, without float64 on a device that may not have it."""
+"""Which tensors are averaged, and what a replica can say about them without sending them.
+
+That is fingerprints, whether they are finite, and norms. They are computed on the device, which may not have float64,
+and read on the host in few transfers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _HALF = 0xFFFFFFFF
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[float]:
-    """All numbers of some tensors, one after the other. Synchronises once per device and kind of number.
+    """All numbers of some tensors, one after the other. Synchronises once per device and dtype.
 
     >>> to_host([torch.tensor(0.5), torch.tensor(True), torch.tensor([2**40, 1])])
     [0.5, True, 1099511627776, 1]
@@ -63,7 +66,7 @@ def fingerprint_of_words(parts: Iterable[str]) -> float:
 
 
 def real_of(tensor: Tensor) -> Tensor:
-    """The numbers themselves that this rank holds; a complex one is two."""
+    """What this rank holds of a tensor, as real numbers: a complex one is two. A conjugate view is copied."""
     own = local(tensor).detach()
     return torch.view_as_real(own.resolve_conj()) if own.is_complex() else own
 
@@ -71,7 +74,7 @@ def real_of(tensor: Tensor) -> Tensor:
 def fingerprint(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     """64 bits over every bit that this rank holds of the tensors, and its position: an int64 scalar on ``device``.
 
-    Stays on the device: nothing is synchronised. Extra memory is a few times a chunk of a million elements.
+    Does not synchronise. Extra memory is a few times a chunk of a million elements.
     """
     total = torch.zeros((), dtype=torch.int64, device=device)
     for tensor in tensors:
@@ -97,48 +100,41 @@ class Weights(NamedTuple):
     still: list[Tensor]
     """Frozen parameters and buffers set aside: expected to be equal, averaged only if they are not."""
     state: list[Tensor]
-    """Optimizer state, where that is averaged too."""
+    """Optimizer state, if that is averaged too."""
 
     @property
     def moving(self) -> list[Tensor]:
+        """What training changes."""
         return self.parameters + self.buffers + self.state
 
     @property
     def tensors(self) -> list[Tensor]:
+        """All of them."""
         return self.moving + self.still
 
     @property
     def outline(self) -> list[str]:
-        """Role, shape, dtype and sharding of each tensor, in words: must be equal on all replicas."""
-        roles = {
-            "parameter": self.parameters,
-            "buffer": self.buffers,
-            "optimizer state": self.state,
-            "still": self.still,
-        }
-        return [f"{role} {_outline(t)}" for role, tensors in roles.items() for t in tensors]
+        """Role, shape, dtype and sharding of each tensor, as text that must be equal on all replicas."""
+        roles = ("parameter", "buffer", "still", "optimizer state")
+        return [f"{role} {_outline(t)}" for role, tensors in zip(roles, self, strict=True) for t in tensors]
 
     @property
     def device(self) -> torch.device:
-        """Where numbers about the weights are put together."""
+        """The device on which numbers about the weights are computed."""
         tensors = self.tensors
         return tensors[0].device if tensors else torch.device("cpu")
 
     def all_finite(self) -> Tensor:
-        """Whether what this rank holds of what moves is finite: a scalar on :attr:`device`. Does not synchronise."""
+        """Whether this rank's part of :attr:`moving` is finite: a scalar on :attr:`device`. Does not synchronise."""
         largest = norm_of([real for real in map(real_of, self.moving) if _may_be_infinite(real)], math.inf)
-        return (
-            torch.ones((), dtype=torch.bool, device=self.device)
-            if largest is None
-            else largest.isfinite().to(self.device)
-        )
+        return (torch.tensor(True) if largest is None else largest.isfinite()).to(self.device)
 
 
 NO_WEIGHTS = Weights([], [], [], [])
 
 
 class ReplicaTensors:
-    """The tensors of one replica, and what was learned about them when the replicas first met.
+    """Finds the tensors of one replica, and remembers which buffers are set aside.
 
     Args:
         model: its buffers and further parameters are averaged too, or None.
@@ -150,23 +146,42 @@ class ReplicaTensors:
         self.with_state = with_state
         self._set_aside: frozenset[str] = frozenset()
         self._known: list[int] | None = None
+        """Ids of the optimizer's parameters when it was first seen; None: not known."""
 
     def remember(self, optimizer: Optimizer) -> None:
-        """At construction: a sharded optimizer will replace its parameters by partitions."""
+        """Note the optimizer's parameters, before a sharded optimizer replaces them by partitions."""
         self._known = [id(p) for group in optimizer.param_groups for p in group["params"]]
 
     def first_weights(self, optimizer: Optimizer, *, needs_model: bool) -> Weights:
-        """The weights when the replicas first meet: whole, or shards, or an error.
+        """The weights when the replicas first meet. Raises for shards that cannot be handled.
 
         ``needs_model``: whether shards must be those of a known model.
         """
-        refuse_replaced(self._known, optimizer)
+        self._refuse_replaced(optimizer)
         check_sharded(self.weights(optimizer).tensors, model_is_missing=needs_model and self.model is None)
         self._set_aside |= infinite_buffers(self.model)
         return self.weights(optimizer)
 
+    def _refuse_replaced(self, optimizer: Optimizer) -> None:
+        """Raise if the optimizer's parameters were replaced since :meth:`remember`.
+
+        DeepSpeed's ZeRO puts each rank's own flat partition in their place, with equal shapes and different content.
+        Accelerate puts FSDP2's DTensors there, which say what they are.
+        """
+        found = [p for group in optimizer.param_groups for p in group["params"]]
+        known, missing = self._known or [], set(self._known or ()) - {id(p) for p in found}
+        by_shards = bool(found) and all(map(is_distributed, found))  # ZeRO 3 leaves nothing there between steps
+        if missing and not by_shards:
+            raise ShardedParametersError(
+                f"{len(missing)} of the optimizer's {len(known)} parameters were replaced after the scheduler was "
+                "built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, each rank "
+                "its own, which must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the rate "
+                "found on the partitions: leave lr_scheduler out of deepspeed.initialize, and call "
+                "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
+            )
+
     def set_aside(self, names: Collection[str]) -> None:
-        """Buffers that say nothing about divergence."""
+        """Expect these buffers to stay equal, since they say nothing about divergence."""
         self._set_aside |= set(names)
 
     def weights(self, optimizer: Optimizer) -> Weights:
@@ -186,27 +201,21 @@ class ReplicaTensors:
         return Weights(list(parameters.values()), self.buffers(), list(still.values()), state)
 
     def buffers(self, *, set_aside: bool = False) -> list[Tensor]:
-        """The model's float buffers that belong into a checkpoint, each once; or those of them that are set aside.
+        """The model's float buffers that belong to a checkpoint, each once; or those of them that are set aside.
 
-        Others are caches: a forward pass makes them anew, on each rank as long as its batch needs.
+        Other buffers are caches: each rank's forward pass makes them again, as long as its batch needs.
         """
         if self.model is None:
             return []
-        caches = {
-            id(module._buffers.get(name))
-            for module in self.model.modules()
-            for name in module._non_persistent_buffers_set
-        }
-        return list(
-            {
-                id(tensor): tensor
-                for name, tensor in self.model.named_buffers()
-                if _is_averaged(tensor) and id(tensor) not in caches and (name in self._set_aside) == set_aside
-            }.values()
-        )
+        caches = {id(m._buffers.get(name)) for m in self.model.modules() for name in m._non_persistent_buffers_set}
+        return [
+            tensor
+            for name, tensor in self.model.named_buffers()
+            if _is_averaged(tensor) and id(tensor) not in caches and (name in self._set_aside) == set_aside
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has other tensors: what is known by their ids is forgotten."""
+        """A copy has other tensors, so their ids are not copied."""
         return {**vars(self), "_set_aside": frozenset(), "_known": None}
 
 
@@ -239,27 +248,8 @@ def _buffers_that(model: nn.Module | None, has: Callable[[Tensor], Tensor]) -> f
     return frozenset(name for name, b in buffers if _is_averaged(b) and not b.is_meta and bool(has(local(b))))
 
 
-def refuse_replaced(known: Sequence[int] | None, optimizer: Optimizer) -> None:
-    """Raise if the optimizer's parameters are others than at construction (``known`` ids; None: not known).
-
-    DeepSpeed's ZeRO puts each rank's own flat partition in their place, with equal shapes and different content.
-    Accelerate puts FSDP2's DTensors there, which say what they are.
-    """
-    found = [p for group in optimizer.param_groups for p in group["params"]]
-    now = [id(p) for p in found]
-    by_shards = bool(found) and all(map(is_distributed, found))  # ZeRO 3 leaves nothing there between steps
-    if known is not None and not set(known) <= set(now) and not by_shards:
-        raise ShardedParametersError(
-            f"{len(set(known) - set(now))} of the optimizer's {len(known)} parameters were replaced after the "
-            "scheduler was built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, "
-            "each rank its own, which must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the "
-            "rate found on the partitions: leave lr_scheduler out of deepspeed.initialize, and call "
-            "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
-        )
-
-
 def warn_without_ensemble(optimizer: Optimizer) -> None:
-    """Say that torch's ZeroRedundancyOptimizer keeps replicas equal: each parameter has one rank that updates it."""
+    """Warn that torch's ZeroRedundancyOptimizer keeps replicas equal: one rank updates each parameter for all."""
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
         warnings.warn(
             "with ZeroRedundancyOptimizer one rank updates each parameter for all, so replicas stay equal and there is "
@@ -294,7 +284,7 @@ def norm_of(tensors: Iterable[Tensor], order: float) -> Tensor | None:
 
 
 def _may_be_infinite(real: Tensor) -> bool:
-    """Not if it is on the host and its sum is finite, which is a quick look. On a device the look would synchronise."""
+    """False if it is on the host and its sum is finite, which is quick to see. On a device that would synchronise."""
     return bool(real.numel()) and not (real.is_cpu and math.isfinite(real.sum().item()))
 
 

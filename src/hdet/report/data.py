@@ -1,4 +1,4 @@
-"""A run as data: what a report needs of a journal, and of the folder it lies in, checked and typed.
+"""A run as data: what a report needs of a journal, and of the folder that it is in, checked and typed.
 
 A folder is as the commands of ``python -m lab`` leave it: ``run.json`` and ``curve.csv`` beside the journal. Numbers
 that are missing, NaN or infinite are None here, so that later code need not check.
@@ -29,8 +29,10 @@ Word = Literal["up", "down", "no signal"]
 WORDS: tuple[Word, ...] = get_args(Word)
 _MAYBE = ("validation_loss", "rate")
 """Columns that a curve need not have."""
+_DECAYS = ("exponential", "printed")
+"""Of bases that have a decay of their own."""
 _CAUTION = 2.0
-"""Standard errors that a slope must be away from 0."""
+"""Number of standard errors by which a slope must differ from 0."""
 
 
 class Summary(NamedTuple):
@@ -89,14 +91,14 @@ def _cell(text: str | None) -> float | None:
 
 
 class Slope(NamedTuple):
-    """What a round said about one knob. Above 0: a higher value would have been better."""
+    """What a round has said about one knob. Above 0: a higher value would have been better."""
 
     value: float
     error: float | None
 
     @property
     def word(self) -> Word:
-        """What this round says. An error of 0 is that of a single round: nothing is known about it.
+        """In which direction the knob should move. An error of 0 is that of a single round, and says nothing.
 
         >>> Slope(0.5, 0.1).word, Slope(-0.5, 0.3).word, Slope(-0.5, None).word
         ('up', 'no signal', 'down')
@@ -113,15 +115,16 @@ class Replica(NamedTuple):
     signal: float | None
     values: Numbers
     divergence: float | None
+    """Distance from the mean of the replicas, relative to its norm."""
 
 
 class Event(NamedTuple):
-    """Something that happened once."""
+    """Something that happened at a step."""
 
     step: int
     text: str
     is_setback: bool = False
-    """Whether weights were put back, or the search has given up."""
+    """Whether training was rolled back, or the search has stopped."""
 
 
 class Round(NamedTuple):
@@ -133,23 +136,23 @@ class Round(NamedTuple):
     base: Numbers
     learned: Numbers
     plain_before: Numbers
-    """What ``base_before`` would be if nothing had been learned."""
+    """``base_before`` if nothing had been learned."""
     plain: Numbers
-    """The same of ``base``."""
+    """``base`` if nothing had been learned."""
     slopes: tuple[Slope | None, ...]
     estimated_rate: float | None
-    """Of a search: the rate that the gradients asked for, of the first knob; None if they asked for nothing."""
+    """Of a search: the estimated rate of the first knob; None if there is none."""
     seconds: Mapping[str, float]
     events: tuple[Event, ...]
-    """What happened; also which replicas were left out, or which ranks had no finite loss."""
+    """What happened, which replicas were left out, and which ranks had a loss that is NaN or infinite."""
     alarm: str | None
-    """In words: what makes the found rate worthless."""
+    """For people: why the found rate must not be used."""
     rolled_back_to: int | None
-    """Of a search: the step whose weights were put back at the end of the round."""
+    """Of a search: the step to which training was rolled back at the end of the round."""
     found: Numbers
-    """Of a search: the peak rates that were found so far."""
+    """Of a search: the peak rates found so far."""
     status: str | None
-    """Of a search: what it has come to, in words."""
+    """Of a search: its status, for people."""
 
     @property
     def loss(self) -> float | None:
@@ -165,14 +168,14 @@ class RunData:
     path: Path
     knobs: tuple[str, ...] = ()
     starts: Numbers = ()
-    """Per knob: what is learned before the first round, a factor on the schedule or a value."""
+    """Per knob, what is learned before the first round: a factor on the schedule, or a value."""
     replicas: int = 0
     rounds: tuple[Round, ...] = ()
     resumes: tuple[int, ...] = ()
-    """Steps at which the run went on from a checkpoint."""
+    """Steps at which the run was resumed from a checkpoint."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     made: str = ""
-    """By which hdet, and when."""
+    """By which version of hdet, and when."""
     summary: Summary = field(default_factory=Summary)
     curve: Curve = field(default_factory=Curve)
 
@@ -183,12 +186,12 @@ class RunData:
 
     @property
     def decays_by_itself(self) -> bool:
-        """Whether the base has its own decay in place of the schedule's (``decay="exponential"``)."""
-        return self.arguments.get("decay") == "exponential"
+        """Whether the base has its own decay in place of the schedule's (``decay="exponential"``, ``AsPrinted()``)."""
+        return self.arguments.get("decay") in _DECAYS
 
     @property
     def total_steps(self) -> int | None:
-        """The last step of the schedule, if the journal says it. What it gives for the step after is not used."""
+        """The length of the schedule, if the journal has it. The base value of the step after the last is not used."""
         return self.arguments.get("total_steps")
 
     @property
@@ -227,7 +230,7 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
     summary = read_summary(path / "run.json")
     begun = journal.exists() and journal.stat().st_size > 0  # the file of a run that crashed early is empty
     if not begun and summary is None:
-        raise JournalError(f"{path} is no run's folder: it has neither journal.jsonl nor run.json; name another")
+        raise JournalError(f"{path} has neither journal.jsonl nor run.json, so it is not a run's folder; name another")
     data, summary = read_journal(journal) if begun else JournalData({}), summary or Summary()
     return _run(summary.name or path.resolve().name, path, data, summary, read_curve(path / "curve.csv"))
 
@@ -244,14 +247,14 @@ def _run(name: str, path: Path, data: JournalData, summary: Summary, curve: Curv
     try:
         knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
         arguments = dict(header.get("arguments") or summary.arguments)
-        if "total_steps" in last:  # the run may have got another length
+        if "total_steps" in last:  # the length of the run may have been changed
             arguments["total_steps"] = last["total_steps"]
         given = {knob: finite(one.get("base")) for knob, one in (arguments.get("knobs") or {}).items()}
         starts = tuple(given.get(knob, 1.0 if kind_of(knob) == "lr" else None) for knob in knobs)
         rounds: list[Round] = []
         for record in data.rounds:
             learned = rounds[-1].learned if rounds else starts
-            rounds.append(_round(in_order(record, knobs), starts, learned, arguments.get("decay") == "exponential"))
+            rounds.append(_round(in_order(record, knobs), starts, learned, arguments.get("decay") in _DECAYS))
         return RunData(
             name=name,
             path=path,
@@ -280,13 +283,10 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
         plain = _scaled(_numbers(record["shape"], knobs), (1.0,) * knobs, starts)
     elif not decays:
         plain_before, plain = _scaled(base_before, learned_before, starts), _scaled(base, learned, starts)
+    step, back = int(record["step"]), record.get("rolled_back_to")
+    stopped, happened, why = record.get("event") == SearchEvent.STOPPED, event_of(record), reason_of(record)
     excluded, silent = record.get("excluded") or (), record.get("not_finite") or ()
-    step, setback = (
-        int(record["step"]),
-        record.get("rolled_back_to") is not None or record.get("event") == SearchEvent.STOPPED,
-    )
-    happened = event_of(record)
-    events = [Event(step, happened, setback)] if happened else []
+    events = [Event(step, happened, stopped or back is not None)] if happened else []
     events += [Event(step, f"replica {', '.join(map(str, excluded))} left out")] if excluded else []
     events += [Event(step, f"loss of rank {', '.join(map(str, silent))} not finite")] if silent else []
     replicas = tuple(
@@ -302,7 +302,7 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
     signals = [row.signal for r, row in enumerate(replicas) if r not in excluded and row.signal is not None]
     unit = pstdev(signals) if signals and record.get("error") else 0.0
     pairs = zip(_numbers(record.get("delta"), knobs), _numbers(record.get("error"), knobs), strict=True)
-    status, why = record.get("status"), reason_of(record)
+    status = record.get("status")
     return Round(
         step=step,
         replicas=replicas,
@@ -315,8 +315,8 @@ def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, 
         estimated_rate=finite(record.get("estimated_rate")) or None,
         seconds={phase: finite(value) or 0.0 for phase, value in (record.get("seconds") or {}).items()},
         events=tuple(events),
-        alarm=why if record.get("event") == SearchEvent.STOPPED else None,
-        rolled_back_to=record.get("rolled_back_to"),
+        alarm=why if stopped else None,
+        rolled_back_to=back,
         found=_numbers(record.get("found_rates"), knobs),
         status=f"{status} ({why})" if status and why else status,
     )
@@ -329,6 +329,6 @@ def _numbers(values: Sequence[Any] | None, knobs: int) -> Numbers:
 
 
 def _scaled(values: Numbers, by: Numbers, to: Numbers) -> Numbers:
-    """Values at what was learned, brought to what was learned at first."""
+    """Values that were learned ``by`` a factor, as they would be with the factor ``to``."""
     rows = zip(values, by, to, strict=True)
     return tuple(None if v is None or not b or t is None else finite(v / b * t) for v, b, t in rows)

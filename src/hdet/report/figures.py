@@ -1,6 +1,6 @@
-"""The painter: series in, plotly figures out. Nothing is computed here.
+"""Draws the figures of series.py with plotly. Nothing is computed here.
 
-Lines have colours that are seen on light and on dark ground; the page's style sheet colours texts and grids.
+The colours of lines are visible on light and on dark backgrounds; the page's style sheet colours texts and grids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COLOURS = ("#3d7fd9", "#d9822b", "#2f9e7c", "#8f6fd6", "#d45a8e", "#2a9db8", "#
 _DASHES = ("solid", "10px,8px", "3px,9px", "14px,6px,3px,6px")
 _UP, _DOWN, _QUIET = "#159a70", "#d2622a", "#8d97a3"
 _WORDS = {"up": ("triangle-up", _UP, 9), "down": ("triangle-down", _DOWN, 9), "no signal": ("circle", _QUIET, 5)}
-"""Symbol, colour and size of what a round has said."""
+"""Symbol, colour and size of the marker for what a round has said."""
 _STYLES: dict[Style, dict[str, Any]] = {
     "line": {"mode": "lines", "line_width": 2},
     "curve": {"mode": "lines", "line_width": 2.5},
@@ -43,7 +43,7 @@ _TEMPLATE = go.layout.Template(
 
 
 def label(text: str) -> str:
-    """A name from a file, safe and short enough for plotly, which reads a little HTML in its texts.
+    """A name from a file, shortened, and escaped since plotly interprets some HTML in its texts.
 
     >>> label("lr[<b>]")
     'lr[&lt;b&gt;]'
@@ -52,7 +52,7 @@ def label(text: str) -> str:
 
 
 def painted(figure: Figure) -> go.Figure:
-    """A figure of series, as one of plotly's."""
+    """A figure as plotly's."""
     drawn = go.Figure(layout_template=_TEMPLATE)
     if figure.bars:
         texts = [f"{say.seconds(one.seconds)}, {say.percent(one.share)}" for one in figure.bars]
@@ -77,7 +77,7 @@ def _painted(trace: Trace) -> go.Scatter:
     colour, texts = _COLOURS[trace.colour % len(_COLOURS)], [label(text) for text in trace.labels]
     drawn = go.Scatter(x=trace.line.x, y=trace.line.y, name=label(trace.name), showlegend=trace.in_legend)
     drawn.update(line_color=colour, marker_color=colour, fillcolor=colour, **_STYLES[trace.style])
-    if trace.style == "curve":  # one that lies on top of another is broken in its own way, and both are seen
+    if trace.style == "curve":  # of two that lie on top of each other both are visible, since their dashes differ
         i = trace.colour
         drawn.line.dash = _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)]
     if trace.style == "verdicts":

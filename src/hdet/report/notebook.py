@@ -1,18 +1,16 @@
-"""``hdet.show``: the report of a run inside a notebook. Nothing of the report is imported before it is called."""
+"""``hdet.show``: the report of a run inside a notebook. jinja2 and plotly are imported when it is shown."""
 
 from __future__ import annotations
 
 import html
 import os
-from typing import TYPE_CHECKING
 
 from hdet.checks import must_be
-
-if TYPE_CHECKING:
-    from hdet.report.data import RunData
+from hdet.report.data import RunData, load_run
+from hdet.report.verdict import advice, verdict
 
 _HEIGHT = 720
-"""Pixels: tiles and the first figure, on a laptop's screen."""
+"""Pixels, enough for the tiles and the first figure on a laptop's screen."""
 
 
 class Inline:
@@ -22,10 +20,7 @@ class Inline:
         self._run = run
 
     def __repr__(self) -> str:
-        from hdet.report.verdict import advice, verdict
-
-        found = advice(self._run)
-        return f"{verdict(self._run)} {found or ''}".rstrip()
+        return f"{verdict(self._run)} {advice(self._run) or ''}".rstrip()
 
     def _repr_html_(self) -> str:
         """The verdict, for viewers that show no frames, and the page below it.
@@ -33,7 +28,6 @@ class Inline:
         The frame keeps its styles to itself, and its scripts from the notebook.
         """
         from hdet.report.page import page_of
-        from hdet.report.verdict import verdict
 
         page = page_of([self._run], title=self._run.name, framed=True)
         frame = (
@@ -56,7 +50,6 @@ def show(journal: str | os.PathLike[str]) -> Inline:
         ArgumentError: there is nothing at that path, or jinja2 or plotly is not installed.
         JournalError: what is there was not written by hdet.
     """
-    from hdet.report.data import load_run
     from hdet.report.page import check_packages
 
     must_be("a path", isinstance(journal, str | os.PathLike), "give what was given as journal=", journal=journal)

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and as JSON does."""
+"""Numbers as text for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = "–"
 
 
 def finite(value: object) -> float | None:
-    """A float, or None for what is missing, no number, NaN or infinite.
+    """A float; None for anything that is not a number, or is NaN or infinite.
 
     >>> finite(3), finite(float("nan")), finite(None), finite("7"), finite(True), finite(10**400)
     (3.0, None, None, None, None, None)
@@ -42,7 +42,7 @@ def rate(value: float | None) -> str:
 
 
 def rates(start: float, end: float) -> tuple[str, str]:
-    """Two rates, with as many digits as it takes to tell them apart.
+    """Two rates, with enough digits to tell them apart.
 
     >>> rates(1e-3, 4.12e-3), rates(0.1, 0.1021)
     (('1e-3', '4.1e-3'), ('0.1', '0.102'))
@@ -110,8 +110,8 @@ def plain_json(value: Any) -> Any:
     >>> plain_json({"loss": float("nan"), "steps": [1, float("inf")]})
     {'loss': None, 'steps': [1, None]}
     """
-    return mapped(value, lambda leaf: str(leaf) if isinstance(leaf, Path) else _known(leaf))
 
+    def change(leaf: Any) -> Any:
+        return str(leaf) if isinstance(leaf, Path) else finite(leaf) if isinstance(leaf, float) else leaf
 
-def _known(leaf: Any) -> Any:
-    return finite(leaf) if isinstance(leaf, float) else leaf
+    return mapped(value, change)

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything inside, that opens offline."""
+"""The page of a report: one HTML file with everything inside, which opens offline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_report(
         out: the HTML file; its folder is made, and a file that is there is replaced.
         title: None: the runs' names.
         table: one more table, before everything else.
-        headline: what the runs come to; if it is empty the verdict on one run, or which of several ended lowest.
+        headline: a sentence at the top; if empty, the verdict on one run, or which of several runs ended lowest.
     """
     title = title or (" / ".join(run.name for run in runs[:3]) + (" …" if len(runs) > 3 else ""))
     text = page_of(runs, title, table, headline)
@@ -41,11 +41,11 @@ def write_report(
 def page_of(
     runs: Sequence[RunData], title: str, table: Table | None = None, headline: str = "", framed: bool = False
 ) -> str:
-    """The page as text. ``framed``: without its head, for a frame in another page that has said what it comes to."""
+    """The page as text. ``framed``: without its headline, for a frame in another page that has the verdict already."""
     if not runs:
         raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
     check_packages()
-    import jinja2  # late, as plotly: reading a run needs neither
+    import jinja2  # here, like plotly, since reading a run needs neither
 
     from hdet.report.figures import painted
 
@@ -72,7 +72,7 @@ def page_of(
 
 
 def check_packages() -> None:
-    """Raise if a page could not be written: before a long run rather than after it."""
+    """Raise if a page cannot be written. Call it before a long run rather than after it."""
     try:
         import jinja2  # noqa: F401
         import plotly.offline  # type: ignore[import-untyped]  # noqa: F401
@@ -107,7 +107,7 @@ def _packed_plotly() -> str:
 
 
 def _packed(text: str) -> str:
-    """Deflated, then in letters that mean nothing to HTML: what ``DecompressionStream("deflate")`` of a browser reads.
+    """Deflated and in base64, which HTML does not interpret; a browser's ``DecompressionStream("deflate")`` reads it.
 
     >>> "<" in _packed("</script>" * 100), len(_packed("</script>" * 100)) < 40
     (False, True)

@@ -1,4 +1,7 @@
-"""What the figures show, as data: lines, bands and points over steps, and the words below them. figures.py draws it."""
+"""What the figures show, as data: lines, bands and points over steps, and the captions.
+
+figures.py draws them. Nothing here needs plotly.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from typing import Literal, NamedTuple
 from hdet.report.data import Event, Numbers, Round, RunData, Slope, kind_of, mean
 
 LIMIT = 1000
-"""Points that a line may have: more than a screen has columns."""
+"""The most points of a line: more than a screen has columns."""
 FEW = 12
-"""Knobs that a legend has at most: a longer one would leave no room, and the pointer tells."""
+"""The most knobs of a legend: a longer one would leave no room. The pointer shows their names too."""
 _FAR_ABOVE = 10.0
-"""How many times as high as all curves dots are shown: how high a diverged loss was is of no interest."""
+"""Dots that are this many times as high as all curves are not shown: how high a diverged loss was does not matter."""
 _DECADES = 6
-"""How far below its highest point a figure is seen at first: schedules end many decades down."""
+"""Powers of ten that are shown below the highest point, since schedules end many decades down."""
 _LOSSES = {
     "replicas": ("train", "dots: train loss of each replica"),
     "probe": ("probe", "dots: probe loss"),
@@ -27,13 +30,13 @@ _LOSSES = {
     "train": ("train", "grey: train loss of each step"),
     "validation": ("validation", "orange: validation loss"),
 }
-"""By its name in the legend: which loss a line or a dot of the figure of losses is, and how the caption says it."""
+"""For each name in the legend of the losses: which loss it is, and what the caption says of it."""
 _COMPARED = {"validation": "Validation loss", "train": "Train loss", "train, per round": "Mean train loss of a round"}
-"""Those by which runs may be compared, the best first."""
+"""Losses by which runs may be compared, the best first, and their titles."""
 ESTIMATED = "estimated rate"
 SETBACKS = "upright dashes: rollbacks, and where the search stopped"
 Style = Literal["line", "curve", "dashed", "thin", "band", "dots", "verdicts"]
-"""A curve is one of several of a kind, which may lie on top of each other. A band is given by the line around it."""
+"""Curves are several of a kind, which may lie on top of each other. A band is given by the line around it."""
 
 
 class Line(NamedTuple):
@@ -47,6 +50,7 @@ class Line(NamedTuple):
 
     @property
     def known(self) -> list[float]:
+        """The heights, without gaps."""
         return [value for value in self.y if value is not None]
 
 
@@ -57,14 +61,14 @@ class Trace(NamedTuple):
     line: Line
     style: Style = "line"
     colour: int = 0
-    """Its place in the palette; -1 is grey."""
+    """Index in the palette; -1 is grey."""
     labels: tuple[str, ...] = ()
-    """One per point, for the pointer: which replica it is, or what the round has said."""
+    """One per point, shown at the pointer: which replica it is, or what the round has said."""
     in_legend: bool = True
 
 
 class TimeShare(NamedTuple):
-    """What a phase took."""
+    """The time that a phase took."""
 
     phase: str
     seconds: float
@@ -80,18 +84,18 @@ class Figure(NamedTuple):
     traces: tuple[Trace, ...] = ()
     is_log: bool = False
     y_range: tuple[float, float] = (0, 1)
-    """What is seen at first; powers of ten on a logarithmic axis."""
+    """What is shown at first; exponents of ten on a logarithmic axis."""
     steps: tuple[float, float] = (0, 1)
     events: tuple[Event, ...] = ()
     bars: tuple[TimeShare, ...] = ()
 
 
 class Comparison(NamedTuple):
-    """One line per run. A line without points: the run has none."""
+    """One line per run, without points if the run has none."""
 
     names: tuple[str, ...]
     kind: str
-    """Which loss: the best that all runs with a loss have, so that like is compared with like."""
+    """Which loss: the best that all runs with a loss have, so that the same is compared."""
     losses: tuple[Line, ...]
     rates: tuple[Line, ...]
 
@@ -162,14 +166,14 @@ def base_rate(run: RunData) -> Line:
 
 
 def _course(run: RunData, pick: Callable[[Numbers], float | None], plain: bool = False) -> Line:
-    """The base, or what is plain, at each round's last step and at the step after it, if there is one."""
+    """The base, or the plain schedule, at each round's last step and at the step after it, if there is one."""
     rounds = [(r.step, r.plain_before, r.plain) if plain else (r.step, r.base_before, r.base) for r in run.rounds]
     points = [(x, pick(row)) for step, before, after in rounds for x, row in ((step - 1, before), (step, after))]
     return line((x, y) for x, y in points if y is not None and x != run.total_steps)
 
 
 def _rates(run: RunData, kind: str) -> Figure | None:
-    """Base value, the replicas' band, the plain schedule and what gradients ask for, of every knob of one kind."""
+    """Base value, band of the replicas, plain schedule and estimated rate, of every knob of one kind."""
     knobs = [g for g, knob in enumerate(run.knobs) if kind_of(knob) == kind and run.rounds]
     bases = {run.knobs[g]: _course(run, itemgetter(g)) for g in knobs} or {"lr": base_rate(run)}
     plains = {f"plain {run.knobs[g]}": _course(run, itemgetter(g), plain=True) for g in knobs}
@@ -197,7 +201,7 @@ def _rates(run: RunData, kind: str) -> Figure | None:
 
 
 def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trace:
-    """From the lowest to the highest of what is known; empty if it would have no width."""
+    """From the lowest to the highest known value; empty if it would have no width."""
     known = [(x, values) for x, row in rows if (values := [value for value in row if value is not None])]
     low, high = line((x, min(values)) for x, values in known), line((x, max(values)) for x, values in known)
     around = Line(low.x + high.x[::-1], low.y + high.y[::-1]) if low != high else Line()
@@ -205,7 +209,7 @@ def _band(rows: Iterable[tuple[float, list[float | None]]], colour: int) -> Trac
 
 
 def _verdicts(knob: str, rounds: Iterable[tuple[float, float | None, Slope | None]]) -> Trace:
-    """Markers at the rounds that said something about a knob."""
+    """Markers at the rounds that have said something about a knob."""
     said = [(x, y, slope.word) for x, y, slope in rounds if slope is not None and y is not None]
     said = said[:: math.ceil(len(said) / LIMIT) or 1]
     marks = Line(tuple(x for x, _, _ in said), tuple(y for _, y, _ in said))
@@ -213,9 +217,9 @@ def _verdicts(knob: str, rounds: Iterable[tuple[float, float | None, Slope | Non
 
 
 def _figure(title: str, caption: str, y_title: str, traces: Sequence[Trace], far: float = math.inf) -> Figure:
-    """A figure on a logarithmic axis if all is above 0 and the highest is more than 8 times as high as the lowest.
+    """A figure, with a logarithmic axis if all is above 0 and the highest is more than 8 times as high as the lowest.
 
-    All is seen at first but for what is many decades down, and what is more than ``far`` times as high as all lines.
+    All is shown at first, except what is many decades down, or more than ``far`` times as high as all lines.
     """
     shown = tuple(trace for trace in traces if trace.line)
     peak = max([y for one in shown if one.style in ("line", "curve") for y in one.line.known], default=math.inf)
@@ -287,7 +291,7 @@ def _slopes(run: RunData) -> Figure | None:
     words += " Band: two standard errors; no signal: 0 is in it." if any(band.line for band in bands) else ""
     traces = tuple(one for one in (*bands, *histories, *said) if one.line)
     heights = sorted(abs(y) for trace in traces for y in trace.line.known) or [1.0]
-    most = heights[math.ceil(0.95 * len(heights)) - 1]  # all are seen but for a few that are far off
+    most = heights[math.ceil(0.95 * len(heights)) - 1]  # a few that are far off are not shown at first
     limit = 1.1 * (heights[-1] if heights[-1] < 3 * most else most) or 1.0
     return Figure("Hypergradient", words, "hypergradient", traces, y_range=(-limit, limit)) if traces else None
 
@@ -308,7 +312,7 @@ def _time(run: RunData) -> Figure | None:
 
 
 def time_shares(run: RunData) -> tuple[TimeShare, ...]:
-    """Seconds by phase; what the run took outside its rounds (evaluation, start) is the rest."""
+    """Seconds by phase; the rest is what the run took outside its rounds (evaluation, start)."""
     spent: dict[str, float] = {}
     for phase, seconds in (item for r in run.rounds for item in r.seconds.items()):
         spent[phase] = spent.get(phase, 0.0) + seconds
@@ -327,14 +331,14 @@ def _span(steps: Iterable[float]) -> tuple[float, float]:
 
 
 def lengthening(run: RunData) -> bool:
-    """Whether rounds grow with the run, so that a logarithmic axis of steps shows them evenly."""
+    """Whether rounds grow longer, so that a logarithmic axis of steps shows them evenly."""
     steps = [0, *(r.step for r in run.rounds)]
     lengths = [after - before for before, after in itertools.pairwise(steps) if after > before]
     return len(lengths) > 2 and lengths[len(lengths) // 2] >= 2 * lengths[0] and max(lengths) >= 8 * lengths[0]
 
 
 def events(run: RunData) -> tuple[Event, ...]:
-    """What the journal tells besides numbers. Repetitions in rounds that follow each other are one event."""
+    """What happened in the run. An event that is repeated in consecutive rounds counts once."""
     texts = [[event.text for event in r.events] for r in run.rounds]
     told = [event for i, r in enumerate(run.rounds) if not i or texts[i] != texts[i - 1] for event in r.events]
     return tuple(sorted([*(Event(step, "resumed") for step in run.resumes), *told]))

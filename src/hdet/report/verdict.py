@@ -1,4 +1,7 @@
-"""What runs came to, in words: the verdict on one, what to do next with the rate it found, and several side by side."""
+"""What runs have found, in sentences and tables: one run, how to use its rate again, and several side by side.
+
+Everything is computed from a :class:`hdet.report.data.RunData`; the page and the command line show it.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,36 @@ from typing import Literal, NamedTuple
 from hdet.report import numbers as say
 from hdet.report.data import WORDS, RunData, journal_in, kind_of
 from hdet.report.series import time_shares
-from hdet.search.reporting import BEGINS_ANEW, REPLAYS
+from hdet.search.reporting import NEW_CYCLE, REPLAYS
 
 _MOVED = math.log(1.01)
-"""How far, in the logarithm, a value must go before one says that it moved."""
+"""How far the logarithm of a value must change before it counts as moved."""
 _APART = math.log(1.05)
-"""The same for a group's rate against the others'."""
+"""How far the logarithm of a group's change must differ from the common one before the group is named."""
 
-CURE = "Do not use the rate of this run. Cure that first, as the run's warning says, and train again."
+CURE = "Do not use the rate of this run. Fix that first, as the run's warning says, and train again."
 
 
 class Movement(NamedTuple):
-    """Where a knob began and where it ended; a rate at the peak of its schedule, so that decay is no movement."""
+    """A knob's first and last value; of a rate, at the peak of its schedule, so that decay does not count."""
 
     knob: str
     start: float
     end: float
 
     @property
+    def is_rate(self) -> bool:
+        """Whether the knob is a learning rate."""
+        return kind_of(self.knob) == "lr"
+
+    @property
     def factor(self) -> float | None:
+        """The last value divided by the first; None if that is 0."""
         return self.end / self.start if self.start else None
 
     @property
     def moved(self) -> bool:
+        """Whether the two differ beyond rounding."""
         if self.start * self.end <= 0:
             return self.start != self.end
         return abs(math.log(self.end / self.start)) >= _MOVED
@@ -58,7 +68,7 @@ class Tile(NamedTuple):
 
 
 def movements(run: RunData) -> tuple[Movement, ...]:
-    """Of every knob that the journal knows enough about."""
+    """The movement of every knob of which the journal says enough."""
     found = (_movement(run, g) for g in range(len(run.knobs)))
     return tuple(one for one in found if one is not None)
 
@@ -72,14 +82,14 @@ def _movement(run: RunData, g: int) -> Movement | None:
     if run.decays_by_itself or not (learned and first and plain):
         return Movement(run.knobs[g], max(bases) if run.decays_by_itself else bases[0], bases[-1])
     found, factor = run.rounds[-1].found[g], learned[-1] / first
-    if found is not None and factor != 1.0:  # as the log says it
+    if found is not None and factor != 1.0:  # as the log has it
         return Movement(run.knobs[g], found / factor, found)
     start = _given_rate(run, g) or max(plain, key=abs)
     return Movement(run.knobs[g], start, start * factor)
 
 
 def _given_rate(run: RunData, g: int) -> float | None:
-    """What the user gave: the peak, which a run that ended early has not seen; of a search the guess."""
+    """The rate that the user gave: the peak, which a run that ended early has not reached; of a search, the guess."""
     names = ("guess", "max_lr") if run.searched else ("max_lr",)
     known = [given for name in names if (given := run.arguments.get(name)) is not None]
     given = known[0] if known and kind_of(run.knobs[g]) == "lr" else None
@@ -89,14 +99,14 @@ def _given_rate(run: RunData, g: int) -> float | None:
 
 
 def fixed_rate(run: RunData) -> float | None:
-    """The peak that a plain scheduler's run was given."""
+    """The peak rate that a run with a plain scheduler was given."""
     arguments = run.summary.arguments
     return say.finite(arguments.get("lr")) if arguments.get("method") == "none" else None
 
 
 def base_movement(run: RunData) -> Movement | None:
-    """The learning rate's, as one number: of a search the leading group's, else the geometric mean over groups."""
-    found = [m for m in movements(run) if kind_of(m.knob) == "lr" and m.start > 0 and m.end > 0]
+    """The movement of the learning rate as one: of a search, that of its first group; otherwise the geometric mean."""
+    found = [m for m in movements(run) if m.is_rate and m.start > 0 and m.end > 0]
     found = found[:1] if run.searched else found
     if not found:
         fixed = None if run.rounds else fixed_rate(run)
@@ -105,7 +115,7 @@ def base_movement(run: RunData) -> Movement | None:
 
 
 def ending(run: RunData) -> Ending:
-    """The final loss of ``run.json``; without one the end of the curve, or the last round's mean."""
+    """The final loss of ``run.json``; without one, the last of the curve, or the mean of the last round."""
     if "loss" in run.summary.final:
         validated = any(value is not None for value in run.curve.validation)
         return Ending(run.summary.final["loss"], "final validation loss" if validated else "final loss")
@@ -118,18 +128,13 @@ def ending(run: RunData) -> Ending:
 
 
 def verdict(run: RunData) -> str:
-    """One sentence: where the rate went, which groups went apart, what the loss came to."""
-    rates = [*_rate_words(run), *_standing(run), *_group_words(run)]
-    parts = [*_crash(run), *rates, *_other_words(run), *_loss_words(run)]
+    """One sentence: how the rate moved, which groups differ, and the last loss."""
+    parts = [*_rate_words(run), *_stopped(run), *_group_words(run), *_other_words(run), *_loss_words(run)]
+    if run.summary.crashed:
+        steps = [*(r.step for r in run.rounds), *map(int, run.curve.steps[-1:])]
+        parts.insert(0, f"crashed after step {max(steps)}" if steps else "crashed")
     text = "; ".join(parts) if parts else "no round has ended yet"
     return f"{text[0].upper()}{text[1:]}."
-
-
-def _crash(run: RunData) -> list[str]:
-    if not run.summary.crashed:
-        return []
-    reached = max([r.step for r in run.rounds] + [int(step) for step in run.curve.steps[-1:]], default=None)
-    return ["crashed"] if reached is None else [f"crashed after step {reached}"]
 
 
 def _rate_words(run: RunData) -> list[str]:
@@ -148,34 +153,32 @@ def _rate_words(run: RunData) -> list[str]:
     return [f"peak rate moved from {start} to {end} in {rounds}"]
 
 
-def _standing(run: RunData) -> list[str]:
-    """Why the rate that a search has come to is worth nothing."""
+def _stopped(run: RunData) -> list[str]:
+    """That the search has stopped, and why; empty if it has not."""
     status = run.rounds[-1].status if run.rounds else None
     return [f"the search has {status}"] if status and status.startswith("stopped") else []
 
 
 def _group_words(run: RunData) -> list[str]:
-    """Groups whose rate went apart from the common one, the furthest first."""
-    found = [m for m in movements(run) if kind_of(m.knob) == "lr" and m.factor]
-    base = base_movement(run)
+    """Groups whose rate moved unlike the common one, the furthest first."""
+    found, base = [m for m in movements(run) if m.is_rate and m.factor], base_movement(run)
     if base is None or not base.factor or len(found) < 2:
         return []
-    apart = [(_inside(m.knob), (m.factor or 1.0) / base.factor) for m in found]
-    apart = sorted((one for one in apart if abs(math.log(one[1])) >= _APART), key=lambda one: -abs(math.log(one[1])))
-    if not apart:
-        return []
+    ratios = [(_inside(m.knob), (m.factor or 1.0) / base.factor) for m in found]
+    apart = [one for one in ratios if abs(math.log(one[1])) >= _APART]
+    apart.sort(key=lambda one: -abs(math.log(one[1])))
     more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
-    return [", ".join(f"{name} {say.factor(ratio)}" for name, ratio in apart[:4]) + more]
+    return [", ".join(f"{name} {say.factor(ratio)}" for name, ratio in apart[:4]) + more] if apart else []
 
 
 def _inside(knob: str) -> str:
-    """``embedding`` of ``lr[embedding]``; a bare number says too little alone."""
+    """``embedding`` of ``lr[embedding]``; ``lr[0]`` stays, since a number alone says too little."""
     name = knob.partition("[")[2].removesuffix("]")
     return name if name and not name.isdigit() else knob
 
 
 def _other_words(run: RunData) -> list[str]:
-    others = [m for m in movements(run) if kind_of(m.knob) != "lr" and m.moved]
+    others = [m for m in movements(run) if not m.is_rate and m.moved]
     words = ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others[:3]]
     return words + ([f"{len(others) - 3} more knobs moved"] if len(others) > 3 else [])
 
@@ -188,18 +191,16 @@ def _loss_words(run: RunData) -> list[str]:
 
 
 def compared(runs: Sequence[RunData]) -> str:
-    """Who ended lowest, in one sentence."""
-    ends = [(end.loss, run.name) for run in runs if (end := ending(run)).loss is not None and not run.summary.crashed]
-    ranked = sorted(((loss, name) for loss, name in ends if loss is not None), key=lambda one: one[0])
-    crashed = [run.name for run in runs if run.summary.crashed]
+    """Which run ended lowest, in one sentence."""
+    ranked = [(run.name, say.loss(ending(run).loss)) for run in sorted(runs, key=_rank) if not _rank(run)[0]]
     if not ranked:
         return f"{len(runs)} runs, none of which has a final loss."
-    text = f"{ranked[0][1]} ended lowest, at {say.loss(ranked[0][0])}"
-    if len(ranked) > 1:
-        text += "; then " + ", ".join(f"{name} {say.loss(loss)}" for loss, name in ranked[1:4])
-    if len(ranked) > 4:
-        text += f" and {len(ranked) - 4} more"
-    return text + (f"; crashed: {', '.join(crashed)}." if crashed else ".")
+    (name, loss), *others = ranked
+    text = f"{name} ended lowest, at {loss}"
+    text += f"; then {', '.join(map(' '.join, others[:3]))}" if others else ""
+    text += f" and {len(others) - 3} more" if len(others) > 3 else ""
+    crashed = ", ".join(run.name for run in runs if run.summary.crashed)
+    return f"{text}; crashed: {crashed}." if crashed else f"{text}."
 
 
 def tiles(run: RunData) -> tuple[Tile, ...]:
@@ -226,7 +227,7 @@ def _rate_words_short(base: Movement | None) -> tuple[str, str]:
 
 
 def _rounds_note(run: RunData) -> str:
-    """How often a search raised the rate and rolled back, or a controller said what."""
+    """How often a search has raised the rate and rolled back, or what the controller has said how often."""
     if not run.rounds:
         return "none has ended" if fixed_rate(run) is None else "a fixed schedule has none"
     if run.searched:
@@ -240,19 +241,19 @@ def _rounds_note(run: RunData) -> str:
 
 
 class Advice(NamedTuple):
-    """How to use what a run found."""
+    """How to use what a run has found."""
 
     found: str
     """A sentence."""
     uses: tuple[tuple[str, str], ...]
-    """Lines to paste, one or the other, and what each does."""
+    """Alternative lines to paste, and what each does."""
 
     def __str__(self) -> str:
         return f"{self.found} Use again: {'; '.join(f'`{code}` {does}' for code, does in self.uses)}."
 
 
 class Warned(NamedTuple):
-    """What makes a run's rate worthless."""
+    """Why the rate of a run must not be used."""
 
     run: str
     step: int
@@ -263,35 +264,37 @@ class Warned(NamedTuple):
 
 
 def advice(run: RunData) -> Advice | None:
-    """None where nothing was learned, or where what was learned means nothing."""
+    """How to use the found rate; None if nothing was learned, or if it must not be used."""
     base = base_movement(run)
-    if base is None or not run.rounds or run.summary.crashed or warned(run) or _standing(run):
+    if base is None or not run.rounds or run.summary.crashed or warned(run) or _stopped(run):
         return None
     path = json.dumps(str(journal_in(run.path)), ensure_ascii=False)
     again = f"hdet.schedule_from({path}, optimizer)", REPLAYS
-    known = run.total_steps is not None or not (run.searched and "total_steps" in run.arguments)  # else it has no end
+    known = run.total_steps is not None or not (
+        run.searched and "total_steps" in run.arguments
+    )  # otherwise its length is unknown
     so_far = "" if known and run.rounds[-1].step >= (run.total_steps or 0) else " so far"
     peaks = _listed(run, "end", say.rate(base.end))
     found = f"{'Found' if base.moved else 'Stayed at'} {peaks}{so_far}."
-    if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # no peak can be given
+    if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # it takes no peak
         return Advice(found, (again,))
-    return Advice(found, ((f"max_lr={peaks}", BEGINS_ANEW), again))
+    return Advice(found, ((f"max_lr={peaks}", NEW_CYCLE), again))
 
 
 def _listed(run: RunData, which: Literal["start", "end"], one: str) -> str:
     """The rates of all parameter groups; ``one`` if they do not differ."""
-    found = [say.rate(getattr(move, which)) for move in movements(run) if kind_of(move.knob) == "lr"]
+    found = [say.rate(getattr(move, which)) for move in movements(run) if move.is_rate]
     return one if len(set(found)) == 1 else f"[{', '.join(found)}]"
 
 
 def warned(run: RunData) -> tuple[Warned, ...]:
-    """Each alarm once, at the step at which it was first noticed, without its full stop."""
+    """Each alarm once, at the step at which it was first raised, without its full stop."""
     first = {r.alarm.rstrip(". "): r.step for r in reversed(run.rounds) if r.alarm}
     return tuple(Warned(run.name, step, text) for text, step in sorted(first.items(), key=lambda one: one[1]))
 
 
 class Table(NamedTuple):
-    """A table of texts for the page, which escapes them. A row has a cell for each column.
+    """A table of texts, which the page escapes. A row has a cell for each column.
 
     >>> Table(["run", "final loss"], [["fixed", "3.294"]], caption="Ablation").rows
     [['fixed', '3.294']]
@@ -305,8 +308,8 @@ class Table(NamedTuple):
 def table_of(runs: Sequence[RunData]) -> Table:
     """Last loss, rate given and found, rounds and seconds of every run, the lowest loss first; crashed ones last."""
     rows = [_row(run) for run in sorted(runs, key=_rank)]
-    words = {ending(run).words for run in runs}
-    loss = words.pop() if len(words) == 1 else "last loss"
+    kinds = {ending(run).words for run in runs}
+    loss = kinds.pop() if len(kinds) == 1 else "last loss"
     return Table(("run", loss, "rate given", "peak found", "rounds", "time"), rows, "Runs, the lowest loss first")
 
 
@@ -315,11 +318,10 @@ def _row(run: RunData) -> tuple[str, ...]:
     total = run.summary.seconds or sum(one.seconds for one in time_shares(run)) or None
     loss = "crashed" if run.summary.crashed else say.loss(end.loss)
     start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
-    if not run.rounds:
-        found = "fixed"
-    return (run.name, loss, start, found, str(len(run.rounds)), say.seconds(total))
+    return (run.name, loss, start, found if run.rounds else "fixed", str(len(run.rounds)), say.seconds(total))
 
 
 def _rank(run: RunData) -> tuple[bool, float]:
+    """For sorting: whether the run has no final loss, and its loss."""
     loss = ending(run).loss
     return (run.summary.crashed or loss is None, loss if loss is not None else 0.0)

@@ -1,4 +1,12 @@
-"""``hdet.Guard``: training that is ruined is rolled back, at any schedule and at a fixed rate."""
+"""``hdet.Guard``: training that diverges is rolled back, whatever sets the learning rate.
+
+A guard does three things. Around each step of the optimizer it notes the gradient's norm, lowers the rate if that was
+decided, and makes the first snapshot (:meth:`Guard._before_step`, :meth:`Guard._screen`). :meth:`Guard.step` notes the
+loss. Every fourth step is a *look* (:meth:`Guard._look`): the ranks show each other these numbers, the policy decides
+(:mod:`hdet.rollback.policy`: when to roll back, to which snapshot, at which rate), and the decision is carried out on
+:class:`hdet.rollback.snapshots.Snapshots`. On a GPU numbers are read :data:`LAG` steps late, so that it always has work
+to do (:mod:`hdet.rollback.readings`).
+"""
 
 from __future__ import annotations
 
@@ -42,12 +50,13 @@ from hdet.rollback.policy import (
     SPACING,
     Action,
     Cause,
-    Decision,
+    GuardDecision,
+    GuardPolicy,
     GuardState,
-    Policy,
     Slowed,
     Snapshot,
     Step,
+    is_due,
 )
 from hdet.rollback.readings import Readings
 from hdet.rollback.saving import fields_of, from_fields, rows_of
@@ -59,7 +68,7 @@ __all__ = ["Guard"]
 _log = logging.getLogger("hdet")
 _VERSION = 3
 _PATIENCE = 64
-"""So many calls without a step of the optimizer: nobody will tell us of any. A GradScaler leaves out fewer in a row."""
+"""Calls without a step of the optimizer after which a guard raises an error. A GradScaler leaves out fewer in a row."""
 _CAPTURE = (
     "a step that is replayed from a CUDA graph calls no hook, so its rate could not be lowered. Capture forward and "
     "backward only, and call optimizer.step() outside the graph"
@@ -93,23 +102,11 @@ class _Seen(NamedTuple):
     size: float | None
     """The largest weight; None: it was not measured."""
     is_near: bool
-    """Whether snapshots lie where they are quickly made."""
-
-
-class _Held(NamedTuple):
-    """What a guard holds, beside its arguments."""
-
-    t: int = 0
-    """Calls of :meth:`Guard.step` so far ..."""
-    looked: int = 0
-    """... and how many of these steps were looked at."""
-    state: GuardState = GuardState()
-    size: float = math.inf
-    """The largest weight of the last snapshot."""
+    """Whether snapshots are on the device, where they are quickly made."""
 
 
 class Guard:
-    """Watches a run, and rolls back to earlier weights if training is ruined.
+    """Watches a run, and rolls back to earlier weights if training diverges.
 
     .. code-block:: python
 
@@ -120,14 +117,14 @@ class Guard:
             scheduler.step()  # any one, or none
             guard.step(loss)
 
-    Three things are ruin: a loss, gradient or weight that is NaN, infinite or out of all proportion; losses that leap
-    and stay there for some steps; and losses of a whole round that have lost too much of what was gained. Weights,
-    buffers and optimizer state are then rolled back to a snapshot of before. The data are not rewound, so the batches
-    of a spike are not used again. If the losses are as bad after the roll back, the data were harder: it is taken back.
-    In one process on a CPU a bad gradient is kept from the optimizer, so that nothing needs to be undone.
+    Training has diverged if a loss, gradient or weight is NaN, infinite or out of all proportion, if losses leap and
+    stay there for some steps, or if the losses of a whole round have lost too much of what was gained. Weights, buffers
+    and optimizer state are then rolled back to an earlier snapshot. The data are not rewound, so the batches of a spike
+    are not used again. If the losses are as bad after the rollback, the data were harder, and the rollback is undone.
+    In one process on a CPU a bad gradient is kept from the optimizer, so that nothing needs to be rolled back.
 
-    The first roll back leaves the rate as it is. One that follows soon multiplies it by ``factor``, which applies only
-    during ``optimizer.step()``: neither a schedule nor its log sees it. Each roll back is a
+    The first rollback leaves the rate as it is. One that follows soon multiplies it by ``factor``, which applies only
+    during ``optimizer.step()``: neither a schedule nor its log sees it. Each rollback is a
     :class:`hdet.RollbackWarning`; one more than ``max_rollbacks`` raises :class:`hdet.DivergedError`.
 
     Memory: two snapshots of weights, buffers and optimizer state on the device, eight steps apart, and one in pinned
@@ -138,10 +135,10 @@ class Guard:
         optimizer: its steps are guarded. Steps inside a CUDA graph are refused.
         model: its buffers are rolled back with the weights, and FSDP2 gathers its weights again.
         check_every: steps of a round, at least 8. A hundredth of the run is a good choice.
-        factor: what the rate is multiplied by at a roll back that soon follows another one.
-        recover: rounds in which the rate grows back. If training is ruined again within twice that time, it stays low.
+        factor: what the rate is multiplied by at a rollback that soon follows another one.
+        recover: rounds in which the rate grows back. If training diverges again within twice that time, it stays low.
             None: it always stays low.
-        max_rollbacks: the most roll backs of the run.
+        max_rollbacks: the most rollbacks of the run.
     """
 
     def __init__(
@@ -164,7 +161,11 @@ class Guard:
         self._replica_tensors = ReplicaTensors(model)
         self._replica_tensors.remember(optimizer)
         self._replica_tensors.set_aside(nan_buffers(model) | infinite_buffers(model))
-        self._held, self._snapshots = _Held(), Snapshots(host=OLD)
+        self._state, self._snapshots = GuardState(), Snapshots(host=OLD)
+        self._t = self._looked = 0
+        """Calls of :meth:`step` so far, and how many of these steps were looked at."""
+        self._size = math.inf
+        """The largest weight of the last snapshot."""
         self._snapshots.watch(optimizer)
         self._readings = Readings()
         """Of the steps since the last look."""
@@ -183,12 +184,12 @@ class Guard:
     @property
     def factor(self) -> float:
         """What the rate of the next step is multiplied by."""
-        return self._policy.factor_at(self._held.state.slowed, self._held.t)
+        return self._policy.factor_at(self._state.slowed, self._t)
 
     @property
     def rollbacks(self) -> int:
-        """Number of roll backs, without those that were taken back because the data were harder."""
-        return self._held.state.slowed.rollbacks
+        """Number of rollbacks, without those that were undone because the data were harder."""
+        return self._state.slowed.rollbacks
 
     # -- the optimizer's step -----------------------------------------------------------------------------------------
 
@@ -205,13 +206,12 @@ class Guard:
             raise ArgumentError(f"optimizer.step() was captured under a hdet.Guard, but {_CAPTURE}")
         self._snapshots.wait()
         self._calls = -1
-        t, _, state, _ = self._held
-        if stands_still(self._optimizer) or self._loans.are_open or self._stepping == t:
+        if stands_still(self._optimizer) or self._loans.are_open or self._stepping == self._t:
             return False
-        self._stepping = t
-        if not state.kept:
+        self._stepping = self._t
+        if not self._state.kept:
             self._keep(0)
-            self._held = self._held._replace(state=state._replace(kept=(Snapshot(t, 0),)))
+            self._state = self._state._replace(kept=(Snapshot(self._t, 0),))
         if self.factor != 1:
             self._loans.lower_rates(self._optimizer, self.factor)
         return True
@@ -221,20 +221,23 @@ class Guard:
         norm = gradient_norm(self._screened)
         if norm is None:
             return
-        t, _, state, _ = self._held
-        if self._lag == 0 and self._rank_group.replica_index.size == 1 and state.is_bad(Step(norm=float(norm))):
-            self._withheld.add(t)
+        if self._lag == 0 and self._is_alone and self._state.is_bad(Step(norm=float(norm))):
+            self._withheld.add(self._t)
             self._loans.hide_gradients(self._optimizer)
-        self._readings.add(t, norm=norm)
+        self._readings.add(self._t, norm=norm)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._rank_group.replica_index.size == 1
 
     @property
     def _lag(self) -> int:
-        """How many steps late numbers are read. On a device, to read the last one would leave it without work.
+        """How many steps late numbers are read: a device that must show its last ones at once runs out of work.
 
-        After a fault one process reads them at once all the same, to keep bad gradients from the optimizer.
+        After a rollback one process reads them at once all the same, to keep bad gradients from the optimizer.
         """
         is_near = all(p.is_cpu for group in self._optimizer.param_groups for p in group["params"][:1])
-        is_alert = self._held.state.since_well > 0 and self._rank_group.replica_index.size == 1
+        is_alert = self._state.since_well > 0 and self._is_alone
         return 0 if is_near or is_alert else LAG
 
     def _keep(self, slot: int) -> None:
@@ -245,18 +248,18 @@ class Guard:
     def step(self, loss: float | Tensor | None = None) -> None:
         """Count a step: call it once after every ``optimizer.step()``, on all ranks.
 
-        Every fourth call is a collective. On a GPU it reads the numbers of some steps ago: nobody waits for the last.
+        Every fourth call is a collective. On a GPU it reads the numbers of some steps ago, so as not to wait.
 
         Args:
             loss: of that step. None on ranks without a loss, such as some ranks of a pipeline.
         """
-        t, looked, state, _ = self._held
+        t, looked, state = self._t, self._looked, self._state
         self._readings.add(t, loss=loss)
         self._loans.give_back()  # a step that has raised did not
         self._snapshots.watch(self._optimizer)
         self._rank_group.check_step(t)
         self._meet()
-        self._held = self._held._replace(t=t + 1)
+        self._t = t + 1
         self._calls += self._calls >= 0
         if self._calls >= _PATIENCE:
             raise ArgumentError(
@@ -266,7 +269,7 @@ class Guard:
         length, lag = self._policy.until_next_look(state), self._lag
         known = t + 1 - lag
         is_bad = looked < known and self._was_bad(known - 1)
-        may_keep = t + 1 - looked == length and state.lacks_snapshot(t + 1 + lag, self._spacing)
+        may_keep = t + 1 - looked == length and is_due(state.recent, t + 1 + lag, self._spacing)
         if may_keep or (is_bad and known > t):
             self._measure(t)
         if is_bad or known - looked >= length:
@@ -274,9 +277,9 @@ class Guard:
 
     def _was_bad(self, t: int) -> bool:
         """Whether a step was bad, if one process can judge it by itself."""
-        if self._rank_group.replica_index.size > 1:
+        if not self._is_alone:
             return False
-        return t in self._withheld or self._held.state.is_bad(self._step_of([self._readings.at(t)], t))
+        return t in self._withheld or self._state.is_bad(self._step_of([self._readings.at(t)], t))
 
     def _measure(self, t: int) -> None:
         """Note how large the weights are after step ``t``, and all that belongs to them."""
@@ -289,10 +292,10 @@ class Guard:
         if not self._rank_group.is_due:
             return
         group: ReplicaGroup = Solo()
-        if self._rank_group.replica_index.size > 1:
+        if not self._is_alone:
             self._replica_tensors.first_weights(self._optimizer, needs_model=True)  # raises for what cannot be held so
             with arriving("the first step, where the ranks meet"):
-                group, _ = self._rank_group.first(self._held.t, self._trained, {}, keeps_journal=False)
+                group, _ = self._rank_group.first(self._t, self._trained, {}, keeps_journal=False)
         self._rank_group.begin(group)
 
     @property
@@ -302,21 +305,22 @@ class Guard:
     # -- a look -------------------------------------------------------------------------------------------------------
 
     def _look(self, known: int) -> None:
-        """Show and see, decide, act, tell, about the first ``known`` steps. Two small gathers."""
-        t, looked, state, size = self._held
+        """Gather, decide, act and report, about the first ``known`` steps. Two small gathers."""
+        t, steps = self._t, range(self._looked, known)
         with arriving(f"a look of hdet.Guard, at step {t}"):
-            seen = self._gather(range(looked, known))
-        is_sound = None if seen.size is None else seen.is_finite and seen.size <= GROWN * max(size, 1.0)
-        state = state.remembering(self._snapshots.present(self._optimizer))
+            seen = self._gather(steps)
+        is_sound = None if seen.size is None else seen.is_finite and seen.size <= GROWN * max(self._size, 1.0)
+        state = self._state.remembering(self._snapshots.present(self._optimizer))
         self._spacing = SPACING if seen.is_near else self._policy.check_every
         decision = self._policy.after_look(state, t, seen.steps, is_sound, spacing=self._spacing, known=known)
         self._act(decision, is_finite=seen.is_finite)
         has_jumped = decision.action in (Action.ROLL_BACK, Action.TAKE_BACK)  # later readings are of other weights
-        size = seen.size if decision.action is Action.KEEP and seen.size is not None else size
-        self._held = _Held(t, t if has_jumped else known, decision.state, size)
-        self._readings.forget(self._held.looked)
+        if decision.action is Action.KEEP and seen.size is not None:
+            self._size = seen.size
+        self._state, self._looked = decision.state, t if has_jumped else known
+        self._readings.forget(self._looked)
         self._snapshots.keep_only(decision.state.slots)
-        self._tell(decision, seen.steps, range(looked, known))
+        self._tell(decision, seen.steps, steps)
         self._withheld -= set(range(known))
 
     def _gather(self, steps: range) -> _Seen:
@@ -331,10 +335,9 @@ class Guard:
             "steps": [number for one in own for name in _NAMES for number in (name in one, one.get(name, math.nan))],
         }
         trained = self._trained
-        if self._rank_group.replica_index.size > 1:
-            self._rank_group.agree(
-                Occasion.ROUND_END, self._held.t, trained, Shown(), expect_equal=False, values=[finite, 0, 0]
-            )
+        if not self._is_alone:
+            values = [finite, 0, 0]
+            self._rank_group.agree(Occasion.ROUND_END, self._t, trained, Shown(), expect_equal=False, values=values)
         rows = gather_named(self._rank_group.group, row, trained.device)
         size = max(one["size"][0] for one in rows)
         shown = [[_by_name(found["steps"][4 * k :]) for found in rows] for k in range(len(steps))]
@@ -353,7 +356,7 @@ class Guard:
         worst = max(norms, key=lambda norm: norm if math.isfinite(norm) else math.inf, default=None)
         return Step(sign * loss if losses and sign else None, worst, step in self._withheld)
 
-    def _act(self, decision: Decision, *, is_finite: bool) -> None:
+    def _act(self, decision: GuardDecision, *, is_finite: bool) -> None:
         action = decision.action
         if action is Action.KEEP:
             self._keep(decision.slot)
@@ -364,27 +367,27 @@ class Guard:
                 self._keep(decision.aside)
             self._snapshots.roll_back_(decision.slot, self._optimizer, self._model)
             if decision.cause is not Cause.LOSSES:
-                _refuse_what_is_left(self._model, self._rank_group.group, self._held.t)
+                _refuse_what_is_left(self._model, self._rank_group.group, self._t)
         elif action is Action.GIVE_UP and decision.state.withheld >= PATIENCE:
             raise DivergedError(
                 f"the gradients of the last {decision.state.withheld} steps were NaN or infinite, and were not used "
-                f"(step {self._held.t}). Look at the data and at the loss"
+                f"(step {self._t}). Look at the data and at the loss"
             )
         elif action is Action.GIVE_UP:
             raise DivergedError(
-                f"training diverged at step {self._held.t}, after the {self.rollbacks} rollbacks that are allowed "
+                f"training diverged at step {self._t}, after the {self.rollbacks} rollbacks that are allowed "
                 f"(max_rollbacks={self._policy.max_rollbacks}). Load an earlier checkpoint; lower the rate, or look at "
                 "the data"
             )
         elif action is Action.GO_ON and not is_finite:
             names = _names(self._model, self._rank_group.group) or f"the optimizer state{_NOT_FINITE}"
             raise DivergedError(
-                f"{names} at step {self._held.t}, and no weights are kept to go back to; load an earlier checkpoint"
+                f"{names} at step {self._t}, and there is no snapshot to roll back to; load an earlier checkpoint"
             )
 
-    def _tell(self, decision: Decision, seen: Sequence[Step], steps: range) -> None:
+    def _tell(self, decision: GuardDecision, seen: Sequence[Step], steps: range) -> None:
         """People, at once, on one rank."""
-        text = _words_of(decision, self._held.t, self._policy) or _withheld_words(seen, steps)
+        text = _words_of(decision, self._t, self._policy) or _withheld_words(seen, steps)
         if text and self._rank_group.replica_index.replica == 0:
             _log.info("%s", text)
             if decision.action is not Action.TAKE_BACK:
@@ -406,20 +409,29 @@ class Guard:
 
         ``hdet.save`` takes a guard as a part. If weights are sharded, each rank saves its own.
         """
-        t, looked, state, size = self._held
         return {
             "version": _VERSION,
-            "step": t,
-            "looked": looked,
-            "size": size,
-            **fields_of(state),
+            "step": self._t,
+            "looked": self._looked,
+            "size": self._size,
+            **fields_of(self._state),
             "readings": self._of_all or [self._readings.saved()],
             "snapshots": self._snapshots.saved(self._optimizer),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`. The arguments stay this guard's own. Raises before anything is changed."""
-        self._held, self._readings, self._snapshots = self._read(state)
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            raise ArgumentError(
+                f"{_WORDS} must be a dict of version {_VERSION}, but got {shown(state)}; give what state_dict() gave"
+            )
+        with reading(_WORDS, "build model and optimizer as they were when it was saved"):
+            readings = Readings.loaded(rows_of(state["readings"], self._rank_group.replica_index))
+            snapshots = Snapshots.loaded(state["snapshots"], self._optimizer, host=OLD)
+            found = from_fields(GuardState, state).remembering(snapshots.present(self._optimizer))
+            t, looked, size = int(state["step"]), int(state["looked"]), float(state["size"])
+        self._t, self._looked, self._size, self._state = t, looked, size, found
+        self._readings, self._snapshots = readings, snapshots
         self._snapshots.watch(self._optimizer)
         self._loans.give_back()
         self._withheld, self._calls, self._stepping = set(), 0, -1
@@ -432,24 +444,12 @@ class Guard:
         self.__init__(*state["made"], **state["policy"])  # type: ignore[misc]
         self.load_state_dict(state["state"])
 
-    def _read(self, state: Mapping[str, Any]) -> tuple[_Held, Readings, Snapshots]:
-        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
-            raise ArgumentError(
-                f"{_WORDS} must be a dict of version {_VERSION}, but got {shown(state)}; give what state_dict() gave"
-            )
-        with reading(_WORDS, "build model and optimizer as they were when it was saved"):
-            readings = Readings.loaded(rows_of(state["readings"], self._rank_group.replica_index))
-            snapshots = Snapshots.loaded(state["snapshots"], self._optimizer, host=OLD)
-            found = from_fields(GuardState, state).remembering(snapshots.present(self._optimizer))
-            held = _Held(int(state["step"]), int(state["looked"]), found, float(state["size"]))
-        return held, readings, snapshots
 
-
-def _checked(**given: Any) -> Policy:
+def _checked(**given: Any) -> GuardPolicy:
     for name, (rule, cure) in _ARGUMENTS.items():
         must_be(rule.words, rule.fits(given[name]), cure, **{name: given[name]})
     recover = None if given["recover"] is None else int(given["recover"])
-    return Policy(int(given["check_every"]), float(given["factor"]), recover, int(given["max_rollbacks"]))
+    return GuardPolicy(int(given["check_every"]), float(given["factor"]), recover, int(given["max_rollbacks"]))
 
 
 def _names(model: nn.Module, group: ReplicaGroup) -> str:
@@ -460,11 +460,11 @@ def _names(model: nn.Module, group: ReplicaGroup) -> str:
 
 
 def _refuse_what_is_left(model: nn.Module, group: ReplicaGroup, t: int) -> None:
-    """Raise if something is not finite that no snapshot has: to roll back again would be in vain. Collective."""
+    """Raise if something is NaN or infinite that no snapshot has: to roll back again would not help. Collective."""
     names = _names(model, group)
     if names:
         raise DivergedError(
-            f"training was ruined at step {t}: {names}, and was not put back, since this optimizer does not train it "
+            f"training diverged at step {t}: {names}, and was not rolled back, since this optimizer does not train it "
             "and no snapshot has it. Load it from an earlier checkpoint, and find out what has written to it"
         )
 
@@ -479,17 +479,17 @@ def _withheld_words(seen: Sequence[Step], steps: range) -> str:
     return f"gradients out of all proportion were not used, and training goes on: step {', '.join(bad)}" if bad else ""
 
 
-def _words_of(decision: Decision, t: int, policy: Policy) -> str:
+def _words_of(decision: GuardDecision, t: int, policy: GuardPolicy) -> str:
     """What has happened to the weights, for people; nothing if nothing has."""
     slowed, before = decision.state.slowed, decision.state.before
     if decision.action is Action.TAKE_BACK:
         return (
-            f"the losses after the roll back are as high at step {t}: the data are harder, and the weights of step "
-            f"{decision.step} are put back"
+            f"the losses after the rollback are as high at step {t}: the data are harder, and the weights of step "
+            f"{decision.step} are restored"
         )
     if decision.action not in (Action.ROLL_BACK, Action.GO_ON):
         return ""
-    what = f"the weights of step {decision.step} are put back"
+    what = f"rolled back to step {decision.step}"
     if decision.action is Action.GO_ON:
         what = "no snapshot fits the parameters that train now, so they stay"
     is_lowered = slowed.low < policy.factor_at(before or Slowed(), t)

@@ -1,23 +1,27 @@
-r"""Has training been ruined? A judge of training losses, round by round. Pure.
+r"""Has training diverged? A judge of training losses, round by round. Pure.
 
-The *level* of a round is the lower median of its losses, in up to eight blocks of steps: single batches far above the
-others do not count. A round is ruined if its level is above that of the rounds before by more than a part of all that
-was gained so far, *and* by more than single batches differ:
+:func:`judge` takes what is remembered of the losses and those of a round, and gives a verdict. The *level* of a round
+is the lower median of its losses, in up to eight blocks of steps, so that single batches far above the others do not
+count. Training has diverged if the level is above that of the rounds before by more than a part of all that was gained
+so far, *and* by more than single batches differ:
 
 .. math:: \text{level} - \text{level before} > \max(0.3 \cdot \text{gain},\ 12\,\sigma).
 
-Where gradients turn against the way so far, three deviations are enough, once 48 kinks of the noise are known: harder
-data do not turn them. While the schedule falls it takes the whole gain. Four steps in a row without a finite loss are
-ruin, too.
+The gain is how far the level has fallen in all, and :math:`\sigma` is the noise: the standard deviation of a single
+step's loss, estimated from second differences of the blocks. If the gradients have turned against the path so far,
+which harder data do not do, 3 deviations are enough, once 48 second differences are known. While the schedule falls, it
+takes the whole gain. Four steps in a row without a finite loss have diverged, too. All these numbers are in
+:class:`Limits`: change them there.
 
-For rounds of a few steps (:data:`LOOKS`) the last changes of the level stand in place of the gain: a leap is ruin if it
-is twice the largest of them and above the noise, even if little of all that was gained is lost.
+For rounds of a few steps (:data:`LOOKS`) the last changes of the level stand in place of the gain: a leap has diverged
+if it is twice the largest of them and above the noise, even if little of all that was gained is lost.
 
-Gain and noise are differences of losses. So a constant added to the loss makes no difference, nor its unit, nor whether
-it is above 0. Lower is better: the caller turns losses that are maximised.
+Gain and noise are differences of losses. So neither a constant added to the loss nor its unit makes a difference. Lower
+is better: the caller negates losses that are maximised.
 
-Losses cannot tell ruined weights from harder data. After going back they can: data that are harder are so for the
-earlier weights, too. Then the verdict was wrong, and is taken back (:attr:`Verdict.FALSE_ALARM`).
+Losses cannot tell diverged weights from harder data. After a rollback they can: harder data are harder for the earlier
+weights, too. If the losses after the rollback are as high at once, it was a false alarm
+(:attr:`Verdict.FALSE_ALARM`), and the caller undoes it.
 """
 
 from __future__ import annotations
@@ -32,48 +36,48 @@ from typing import NamedTuple
 BLOCKS = 8
 """Blocks of a round, at most."""
 FEWEST = BLOCKS // 2
-"""Blocks that a level is made of, at least; where a round has fewer, those of earlier ones are added. It takes as many
-steps to see an explosion: so many without a finite loss are ruin, and snapshots are as far apart."""
+"""Blocks that a level is made of, at least; if a round has fewer, blocks of earlier ones are added. It takes as many
+steps to see an explosion: as many without a finite loss have diverged, and snapshots are as far apart."""
 REMEMBERED = 6 * BLOCKS
-"""Kinks that the noise is estimated from, at most."""
+"""Second differences that the noise is estimated from, at most."""
 CHANGES = 12
-"""Changes of the level that a leap is compared with: they must be known before one is called ruin."""
+"""Changes of the level that a leap is compared with. All must be known before one counts as divergence."""
 
 
 class Limits(NamedTuple):
-    """What a round may lose without being called ruined. LOG, *nothing to hand over*, has what they cost."""
+    """What a round may lose before training has diverged. LOG, *nothing to hand over*, has what they cost."""
 
     lost: float = 0.3
     """This part of the gain; all of it while the schedule falls, since only an explosion may undo a trained model."""
     noise: float = 12.0
-    """So many noise deviations of a single step: harder data may be ten above easy ones ..."""
+    """This many noise deviations of a single step: harder data may be ten above easy ones ..."""
     doubted: float = 3.0
-    """... and so many where the gradients, too, say that the way so far was wrong, and the noise is well known (LOG, a
+    """... and this many if the gradients, too, say that the path so far was wrong, and the noise is well known (LOG, a
     network that dies)."""
     leap: float = 0.0
-    """So many times the largest of the last changes of the level, in either direction. 0: these do not matter."""
+    """This many times the largest of the last changes of the level, in either direction. 0: these do not matter."""
     as_bad: float = 0.5
-    """After a roll back the data were at fault if the first losses are above by this part of what was lost."""
+    """After a rollback the data were at fault if the first losses are above by this part of what was lost."""
 
 
 LIMITS = Limits()
 ROUNDS = LIMITS._replace(leap=2.0)
-"""For a run at a rate that nobody searches."""
+"""For rounds of a guard, which does not search for the rate."""
 LOOKS = Limits(lost=0.0, noise=3.0, leap=2.0, as_bad=1 / 3)
-"""For levels of a few steps each: what was reached and is lost at once, whatever part of the gain that is (LOG, a guard
-that looks more often)."""
+"""For a guard's looks of a few steps each: a leap counts, whatever part of the gain it is (LOG, a guard that looks more
+often)."""
 
 
 class Block(NamedTuple):
     """Some steps in a row."""
 
     mean: float
-    """Of their finite losses; NaN: there was none."""
+    """The mean of their finite losses; NaN: there was none."""
     steps: int
 
 
 def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
-    """Means of the finite ones of neighbours, in up to eight blocks of equal length.
+    """The losses of single steps in up to eight blocks of equal length: the means of those that are finite.
 
     >>> blocks_of([1.0, 2.0, math.nan] * 8)[:2]
     (Block(mean=1.5, steps=3), Block(mean=1.5, steps=3))
@@ -86,13 +90,13 @@ def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
 
 
 class Verdict(IntEnum):
-    """What is to be thought of a round."""
+    """What the losses of a round say about the weights."""
 
     FINE = 0
     DIVERGED = 1
-    """Its weights are no good: go back."""
+    """Roll back."""
     FALSE_ALARM = 2
-    """The round before was called ruined, and going back did not help: it was the data."""
+    """The last rollback did not help: the data have become harder. Undo it."""
 
 
 class LossHistory(NamedTuple):
@@ -107,43 +111,44 @@ class LossHistory(NamedTuple):
     recent: tuple[Block, ...] = ()
     """The last blocks, for levels of short rounds."""
     second_differences: tuple[float, ...] = ()
-    """How far blocks are from the line through their neighbours, as single steps would be: until the round before the
+    """How far blocks are from the line through their neighbours, scaled to single steps: until the round before the
     last ..."""
     latest: tuple[float, ...] = ()
-    """... and in the last: where an explosion has just begun, it is not to be taken for noise."""
+    """... and in the last. If an explosion has just begun there, it must not be taken for noise."""
     nonfinite_streak: int = 0
     """Steps without a finite loss, in a row."""
     suspect_level: float = math.nan
-    """The level of a round that was called ruined, until the next one has shown whether it was."""
+    """The level that a rollback was made for, until the next round has shown whether that was right."""
     changes: tuple[float, ...] = ()
     """By how much the level has changed from one round to the next, in either direction."""
     tolerated: float = 0.0
     """The largest leap that harder data have made."""
 
     def suspecting(self, level: float, good: float | None = None) -> LossHistory:
-        """The course after a round that is called ruined for its level. The next shows whether going back has helped.
+        """The history after a rollback that was made for a level. The next round shows whether it has helped.
 
-        ``good``: what is expected of the weights that are put back, if not the levels of the last rounds.
+        ``good``: the level that is expected after the rollback, if not those of the last rounds.
         """
         before = self.before if good is None else (good,)
         return self._replace(before=before, recent=(), latest=(), nonfinite_streak=0, suspect_level=level)
 
     def cleared(self) -> LossHistory:
-        """The course if weights that were called ruined are kept: the next losses are the measure."""
+        """The history if weights that have diverged are kept: the next losses are the measure."""
         return self._replace(suspect_level=math.nan, before=())
 
     @property
     def noise(self) -> float:
-        """The standard deviation of a single step's loss; infinite as long as nothing is known of it.
+        """The standard deviation of a single step's loss; infinite until enough is known.
 
-        Kinks of normal numbers: three quarters are below 2.82 deviations. Few of them may be small by chance.
+        Of normal numbers three quarters of the second differences are below 2.82 deviations. A few may be small by
+        chance, so that the noise is taken to be larger.
         """
         count = len(self.second_differences)
         if count < FEWEST:
             return math.inf
         ordered = sorted(self.second_differences)
         usual = ordered[3 * count // 4] / 2.82
-        sizes = [kink for kink in ordered if kink > 0]
+        sizes = [size for size in ordered if size > 0]
         bits = sizes[1] / 2 if len(sizes) > 1 else 0.0  # losses of few bits: half a step between neighbours
         return max(usual, bits) * (1 + 5 / math.sqrt(count))
 
@@ -151,13 +156,13 @@ class LossHistory(NamedTuple):
 def judge(
     history: LossHistory, blocks: Sequence[Block], *, falling: bool, doubted: bool = False, limits: Limits = LIMITS
 ) -> tuple[LossHistory, Verdict]:
-    """One round.
+    """The verdict on one round, and what is remembered after it.
 
     Args:
         history: what is remembered.
-        blocks: the round's losses; none where no loss was given.
+        blocks: the round's losses; none if no loss was given.
         falling: whether the schedule falls.
-        doubted: whether the gradients say that the way so far was wrong.
+        doubted: whether the gradients have turned against the path so far.
         limits: what a round may lose.
 
     >>> history = LossHistory()
@@ -178,33 +183,29 @@ def judge(
     level = _lower_median([block.mean for block in recent])
     if math.isfinite(history.suspect_level) and history.before and _is_as_bad_at_once(history, known, limits.as_bad):
         leap = max(history.tolerated, history.suspect_level - min(history.before))
-        freed = history._replace(
-            before=(level,),
-            recent=known,
-            latest=(),
-            nonfinite_streak=nonfinite_streak,
-            suspect_level=math.nan,
-            tolerated=leap,
-        )
-        return freed, Verdict.FALSE_ALARM
+        freed = history._replace(before=(level,), recent=known, latest=(), suspect_level=math.nan, tolerated=leap)
+        return freed._replace(nonfinite_streak=nonfinite_streak), Verdict.FALSE_ALARM
     highest = _highest((*history.recent, *known), level) if limits.leap else level
     if len(recent) >= FEWEST and _has_diverged(history, highest, falling, doubted, limits):
         return history.suspecting(highest), Verdict.DIVERGED
-    latest = _second_differences((*history.recent[-2:], *known))
-    second_differences = (*history.second_differences, *history.latest)[-REMEMBERED:]
-    lowest = level if math.isnan(history.lowest) else min(level, history.lowest)
-    gain = history.gain + (history.lowest - lowest if not math.isnan(history.lowest) else 0.0)
-    changes = (*history.changes, *(abs(level - last) for last in history.before[-1:]))[-CHANGES:]
-    before = (*history.before[-1:], level)
+    lowest = min(level, level if math.isnan(history.lowest) else history.lowest)
     found = LossHistory(
-        lowest, gain, before, recent[-FEWEST:], second_differences, latest, nonfinite_streak, changes=changes
+        lowest=lowest,
+        gain=history.gain + (0.0 if math.isnan(history.lowest) else history.lowest - lowest),
+        before=(*history.before[-1:], level),
+        recent=recent[-FEWEST:],
+        second_differences=(*history.second_differences, *history.latest)[-REMEMBERED:],
+        latest=_second_differences((*history.recent[-2:], *known)),
+        nonfinite_streak=nonfinite_streak,
+        changes=(*history.changes, *(abs(level - last) for last in history.before[-1:]))[-CHANGES:],
+        tolerated=history.tolerated,
     )
-    return found._replace(tolerated=history.tolerated), Verdict.FINE
+    return found, Verdict.FINE
 
 
 def _is_as_bad_at_once(history: LossHistory, blocks: Sequence[Block], part: float) -> bool:
-    """Whether weights that were put back are as bad from the first steps on: so it was the data. Weights that explode
-    once more are good at first."""
+    """Whether the first losses after a rollback are as bad: then it was the data. Weights that explode once more are
+    good at first."""
     first, before = blocks[: max(len(blocks) // 2, 2)], min(history.before)
     return min(block.mean for block in first) > before + part * (history.suspect_level - before)
 
@@ -220,17 +221,15 @@ def _has_diverged(history: LossHistory, level: float, falling: bool, doubted: bo
     if not history.before:
         return False
     lost = history.gain if falling else limits.lost * history.gain
-    is_known = (
-        len(history.second_differences) == REMEMBERED
-    )  # early on, gradients turn and losses jump in runs that are well
+    is_known = len(history.second_differences) == REMEMBERED  # early on, losses jump in runs that are well
     noise = limits.doubted if doubted and is_known and not falling else limits.noise
     leap = limits.leap * _usual_leap(history, noise * history.noise) if limits.leap else 0.0
     return level - min(history.before) > max(lost, noise * history.noise, leap)
 
 
 def _usual_leap(history: LossHistory, noise: float) -> float:
-    """Infinite as long as too little is known, and while the level is above the lowest: losses that rise by themselves,
-    as those of adversaries do, say nothing."""
+    """Infinite until enough is known, and while the level is above the lowest: losses that rise by themselves, as those
+    of adversaries do, say nothing."""
     is_at_its_best = min(history.before) - history.lowest <= noise
     is_known = len(history.changes) == CHANGES
     return max(*history.changes, history.tolerated) if is_known and is_at_its_best else math.inf

@@ -1,4 +1,4 @@
-"""What a guard takes from an optimizer for the time of one step: a part of its rates, or its gradients."""
+"""What a guard changes in an optimizer for the time of one step: it lowers rates, or hides gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hdet.parameters import Rate, copy_rate, shared_rates, trained_parameters
 
 
 class Loans:
-    """Rates and gradients that are other than their owners have written them, until the step is over."""
+    """Lowered rates and hidden gradients, which :meth:`give_back` restores when the step is over."""
 
     def __init__(self) -> None:
         self._rates: list[tuple[dict[str, Any], Rate, Rate]] = []
@@ -44,7 +44,7 @@ class Loans:
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Rates and gradients are as they were, bit by bit; a rate that somebody has written since stays."""
+        """Restore rates and gradients, bit by bit. A rate that was written by someone else since then stays."""
         for group, own, lent in self._rates:
             if isinstance(own, Tensor):
                 group["lr"].copy_(torch.where(group["lr"] == lent, own, group["lr"]))

@@ -14,13 +14,13 @@ from hdet.errors import ArgumentError
 from hdet.rollback.judge import BLOCKS, Block
 
 _FIRST_ROOM = 64
-"""Losses for which there is room on a device at first; it doubles when it is full."""
+"""The number of losses for which there is room on a device at first. It doubles when it is full."""
 
 
 class Losses:
-    """What was observed in a round: numbers and CPU tensors on the host, others on their own device.
+    """The losses of a round: numbers and CPU tensors on the host, others on their own device.
 
-    A value is copied at once, since the caller may reuse the tensor: one launch a loss.
+    A value is copied at once, since the caller may use the tensor again: one launch per loss.
     """
 
     def __init__(self) -> None:
@@ -30,89 +30,79 @@ class Losses:
 
     @property
     def count(self) -> int:
-        """Losses of this round."""
-        return len(self._host_steps) + len(self._device_steps)
+        """The number of losses in this round."""
+        return len(self._on_host) + len(self._device_steps)
 
     def reset(self) -> None:
         """Forget the losses: a new round begins."""
-        self._on_host: list[float] = []
-        self._host_steps: list[int] = []
-        """The step of the round that each of them belongs to ..."""
-        self._device_steps: list[int] = []
-        """... and of those on the device."""
+        self._on_host: list[tuple[int, float]] = []
+        """The step of the round that each loss belongs to, and the loss."""
         self._on_device: Tensor | None = None
-        self._stored = 0
+        self._device_steps: list[int] = []
+        """The steps of those on the device."""
 
     def add(self, loss: float | Tensor, step: int = 0) -> None:
-        """Add one loss, of a step of the round: a number or a tensor of one element."""
+        """Add the loss of a step of the round: a number or a tensor of one element."""
         value = scalar_of(loss)
         self.ever = True
-        if isinstance(value, Tensor):
+        if isinstance(value, (float, int)):  # asked first: whether something is a tensor takes five times as long
+            self._on_host.append((step, value))
+        else:
             self._store(value)
             self._device_steps.append(step)
-        else:
-            self._on_host.append(value)
-            self._host_steps.append(step)
 
     def _store(self, loss: Tensor) -> None:
-        """On its device, at least in fp32; no float64: not every device has it."""
+        """Keep a loss on its device, at least in fp32. Not in float64, which not every device has."""
         room = self._on_device
         if room is None or room.device != loss.device:
-            self._fetch()
+            self._pairs()
             room = torch.empty(_FIRST_ROOM, device=loss.device, dtype=torch.promote_types(loss.dtype, torch.float32))
-            self._on_device = room
-        elif self._stored == len(room):
-            self._on_device = room = torch.cat([room, torch.empty_like(room)])
-        room[self._stored].copy_(loss.detach().reshape(()))
-        self._stored += 1
-
-    def _fetch(self) -> None:
-        """Take those on the device to the host. Synchronises if there are some."""
-        self.take(self._on_device[: self._stored].tolist() if self._on_device is not None else [])
-
-    def values(self) -> list[float]:
-        """All of the round. Synchronises host and device if some lie there."""
-        self._fetch()
-        return list(self._on_host)
+        elif len(self._device_steps) == len(room):
+            room = torch.cat([room, torch.empty_like(room)])
+        self._on_device = room
+        room[len(self._device_steps)].copy_(loss.detach().reshape(()))
 
     def _pairs(self) -> list[tuple[int, float]]:
-        """Step and loss of each."""
-        values = self.values()
-        return list(zip(self._host_steps, values, strict=True))
+        """Step and loss of each. Synchronises host and device if some are on a device."""
+        self.take([loss for stored in self.on_device() for loss in stored.tolist()])
+        return self._on_host
+
+    def values(self) -> list[float]:
+        """All losses of the round. Synchronises host and device if some are on a device."""
+        return [loss for _, loss in self._pairs()]
 
     def mean(self) -> float:
-        """Mean of the round's; NaN if there is none."""
+        """The mean of the round's losses; NaN if there are none."""
         return _mean(self.values())
 
     def saved(self) -> list[list[float]]:
-        """Pairs of step and loss, for a checkpoint inside a round. Synchronises if some lie on a device."""
+        """Pairs of step and loss, for a checkpoint inside a round. Synchronises if some are on a device."""
         return [[step, loss] for step, loss in self._pairs()]
 
     @classmethod
     def loaded(cls, rows: Iterable[Sequence[float]]) -> Losses:
-        """From pairs of step and loss. What does not fit raises."""
+        """New losses from pairs of step and loss. What does not fit raises."""
         found = cls()
         for step, loss in rows:
             found.add(_number(loss), int(step))
         return found
 
     def on_device(self) -> list[Tensor]:
-        """Those that lie on a device, as one tensor, so that they can be read together with other numbers."""
-        return [] if self._on_device is None else [self._on_device[: self._stored]]
+        """The losses on a device as one tensor, so that they can be read together with other numbers."""
+        return [] if self._on_device is None else [self._on_device[: len(self._device_steps)]]
 
     def take(self, values: Sequence[float]) -> None:
-        """The values of :meth:`on_device`, which were read already."""
-        self._on_host += values
-        self._host_steps += self._device_steps
-        self._on_device, self._stored, self._device_steps = None, 0, []
+        """The values of :meth:`on_device`, which the caller has read."""
+        self._on_host += zip(self._device_steps, values, strict=True)
+        self._on_device, self._device_steps = None, []
 
     def table(self, length: int) -> list[float]:
-        """:func:`table_of` the losses of a round of so many steps. Synchronises if some lie on a device."""
+        """:func:`table_of` the losses of a round of ``length`` steps. Synchronises if some are on a device."""
         return table_of(self._pairs(), length)
 
 
 def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
-    """(step, loss) of a round of so many steps, in up to eight blocks of equal length: as many numbers on every rank.
+    """(step, loss) of a round of ``length`` steps, in eight blocks: as many numbers on every rank.
 
     For each block: whether it has a loss, and the mean of those that are finite.
     """

@@ -1,19 +1,29 @@
-r"""When a guard rolls back, to which snapshot, and what becomes of the rate: the rule behind ``hdet.Guard``. Pure.
+r"""Which snapshots are kept, when training is rolled back, and to which of them. Pure.
 
-A search shares its snapshots and actions, and lowers the rate by a rule of its own (:mod:`hdet.search.rule`).
+The first part serves the search and ``hdet.Guard`` alike; the rest is what a guard decides. Both keep snapshots of the
+last good weights, both learn from the judge of losses (:mod:`hdet.rollback.judge`) that training has diverged, and both
+undo a rollback that has turned out to be a false alarm, because the data have become harder:
 
-A guard looks at the last steps every :data:`LOOK` steps. Three things are ruin:
+================= =============================================== =====================================================
+question          search (:class:`hdet.search.rule.Rule`)         guard (:class:`GuardPolicy`)
+================= =============================================== =====================================================
+snapshot is due   at a round's end, after 4 steps (`is_due`)      at a look, after 8 steps (`is_due`), if it is fine
+rolled back to    the older of two; if a batch is to blame, the   the last one from before the losses leapt; after NaN
+                  last (`rolled_back`)                            or infinite numbers once more, one further back
+no snapshot       the weights stay, the rate is lowered           the weights stay, if they are finite
+rate              divided by 3, then raised again by the search   as it was the first time, then times ``factor``
+false alarm       the rate is raised back, the weights stay       rate and weights are as before the rollback
+================= =============================================== =====================================================
 
-1. a single loss or gradient that is NaN, infinite or out of all proportion (:class:`Usual`), unless its step was
-   withheld, and weights that are;
-2. losses that leap and stay there for most of a look (:data:`hdet.rollback.judge.LOOKS`);
-3. losses of a whole round of ``check_every`` steps that have lost too much of what was gained
+A guard decides every :data:`LOOK` steps, which is called a look. Training has diverged in three cases:
+
+1. A single loss, gradient or weight is NaN, infinite or far larger than usual (:class:`Usual`). A gradient that was
+   *withheld*, which means that the optimizer was kept from using it, does not count.
+2. Losses leap and stay there for most of a look (:data:`hdet.rollback.judge.LOOKS`).
+3. Losses of a whole round of ``check_every`` steps have lost too much of what was gained
    (:data:`hdet.rollback.judge.ROUNDS`).
 
-Training then goes on from a snapshot of before. Losses cannot tell ruined weights from harder data, but the losses
-after a roll back can: if they are as bad at once, it was the data, and the weights that were replaced are put back.
-
-The first roll back leaves the rate as it is. One that follows within twice the time to recover multiplies it by
+The first rollback leaves the rate as it is. One that follows within twice the time to recover multiplies it by
 :math:`f`; the factor grows back to its ceiling over ``recover`` rounds. If that has happened before, and training has
 been well in between, the rate is at fault: the ceiling is lowered by :math:`f`, too.
 """
@@ -34,36 +44,35 @@ LOOK = FEWEST
 SPACING = 2 * LOOK
 """Steps between snapshots. A leap is seen at the end of the look after the one in which it began, at the latest."""
 OLD = 2
-"""The slot of an older snapshot, for ruin that is seen late; 0 and 1 hold the last two."""
+"""The slot of an older snapshot, in case divergence is seen late; 0 and 1 hold the last two."""
 REMEMBERED, KNOWN = 48, 16
 """Steps that a single one is compared with: at most, and at least."""
 NORM, LOSS = 10.0, 20.0
-"""A gradient is out of all proportion if its norm is so many times the largest of these steps. If no norm is known, the
-loss must be so many times farther above their median than any of them was from it (LOG, a guard that looks more
-often)."""
+"""A gradient is out of all proportion if its norm is 10 times the largest of these steps. If no norm is known, the loss
+must be 20 times farther above their median than any of them was from it (LOG, a guard that looks more often)."""
 PATIENCE = 64
-"""So many steps in a row that were withheld end the run."""
+"""Steps in a row whose gradients were withheld that end the run."""
 GROWN = 1e3
-"""Weights are ruined if their largest number is so many times that in the last snapshot: a bit was flipped."""
+"""Weights have diverged if the largest is 1000 times that in the last snapshot: a bit was flipped."""
 
 
 # -- what a search and a guard have in common --------------------------------------------------------------------------
 
 
 class Snapshot(NamedTuple):
-    """Weights, buffers and optimizer state as they were after a step; they lie in ``slot``."""
+    """Weights, buffers and optimizer state as they were after ``step``, stored in ``slot``."""
 
     step: int
     slot: int
 
 
 def is_due(kept: Sequence[Snapshot], t: int, spacing: int) -> bool:
-    """Whether it is time for another snapshot; ``kept``: the last ones."""
+    """Whether it is time for another snapshot; ``kept``: the snapshots there are, the oldest first."""
     return not kept or t - kept[-1].step >= spacing
 
 
 def with_another(kept: Sequence[Snapshot], t: int) -> tuple[Snapshot, ...]:
-    """The last snapshot and one of step ``t``, in the slot that has been in use for longer.
+    """The last snapshot and a new one of step ``t``, in the slot (0 or 1) that the last one does not use.
 
     >>> with_another(with_another((), 4), 8)
     (Snapshot(step=4, slot=0), Snapshot(step=8, slot=1))
@@ -72,8 +81,24 @@ def with_another(kept: Sequence[Snapshot], t: int) -> tuple[Snapshot, ...]:
     return (*last, Snapshot(t, 1 - last[0].slot if last else 0))
 
 
+def rolled_back(kept: Sequence[Snapshot], latest: float, *, further: bool = False) -> tuple[Snapshot, ...]:
+    """The snapshots that a rollback leaves, the oldest first; the last of them is the one to restore.
+
+    Args:
+        kept: the snapshots there are; none: the weights stay.
+        latest: later snapshots may have been made after training began to diverge. If all were, the oldest must do.
+        further: whether to go back by one more, if there is one.
+
+    >>> kept = (Snapshot(4, 0), Snapshot(8, 1))
+    >>> [rolled_back(kept, latest)[-1].step for latest in (9, 7, 3)], rolled_back(kept, 9, further=True)[-1].step
+    ([8, 4, 4], 4)
+    """
+    fitting = tuple(one for one in kept if one.step <= latest) or tuple(kept[:1])
+    return fitting[:-1] if further and len(fitting) > 1 else fitting
+
+
 def present(kept: Sequence[Snapshot], slots: Container[int]) -> tuple[Snapshot, ...]:
-    """Those whose slots can be put back: a checkpoint may have none."""
+    """The snapshots whose slots can be restored: a checkpoint may have none."""
     return tuple(one for one in kept if one.slot in slots)
 
 
@@ -84,13 +109,13 @@ class Action(IntEnum):
     KEEP = 1
     """Copy them, with buffers and optimizer state, into the decision's slot."""
     ROLL_BACK = 2
-    """Put back what lies in the decision's slot. A guard copies them aside before that."""
+    """Restore what is in the decision's slot. A guard copies the weights aside before that."""
     TAKE_BACK = 3
-    """A guard's last roll back was wrong: put back what it has replaced, from the decision's slot."""
+    """A guard's last rollback was a false alarm: restore what it has replaced, from the decision's slot."""
     GO_ON = 4
-    """Ruined, and there is nothing to go back to: the weights must at least be finite."""
+    """Diverged, and there is no snapshot: training goes on if the weights are finite."""
     GIVE_UP = 5
-    """Ruined once too often."""
+    """Diverged once too often."""
     RESTART = 6
     """A search begins again from the weights as they were before the first step."""
 
@@ -141,7 +166,7 @@ class Slowed(NamedTuple):
     """How often, when and how far training was slowed down."""
 
     rollbacks: int = 0
-    """Roll backs so far."""
+    """Rollbacks so far."""
     since: int = 0
     """The step of the last one."""
     low: float = 1.0
@@ -166,18 +191,17 @@ class GuardState(NamedTuple):
     """Snapshots, the oldest first."""
     slowed: Slowed = Slowed()
     before: Slowed | None = None
-    """That of before the last roll back, until the next losses have shown whether it was right ..."""
+    """How it was before the last rollback, until the next losses have shown whether that was right ..."""
     replaced: Snapshot | None = None
     """... and the weights that it has replaced."""
     since_well: int = 0
-    """Roll backs since a snapshot was last kept."""
-
+    """Rollbacks since a snapshot was last kept."""
     withheld: int = 0
-    """Steps in a row that were withheld."""
+    """Steps in a row whose gradients were withheld."""
 
     @property
     def slots(self) -> set[int]:
-        """Those that are in use."""
+        """The slots that are in use."""
         return {one.slot for one in (*self.kept, *([self.replaced] if self.replaced is not None else []))}
 
     @property
@@ -185,21 +209,18 @@ class GuardState(NamedTuple):
         """The last snapshot, if there is one."""
         return tuple(one for one in self.kept if one.slot != OLD)[-1:]
 
-    def lacks_snapshot(self, t: int, spacing: int) -> bool:
-        """Whether it is time for another one."""
-        return is_due(self.recent, t, spacing)
-
     def is_bad(self, step: Step) -> bool:
-        """Whether a single step is ruin. Right after a roll back only what is not finite is: others may be the data."""
+        """Whether a single step shows that training has diverged. Right after a rollback only NaN and infinite numbers
+        do: large ones may be due to the data."""
         usual = Usual() if self.since_well else self.usual
         return usual.is_exceeded_by(step.norm, step.loss)
 
     def is_out_of_proportion(self, step: Step) -> bool:
-        """Whether a step is finite, and far from what steps were like before the last roll back."""
+        """Whether a step is finite, and far from what steps were like before the last rollback."""
         return not Usual().is_exceeded_by(*step[:2]) and self.usual.is_exceeded_by(step.norm, step.loss)
 
     def having_seen(self, steps: Sequence[Step]) -> GuardState:
-        """With the steps of a look."""
+        """The state with the steps of a look."""
         usual, withheld = self.usual, self.withheld
         for one in steps:
             usual = usual if one.withheld else usual.noting(one.norm, one.loss)
@@ -207,7 +228,7 @@ class GuardState(NamedTuple):
         return self._replace(usual=usual, withheld=withheld)
 
     def remembering(self, slots: Container[int]) -> GuardState:
-        """The state if only the snapshots in some slots can be put back."""
+        """The state if only the snapshots in some slots can be restored."""
         is_there = self.replaced is not None and self.replaced.slot in slots
         return self._replace(kept=present(self.kept, slots), replaced=self.replaced if is_there else None)
 
@@ -223,14 +244,14 @@ class Cause(IntEnum):
     """They are NaN, infinite, or one of them is out of all proportion."""
 
 
-class Decision(NamedTuple):
+class GuardDecision(NamedTuple):
     """What follows from a look."""
 
     state: GuardState
     action: Action = Action.NOTHING
     slot: int = 0
     step: int = 0
-    """The step whose weights are put back."""
+    """The step whose weights are restored."""
     cause: Cause = Cause.LOSSES
     aside: int | None = None
     """A slot for the weights that are replaced; None: they are given up."""
@@ -239,14 +260,14 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Policy:
-    """What a user has asked for.
+class GuardPolicy:
+    """What a guard decides, by the arguments that the user gave.
 
     Args:
         check_every: steps of a round.
-        factor: on the rate, at a roll back that follows another one.
-        recover: rounds in which that is made up for; None: it never is.
-        max_rollbacks: roll backs of a run.
+        factor: what the rate is multiplied by at a rollback that follows another one.
+        recover: rounds in which the rate grows back; None: it stays low.
+        max_rollbacks: rollbacks of a run, at most.
     """
 
     check_every: int
@@ -257,7 +278,7 @@ class Policy:
     def factor_at(self, slowed: Slowed, t: int) -> float:
         """The factor on the rate of step ``t``.
 
-        >>> policy = Policy(check_every=10, factor=0.25, recover=2, max_rollbacks=3)
+        >>> policy = GuardPolicy(check_every=10, factor=0.25, recover=2, max_rollbacks=3)
         >>> [policy.factor_at(Slowed(2, since=100, low=0.25), t) for t in (100, 110, 120, 130)]
         [0.25, 0.5, 1.0, 1.0]
         """
@@ -268,7 +289,7 @@ class Policy:
 
     @staticmethod
     def until_next_look(state: GuardState) -> int:
-        """Steps from one look to the next. After a roll back two tell whether the data were harder."""
+        """Steps from one look to the next. After a rollback two are enough to tell whether the data are harder."""
         return LOOK if state.replaced is None else LOOK // 2
 
     def after_look(
@@ -280,15 +301,15 @@ class Policy:
         *,
         spacing: int = SPACING,
         known: int | None = None,
-    ) -> Decision:
-        """One look.
+    ) -> GuardDecision:
+        """What follows from one look.
 
         Args:
             state: what is remembered.
             t: steps made.
-            steps: those of them that were not seen yet, of the first ``known``.
-            is_sound: whether weights, buffers and optimizer state are finite and in proportion. None: nobody has
-                looked, and no snapshot is kept.
+            steps: those of the first ``known`` steps that were not seen yet.
+            is_sound: whether weights, buffers and optimizer state are finite and in proportion. None: unknown, and no
+                snapshot is kept.
             spacing: steps between snapshots.
             known: how many steps were read; None: all.
         """
@@ -303,13 +324,13 @@ class Policy:
             return self._diverged(state, t, first + bad - 1, Cause.STEP)
         state = state.having_seen(steps)
         if state.withheld >= PATIENCE:
-            return Decision(state, Action.GIVE_UP, cause=Cause.STEP)
+            return GuardDecision(state, Action.GIVE_UP, cause=Cause.STEP)
         if state.withheld > 1 and state.since_well == 0:  # once may be the data's fault
             return self._diverged(state, t, t - state.withheld - 1, Cause.STEP)
         blocks = [Block(one.loss, 1) for one in steps if one.loss is not None]
         near, verdict = judge(state.near, blocks, falling=False, limits=LOOKS)
         if verdict is Verdict.DIVERGED and state.withheld:
-            return Decision(state)  # weights were put back already, and the gradients are not finite: withhold them
+            return GuardDecision(state)  # training was rolled back already: gradients that are not finite are withheld
         state, began = state._replace(near=near, losses=(*state.losses, *(x.mean for x in blocks))), state.begun
         if verdict is Verdict.FINE and known - began >= self.check_every:
             far, verdict = judge(state.far, blocks_of(state.losses), falling=False, limits=ROUNDS)
@@ -322,18 +343,18 @@ class Policy:
             return _taken_back(state)
         if blocks and math.isnan(state.near.suspect_level) and math.isnan(state.far.suspect_level):
             state = state._replace(before=None, replaced=None)
-        if not state.lacks_snapshot(t, spacing) or is_sound is None:
-            return Decision(state)
+        if is_sound is None or not is_due(state.recent, t, spacing):
+            return GuardDecision(state)
         if state.withheld or (blocks and not is_well(near, blocks[-1], LOOKS)):
-            return Decision(state)  # the next look will show what became of these weights
+            return GuardDecision(state)  # the next look will show what became of these weights
         return self._keeping(state, t, spacing)
 
-    def _diverged(self, state: GuardState, t: int, latest: int, cause: Cause) -> Decision:
-        """Back to a snapshot of step ``latest`` or before, if there is one: later ones may be ruined already."""
+    def _diverged(self, state: GuardState, t: int, latest: int, cause: Cause) -> GuardDecision:
+        """Back to a snapshot of step ``latest`` or before, if there is one: later ones may have diverged already."""
         if state.slowed.rollbacks >= self.max_rollbacks:
-            return Decision(state, Action.GIVE_UP, cause=cause)
+            return GuardDecision(state, Action.GIVE_UP, cause=cause)
         near, far = (history.suspecting(history.suspect_level) for history in (state.near, state.far))
-        is_worse = cause is not Cause.LOSSES and state.since_well > 0  # not finite once more, right after a roll back
+        is_worse = cause is not Cause.LOSSES and state.since_well > 0  # not finite once more, right after a rollback
         state = state._replace(
             near=near,
             far=far,
@@ -345,18 +366,19 @@ class Policy:
         )
         if not state.kept:  # these weights stay, and are the measure now
             state = state._replace(near=near.cleared(), far=far.cleared(), before=None)
-            return Decision(state, Action.GO_ON, cause=cause)
-        fitting = [one for one in state.kept if one.step <= latest] or list(state.kept[:1])
-        back = fitting[-2] if is_worse and len(fitting) > 1 else fitting[-1]
-        kept = tuple(one for one in state.kept if one is back or (one.slot == OLD and one.step < back.step))
-        if cause is Cause.WEIGHTS:  # nobody will want these again
-            return Decision(state._replace(kept=kept, replaced=None), Action.ROLL_BACK, back.slot, back.step, cause)
+            return GuardDecision(state, Action.GO_ON, cause=cause)
+        *older, back = rolled_back(state.kept, latest, further=is_worse)
+        kept = (*(one for one in older if one.slot == OLD and one.step < back.step), back)
+        if cause is Cause.WEIGHTS:  # these will never be restored
+            return GuardDecision(
+                state._replace(kept=kept, replaced=None), Action.ROLL_BACK, back.slot, back.step, cause
+            )
         aside = 1 - back.slot if back.slot != OLD else 0
         state = state._replace(kept=kept, replaced=Snapshot(t, aside))
-        return Decision(state, Action.ROLL_BACK, back.slot, back.step, cause, aside)
+        return GuardDecision(state, Action.ROLL_BACK, back.slot, back.step, cause, aside)
 
     def _slowed(self, state: GuardState, t: int) -> Slowed:
-        """The first roll back leaves the rate as it is; one that follows soon does not."""
+        """The first rollback leaves the rate as it is; one that follows soon does not."""
         slowed, low = state.slowed, self.factor_at(state.slowed, t)
         soon = self.recover is None or t - slowed.since <= 2 * self.recover * self.check_every
         if slowed.rollbacks == 0 or not soon:
@@ -365,32 +387,32 @@ class Policy:
         low *= self.factor
         return Slowed(slowed.rollbacks + 1, t, low, min(low, slowed.ceiling) if is_to_blame else slowed.ceiling)
 
-    def _keeping(self, state: GuardState, t: int, spacing: int) -> Decision:
+    def _keeping(self, state: GuardState, t: int, spacing: int) -> GuardDecision:
         """Keep these weights, in the slot that has been in use for longer."""
-        recent = state.recent
-        old, retired = tuple(one for one in state.kept if one.slot == OLD), None
-        is_due = not old or state.begun - old[0].step > self.check_every  # once a round: it is older than the next one
-        if recent and recent[0].step < state.begun and is_due and spacing < self.check_every:
+        recent, retired = state.recent, None
+        old = tuple(one for one in state.kept if one.slot == OLD)
+        is_stale = not old or state.begun - old[0].step > self.check_every  # once a round: it is older than the next
+        if recent and recent[0].step < state.begun and is_stale and spacing < self.check_every:
             old, retired = (Snapshot(recent[0].step, OLD),), recent[0].slot
         kept = with_another(recent, t)
         slot = kept[-1].slot
         replaced = None if state.replaced is not None and state.replaced.slot == slot else state.replaced
         state = state._replace(kept=(*old, *kept), since_well=0, replaced=replaced)
-        return Decision(state, Action.KEEP, slot, retired=retired)
+        return GuardDecision(state, Action.KEEP, slot, retired=retired)
 
 
-def _taken_back(state: GuardState) -> Decision:
-    """The last roll back was wrong: it was the data. What was usual before them is no measure any more."""
+def _taken_back(state: GuardState) -> GuardDecision:
+    """The last rollback was a false alarm: the data are harder. What was usual before them no longer counts."""
     replaced = state.replaced
     state = state._replace(near=state.near.cleared(), far=state.far.cleared(), usual=Usual(), losses=())
     state = state._replace(slowed=state.before or state.slowed, before=None, replaced=None, since_well=0)
     if replaced is None:
-        return Decision(state)
-    return Decision(state, Action.TAKE_BACK, replaced.slot, replaced.step)
+        return GuardDecision(state)
+    return GuardDecision(state, Action.TAKE_BACK, replaced.slot, replaced.step)
 
 
 def is_well(history: LossHistory, block: Block, limits: Limits = LIMITS) -> bool:
-    """Whether a few steps alone show no ruin: the weights next to them can be trusted.
+    """Whether a few steps alone show no divergence, so that the weights next to them can be trusted.
 
     >>> history = LossHistory()
     >>> for loss in (5.0, 4.1, 3.0, 2.2, 1.9, 2.1):

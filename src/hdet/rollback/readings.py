@@ -1,4 +1,4 @@
-"""Numbers of single steps, such as losses and gradient norms, that are read off a device without anybody waiting."""
+"""Numbers of single steps, such as losses and gradient norms, that are read off a device without waiting for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _UnderWay(NamedTuple):
     """A number that is copied to the host while training goes on."""
 
     host: Tensor
-    """In pinned memory; on a device that is no GPU of CUDA's, a copy on that device."""
+    """In pinned memory; if the device is not a CUDA GPU, a copy on that device."""
     arrived: torch.cuda.Event | None
 
     def read(self) -> float:
@@ -45,7 +45,7 @@ class Readings:
         return {name: value.read() if isinstance(value, _UnderWay) else value for name, value in row.items()}
 
     def forget(self, until: int) -> None:
-        """All steps before that one."""
+        """Forget all steps before ``until``."""
         self._steps = {step: row for step, row in self._steps.items() if step >= until}
 
     def saved(self) -> list[list[Any]]:
@@ -54,7 +54,7 @@ class Readings:
 
     @classmethod
     def loaded(cls, rows: Iterable[Sequence[Any]]) -> Readings:
-        """From :meth:`saved`; of several ranks' the last one counts. What does not fit raises."""
+        """New readings from :meth:`saved`; of several ranks the last one counts. What does not fit raises."""
         found = cls()
         for step, name, value in rows:
             found.add(int(step), **{str(name): float(value)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
+from enum import Enum
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -19,19 +19,19 @@ def fields_of(record: object) -> dict[str, Any]:
 
 
 def from_fields(kind: type[Record], saved: Mapping[str, Any]) -> Record:
-    """From :func:`fields_of`. Raises if a field is missing or is not of its type; others are left out."""
+    """A new record from :func:`fields_of`. Raises if a field is missing or of another type; others are ignored."""
     return kind(**{name: _made(hint, saved[name]) for name, hint in get_type_hints(kind).items()})
 
 
 def plain(value: Any) -> Any:
-    """Tuples as lists, and members of an enum as numbers.
+    """Tuples as lists, and members of an enum as their values.
 
     >>> plain((1, (2.0, None)))
     [1, [2.0, None]]
     """
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return int(value) if isinstance(value, IntEnum) else value
+    return value.value if isinstance(value, Enum) else value
 
 
 def _made(kind: Any, saved: Any) -> Any:
@@ -51,11 +51,11 @@ def _made(kind: Any, saved: Any) -> Any:
 
 
 def rows_of(rows: Sequence[Sequence[Any]], replica_index: ReplicaIndex) -> list[Any]:
-    """This rank's, of rows that were saved for each rank. Were there more or fewer ranks: all of theirs."""
+    """This rank's rows, of those saved for each rank; all of them if the number of ranks has changed."""
     own = [rows[replica_index.replica]] if len(rows) == replica_index.size else rows
     return [row for one in own for row in one]
 
 
 def losses_of(rows: Sequence[Sequence[Sequence[float]]], replica_index: ReplicaIndex) -> Losses:
-    """This rank's, from what :meth:`Losses.saved` gave on each."""
+    """This rank's losses, from what :meth:`Losses.saved` gave on each rank."""
     return Losses.loaded(rows_of(rows, replica_index))

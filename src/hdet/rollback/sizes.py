@@ -15,9 +15,9 @@ from hdet.ranks.weights import norm_of
 
 
 def screened(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters whose gradients are looked at: all on a CPU; on a device, where each costs a moment, matrices.
+    """The parameters whose gradients are measured: all on a CPU; on a device, where each takes time, only matrices.
 
-    A gradient that is not finite, or far too large, is so in most layers.
+    If a gradient is NaN, infinite or far too large, it is so in most layers.
     """
     every = trained_parameters(optimizer)
     return [p for p in every if p.is_cpu or p.dim() > 1] or every

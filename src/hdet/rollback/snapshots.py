@@ -1,10 +1,15 @@
-"""Snapshots of weights, buffers and optimizer state, for rolling back, and where these copies live."""
+"""Snapshots of weights, buffers and optimizer state, and where these copies live.
+
+:class:`Snapshots` has numbered slots. :meth:`Snapshots.keep` copies what is there now into one, and
+:meth:`Snapshots.roll_back_` restores it. Which slot is used for what is decided in :mod:`hdet.rollback.policy`. The
+second half of the file carries copies out: on the device if it has room, else in pinned host memory, beside training.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +28,21 @@ from hdet.parameters import (
 from hdet.ranks.shards import local, refresh, reshard, reshard_all, rewrapped
 
 START = -1
-"""The slot for what was there before the first step."""
+"""The slot of the snapshot from before the first step."""
 _HOST = torch.device("cpu")
 _SLAB = 1 << 26
-"""Bytes of pinned memory that are allocated at once: a GB takes 0.4 s so, and 0.9 s tensor by tensor."""
+"""Bytes of pinned memory that are allocated at once: a GB takes 0.4 s this way, and 0.9 s tensor by tensor."""
 _ALIGNED = 512
-"""Copies begin at multiples of so many bytes."""
+"""Copies begin at multiples of this many bytes."""
+_Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
+"""Copies and their sources."""
 
 
 class OwnNumbers:
     """Names of the numbers in param groups that an optimizer's own step changes, such as Prodigy's ``d``.
 
-    They are its memory, and are rolled back with the weights. All other numbers in a group belong to the user and to
-    schedules: they are left alone.
+    They are part of its state, and are rolled back with the weights. All other numbers in a group belong to the user
+    and to schedules, and are left alone.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -46,7 +53,7 @@ class OwnNumbers:
     def watch(self, optimizer: Optimizer) -> None:
         """Compare each group before and after every step, from now on. The hooks go when this object does.
 
-        To be called between steps: one that has raised an error did not say that it was over.
+        To be called between steps: a step that raised an error has not called its last hook.
         """
         self._before = []
         for part in [] if self._watched else parts_of(optimizer):
@@ -76,41 +83,41 @@ class _Copy(NamedTuple):
     weights: list[Tensor]
     buffers: dict[str, Tensor]
     states: list[dict[str, Any]]
-    """What the optimizer remembers of each parameter; mostly nothing before the first step."""
+    """The optimizer's state of each parameter; mostly nothing before the first step."""
     numbers: dict[int, dict[str, Any]]
-    """The numbers of its parameter groups, by the id of the first parameter; some of them are its memory."""
+    """The numbers of its parameter groups, by the id of the first parameter."""
     on_device: bool
-    """Whether what is of a device lies there."""
+    """Whether copies of tensors on a device are there too."""
 
 
 class Snapshots:
-    """Numbered copies. Which to keep and which to put back is the caller's to say.
+    """Numbered copies. The caller decides which to keep and which to restore.
 
-    Slots lie on the device if it has room for them, but one, which lies in host memory. A copy to the host is made
-    beside training.
+    Slots are on the device if it has room for them, except one, which is in host memory. Training does not wait for a
+    copy to the host.
 
     Args:
         host: the number of that slot.
-        own: what the optimizer remembers in its param groups.
+        own: the numbers in param groups that are the optimizer's own.
     """
 
     def __init__(self, host: int = 1, own: OwnNumbers | None = None) -> None:
         self._storage = Storage()
         self._retiring = Storage()
-        """For copies of copies: training need not wait for them, but whoever overwrites the latter must."""
+        """For copies of copies: training need not wait for them, but what overwrites the latter must."""
         self._copies: dict[int, _Copy] = {}
-        self._filled: dict[int, tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]]]] = {}
-        """Copies and their sources, as they were last carried out for a slot."""
+        self._filled: dict[int, tuple[_Pairs, _Pairs]] = {}
+        """What was last copied into a slot: at once, and beside training."""
         self._host = host
         self._slabs = Slabs()
         self._own = OwnNumbers() if own is None else own
 
     def watch(self, optimizer: Optimizer) -> None:
-        """From now on, notice what the optimizer's steps change in its param groups. To be called between steps."""
+        """Notice from now on what the optimizer's steps change in its param groups. To be called between steps."""
         self._own.watch(optimizer)
 
     def keep(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """Copy what is there now into a slot. Synchronises nothing."""
+        """Copy what is there now into a slot. Does not synchronise."""
         self.wait()
         self._retiring.wait()
         parameters = trained_parameters(optimizer)
@@ -122,22 +129,26 @@ class Snapshots:
         if old is None or old.parameters != ids or any(old is other for other in self._copies.values()):
             on_device = slot != self._host and self._has_room(parameters, buffers, states)
             old = _Copy(ids, [], {}, [], {}, on_device)  # no memory that could be used again
-        at_once: list[tuple[Tensor, Tensor]] = []
-        beside: list[tuple[Tensor, Tensor]] = []
+        at_once: _Pairs = []
+        beside: _Pairs = []
         own = copied(parameters, old.weights, old.on_device, at_once, self._slabs)
         own_buffers = copied(buffers, old.buffers, old.on_device, at_once, self._slabs)
         own_states = copied(states, old.states, old.on_device, beside, self._slabs)
-        self._storage.fill_(at_once)
-        self._storage.fill_(beside, beside=True)  # only the next step changes what the optimizer remembers
+        self._fill_(at_once, beside)
         self._filled[slot] = (at_once, beside)
         self._copies[slot] = _Copy(ids, own, own_buffers, own_states, _numbers(optimizer), old.on_device)
+
+    def _fill_(self, at_once: _Pairs, beside: _Pairs) -> None:
+        """``beside``: optimizer state, which only the next step changes."""
+        self._storage.fill_(at_once)
+        self._storage.fill_(beside, beside=True)
 
     def _filled_again(
         self, slot: int, old: _Copy, ids: list[int], held: list[Tensor], states: Sequence[dict[str, Any]]
     ) -> bool:
         """Copy the same tensors into the same memory as the last time, if they are the same.
 
-        Those of the last time are held, so that no other tensor can lie where they do.
+        Those of the last time are held, so that no other tensor can have their memory.
         """
         at_once, beside = self._filled.get(slot, ([], []))
         values = [value for state in states for value in state.values()]
@@ -149,17 +160,16 @@ class Snapshots:
             and _places(source for _, source in beside) == _places(values)
         )
         if is_same:
-            self._storage.fill_(at_once)
-            self._storage.fill_(beside, beside=True)
+            self._fill_(at_once, beside)
         return is_same
 
     def _has_room(self, parameters: Sequence[Tensor], buffers: Any, states: Sequence[Any]) -> bool:
-        """Whether a copy fits on the device. Before the first step most optimizers will still remember two moments."""
+        """Whether a copy fits on the device. Before the first step, two moments per parameter are expected as state."""
         expected = states if any(states) else [parameters, parameters]
         return self._storage.has_room(leaves([parameters, buffers, expected]))
 
     def is_near(self, optimizer: Optimizer) -> bool:
-        """Whether all slots but the host's lie on the device, or will."""
+        """Whether all slots but the host's are on the device, or will be."""
         if not all(copy.on_device for slot, copy in self._copies.items() if slot != self._host):
             return False
         if sum(slot != self._host for slot in self._copies) > 1:
@@ -168,12 +178,12 @@ class Snapshots:
         return self._has_room(parameters, {}, _states(optimizer, parameters))
 
     def retire(self, slot: int, host: int) -> None:
-        """Copy a snapshot into the host's slot, beside training: it is to be overwritten after some more steps."""
+        """Copy a snapshot into the host's slot, beside training: it will be overwritten after some more steps."""
         copy, old = self._copies[slot], self._copies.pop(host, None)
         if not any(tensor.device != _HOST for tensor in leaves([copy.weights, copy.states])):
-            self._copies[host] = copy  # it lies on the host already: the next one gets memory of its own
+            self._copies[host] = copy  # it is on the host already: the next one gets memory of its own
             return
-        pairs: list[tuple[Tensor, Tensor]] = []
+        pairs: _Pairs = []
         fits = old is not None and old.parameters == copy.parameters
         weights, buffers, states = (
             copied(getattr(copy, name), getattr(old, name) if fits else None, False, pairs, self._slabs)
@@ -189,12 +199,12 @@ class Snapshots:
         self._slabs = self._slabs if self._copies else Slabs()
 
     def present(self, optimizer: Optimizer) -> frozenset[int]:
-        """Slots with something to put back. Layers may have been added, frozen or thawed since a copy was made."""
+        """Slots with something to restore. Layers may have been added, frozen or thawed since a copy was made."""
         known = _by_id(optimizer)
         return frozenset(slot for slot, copy in self._copies.items() if not known.keys().isdisjoint(copy.parameters))
 
     def wait(self) -> None:
-        """Before the optimizer makes a step: copies under way come first. Does not synchronise."""
+        """Before the optimizer makes a step: let copies under way come first. Does not synchronise."""
         self._storage.wait()
 
     def _finish(self) -> None:
@@ -202,9 +212,9 @@ class Snapshots:
             storage.finish()
 
     def roll_back_(self, slot: int, optimizer: Optimizer, model: nn.Module | None) -> None:
-        """Put a copy back, in place, and tell whoever holds copies of the weights.
+        """Restore a copy in place, and refresh what was derived from the weights, such as FSDP2's gathered ones.
 
-        Parameters that came since stay as they are, and so does what the optimizer remembers of them.
+        Parameters that were added since stay as they are, and so does their optimizer state.
         """
         self._finish()
         copy, known = self._copies[slot], _by_id(optimizer)
@@ -231,7 +241,7 @@ class Snapshots:
 
     @classmethod
     def loaded(cls, saved: Sequence[Sequence[Any]], optimizer: Optimizer, host: int = 1) -> Snapshots:
-        """New ones from :meth:`saved`. What does not fit raises."""
+        """New snapshots from :meth:`saved`. What does not fit raises."""
         found = cls(host, OwnNumbers(name for _, row in saved for _, numbers in row["numbers"] for name in numbers))
         for slot, row in saved:
             parameters = parameters_at(row["places"], optimizer)
@@ -270,7 +280,7 @@ def _places(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _by_id(optimizer: Optimizer) -> dict[int, Tensor]:
-    """All of its parameters, also those that are frozen now."""
+    """All of the optimizer's parameters, also those that are frozen now."""
     return {id(p): p for group in optimizer.param_groups for p in group["params"]}
 
 
@@ -287,14 +297,15 @@ def _numbers(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
 
 
 def _is_number(name: str, value: object) -> bool:
-    """The rate is a schedule's, whoever changes it in a step."""
+    """Whether it is a number that may be the optimizer's own. The rate belongs to a schedule, even if steps change
+    it."""
     return name != "lr" and isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @torch.no_grad()
 def _remember_(optimizer: Optimizer, parameters: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
-    """What the optimizer remembers of parameters is as in a copy."""
-    pairs: list[tuple[Tensor, Tensor]] = []
+    """Restore the optimizer's state of some parameters."""
+    pairs: _Pairs = []
     for p, state in zip(parameters, states, strict=True):
         if not state:
             optimizer.state.pop(p, None)
@@ -312,7 +323,7 @@ def _remember_(optimizer: Optimizer, parameters: Sequence[Tensor], states: Seque
 
 
 def _put_numbers(optimizer: Optimizer, rows: Mapping[int, dict[str, Any]], names: Collection[str]) -> None:
-    """The optimizer's own numbers are as in a copy; those that its steps have made since are gone."""
+    """Restore the optimizer's own numbers; remove those that its steps have added since."""
     for group in optimizer.param_groups:
         numbers = rows.get(id(group["params"][0])) if group["params"] else None
         for name in names if numbers is not None else ():  # none: the group was added since
@@ -327,7 +338,7 @@ def _buffers(model: nn.Module | None) -> dict[str, Tensor]:
 
 
 def _fitting(now: dict[str, Tensor], kept: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Buffers with their kept values. Caches that a forward pass has put there since, or made longer, stay."""
+    """Buffers and their kept values. Caches that a forward pass has added since, or made longer, stay."""
     pairs = [(b, kept[name]) for name, b in now.items() if name in kept and kept[name].shape == local(b).shape]
     return [b for b, _ in pairs], [value for _, value in pairs]
 
@@ -335,7 +346,7 @@ def _fitting(now: dict[str, Tensor], kept: dict[str, Tensor]) -> tuple[list[Tens
 def _cloned(value: Any, device: torch.device, like: Tensor | None = None) -> Any:
     """A copy, its tensors on ``device``; also of lists and dicts, as some optimizers keep them.
 
-    ``like``: the parameter that they belong to, where copies are to be shared out over ranks as it is.
+    ``like``: the parameter that they belong to, if copies are to be sharded as it is.
     """
 
     def clone(tensor: Tensor) -> Tensor:
@@ -360,8 +371,8 @@ def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
 class Storage:
     """Carries copies out, and knows whether a device has room for them.
 
-    A copy to the host goes through pinned memory and makes nobody wait: weights on the stream that trains, what the
-    optimizer remembers on a stream beside it. :meth:`wait` must be called before the optimizer changes the latter.
+    A copy to the host goes through pinned memory and is not waited for: weights on the stream that trains, optimizer
+    state on a stream beside it. :meth:`wait` must be called before the optimizer changes the latter.
     """
 
     def __init__(self) -> None:
@@ -370,10 +381,10 @@ class Storage:
         self._left: set[torch.device] = set()
         """Devices from which copies to the host may still be under way."""
 
-    def fill_(self, pairs: Sequence[tuple[Tensor, Tensor]], *, beside: bool = False) -> None:
+    def fill_(self, pairs: _Pairs, *, beside: bool = False) -> None:
         """Carry copies out; ``beside``: those from a GPU to the host on a stream beside training."""
-        at_once: list[tuple[Tensor, Tensor]] = []
-        aside: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+        at_once: _Pairs = []
+        aside: dict[torch.device, _Pairs] = {}
         for target, source in pairs:
             leaves_gpu = source.is_cuda and target.is_cpu
             if target.is_cpu and not source.is_cpu:
@@ -393,13 +404,13 @@ class Storage:
             self._under_way[device] = stream.record_event()
 
     def wait(self) -> None:
-        """Whatever the GPU does from here on comes after the copies under way. Does not synchronise."""
+        """Let the GPU do everything from here on after the copies under way. Does not synchronise."""
         for device, event in self._under_way.items():
             torch.cuda.current_stream(device).wait_event(event)
         self._under_way = {}
 
     def finish(self) -> None:
-        """Wait until copies to the host are there, to be read."""
+        """Wait until copies to the host can be read."""
         for device in self._left:
             torch.accelerator.synchronize(device)
         self._left, self._under_way = set(), {}
@@ -419,7 +430,7 @@ class Slabs:
         self._used = 0
 
     def like(self, source: Tensor) -> Tensor:
-        """Memory for a copy of a tensor that lies on a GPU; not pinned if no more pages can be locked."""
+        """Memory for a copy of a tensor on a GPU; not pinned if no more pages can be locked."""
         length = -(-source.nbytes // _ALIGNED) * _ALIGNED
         try:
             if length > _SLAB or not source.is_contiguous():
@@ -433,10 +444,10 @@ class Slabs:
         return own.view(source.dtype).view(source.shape)
 
 
-def copied(value: Any, old: Any, on_device: bool, pairs: list[tuple[Tensor, Tensor]], slabs: Slabs) -> Any:
+def copied(value: Any, old: Any, on_device: bool, pairs: _Pairs, slabs: Slabs) -> Any:
     """A copy's structure; what is still to be copied is added to ``pairs``, for :meth:`Storage.fill_`.
 
-    Of a tensor that is shared out over ranks, a copy holds this rank's part.
+    Of a sharded tensor a copy holds this rank's part.
 
     Args:
         value: tensors in lists and dicts, as optimizers keep them.
@@ -465,7 +476,7 @@ def leaves(value: Any) -> list[Tensor]:
 
 
 def _fits(old: Tensor | None, source: Tensor, on_device: bool) -> TypeGuard[Tensor]:
-    """Whether an earlier copy's memory serves again."""
+    """Whether an earlier copy's memory can be used again."""
     return (
         old is not None
         and (old.shape, old.dtype) == (source.shape, source.dtype)
@@ -489,5 +500,5 @@ def _bytes(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
 
 
 def _free(device: torch.device) -> int:
-    """Bytes that nobody has taken yet; those that torch has cached will be needed by the next step."""
+    """Free bytes, without those that torch has cached: the next step will need them."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0

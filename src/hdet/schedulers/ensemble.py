@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -13,33 +13,26 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hdet.checks import is_int, is_one_of, must_be, shown
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
+from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Balanced, Rounds
 from hdet.ensemble.knobs import Knob
-from hdet.ensemble.published import Controller
+from hdet.ensemble.normalised import Normalised
 from hdet.ensemble.replicas import Replicas
-from hdet.ensemble.signals import Signal, TrainLoss
+from hdet.ensemble.signals import ProbeLoss, Signal, TrainLoss
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
 from hdet.journal import Journals, open_journal
 from hdet.journal.writer import JournalWriter
-from hdet.parameters import check_optimizer, put_rate, unwrapped
+from hdet.parameters import check_optimizer, put_rate, shared_rates, unwrapped
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.weights import ReplicaTensors
 from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common, check_length, checked_length
-from hdet.schedulers.ensemble_arguments import (
-    check_knobs,
-    check_schedule_of,
-    columns_of,
-    controller_of,
-    flat_knobs,
-    refuse_uninformative,
-)
-from hdet.schedulers.plain_rates import OnSchedule, Schedule
+from hdet.schedulers.plain_rates import OnSchedule, Schedule, check_schedule_of
 
 _ROUND = 200
-"""T where nobody gives it: the run's length may be unknown."""
+"""T by default: the run's length may be unknown."""
 
 
 class Ensemble(OnSchedule[Replicas]):
@@ -67,20 +60,20 @@ class Ensemble(OnSchedule[Replicas]):
         total_steps: the run's length, if it is known: then weights are averaged at its end.
         signal: what replicas are compared by: ``TrainLoss()`` (default), ``ProbeLoss(fn)``, or
             ``ProbeLoss(fn, at="round_mean")``.
-        controller: moves the base values. None: the published rule with the train loss, ``Normalised()`` with a probe.
+        controller: moves the base values. None: ``Corrected()`` with the train loss, ``Normalised()`` with a probe.
             False: nothing moves.
         start: the step from which the controller may move.
         group: the process group or ``hdet.arms(n)``; None: the default group, once there is one.
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
-        optimizer_state: "average", "keep" or "reset" at the end of a round. None: "average" in arms, where moments
-            differ, "keep" under shared gradients, where they do not.
+        optimizer_state: "average", "keep" or "reset" at the end of a round. None: "average" in arms, whose moments
+            differ, and "keep" under shared gradients, whose moments are equal.
         allow_uninformative: explore knobs of the loss under shared gradients, though that shows nothing.
     """
 
     search: None = None
-    """As in :class:`hdet.OneCycleLR`: an ensemble has none."""
+    """An ensemble searches nothing: see :class:`hdet.OneCycleLR`."""
     _name = "hdet.Ensemble"
     _written: tuple[list[float], list[float]] | None = None
 
@@ -123,7 +116,9 @@ class Ensemble(OnSchedule[Replicas]):
         must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
         check_length(total_steps)
         rule = controller_of(controller, signal)
-        first = [(knob.spec, knob.spec.start(knob.read())) for knob in self._knobs]
+        specs = [knob.spec for knob in self._knobs]
+        bases = [knob.spec.start(knob.read()) for knob in self._knobs]
+        first = list(zip(specs, bases, strict=True))
         told = {
             "sync_every": length,
             "seed": seed,
@@ -137,16 +132,11 @@ class Ensemble(OnSchedule[Replicas]):
         }
         rates = [float(row["lr"]) for row in optimizer.param_groups]
         alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
-        alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec, _ in first])}
+        alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec in specs])}
         state = optimizer_state or ("average" if isinstance(group, Arms) else "keep")
-        specs, bases, columns = (
-            [spec for spec, _ in first],
-            [base for _, base in first],
-            columns_of(self._knobs, optimizer),
-        )
         settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
         run = Replicas(
-            Steering(settings, specs, Balanced(), columns, rule, bases),
+            Steering(settings, specs, Balanced(), columns_of(self._knobs, optimizer), rule, bases),
             ReplicaTensors(model, with_state=state == "average"),
             RankGroup(group, alike),
             JournalWriter(open_journal(journal), told),
@@ -192,7 +182,7 @@ class Ensemble(OnSchedule[Replicas]):
     # -- values -----------------------------------------------------------------------------------------------------
 
     def _take_in_new_groups(self) -> None:
-        """Groups added to the optimizer follow the schedule; where all rates are explored, theirs are too."""
+        """Groups added to the optimizer follow the schedule; if all rates are explored, theirs are too."""
         new = self._plain.new_groups()
         if not new:
             return
@@ -211,7 +201,7 @@ class Ensemble(OnSchedule[Replicas]):
         self._run.compare(self.optimizer, float(metrics), self._step)
 
     def _write_values(self) -> None:
-        """Put this replica's values where they act: rates at every step, others where a round begins.
+        """Write this replica's values: rates at every step, others at the beginning of a round.
 
         Groups whose rate is no knob have the schedule's plain rate.
         """
@@ -228,20 +218,85 @@ class Ensemble(OnSchedule[Replicas]):
                 knob.write(value)
 
     def _schedule(self, t: int, metrics: float | None = None) -> list[float]:
-        """At this step or at the next one."""
+        """The plain schedule of each knob at this step or at the next one; 1 for knobs without one."""
         plain = self._plain.values if t == self._step else self._plain.ahead(metrics)
         return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
-
-    # -- state ------------------------------------------------------------------------------------------------------
-
-    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
-        super().check_state_dict(state_dict)
-        self._run.check(state_dict["hdet"])
-
-    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
 
     def _write_again(self) -> None:
         self._written = None
         self._write_values()
+
+
+def flat_knobs(knobs: Any) -> list[Knob]:
+    """The knobs of a list that may contain lists. Raises for anything else."""
+    if isinstance(knobs, Knob):
+        raise ArgumentError(f"knobs must be a list, but got the knob {knobs.spec.name!r} itself; give knobs=[knob]")
+    fits = isinstance(knobs, Iterable) and not isinstance(knobs, (str, Tensor))
+    must_be("a list of knobs", fits, "for instance knobs=[hdet.knobs.lr(optimizer)]", knobs=knobs)
+    flat: list[Any] = []
+    for item in knobs:
+        flat += [item] if isinstance(item, Knob) or not isinstance(item, Iterable) else list(item)
+    strangers = [item for item in flat if not isinstance(item, Knob)]
+    must_be("made by hdet.knobs.*", not strangers, "for instance hdet.knobs.lr(optimizer)", knobs=strangers)
+    return flat
+
+
+def columns_of(knobs: list[Knob], optimizer: Optimizer) -> list[int]:
+    """The column of the design for each knob: its own, but one for rates that are the same tensor."""
+    first_group = shared_rates(optimizer)
+    owner = {knob.group: i for i, knob in reversed(list(enumerate(knobs))) if knob.group is not None}
+    return [i if knob.group is None else owner.get(first_group[knob.group], i) for i, knob in enumerate(knobs)]
+
+
+def check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
+    """Raise unless the knobs have different names, are not written by the schedule, and fit the signal."""
+    cure = "for a function or a ProbeBatch give signal=hdet.ProbeLoss(fn)"
+    must_be("TrainLoss(), ProbeLoss(fn) or None", isinstance(signal, (TrainLoss, ProbeLoss)), cure, signal=signal)
+    names = [knob.spec.name for knob in knobs]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if not knobs or doubled:
+        raise ArgumentError(
+            f"knobs must be at least one, each with a name of its own, but got {shown(names)}; "
+            "give each its own name, or None for the learning rates"
+        )
+    cycled = [name for name in names if name.startswith(("momentum", "betas.0"))]
+    if cycled and getattr(schedule, "cycle_momentum", False):
+        raise ArgumentError(
+            f"the knobs {cycled} are written by the schedule at every step; give the schedule cycle_momentum=False"
+        )
+    regularisers = [knob.spec.name for knob in knobs if knob.regularises]
+    if regularisers and isinstance(signal, TrainLoss):
+        raise ArgumentError(
+            f"the knobs {regularisers} regularise: they make the training loss worse on purpose, so judged by it they "
+            "always go to zero. Compare by a loss without the regulariser: signal=hdet.ProbeLoss(hdet.ProbeBatch("
+            'model, loss_fn, loader), at="round_mean")'
+        )
+
+
+def refuse_uninformative(knobs: list[Knob], group: object) -> None:
+    """Raise for knobs of the loss under shared gradients. They need arms; a single process may use arms(1)."""
+    loss_knobs = [knob.spec.name for knob in knobs if knob.acts == "loss"]
+    isolated = isinstance(group, Arms) and (len(group.members) > 1 or len(group.members[0]) == 1)
+    if loss_knobs and not isolated:
+        raise ArgumentError(
+            f"the knobs {loss_knobs} act in the loss, but the replicas share gradients: all of them get the same "
+            "update and keep the same weights, so their losses only show the knob itself and not where it should "
+            "go. Isolate the gradients: arms = hdet.arms(n), DistributedDataParallel(model, "
+            "process_group=arms.gradients), group=arms; or allow_uninformative=True"
+        )
+
+
+def controller_of(controller: object, signal: Signal) -> Controller | None:
+    """The controller that ``controller=`` stands for; None: the base values do not move."""
+    if controller is None:
+        return Corrected() if isinstance(signal, TrainLoss) else Normalised()
+    if controller is False:
+        return None
+    if isinstance(controller, AsPrinted):
+        raise ArgumentError(
+            "controller must not be AsPrinted, whose decay is that of a OneCycle, in an Ensemble; give "
+            "hdet.Corrected(), or use hdet.OneCycleLR(..., auto_lr=hdet.AsPrinted())"
+        )
+    rule = "an object with init() and update(), False or None"
+    must_be(rule, isinstance(controller, Controller), "for instance hdet.Normalised()", controller=controller)
+    return controller  # type: ignore[return-value]  # checked

@@ -1,46 +1,35 @@
-"""Loading the state of a scheduler: whose it is, what must be said of it, and rates that an optimizer brings along."""
+"""Loading the state of a scheduler: whether it fits, what the user is told, and the rates of a loaded optimizer.
+
+A state is refused before anything is changed. torch itself loads any dict without checking it.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import shown, users_level
+from hdet.checks import must_be, shown, users_level
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.ranks.group import ReplicaIndex
+from hdet.schedulers.run import Run
 
 Face = TypeVar("Face")
+NEEDED = {"total_steps", "last_epoch", "base_lrs", "_last_lr", "_step_count"}
+"""Keys of a state of torch's OneCycleLR, in every version."""
+_OLD_ANNEALING = {"_annealing_cos": "cos", "_annealing_linear": "linear"}
+"""Functions that states of torch before 2.0 contain, and what later versions call them."""
 _watching: WeakSet[Any] = WeakSet()
-"""Faces whose optimizer tells of being loaded."""
+"""Schedulers that hear of it when their optimizer is loaded."""
 _SHOWN = 8
-_KNOWN: tuple[tuple[str, set[str]], ...] = (
-    ("the content of a whole file of hdet.save", {"hdet", "states", "values"}),
-    ("a state of hdet.Ensemble", {"hdet", "plain_lrs"}),
-    ("a state of hdet.OneCycleLR", {"hdet", "_schedule_phases"}),
-    ("a state of torch's OneCycleLR", {"_schedule_phases", "total_steps"}),
-    ("a state of torch's CosineAnnealingLR", {"T_max", "eta_min"}),
-    ("a state of torch's LambdaLR", {"lr_lambdas"}),
-    ("a state of torch's ReduceLROnPlateau", {"num_bad_epochs"}),
-    ("a state of torch's SequentialLR", {"_schedulers", "_milestones"}),
-    ("a state of another scheduler", {"last_epoch"}),
-    ("a state of an optimizer", {"state", "param_groups"}),
-    ("a state of a GradScaler", {"scale", "growth_factor"}),
-)
-
-
-class _Loaded(Protocol):
-    is_just_loaded: bool
-    """Between loading a checkpoint and the next step."""
 
 
 def tell_another_length(mine: int | None, theirs: int | None, replica_index: ReplicaIndex) -> None:
-    """The checkpoint's length replaces the constructor's, as in torch: the run ends where the file says."""
+    """Warn if the checkpoint's length differs from the constructor's, which it replaces, as in torch."""
     if mine is not None and mine != theirs and replica_index.replica == 0:
         length = "no known length" if theirs is None else f"{theirs} steps"
         warnings.warn(
@@ -52,10 +41,10 @@ def tell_another_length(mine: int | None, theirs: int | None, replica_index: Rep
         )
 
 
-def watch_loading(optimizer: Optimizer, face: Face, run: _Loaded, rewrite: Callable[[Face], None]) -> None:
-    """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the face.
+def watch_loading(optimizer: Optimizer, face: Face, run: Run, rewrite: Callable[[Face], None]) -> None:
+    """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the scheduler.
 
-    An optimizer's checkpoint brings rank 0's values. The hook holds the face weakly: no reference cycle.
+    An optimizer's checkpoint brings rank 0's values. The hook holds the scheduler weakly: no reference cycle.
     """
     if face in _watching:
         return
@@ -73,53 +62,62 @@ def watch_loading(optimizer: Optimizer, face: Face, run: _Loaded, rewrite: Calla
     _watching.add(face)
 
 
-def what_it_is(state: Any) -> str:
-    """In words.
-
-    >>> what_it_is({"state": {}, "param_groups": []})
-    'a state of an optimizer'
-    """
-    if not isinstance(state, Mapping):
-        return f"a {type(state).__name__} and no dict"
-    if not state:
-        return "an empty dict"
-    keys = {str(key) for key in state}
-    found = next((words for words, needed in _KNOWN if needed <= keys), None)
-    if found is not None:
-        return found
-    if all(isinstance(value, Tensor) for value in state.values()):
-        return "a state of a model"
-    return f"a dict with the keys {shown(sorted(keys)[:_SHOWN])}"
-
-
 def refuse_foreign(state: Any, needed: set[str], own: str, expected: str) -> None:
-    """Raise unless a state has the keys that are needed.
+    """Raise unless a state is a dict with the keys that are needed.
 
     Args:
-        state: what was given.
-        needed: keys.
+        state: what the user has given.
+        needed: the keys.
         own: the class whose state is expected.
-        expected: that and what else is taken, in words.
+        expected: that state, and others that can be loaded, in words.
     """
-    keys = set(state) if isinstance(state, Mapping) else set()
-    if needed <= keys:
+    if isinstance(state, Mapping) and needed <= set(state):
         return
-    found = what_it_is(state)
-    missing = f" without {sorted(needed - keys)}" if found == f"a state of {own}" else ""
     raise ArgumentError(
-        f"load_state_dict() was given {found}{missing}, but {expected} was expected; give it what state_dict() of a "
+        f"load_state_dict() was given {_in_words(state)}, but {expected} was expected; give it what state_dict() of a "
         f"{own} returned, or load the whole file by hdet.load"
     )
 
 
+def _in_words(state: Any) -> str:
+    if not isinstance(state, Mapping):
+        return f"a {type(state).__name__}"
+    return f"a dict with the keys {shown(sorted(map(str, state))[:_SHOWN])}"
+
+
 def check_schedule(schedule: Any, state: Any) -> None:
-    """Raise if a state is not one of a torch scheduler, which would take it without looking."""
+    """Raise if a state is not one of this torch scheduler, which would load it without checking."""
     if not isinstance(schedule, LRScheduler):
         return
-    own = schedule.state_dict()
-    missing = sorted(key for key in own if not key.startswith("_") and key not in state)
+    missing = sorted(key for key in schedule.state_dict() if not key.startswith("_") and key not in state)
     if missing:
         raise ArgumentError(
-            f"the checkpoint's schedule is {what_it_is(state)} without {missing}, but here it is a "
+            f"the checkpoint's schedule is {_in_words(state)}, without {missing}, but here it is a "
             f"{type(schedule).__name__}; build the ensemble with the schedule it was saved with"
         )
+
+
+def check_torch_state(state: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Raise if a state of torch's OneCycleLR, or torch's part of one of hdet's, is of another kind of optimizer."""
+    rates, groups = len(state["_last_lr"]), optimizer.param_groups
+    if rates != len(groups):
+        raise ArgumentError(
+            f"the checkpoint has the rates of {rates} parameter groups, but the optimizer has {len(groups)}; build the "
+            "optimizer as it was when it was saved, or load the right checkpoint"
+        )
+    cycled = "betas" if state.get("use_beta1") else "momentum"
+    if state.get("cycle_momentum") and not all(cycled in group for group in groups):
+        raise ArgumentError(
+            f"the checkpoint's schedule cycles {cycled!r}, which {type(optimizer).__name__} does not have; build the "
+            "optimizer as it was when it was saved, or load the right checkpoint"
+        )
+
+
+def up_to_date(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state as torch writes it today: before 2.0 it contained a function instead of the annealing's name."""
+    if "_anneal_func_type" in state or "anneal_func" not in state:
+        return dict(state)
+    name = _OLD_ANNEALING.get(getattr(state["anneal_func"], "__name__", ""))
+    cure = "set state['_anneal_func_type'] to 'cos' or 'linear'"
+    must_be("_annealing_cos or _annealing_linear of torch's OneCycleLR", name, cure, anneal_func=state["anneal_func"])
+    return {**state, "_anneal_func_type": name}

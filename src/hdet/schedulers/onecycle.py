@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.checks import check_state, count, fields, flag, maybe, must_be, shown, users_level
-from hdet.ensemble.published import Controller
+from hdet.checks import STATE_WORDS, must_be, reading, shown, users_level
+from hdet.ensemble.controller import Controller
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.ranks.group import Group, ReplicaIndex
-from hdet.schedulers.arguments import CommonArguments, rate_names
-from hdet.schedulers.cycle import ANNEALINGS, Phase, phase_at, take_in
-from hdet.schedulers.loading import refuse_foreign, tell_another_length, watch_loading
+from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
+from hdet.schedulers.loading import (
+    NEEDED,
+    check_torch_state,
+    refuse_foreign,
+    tell_another_length,
+    up_to_date,
+    watch_loading,
+)
 from hdet.schedulers.onecycle_ensemble import replicas_of
-from hdet.schedulers.plan import Plan
+from hdet.schedulers.plan import ANNEALINGS, Plan, phase_at, take_in
 from hdet.schedulers.run import Run
-from hdet.schedulers.search_arguments import is_auto, searched
-from hdet.schedulers.torch_arguments import SCHEDULE
-from hdet.schedulers.torch_states import NEEDED, check_torch_state, up_to_date
-from hdet.search.reporting import Found, found_html
-from hdet.search.saving import has_tensors
-from hdet.search.search import Search
+from hdet.schedulers.search_arguments import WithSearch, is_auto, searched
 
-_NOT_SAVED = {"_run", "_search", "_has_doubted", "_counted", "_plan", "_counts"}
+_NOT_SAVED = {"_run", "search", "_has_doubted", "_counted", "_plan", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
 _ARGUMENTS = (SCHEDULE, ("spread", "sync_every", "auto_lr_start", "decay", "seed"), ("rollback", "highest"))
-"""Of the constructor: torch's own, those of an ensemble, and those of a search."""
+"""Arguments of the constructor: torch's own, those of an ensemble, and those of a search."""
 
 
-class OneCycleLR(lr_scheduler.OneCycleLR):
+class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
     r"""torch's OneCycleLR that finds the learning rate in the run, or whose replicas explore it while they train.
 
     With ``max_lr="auto"`` the rate is found, on one device or on several. The optimizer's own rate is a guess.
-    Training begins far below it, and the rate is raised as long as the gradients of all steps so far, together, ask for
-    more. If the loss shows that training has exploded, it is rolled back to earlier weights.
+    Training begins far below it, and the rate is raised as long as the gradients of all steps so far, together, give a
+    higher estimated rate. If the loss shows that training has diverged, it is rolled back to earlier weights.
 
     .. code-block:: python
 
@@ -53,7 +53,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             optimizer.step()
             scheduler.step(loss)
 
-    With a number as ``max_lr`` it is the published ensemble: replica r trains at :math:`\rho_r` times the schedule. At
+    With a number as ``max_lr`` it is the ensemble of HDET: replica r trains at :math:`\rho_r` times the schedule. At
     the end of every round the weights are averaged over the replicas, and from S_warm on their losses move the base
     rate. With one replica and the default ``decay`` it is torch's scheduler, number for number. Inside a round the
     replicas hold different weights: evaluate and save inside ``with scheduler.consensus():``, or right after the end of
@@ -72,27 +72,25 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
         sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
-        auto_lr: True for the published controller, False for none, or a controller object. With "auto": False uses the
+        auto_lr: True for :class:`hdet.Corrected`, False for none, or a controller object. With "auto": False uses the
             guess.
         auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
-        decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential", as published: OneCycle until
+        decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential": OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
-        sigma, meta_momentum, meta_lr: sigma, beta and lambda of the published controller.
+        sigma, meta_momentum, meta_lr: sigma, beta and lambda of :class:`hdet.Corrected`.
         seed: for the reassignment of multipliers after every round.
         group: the process group whose ranks are the replicas, or ``hdet.arms(n)``. None: the default group, or a
-            single replica where torch.distributed is not initialised. Looked up when it is first needed.
+            single replica if torch.distributed is not initialised. Looked up when it is first needed.
         model: averages its float buffers (BatchNorm) too; without it, only the optimizer's parameters. With "auto", the
             buffers are also rolled back with the weights.
         journal: a path, an object with ``write(record)``, a SummaryWriter or another tracker, or a list of these; one
             record per round.
-        rollback: with "auto", whether snapshots of weights and optimizer state are kept for roll backs, one on the
-            device and one on the host. False saves their memory; weights that are not finite then raise a
+        rollback: with "auto", whether snapshots of weights and optimizer state are kept for rollbacks, one on the
+            device and one on the host. False saves their memory; weights that are NaN or infinite then raise a
             :class:`hdet.DivergedError`.
         highest: with "auto", a rate that is never exceeded; or a list with one for each parameter group, in which None
             is no bound. All groups share one factor: it rises until the first group is at its bound.
     """
-
-    _search: Search | None = None
 
     def __init__(
         self,
@@ -136,18 +134,18 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         schedule, for_ensemble, for_search = ({name: given[name] for name in names} for names in _ARGUMENTS)
         ours = CommonArguments(group, model, journal)
         if is_auto(max_lr):
-            self._search = searched(optimizer, schedule, ours, auto_lr, for_ensemble, **for_search)
-            self._run: Run = self._search
+            self.search = searched(optimizer, schedule, ours, auto_lr, for_ensemble, **for_search)
+            self._run: Run = self.search
         else:
-            published = (sigma, meta_momentum, meta_lr)
-            self._run = replicas_of(optimizer, schedule, ours, auto_lr, published, for_search, **for_ensemble)
+            numbers = (sigma, meta_momentum, meta_lr)
+            self._run = replicas_of(optimizer, schedule, ours, auto_lr, numbers, for_search, **for_ensemble)
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
         if self._run.total_steps is None:
             Plan.of(self).without_end().put(self)
         self._plan = Plan.of(self)
-        """As it was made; the schedule's own may have been finished since."""
+        """The plan of the constructor's arguments; :meth:`finish` changes that of the schedule."""
         self._counts = group_counts(optimizer)
-        """Groups that are known, of each optimizer."""
+        """How many groups of each optimizer are known."""
         self._run.begin(optimizer)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -172,7 +170,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         t = self.last_epoch + 1 if epoch is None else epoch
         is_inside = t <= self.total_steps  # if not, torch raises
         if is_inside and self._step_count > 0:  # torch's constructor makes a step too
-            self._take_in_new_groups()
+            if len(self.optimizer.param_groups) != len(self._last_lr):
+                self._take_in_new_groups()
             self._run.step(self.optimizer, self.last_epoch, t, loss, self._rates_at, self._peak)
         if is_inside and self._step_count > 1 and epoch is None:
             self._step_count += 1
@@ -181,13 +180,6 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         else:
             self._step_and_warn(epoch)
         self._counted = self._step_count
-
-    def observe(self, loss: float | Tensor) -> None:
-        """Count a loss of this replica towards the round, for frameworks that call ``step()`` without one.
-
-        The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
-        """
-        self._run.observe(loss)
 
     def finish(self, steps: int) -> None:
         """End the run after ``steps`` more steps: the rate falls from here on as at the end of a OneCycle.
@@ -215,21 +207,11 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if self._owns_rates():  # inside SequentialLR they may be another scheduler's
             self._write(self._rates())
 
-    def converge(self) -> None:
-        """Average the weights over the replicas now, and nothing else: the round, its multipliers and losses go on."""
-        self._run.converge(self.optimizer, self.last_epoch)
-
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        """Averaged weights inside, each replica's own weights afterwards, also after an exception. A collective.
-
-        For evaluating and saving inside a round. Holds one copy of the weights meanwhile. In a search all ranks hold
-        the same weights, and only buffers are averaged.
-        """
-        with self._run.consensus(self.optimizer, self.last_epoch):
-            yield
-
     # -- values -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> int:
+        return self.last_epoch
 
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
@@ -243,25 +225,8 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     @property
     def base_lrs_now(self) -> list[float | Tensor]:
         """The shared base rate of each parameter group at ``last_epoch``, around which the replicas spread."""
+        self._take_in_new_groups()
         return self._run.base(self._values(self.last_epoch), self.last_epoch)
-
-    @property
-    def search(self) -> Search | None:
-        """The search for the rate; None without one."""
-        return self._search
-
-    @property
-    def found(self) -> Found | None:
-        """What a search has found so far: rates, its status, roll backs; None without a search.
-
-        As of the last round that has ended. The same on every rank, and no collective.
-        """
-        return None if self.search is None else self.search.memory.told
-
-    def _repr_html_(self) -> str | None:
-        """What a notebook shows of a search. None: it shows what it shows of any object."""
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        return None if self.found is None else found_html(self.found, self.last_epoch, self._run.total_steps, rates)
 
     @property
     def multipliers(self) -> list[float]:
@@ -276,46 +241,43 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
     # -- the schedule -----------------------------------------------------------------------------------------------
 
     def _peak(self) -> float:
-        """The step at which its rise ends."""
+        """The step at which the rise ends."""
         return float(self._schedule_phases[0]["end_step"])
 
     def _rates_at(self, t: int) -> list[float]:
         return [float(value) for value in self._values(t)]
 
-    def _values(self, t: int) -> list[float | Tensor]:
-        """The plain schedule at step ``t``, of which the run makes its rates."""
-        self._take_in_new_groups()
-        phase, part = self._phase_at(t)
-        anneal, start, end = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"]
-        return [anneal(group[start], group[end], part) for group in self.optimizer.param_groups]
-
-    def _phase_at(self, t: float) -> tuple[Phase, float]:
-        """The phase, and which part of it is over. A search climbs by itself: the rise is held at its peak."""
-        is_held = self._search is not None and self._search.holds_rise
-        return phase_at(self._schedule_phases, max(t, self._peak()) if is_held else t)
+    def _values(self, t: float, *, momenta: bool = False) -> list[float | Tensor]:
+        """The plain schedule at step ``t``, of which the run makes its rates. A search climbs by itself: until the
+        schedule's peak it is given the peak. ``momenta``: whether to write momenta into the optimizer."""
+        if self.search is not None and self.search.holds_rise:
+            t = max(t, self._peak())
+        phase, part = phase_at(self._schedule_phases, t)
+        anneal, start, end, rates = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"], []
+        for group in self.optimizer.param_groups:
+            rates.append(anneal(group[start], group[end], part))
+            if momenta:
+                momentum = anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], part)
+                if self.use_beta1:
+                    group["betas"] = (momentum, *group["betas"][1:])
+                else:
+                    group["momentum"] = momentum
+        return rates
 
     def _rates(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``. Writes momenta."""
-        phase, part = self._phase_at(self.last_epoch)
-        anneal, start, end = ANNEALINGS[self._anneal_func_type], phase["start_lr"], phase["end_lr"]
-        rates = []
-        for group in self.optimizer.param_groups:
-            rates.append(anneal(group[start], group[end], part))
-            if self.cycle_momentum:
-                momentum = anneal(group[phase["start_momentum"]], group[phase["end_momentum"]], part)
-                group.update({"betas": (momentum, *group["betas"][1:])} if self.use_beta1 else {"momentum": momentum})
-        return self._run.rates(rates, self.last_epoch)
+        t = self.last_epoch
+        return self._run.rates(self._values(t, momenta=self.cycle_momentum), t)
 
-    def _write(self, rates: Sequence[float | Tensor]) -> None:
+    def _write(self, rates: list[float | Tensor]) -> None:
         """Put rates into the optimizer, each as the type it was, and remember them as torch's ``step()`` does."""
-        self._last_lr = []
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                put_rate(group, rate)
-                rate = copy_rate(group["lr"])
+        self._last_lr = rates
+        for g, group in enumerate(self.optimizer.param_groups):
+            if isinstance(group["lr"], float):
+                group["lr"] = rates[g]
             else:
-                group["lr"] = rate
-            self._last_lr.append(rate)
+                put_rate(group, rates[g])
+                rates[g] = copy_rate(group["lr"])
 
     def _write_again(self) -> None:
         self._write(self.get_last_lr())
@@ -342,16 +304,16 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
+        up_to_date(state_dict)
         check_torch_state(state_dict, self.optimizer)
         if "hdet" not in state_dict:
             return
-        ours = state_dict["hdet"]
-        check_state(state_dict, {"hdet": fields}, "the checkpoint")
-        self._run.check(ours)
-        check_state(ours, {"owns_rates": flag, "planned": maybe(count(1))}, "the checkpoint's hdet state")
-        if self._search is not None and ours["planned"] != self._plan.length:
-            saved, t = Plan.saved_in(state_dict), state_dict["last_epoch"]
-            self._plan.check_goes_on(saved, ours["planned"], t, self._search.found_in(ours).max_lr)
+        with reading(STATE_WORDS):
+            ours, saved, t = state_dict["hdet"], Plan.saved_in(state_dict), state_dict["last_epoch"]
+            self._run.check(ours)
+            planned, _ = ours["planned"], ours["owns_rates"]
+            if self.search is not None and planned != self._plan.length:
+                self._plan.check_goes_on(saved, planned, t, self.search.found_in(ours).max_lr)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's.
@@ -366,7 +328,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         if not all("base_momentum" in group for group in self.optimizer.param_groups):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
-        ours, search = state_dict.get("hdet"), self._search
+        ours, search = state_dict.get("hdet"), self.search
         if ours is None or search is None:
             tell_another_length(self._plan.length, total_steps, self._run.replica_index)
         if ours is None:
@@ -393,32 +355,6 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
 
-    def search_state_dict(self) -> dict[str, Any]:
-        """The tensors of a search. With them a resumed run is bit-equal; without them the search makes them again.
-
-        The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
-        Has this rank's losses of a round that has not ended; :func:`hdet.save` has those of all ranks.
-        """
-        return {} if self.search is None else self.search.tensors(self.optimizer, self.last_epoch)
-
-    def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
-        """Raise unless a search can be loaded once ``state_dict`` is. Changes nothing."""
-        if has_tensors(search):
-            self._searching().check_tensors(search, self.optimizer, state_dict["last_epoch"])
-
-    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
-        if has_tensors(state_dict):
-            self._searching().load_tensors(state_dict, self.optimizer, self.last_epoch)
-
-    def _searching(self) -> Search:
-        if self.search is None:
-            raise ArgumentError(
-                "the state of a search does not fit this scheduler, which was built with a number as max_lr and "
-                "searches nothing; leave the search out"
-            )
-        return self.search
-
     # -- torch's ways -----------------------------------------------------------------------------------------------
 
     def _check_positional(self, epoch: int) -> None:
@@ -442,7 +378,7 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
             )
 
     def _step_and_warn(self, epoch: int | None) -> None:
-        """torch's step where it may warn: its warnings must point at the user's line, not at hdet's."""
+        """torch's step, which may warn: the warnings must point at the user's line, not at hdet's."""
         caught: list[warnings.WarningMessage] = []
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -456,16 +392,16 @@ class OneCycleLR(lr_scheduler.OneCycleLR):
         """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
         if epoch == 0:
             self._take_in_new_groups()
-            if self._search is not None:
-                self._search.take_over()
+            if self.search is not None:
+                self.search.take_over()
         _torch._update_lr(self, epoch)
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""
-        groups = self.optimizer.param_groups
-        if len(groups) == sum(self._counts):  # every step asks
+        new = added_groups(self.optimizer, self._counts)
+        if not new:
             return
-        new, names = added_groups(self.optimizer, self._counts), rate_names(self.optimizer)
+        groups, names = self.optimizer.param_groups, rate_names(self.optimizer)
         take_in(groups, new, by_lr=self.search is not None, momenta=self.cycle_momentum)
         self._counts = group_counts(self.optimizer)
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})

@@ -1,4 +1,4 @@
-"""``hdet.OneCycleLR`` with a number as ``max_lr``, the published ensemble: its arguments."""
+"""``hdet.OneCycleLR`` with a number as ``max_lr``, the ensemble of HDET: its arguments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hdet.checks import is_int, is_one_of, is_real, must_be, shown
-from hdet.ensemble.bases import DECAYS, Settings
+from hdet.checks import is_int, is_one_of, is_real, must_be
+from hdet.ensemble.bases import DECAYS, Decay, Settings
+from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Permuted, Rounds, default_length
 from hdet.ensemble.knob import rate_knobs
-from hdet.ensemble.published import Controller, Published
 from hdet.ensemble.replicas import Replicas
 from hdet.ensemble.steering import Steering
 from hdet.errors import ArgumentError
@@ -22,8 +22,20 @@ from hdet.parameters import shared_rates
 from hdet.ranks.arms import Arms
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common, checked_length, rate_names
-from hdet.schedulers.torch_arguments import alike_of, rehearsed, told_of
+from hdet.schedulers.arguments import (
+    PUBLISHED_SPREAD,
+    CommonArguments,
+    alike_of,
+    check_common,
+    checked_length,
+    rate_names,
+    refuse_given,
+    rehearsed,
+    told_of,
+)
+
+_OF_A_SEARCH = {"rollback": True, "highest": None}
+"""Arguments of a search, with the values that they have if they are left out."""
 
 
 def replicas_of(
@@ -31,7 +43,7 @@ def replicas_of(
     schedule: dict[str, Any],
     common: CommonArguments,
     auto_lr: Any,
-    published: tuple[Any, Any, Any],
+    numbers: tuple[Any, Any, Any],
     for_search: Mapping[str, Any],
     *,
     spread: Any,
@@ -40,25 +52,23 @@ def replicas_of(
     decay: Any,
     seed: Any,
 ) -> Replicas:
-    """The replicas behind an ``hdet.OneCycleLR``. Raises before anything is changed.
+    """The ensemble behind an ``hdet.OneCycleLR``. Raises before anything is changed.
 
     Args:
-        optimizer, ours, auto_lr, spread, sync_every, auto_lr_start, decay, seed: as the user has given them.
+        optimizer, common, auto_lr, spread, sync_every, auto_lr_start, decay, seed: as the user has given them.
         schedule: torch's own arguments.
-        published: sigma, meta_momentum and meta_lr.
+        numbers: sigma, meta_momentum and meta_lr.
         for_search: arguments that an ensemble refuses.
     """
-    _refuse_search(**for_search)
-    must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
+    refuse_given(for_search, _OF_A_SEARCH, 'max_lr="auto", which finds the rate', 'give max_lr="auto"')
     must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
     cure = "it is the relative distance of the outermost replicas from the base rate; leave it out for 1/9"
     fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
     must_be("at least 0 and at most 1", fits, cure, spread=spread)
-    controller = _controller(auto_lr, published)
+    controller = _controller(auto_lr, numbers)
+    decay = _decay(decay, controller, schedule["final_div_factor"])
     check_common(common, optimizer)
     made = rehearsed(optimizer, schedule)
-    if decay == "exponential" and schedule["final_div_factor"] == math.inf:
-        raise ArgumentError('decay="exponential" needs a floor above 0, but got final_div_factor=inf; use 1e4')
     journal, steps = open_journal(common.journal), made.total_steps
     spread = PUBLISHED_SPREAD if spread is None else float(spread)
     rounds = Rounds(checked_length(sync_every, default_length(steps)), steps)
@@ -77,29 +87,28 @@ def replicas_of(
     )
 
 
-def _refuse_search(rollback: object, highest: object) -> None:
-    """Raise for arguments of a search: nothing is found here."""
-    if rollback is not True:
-        raise ArgumentError(
-            f'rollback is for max_lr="auto", whose search rolls back, but got rollback={shown(rollback)}; leave it out'
-        )
-    if highest is not None:
-        raise ArgumentError(
-            f'highest is for max_lr="auto", which finds the rate, but got highest={shown(highest)}; leave it out: a '
-            "number as max_lr is the highest rate already"
-        )
-
-
-def _controller(auto_lr: Any, published: tuple[Any, Any, Any]) -> Controller | None:
-    rule = Published(*published)  # also checks the numbers where they are not used
+def _controller(auto_lr: Any, numbers: tuple[Any, Any, Any]) -> Controller | None:
+    rule = Corrected(*numbers)  # checks the numbers, also if they are not used
     if isinstance(auto_lr, bool):
         return rule if auto_lr else None
-    if isinstance(auto_lr, Controller):
-        return auto_lr
-    raise ArgumentError(
-        f"auto_lr must be True, False or a controller with init() and update(), but got auto_lr={shown(auto_lr)}; "
-        "True is the published controller"
-    )
+    words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
+    must_be(words, isinstance(auto_lr, Controller), cure, auto_lr=auto_lr)
+    return auto_lr  # type: ignore[no-any-return]  # checked
+
+
+def _decay(decay: Any, controller: Controller | None, final_div_factor: Any) -> Decay:
+    """The decay that is meant: a controller as printed has its own."""
+    must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
+    printed = isinstance(controller, AsPrinted)
+    if printed and decay != "schedule":
+        raise ArgumentError(
+            f"decay must be left out with auto_lr=hdet.AsPrinted(), which has a decay of its own, but got {decay=}; "
+            "hdet.Corrected() takes it"
+        )
+    if final_div_factor == math.inf and (printed or decay == "exponential"):
+        what = "auto_lr=hdet.AsPrinted()" if printed else 'decay="exponential"'
+        raise ArgumentError(f"{what} needs a floor above 0, but got final_div_factor=inf; use 1e4")
+    return "printed" if printed else decay
 
 
 def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: float) -> int | None:

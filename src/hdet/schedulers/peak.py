@@ -16,18 +16,18 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from hdet.parameters import unwrapped
-from hdet.schedulers.torch_arguments import emptied
+from hdet.schedulers.arguments import emptied
 
 _REHEARSED = 10_000
-"""So many steps of a schedule are rehearsed, one after the other."""
+"""How many steps of a schedule are rehearsed, one after the other."""
 _POINTS = 4096
-"""A schedule of more steps is looked at in so many of them, and around the highest one again."""
+"""How many steps of a longer schedule are looked at; then those around the highest one are looked at again."""
 _SECONDS = 0.6
-"""For all of this."""
+"""The time limit for all of this."""
 _CLOSE = 1e-3
 """A later peak must be higher by this part, or else the schedule's first one counts."""
 _EQUAL = 1e-9
-"""The same between steps that were all looked at: rates that are computed step by step are rounded."""
+"""The same if every step was looked at: rates that are computed step by step are rounded."""
 _ASKED = (
     lr_scheduler.LambdaLR,
     lr_scheduler.OneCycleLR,
@@ -44,7 +44,7 @@ class Peak(NamedTuple):
 
     step: int
     rates: list[float | None]
-    """Of each parameter group, there; None of one that was added since, which nobody has rehearsed."""
+    """The rate of each parameter group at that step; None for a group that was added since."""
 
 
 def peak_of(schedules: Sequence[tuple[Optimizer, Any]], steps: int, every: int, lead: int) -> Peak:
@@ -57,7 +57,7 @@ def peak_of(schedules: Sequence[tuple[Optimizer, Any]], steps: int, every: int, 
     Args:
         schedules: each with the optimizer that it writes to, in the order of the groups.
         steps: of the run.
-        every: the schedule makes a step in so many.
+        every: steps of training per step of the schedule.
         lead: the leading group.
     """
     ends, count = time.perf_counter() + _SECONDS, math.ceil(steps / every)
@@ -89,7 +89,7 @@ def _walk(copies: Sequence[tuple[Optimizer, Any]], count: int, lead: int, ends: 
 
 
 def _search(rates_at: RatesAt, count: int, lead: int, ends: float) -> tuple[int, list[float]] | None:
-    """The same of all steps, by fewer and fewer that lie closer and closer; None: time is up."""
+    """The same over all steps: a coarse grid first, then finer ones around the highest rate; None if time is up."""
     first, end = 0, count
     while True:
         stride = math.ceil((end - first) / _POINTS)
@@ -135,7 +135,7 @@ def _held(optimizer: Optimizer) -> list[float]:
 
 
 def _from_here(optimizer: Optimizer, schedule: Any) -> RatesAt | None:
-    """The rates that a schedule will give so many steps from now; None: it has to make them."""
+    """A function from the number of steps from now to the rates; None if the schedule has to make these steps."""
     asked = _by_epoch(optimizer, schedule)
     if asked is None:
         return None
@@ -146,7 +146,7 @@ def _from_here(optimizer: Optimizer, schedule: Any) -> RatesAt | None:
 
 
 def _by_epoch(optimizer: Optimizer, schedule: Any) -> RatesAt | None:
-    """The same at any step of a schedule, if it is torch's own and knows them."""
+    """A function from the step to the rates, if the schedule is torch's own and can compute them for any step."""
     methods = [getattr(type(schedule), name, None) for name in ("step", "get_lr")]
     if any(getattr(method, "__module__", None) != lr_scheduler.__name__ for method in methods):
         return None

@@ -1,20 +1,18 @@
-"""Any schedule: the plain rates that an optimizer would hold by it alone, and a run that makes others of them."""
+"""Any schedule of the user's: the plain rates that it would give alone, and the schedulers that change them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import shown
+from hdet.checks import must_be, shown
 from hdet.errors import ArgumentError
-from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, with_added
+from hdet.parameters import Rate, added_groups, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.schedulers.loading import check_schedule, refuse_foreign, tell_another_length, watch_loading
-from hdet.schedulers.run import Run
+from hdet.schedulers.run import Run, WithRun
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -27,12 +25,26 @@ class Schedule(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
 
 
+def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
+    """Raise unless something is a schedule of this optimizer; None leaves the rates as they are."""
+    if schedule is None:
+        return
+    has_step = callable(getattr(schedule, "step", None))
+    must_be("an object with step(), as torch's schedulers, or None", has_step, "give the scheduler", schedule=schedule)
+    if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
+        raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
+    if isinstance(schedule, WithRun):
+        raise ArgumentError(
+            "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
+        )
+
+
 class PlainRates:
-    """A schedule steps on rates of its own: many schedules go on from what the optimizer holds.
+    """The rates of a schedule alone. Many schedules compute the next rate from the one in the optimizer.
 
     Args:
-        optimizer: whose rates.
-        schedule: writes them; None: they stay.
+        optimizer: the optimizer that trains.
+        schedule: writes the rates; None: they stay.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule | None) -> None:
@@ -41,7 +53,7 @@ class PlainRates:
         self.values: list[Rate] = self._held()
         self._counts = group_counts(optimizer)
         self._coming: list[Rate] | None = None
-        """Of the next step, where the schedule has made it already."""
+        """The rates of the next step, if the schedule has made it already."""
 
     def new_groups(self) -> list[int]:
         """The numbers of groups that were added to the optimizer since: they follow the schedule from now on."""
@@ -55,7 +67,7 @@ class PlainRates:
         return new
 
     def step(self, metrics: float | None = None) -> None:
-        """One step of the schedule; ReduceLROnPlateau makes one where there are metrics."""
+        """One step of the schedule; ReduceLROnPlateau makes one only if there are metrics."""
         self.load(self._stepped(metrics) if self._coming is None else self._coming)
 
     def ahead(self, metrics: float | None = None) -> list[Rate]:
@@ -76,7 +88,7 @@ class PlainRates:
             self._put(self.values)
 
     def _stepped(self, metrics: float | None) -> list[Rate]:
-        """Whoever looks ahead must not make the schedule's step twice: most can neither be asked nor be copied."""
+        """The rates after one step of the schedule, which is made once: most cannot be asked for a later step."""
         if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and metrics is None):
             return self.values
         self._put(self.values)
@@ -94,7 +106,7 @@ class PlainRates:
             put_rate(row, rate)
 
 
-class OnSchedule(Generic[AnyRun]):
+class OnSchedule(WithRun, Generic[AnyRun]):
     """A run on a schedule of the user's: what ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common.
 
     Args:
@@ -104,7 +116,8 @@ class OnSchedule(Generic[AnyRun]):
     """
 
     _name: ClassVar[str]
-    """In messages."""
+    """What messages call it."""
+    _run: AnyRun
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule | None, run: AnyRun) -> None:
         self.optimizer = optimizer
@@ -114,33 +127,17 @@ class OnSchedule(Generic[AnyRun]):
         self._plain = PlainRates(optimizer, schedule)
         run.begin(optimizer)
 
+    @property
+    def _now(self) -> int:
+        return self._step
+
     def _write_again(self) -> None:
-        """Put the values of this step where they act."""
+        """Write the values of this step into the optimizer, and wherever else they act."""
         raise NotImplementedError
 
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""
         raise NotImplementedError
-
-    def observe(self, loss: float | Tensor) -> None:
-        """Count a loss of this rank towards the round; ``step(loss)`` is observe and step."""
-        self._run.observe(loss)
-
-    def converge(self) -> None:
-        """Average now, and nothing else: the round, its values and losses go on.
-
-        Replicas average their weights. In a search all ranks hold the same, and only buffers are averaged.
-        """
-        self._run.converge(self.optimizer, self._step)
-
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        """What :meth:`converge` averages is averaged inside, and each rank's own afterwards, also after an exception.
-
-        A collective.
-        """
-        with self._run.consensus(self.optimizer, self._step):
-            yield
 
     def state_dict(self) -> dict[str, Any]:
         """The same on every rank, and no collective. Save the optimizer and the model as usual."""
@@ -164,6 +161,7 @@ class OnSchedule(Generic[AnyRun]):
                 f"{len(self._plain.values)}; build optimizer and scheduler as they were when it was saved"
             )
         check_schedule(self.schedule, state_dict["schedule"])
+        self._run.check(state_dict["hdet"])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of replicas; its values replace the constructor's."""
@@ -173,9 +171,6 @@ class OnSchedule(Generic[AnyRun]):
         if self.schedule is not None:
             self.schedule.load_state_dict(state_dict["schedule"])
         self._plain.load([copy_rate(lr) for lr in state_dict["plain_lrs"]])
-        self._load_run(state_dict)
+        self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
         self._write_again()
         watch_loading(self.optimizer, self, self._run, type(self)._write_again)
-
-    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
-        raise NotImplementedError

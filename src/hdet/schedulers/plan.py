@@ -1,16 +1,20 @@
-"""The plan of a OneCycleLR: where it rises, holds and falls. A run without an end has one, and one that is finished."""
+"""The OneCycle: its phases, the rates in them as torch computes them, and runs that are finished or of unknown length.
+
+A phase is a dict, as in torch's OneCycleLR: the step at which it ends, and the levels between which it goes, by their
+names in a parameter group ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum").
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import is_int, must_be
+from hdet.checks import is_int, must_be, shown
 from hdet.errors import ArgumentError
-from hdet.schedulers.arguments import LONGEST
+from hdet.schedulers.arguments import LONGEST, is_rate, number_of
 
 
 class LengthError(ArgumentError):
@@ -18,9 +22,9 @@ class LengthError(ArgumentError):
 
     Args:
         must: what the length must be, and why.
-        got: the length, None for no end, and what follows from it.
+        got: the length, None if it is unknown, and what follows from it.
         cure: in the words of a loop that makes the scheduler itself.
-        needed: the length that the run goes on with; None: any that is greater.
+        needed: the length that the run needs; None: any greater one.
         max_lr: the peak rates that were found.
     """
 
@@ -30,57 +34,51 @@ class LengthError(ArgumentError):
 
 
 class Plan(NamedTuple):
-    """What torch's OneCycleLR goes by."""
+    """The length and the phases of a OneCycleLR."""
 
     total_steps: float
-    """Infinite: there is no end."""
+    """Infinite if the length is unknown."""
     phases: Any
     """A list of dicts, as torch has it."""
 
     @classmethod
     def of(cls, scheduler: OneCycleLR) -> Plan:
-        """As it is now."""
+        """That of a scheduler, as it is now."""
         return cls(scheduler.total_steps, scheduler._schedule_phases)
 
     @classmethod
     def saved_in(cls, state: Mapping[str, Any]) -> Plan:
-        """Of a checkpoint."""
+        """That of a checkpoint."""
         return cls(state["total_steps"], state["_schedule_phases"])
 
     def put(self, scheduler: OneCycleLR) -> None:
-        """Into a scheduler."""
+        """Write it into a scheduler."""
         scheduler.total_steps, scheduler._schedule_phases = self  # type: ignore[assignment]  # torch only compares it
 
     @property
     def length(self) -> int | None:
-        """None: there is no end."""
+        """The length of the run in steps; None if it is unknown."""
         return None if self.total_steps == math.inf else int(self.total_steps)
 
     @property
     def falls_from(self) -> float:
-        """The last step at the peak; before all steps where none is there, as in a damaged state."""
+        """The last step at the peak; minus infinity if there is none."""
         return float(max((one["end_step"] for one in self.phases if one["end_lr"] == "max_lr"), default=-math.inf))
 
     @property
     def is_finished(self) -> bool:
-        """Whether it falls because :meth:`finished` says so."""
+        """Whether it was made by :meth:`finished`."""
         return bool(self.phases[0]["start_lr"] == "max_lr")
 
     def without_end(self) -> Plan:
-        """Risen, it stays at its peak."""
+        """It stays at its peak after its rise."""
         return Plan(math.inf, [self.phases[0], _held(math.inf)])
 
     def finished(self, now: int, steps: int) -> Plan:
-        """It falls over so many steps, of which ``now`` is the first. What falls already does so faster, or slower."""
+        """The rate falls over ``steps`` steps from ``now`` on. If it falls already, it falls faster or slower."""
         end = now + steps - 1
         if not self.has_fallen(now) or steps == 1:
-            fall = {
-                "end_step": end,
-                "start_lr": "max_lr",
-                "end_lr": "min_lr",
-                "start_momentum": "base_momentum",
-                "end_momentum": "max_momentum",
-            }
+            fall = {**_held(end), "end_lr": "min_lr", "end_momentum": "max_momentum"}
             return Plan(now + steps, [_held(now - 1), fall])
         pace = (end - now) / (self.phases[-1]["end_step"] - now)
         falls = [phase for phase in self.phases if phase["end_lr"] != "max_lr"]
@@ -92,7 +90,7 @@ class Plan(NamedTuple):
         return now > self.falls_from
 
     def check_finish(self, now: int, steps: Any) -> None:
-        """Raise unless it can be finished so."""
+        """Raise unless the run can be finished in ``steps`` more steps."""
         most = LONGEST - now
         fits = is_int(steps) and 1 <= steps <= most
         must_be(f"an integer from 1 to {most}", fits, "give the steps that training is still to make", steps=steps)
@@ -135,3 +133,68 @@ def _held(until: float) -> dict[str, Any]:
         "start_momentum": "base_momentum",
         "end_momentum": "base_momentum",
     }
+
+
+Phase = Mapping[str, Any]
+"""As in torch's states; see above."""
+
+
+def phase_at(phases: Sequence[Phase], t: float) -> tuple[Phase, float]:
+    """The phase that step ``t`` is in, which may be a fraction of a step, and which part of it is over.
+
+    >>> phase_at([{"end_step": 4, "start_lr": "max_lr", "end_lr": "min_lr"}], 3)[1]
+    0.75
+    """
+    start = end = 0.0
+    for phase in phases:
+        start, end = end, phase["end_step"]
+        if t <= end:
+            break
+    if start == end and len(phases) > 1 and phase is phases[-1]:
+        return phases[-2], 1.0  # pct_start leaves no step to the last phase: torch divides by zero
+    return phase, (t - start) / (end - start)
+
+
+def _cosine(start: Any, end: Any, part: float) -> Any:
+    return end + (start - end) / 2.0 * (math.cos(math.pi * part) + 1)
+
+
+def _linear(start: Any, end: Any, part: float) -> Any:
+    return (end - start) * part + start
+
+
+ANNEALINGS: dict[str, Callable[[Any, Any, float], Any]] = {"cos": _cosine, "linear": _linear}
+"""The value between two levels, numbers or tensors of one element, when ``part`` of a phase is over."""
+
+
+def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, by_lr: bool, momenta: bool) -> None:
+    """Give groups that were added to the optimizer the levels of the schedule. Raises before it changes any.
+
+    Args:
+        groups: of the optimizer.
+        new: the numbers of those that were added.
+        by_lr: the rate of a group that brings no ``max_lr`` is its peak, as that of the others was.
+        momenta: whether they are cycled.
+    """
+    added = [(g, groups[g]) for g in new]
+    for g, group in added:
+        if "max_lr" not in group and not by_lr:
+            raise ArgumentError(
+                f"param_groups[{g}], which was added to the optimizer, has no max_lr, which must be its rate at the "
+                'schedule\'s peak; give it: optimizer.add_param_group({"params": ..., "max_lr": 0.1})'
+            )
+        peak = number_of(group.get("max_lr", group["lr"]))
+        if peak is None or not is_rate(peak):
+            raise ArgumentError(
+                f"max_lr of param_groups[{g}] must be finite and not below 0, but got "
+                f"max_lr={shown(group.get('max_lr', group['lr']))}; for instance 0.1"
+            )
+    examples = [group for g, group in enumerate(groups) if g not in new]
+    example = next((group for group in examples if group["max_lr"] > 0), examples[0])
+    for _, group in added:
+        peak = group.setdefault("max_lr", float(group["lr"]))
+        for name in ("initial_lr", "min_lr"):
+            share = float(example[name]) / float(example["max_lr"]) if example["max_lr"] > 0 else 1.0
+            group.setdefault(name, peak * share)
+        for name in ("base_momentum", "max_momentum") if momenta else ():
+            group.setdefault(name, example[name])

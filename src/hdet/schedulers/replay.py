@@ -1,4 +1,4 @@
-"""What an earlier run has learned, for another one: its schedule."""
+"""``hdet.schedule_from``: the schedule that an earlier run has found, read from its journal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
 
 
 def _rates_of(optimizer: Optimizer, knobs: Sequence[str]) -> list[str]:
-    """The knob of a journal that is the rate of each parameter group, by its name."""
+    """For each parameter group the name of the knob in the journal that is its rate."""
     rates = [name for name in knobs if name.startswith("lr[") and name.endswith("]")]
     named = [f"lr[{group['name']}]" if "name" in group else "" for group in optimizer.param_groups]
     pairs = list(zip(named, rate_names(optimizer), strict=True))
@@ -90,12 +90,12 @@ def _rates_of(optimizer: Optimizer, knobs: Sequence[str]) -> list[str]:
 
 
 def _knobs(data: JournalData, record: Mapping[str, Any]) -> list[str]:
-    """The names that the lists of a round go by: the header's, unless groups were added."""
+    """The names of the values in the lists of a round: the header's, unless groups were added."""
     return [str(name) for name in record.get("knobs") or data.header["knobs"]]
 
 
 def _beginnings(data: JournalData) -> dict[str, int]:
-    """Every knob, and the step from which it is there: that at which its group was added, or 0."""
+    """Every knob, and the step from which it exists: the one at which its group was added, or 0."""
     found: dict[str, int] = {}
     before = 0
     for record in data.rounds:
@@ -108,12 +108,12 @@ def _beginnings(data: JournalData) -> dict[str, int]:
 
 def _points(data: JournalData, name: str, begins: int) -> Found:
     first_steps = [r for r in data.rounds if r.get("event") in (Event.FIRST_STEP, Event.RESTARTED)]
-    start = max((int(r["step"]) for r in first_steps), default=0)  # before it nobody knew how long steps are
+    start = max((int(r["step"]) for r in first_steps), default=0)  # earlier rates are arbitrary
     total = {**(data.header.get("arguments") or {}), **data.rounds[-1]}.get("total_steps")  # it may have changed
     end = total if isinstance(total, int) and total else math.inf
     points: list[tuple[int, float]] = []
     known: list[tuple[int, float]] = []
-    """Where the last round ended."""
+    """Step and value at the end of the last round."""
     for record in data.rounds:
         names = _knobs(data, record)
         if name not in names:

@@ -1,9 +1,9 @@
-"""What schedulers ask of a run, whichever it is: a search for the rate, or replicas that train apart."""
+"""A run, which is a search for the rate or an ensemble of replicas, and what all schedulers in front of one share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from hdet.rollback.losses import Losses
 
 
 class Run(Protocol):
-    """What :class:`hdet.OneCycleLR` and schedulers on a schedule of the user's have in common behind them."""
+    """What a scheduler needs of the run behind it."""
 
     losses: Losses
     rank_group: RankGroup
@@ -49,3 +49,38 @@ class Run(Protocol):
     def check(self, state: Mapping[str, Any]) -> None: ...
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None: ...
     def adopt(self, total_steps: int, t: int) -> None: ...
+
+
+class WithRun:
+    """What ``hdet.OneCycleLR``, ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common."""
+
+    optimizer: Optimizer
+    _run: Run
+
+    @property
+    def _now(self) -> int:
+        """The step that the schedule is at."""
+        raise NotImplementedError
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Count a loss of this rank towards the round, for frameworks that call ``step()`` without one.
+
+        The value is copied at once and host and device are not synchronised. ``step(loss)`` is observe and step.
+        """
+        self._run.observe(loss)
+
+    def converge(self) -> None:
+        """Average now, and nothing else: the round, its values and its losses go on.
+
+        Replicas average their weights. In a search all ranks hold the same weights, and only buffers are averaged.
+        """
+        self._run.converge(self.optimizer, self._now)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """What :meth:`converge` averages is averaged inside, and each rank's own afterwards, also after an exception.
+
+        For evaluating and saving inside a round. Holds one copy of the weights meanwhile. A collective.
+        """
+        with self._run.consensus(self.optimizer, self._now):
+            yield

@@ -1,4 +1,4 @@
-"""``hdet.auto(..., schedule=...)``: the rate is found on any schedule."""
+"""``hdet.auto(..., schedule=...)``: finds a factor on the rates of any schedule."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from hdet.schedulers.arguments import CommonArguments, rate_names
 from hdet.schedulers.peak import Peak, peak_of
 from hdet.schedulers.plain_rates import OnSchedule, Schedule
 from hdet.schedulers.plan import LengthError
-from hdet.schedulers.search_arguments import search_of
-from hdet.search.reporting import Found, found_html
+from hdet.schedulers.search_arguments import WithSearch, search_of
 from hdet.search.search import Search
 
 _RISE = 0.1
@@ -25,7 +24,7 @@ schedule)."""
 
 
 def guesses_of(optimizer: Optimizer) -> list[float]:
-    """The rates that a schedule was built on, or is to be."""
+    """The rates that a schedule was built on, or will be built on."""
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
@@ -47,13 +46,15 @@ class AllSchedules:
             schedule.load_state_dict(state_dict[str(i)])
 
 
-class ScheduledSearch(OnSchedule[Search]):
+class ScheduledSearch(OnSchedule[Search], WithSearch):
     """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
 
     The schedule's rising phase is held at its peak, and the search climbs in its place. From the peak on the rate is
     the schedule times the factor.
     """
 
+    search: Search
+    """The search for the factor."""
     _name = "hdet.auto"
 
     def __init__(
@@ -83,7 +84,7 @@ class ScheduledSearch(OnSchedule[Search]):
             "total_steps": total_steps,
         }
         run = search_of(optimizer, common, guesses, total_steps, told, alike, rollback=rollback, highest=highest)
-        self._every = every
+        self.search, self._every = run, every
         super().__init__(optimizer, schedule, run)
         self._write_again()
 
@@ -134,7 +135,7 @@ class ScheduledSearch(OnSchedule[Search]):
         return [float(value) for value in self._values(t)]
 
     def _rise(self) -> float:
-        """Where the search's own climb ends: with the schedule's, but not at once where that has none."""
+        """The step at which the search's own climb ends: the schedule's peak, but not before a tenth of the run."""
         return max(float(self._peak.step), _RISE * (self._run.total_steps or 0))
 
     def _take_in_new_groups(self) -> None:
@@ -160,9 +161,8 @@ class ScheduledSearch(OnSchedule[Search]):
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         super().check_state_dict(state_dict)
-        self._run.check(state_dict["hdet"])
         saved, mine = state_dict["total_steps"], self._run.total_steps
-        if saved != mine:  # the schedule's own length stands in its own state, and nobody knows where
+        if saved != mine:  # the schedule's own length is somewhere in its own state
             max_lr = self._run.found_in(state_dict["hdet"]).max_lr
             raise LengthError(
                 f"{saved} as in the run that was saved, since its schedule ends there",
@@ -173,32 +173,8 @@ class ScheduledSearch(OnSchedule[Search]):
                 max_lr=max_lr,
             )
 
-    def _load_run(self, state_dict: Mapping[str, Any]) -> None:
-        self._run.load(state_dict["hdet"], state_dict["total_steps"], self._step)
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of any rank, at any number of ranks."""
+        self.check_state_dict(state_dict)
         self._peak = Peak(int(state_dict["peak"]), list(state_dict["peak_lrs"]))
-
-    @property
-    def search(self) -> Search:
-        """The search for the factor."""
-        return self._run
-
-    @property
-    def found(self) -> Found:
-        """What was found so far: the peak rates, the status of the search, how often training was rolled back."""
-        return self._run.memory.told
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return found_html(self.found, self._step, self._run.total_steps, self.get_last_lr())
-
-    def search_state_dict(self) -> dict[str, Any]:
-        """As in :class:`hdet.OneCycleLR`."""
-        return self._run.tensors(self.optimizer, self._step)
-
-    def check_search_state_dict(self, search: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
-        """As in :class:`hdet.OneCycleLR`."""
-        self._run.check_tensors(search, self.optimizer, state_dict["step"])
-
-    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As in :class:`hdet.OneCycleLR`."""
-        self._run.load_tensors(state_dict, self.optimizer, self._step)
+        super().load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""The arguments of a search, on a OneCycle and on a schedule of the user's: checked, and defaults filled in."""
+"""A search behind a scheduler: its arguments, on a OneCycle or on the user's schedule, and what the scheduler shows."""
 
 from __future__ import annotations
 
@@ -18,38 +18,86 @@ from hdet.parameters import parts_of, refuse_without_hooks, trained_parameters
 from hdet.ranks.arms import Arms
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import is_distributed
-from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common, rate_names
-from hdet.schedulers.torch_arguments import LENGTHS, alike_of, number_of, rehearsed, told_of
+from hdet.schedulers.arguments import (
+    LENGTHS,
+    LONGEST,
+    CommonArguments,
+    alike_of,
+    check_common,
+    number_of,
+    rate_names,
+    refuse_given,
+    rehearsed,
+    told_of,
+)
+from hdet.schedulers.run import WithRun
 from hdet.search.bounds import NO_BOUNDS, Bounds
 from hdet.search.constants import DEFAULT
+from hdet.search.reporting import Found, found_html
 from hdet.search.rule import Rule
+from hdet.search.saving import has_tensors
 from hdet.search.search import Search
 
 _NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
-"""Options that are named like rates, and are what schedules write or a decay."""
+"""Options that are named like rates, but are a decay or written by schedules."""
 _GUESSES = (1e-14, 1e14)
-"""Bounds of a guess: the factor on it that is learned stays between 1e-15 and 1e15."""
+"""The lowest and the highest guess: the factor on it stays between 1e-15 and 1e15."""
 _LEAST_PART = 1e-15
-"""And so do bounds."""
+"""The lowest bound that ``highest`` may give, as a part of the guess: see above."""
 _NOT_SEARCHED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
 }
-"""Optimizers whose steps a factor on the learning rate does not lengthen, and why."""
+"""Optimizers whose steps do not grow in proportion to the learning rate, and why."""
 _PARTS = {"pct_start": 0.3, "three_phase": False}
-"""What is said in parts of a length, and what it is where nobody says it."""
+"""Arguments that divide the length of a run, with their defaults."""
 _LEFT_OUT: dict[str, Any] = {"spread": None, "sync_every": None, "auto_lr_start": None, "decay": "schedule", "seed": 0}
-"""Arguments of an ensemble, and their values where nobody gives them."""
+"""Arguments of an ensemble, with the values that they have if they are left out."""
+
+
+class WithSearch(WithRun):
+    """What ``hdet.OneCycleLR`` and ``hdet.auto(..., schedule=...)`` have in common."""
+
+    search: Search | None = None
+    """The search for the rate; None without one."""
+
+    @property
+    def found(self) -> Found | None:
+        """What a search has found so far: rates, its status, rollbacks; None without a search.
+
+        As of the last round that has ended. The same on every rank, and no collective.
+        """
+        return None if self.search is None else self.search.memory.told
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows of a search. None: it shows what it shows of any object."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        return None if self.found is None else found_html(self.found, self._now, self._run.total_steps, rates)
+
+    def search_state_dict(self) -> dict[str, Any]:
+        """The tensors of a search. With them a resumed run is bit-equal; without them the search makes them again.
+
+        The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
+        Contains this rank's losses of a round that has not ended; :func:`hdet.save` writes those of all ranks.
+        """
+        return {} if self.search is None else self.search.tensors(self.optimizer, self._now)
+
+    def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
+        if not has_tensors(state_dict):
+            return
+        if self.search is None:
+            raise ArgumentError(
+                "the state of a search does not fit this scheduler, which searches nothing; leave the search out"
+            )
+        self.search.load_tensors(state_dict, self.optimizer, self._now)
 
 
 def is_auto(max_lr: object) -> bool:
-    """Whether the rate is to be found. Raises for other texts."""
-    if isinstance(max_lr, str) and max_lr != "auto":
-        raise ArgumentError(
-            f'max_lr must be a number, a list of numbers or "auto", but got max_lr={shown(max_lr)}; with "auto" the '
-            "optimizer's lr is the guess"
-        )
-    return isinstance(max_lr, str)
+    """Whether ``max_lr`` is "auto". Raises for other texts."""
+    is_text, cure = isinstance(max_lr, str), 'with "auto" the optimizer\'s lr is the guess'
+    must_be('a number, a list of numbers or "auto"', not is_text or max_lr == "auto", cure, max_lr=max_lr)
+    return is_text
 
 
 def searched(
@@ -65,9 +113,12 @@ def searched(
     """The search behind an ``hdet.OneCycleLR``. Raises before anything is changed.
 
     ``schedule`` has torch's other arguments; its ``max_lr`` becomes the optimizer's own rates, the guesses, and a run
-    without an end gets a length that torch can compute with.
+    of unknown length gets a length that torch can compute with.
     """
-    _refuse_ensemble(for_ensemble, auto_lr)
+    whose = "replicas that train at different rates, not for a search"
+    refuse_given(for_ensemble, _LEFT_OUT, whose, "give a number as max_lr")
+    cure = "leave it out to search by hdet's own rule; False uses the given rate"
+    must_be('True or False with max_lr="auto"', isinstance(auto_lr, bool), cure, auto_lr=auto_lr)
     guesses = [float(group["lr"]) for group in optimizer.param_groups]
     check_common(common, optimizer)
     check_search(optimizer, common, guesses, rollback, highest)
@@ -75,11 +126,11 @@ def searched(
     schedule["max_lr"] = guesses
     if not has_end:
         _refuse_parts(schedule)
-        schedule.update(total_steps=LONGEST, pct_start=(DEFAULT.min_steps + 1) / LONGEST)  # what falls is taken away
+        schedule.update(total_steps=LONGEST, pct_start=(DEFAULT.min_steps + 1) / LONGEST)  # its fall is removed later
     cycled, schedule["cycle_momentum"] = schedule["cycle_momentum"], False
     steps = rehearsed(optimizer, schedule).total_steps
     if not (auto_lr and steps >= DEFAULT.min_steps) and {"momentum", "betas"} & set(optimizer.defaults):
-        schedule["cycle_momentum"] = cycled  # without gain in a search; and torch refuses it for Adagrad
+        schedule["cycle_momentum"] = cycled  # a search gains nothing by it, and torch refuses it for Adagrad
         rehearsed(optimizer, schedule)
     length, more = steps if has_end else None, {"rollback": rollback, "highest": highest}
     known = {name: value for name, value in schedule.items() if has_end or name not in _PARTS}
@@ -89,35 +140,17 @@ def searched(
     return search_of(optimizer, common, guesses, length, told, alike, searches=auto_lr, **more)
 
 
-def _refuse_ensemble(given: Mapping[str, Any], auto_lr: Any) -> None:
-    """Raise for arguments of replicas that train apart: a search is for one model."""
-    for name, value in given.items():
-        if type(value) is not type(_LEFT_OUT[name]) or value != _LEFT_OUT[name]:
-            raise ArgumentError(
-                f'max_lr="auto" searches the rate of one model, in rounds of its own: {name} is for replicas that '
-                f"train at different rates, but got {name}={shown(value)}; leave it out, or give a number as max_lr"
-            )
-    if not isinstance(auto_lr, bool):
-        raise ArgumentError(
-            f'auto_lr must be True or False with max_lr="auto", but got auto_lr={shown(auto_lr)}; a search goes by a '
-            "rule of its own: True, or False to keep to the guess"
-        )
-
-
 def _refuse_parts(schedule: Mapping[str, Any]) -> None:
-    """Raise for parts of a length that nobody knows."""
+    """Raise for arguments that divide the length of a run of unknown length."""
     for name, usual in _PARTS.items():
-        if number_of(schedule[name]) != usual:
-            raise ArgumentError(
-                f"{name} must be left out of a run without an end, which it cannot divide, but got "
-                f"{name}={shown(schedule[name])}; give total_steps with it, or leave it out"
-            )
+        fits, cure = number_of(schedule[name]) == usual, "give total_steps with it, or leave it out"
+        must_be("left out if the length of the run is unknown, which it divides", fits, cure, **{name: schedule[name]})
 
 
 def check_search(
     optimizer: Optimizer, common: CommonArguments, guesses: Sequence[Any], rollback: Any, highest: Any
 ) -> None:
-    """Raise where the rates of an optimizer cannot be searched."""
+    """Raise if the rates of an optimizer cannot be searched."""
     check_guesses(guesses)
     must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
     bounds_of(highest, guesses)
@@ -163,7 +196,7 @@ def search_of(
             "the given rate is used; give the right one, or count optimizer steps rather than epochs"
         )
     groups = [g for g, guess in enumerate(guesses) if guess > 0]
-    everybody = None if isinstance(common.group, Arms) else common.group  # ranks of one model decide together
+    everybody = None if isinstance(common.group, Arms) else common.group  # all ranks of one model decide together
     return Search(
         rule,
         rate_names(optimizer),
@@ -177,27 +210,24 @@ def search_of(
 
 
 def check_guesses(guesses: Sequence[Any]) -> None:
-    """Raise for rates from which nothing can be found: what is learned is a factor on them, and has bounds."""
+    """Raise for guesses that a search cannot begin from: it finds a factor on them, which has bounds."""
     low, high = _GUESSES
     within = [is_real(guess) and (guess == 0 or low <= guess <= high) for guess in guesses]
     if not (all(within) and any(guesses)):
         raise ArgumentError(
-            f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 where "
+            f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 if "
             f"a group is to be left alone, and one must be above 0, but got {shown(list(guesses))}; any guess will "
             "do, for instance 1e-3"
         )
 
 
 def bounds_of(highest: Any, guesses: Sequence[float]) -> Bounds:
-    """The bounds of the rates. Raises for what cannot be one: it is a factor on the guess that is held."""
+    """The bounds of the rates. Raises for anything that cannot be a bound."""
     if highest is None:
         return NO_BOUNDS
     several = isinstance(highest, (list, tuple))
-    if several and len(highest) != len(guesses):
-        raise ArgumentError(
-            f"highest must be a number, or a list of {len(guesses)}, one for each parameter group, but got "
-            f"highest={shown(highest)}; None in the list leaves a group without a bound"
-        )
+    rule, cure = f"a number, or a list of {len(guesses)}, one for each parameter group", "None in it is no bound"
+    must_be(rule, not several or len(highest) == len(guesses), cure, highest=highest)
     for one, guess in zip(highest if several else [highest] * len(guesses), guesses, strict=True):
         fits = (one is None and several) or (is_real(one) and one > 0)
         must_be("a rate above 0, or a list with one for each group", fits, "leave it out for none", highest=highest)
@@ -213,7 +243,7 @@ def _warn(text: str) -> None:
 
 
 def _other_rates(optimizer: Optimizer) -> dict[str, float]:
-    """Options of an optimizer that are rates too, by their names: ``lr_1d`` of MARS is built into a ratio to ``lr``."""
+    """Options of an optimizer that are rates too, by their names, such as ``lr_1d`` of MARS."""
     return {
         name: value
         for part in parts_of(optimizer)

@@ -11,13 +11,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.hooks import RemovableHandle
 
-from hdet.checks import is_int, must_be, shown, takes
+from hdet.checks import is_int, must_be, takes
 from hdet.errors import ArgumentError
 from hdet.parameters import hook_steps, parts_of, stands_still, unwrapped
 from hdet.schedulers.arguments import LONGEST, CommonArguments, check_common
-from hdet.schedulers.ensemble_arguments import check_schedule_of
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.plain_rates import Schedule
+from hdet.schedulers.plain_rates import Schedule, check_schedule_of
 from hdet.schedulers.scheduled import AllSchedules, ScheduledSearch, guesses_of
 from hdet.schedulers.search_arguments import check_search
 
@@ -73,36 +72,28 @@ def auto(
     one = found[0] if len(found) == 1 else CombinedOptimizer(found)
     if schedule is not None:
         return _scheduled(one, schedule, total_steps, schedule_every, more)
-    if schedule_every != 1:
-        raise ArgumentError(
-            f"schedule_every is for a schedule= of your own, but got schedule_every={shown(schedule_every)} without "
-            "one; leave it out"
-        )
-    if more.get("cycle_momentum"):
-        raise ArgumentError(
-            f"cycle_momentum must be False, since a search leaves momenta as they are, but got "
-            f"cycle_momentum={shown(more['cycle_momentum'])}; leave it out"
-        )
-    return OneCycleLR(one, "auto", total_steps=total_steps, **{"cycle_momentum": False, **more})
+    must_be("1 without schedule=", schedule_every == 1, "leave it out", schedule_every=schedule_every)
+    more.setdefault("cycle_momentum", False)
+    rule, momentum = "False, since a search leaves momenta as they are", more["cycle_momentum"]
+    must_be(rule, not momentum, "leave it out", cycle_momentum=momentum)
+    return OneCycleLR(one, "auto", total_steps=total_steps, **more)
 
 
 def _optimizers(optimizers: Any) -> list[Optimizer]:
-    """Those of torch that are meant, out of their wrappers."""
+    """The optimizers of torch, without their wrappers."""
     inner = unwrapped(optimizers)
     is_one = isinstance(inner, (Optimizer, Tensor)) or not isinstance(inner, Iterable)
     found: list[Any] = [inner] if is_one else [unwrapped(one) for one in inner]
-    if not found or not all(isinstance(one, Optimizer) for one in found):
-        raise ArgumentError(
-            f"optimizers must be an optimizer of torch or some of them, but got optimizers={shown(optimizers)}; for "
-            "instance hdet.auto([muon, adamw], ...)"
-        )
+    fits = found and all(isinstance(one, Optimizer) for one in found)
+    rule, cure = "an optimizer of torch or some of them", "for instance hdet.auto([muon, adamw], ...)"
+    must_be(rule, fits, cure, optimizers=optimizers)
     return found
 
 
 def _scheduled(
     optimizer: Optimizer, schedule: Any, total_steps: Any, every: Any, more: dict[str, Any]
 ) -> ScheduledSearch:
-    """A search on the user's own schedule; arguments are checked."""
+    """A search on the user's own schedule. Raises before a schedule is made."""
     fits = is_int(total_steps) and 1 <= total_steps <= LONGEST
     must_be(f"an integer from 1 to {LONGEST}", fits, "count optimizer steps", total_steps=total_steps)
     fits = is_int(every) and 1 <= every <= total_steps
@@ -116,16 +107,13 @@ def _scheduled(
     given = {**known, **more}
     common = CommonArguments(given["group"], given["model"], given["journal"])
     check_common(common, optimizer)
-    check_search(
-        optimizer, common, guesses_of(optimizer), given["rollback"], given["highest"]
-    )  # before a schedule writes
+    rollback, highest = given["rollback"], given["highest"]
+    check_search(optimizer, common, guesses_of(optimizer), rollback, highest)  # before a schedule writes
     parts = parts_of(optimizer)
     makes = takes(schedule, optimizer) and not callable(getattr(schedule, "step", None))
-    if len(parts) > 1 and not makes:
-        raise ArgumentError(
-            f"several optimizers need a function as schedule=, which makes one of each, but got {shown(schedule)}; for "
-            "instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
-        )
+    rule = "a function from an optimizer to its schedule, since there are several optimizers"
+    cure = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
+    must_be(rule, makes or len(parts) == 1, cure, schedule=schedule)
     made = [schedule(part) for part in parts] if makes else [schedule]
     for part, own in zip(parts, made, strict=True):
         check_schedule_of(part, own)
@@ -134,24 +122,24 @@ def _scheduled(
                 "ReduceLROnPlateau depends on a metric, not on the step: a search cannot know where it falls; give "
                 "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
             )
-    whole = made[0] if len(made) == 1 else AllSchedules(made)
-    more = {name: given[name] for name in ("rollback", "highest")}
-    return ScheduledSearch(optimizer, whole, total_steps=int(total_steps), every=int(every), common=common, **more)
+    whole, steps = made[0] if len(made) == 1 else AllSchedules(made), int(total_steps)
+    more = {"rollback": rollback, "highest": highest}
+    return ScheduledSearch(optimizer, whole, total_steps=steps, every=int(every), common=common, **more)
 
 
 class CombinedOptimizer(Optimizer):
-    """Several optimizers seen as one: their groups and their memory. Nobody steps it; its parts are stepped.
+    """Several optimizers seen as one: their groups and their states. It is never stepped; its parts are stepped.
 
-    A step is heard of before the first of them makes its own, whichever that is: no weight has moved yet, and all
-    gradients are there. It is over when the scheduler is stepped, or when a part is stepped again.
+    Its hooks are called before the first part makes its step, whichever that is: no weight has moved yet, and all
+    gradients are there. The step is over when the scheduler is stepped, or when a part is stepped again.
     """
 
     def __init__(self, parts: list[Optimizer]) -> None:
         owners = [(id(p), part) for part in parts for group in part.param_groups for p in group["params"]]
         if len(dict(owners)) < len(owners):
             raise ArgumentError(
-                f"each parameter must be in one optimizer only, and once, but {len(owners) - len(dict(owners))} stand "
-                "twice; take them out of one place"
+                f"each parameter must be in one optimizer only, and once, but {len(owners) - len(dict(owners))} are "
+                "there twice; remove them from one place"
             )
         self.parts = parts
         self.defaults = {}
@@ -164,28 +152,28 @@ class CombinedOptimizer(Optimizer):
         self._after: OrderedDict[int, Hook] = OrderedDict()
         for part in parts:
             hook_steps(part, self, CombinedOptimizer.before_part, CombinedOptimizer.after_part)
-        self.register_step_pre_hook(_was_called)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # those of the parts, as they are now
-        """All groups of all parts."""
+        """The groups of all parts, in order."""
         return [group for part in self.parts for group in part.param_groups]
 
     def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
-        """Called before the step of the first part that moves at all, as if it were ours."""
+        """Register a hook that is called before the first part of each step that moves any weight."""
         return _registered(self._before, hook)
 
     def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
-        """Called after that part's step."""
+        """Register a hook that is called after that part's step."""
         return _registered(self._after, hook)
 
     def before_part(self, part: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
-        """A part is about to make its step. One that stands still makes none."""
+        """A part is about to make its step, which does not count if all its rates are 0."""
         if stands_still(part):
             return args, kwargs
         if id(part) in self._stepped:
             self.step_is_over()
         self.leading = self.leading or part
+        self._opt_called = True  # torch's schedulers look here whether the optimizer was stepped
         for hook in list(self._before.values()) if part is self.leading else ():
             args, kwargs = hook(self, args, kwargs) or (args, kwargs)
         return args, kwargs
@@ -202,30 +190,30 @@ class CombinedOptimizer(Optimizer):
         self._stepped.clear()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not to be called: groups belong to a part."""
+        """Refused: groups belong to a part."""
         raise ArgumentError("hdet.auto looks at several optimizers: add the parameter group to one of them")
 
     def state_dict(self) -> dict[str, Any]:
-        """Not to be called: each part has its own."""
+        """Refused: each part has its own."""
         raise ArgumentError("hdet.auto looks at several optimizers: save the state_dict() of each of them")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Not to be called: each part loads its own."""
+        """Refused: each part loads its own."""
         raise ArgumentError("hdet.auto looks at several optimizers: call load_state_dict() of each of them")
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: the parts, from which all the rest is made."""
+        """For pickle and deepcopy: the parts, from which everything else is made."""
         return {"parts": self.parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["parts"])  # type: ignore[misc]
 
     def step(self, closure: Any = None) -> Any:
-        """Not to be called: step each optimizer, as you would without hdet."""
+        """Refused: step each optimizer, as you would without hdet."""
         raise RuntimeError("hdet.auto looks at several optimizers and steps none of them: step each one yourself")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of all parts."""
+        """Reset the gradients of all parts."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
@@ -236,13 +224,8 @@ def _registered(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
     return handle
 
 
-def _was_called(together: CombinedOptimizer, args: Arguments, kwargs: Keywords) -> None:
-    """Where torch's schedulers look whether the optimizer was stepped."""
-    together._opt_called = True  # type: ignore[attr-defined]
-
-
 class _States(MutableMapping[Tensor, Any]):
-    """The memory of all parts, by parameter."""
+    """The states of all parts, by parameter."""
 
     def __init__(self, parts: list[Optimizer], owners: dict[int, Optimizer]) -> None:
         self._parts, self._owners = parts, owners
@@ -257,11 +240,11 @@ class _States(MutableMapping[Tensor, Any]):
         del self._of(p).state[p]
 
     def __contains__(self, p: object) -> bool:
-        owner = self._find(p) if isinstance(p, Tensor) else None
+        owner = self._find(p)
         return owner is not None and p in owner.state
 
     def get(self, p: Tensor, default: Any = None) -> Any:
-        """Unlike ``[p]``, which makes an empty memory as torch's does."""
+        """Unlike ``[p]``, which makes an empty state as torch's does."""
         owner = self._find(p)
         return owner.state.get(p, default) if owner is not None else default
 
@@ -277,7 +260,7 @@ class _States(MutableMapping[Tensor, Any]):
             raise KeyError(p)
         return owner
 
-    def _find(self, p: Tensor) -> Optimizer | None:
+    def _find(self, p: object) -> Optimizer | None:
         if id(p) not in self._owners:  # perhaps a group was added since
             every = [(part, q) for part in self._parts for group in part.param_groups for q in group["params"]]
             self._owners |= {id(q): part for part, q in every}

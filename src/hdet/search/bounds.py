@@ -1,7 +1,7 @@
-"""The bound that the user gives: rates that parameter groups never exceed. Pure.
+"""The bound that the user gives, ``highest=``: rates that parameter groups never exceed. Pure.
 
-All groups share the factor that a search finds, so that their rates keep the ratios of the guesses. So it is the factor
-that is held: at what brings the first group to its bound. The others are below theirs.
+All groups share the factor that a search finds, so that their rates keep the ratios of the guesses. The factor is held
+at the value that brings the first group to its bound; the others are below theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hdet.search.rule import LOWEST, State
 
 _Rate = TypeVar("_Rate", float, Rate)
 _CLOSE = 1e-9
-"""Of two logarithms that are the same."""
+"""The difference of two logarithms that count as equal."""
 
 
 class Bounds(NamedTuple):
@@ -29,31 +29,31 @@ class Bounds(NamedTuple):
     """
 
     common: float = math.inf
-    """Of every parameter group, also of those that are added in the run; infinite: there is none."""
+    """The bound of every parameter group, also of groups that are added in the run; infinite: there is none."""
     each: tuple[float, ...] | None = None
-    """One for each group, in place of the common one; groups that are added have none."""
+    """One bound for each group, in place of the common one; groups that are added have none."""
 
     @property
     def lowest(self) -> float:
-        """Of all groups; infinite: nothing is bounded."""
+        """The lowest bound of all groups; infinite: nothing is bounded."""
         return min(self.each or (self.common,))
 
     def of(self, groups: int) -> Sequence[float]:
-        """Of so many groups."""
+        """The bound of each group, if there are ``groups`` of them."""
         return self.each or (self.common,) * groups
 
     def grown(self, new: Collection[int]) -> Bounds:
-        """Groups were added, by their numbers among all of them."""
+        """The bounds after groups were added; ``new``: their numbers among all groups."""
         return self._replace(each=self.each and tuple(with_added(self.each, dict.fromkeys(new, math.inf))))
 
     def factor(self, schedule: Sequence[Rate], peaks: Sequence[float] = ()) -> float:
-        """The largest factor on a schedule, and on its peaks so far: what has fallen falls from the bound."""
+        """The largest factor on a schedule and on its peaks so far, so that a schedule falls from the bound."""
         tops = [max(map(float, row)) for row in zip(schedule, peaks or [0.0] * len(schedule), strict=True)]
         rows = zip(tops, self.of(len(tops)), strict=True)
         return min((bound / top for top, bound in rows if top > 0), default=math.inf)
 
     def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
-        """Rates that rounding has brought above; each keeps its type."""
+        """The rates, lowered to their bounds if rounding has brought them above; each keeps its type."""
         rows = zip(rates, self.of(len(rates)), strict=True)
         return [rate.clamp(max=bound) if isinstance(rate, Tensor) else min(rate, bound) for rate, bound in rows]
 
@@ -62,11 +62,11 @@ NO_BOUNDS = Bounds()
 
 
 def bounded(state: State, most: float) -> State:
-    """The state with a level that does not run away above what is used; ``most``: :meth:`Bounds.factor`."""
+    """The state with a level that is not above what is used; ``most``: :meth:`Bounds.factor`."""
     top = max(math.log(most), LOWEST)
     return state if state.level <= top else state._replace(level=top)
 
 
 def is_bound(state: State, most: float) -> bool:
-    """Whether it is the bound that the rate has come to, and not a ceiling below it."""
+    """Whether the rate is at the bound, and not at a ceiling below it."""
     return most < math.inf and min(state.level, state.ceiling) >= math.log(most) - _CLOSE

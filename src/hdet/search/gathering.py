@@ -1,6 +1,7 @@
-"""What the ranks of a search do together: they meet, average buffers, and show each other what they have.
+"""What the ranks of a search do together: they check that they agree, average buffers, and gather what each has seen.
 
-After each of these all of them know the same, so that they decide alike.
+After each of these all ranks know the same, so that all make the same decision. :meth:`Ranks.gather` is the end of a
+round: the one place where numbers are read off the device.
 """
 
 from __future__ import annotations
@@ -14,28 +15,29 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import DisagreementError
-from hdet.journal.writer import JournalWriter, meet
+from hdet.journal.writer import JournalWriter, connect_ranks
 from hdet.parameters import put_back, trained_parameters
 from hdet.ranks.agreement import Agreement, Occasion, Shown, fingerprints_of
 from hdet.ranks.average import average_
-from hdet.ranks.group import ReplicaIndex, arriving, gather_named
+from hdet.ranks.group import arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import resharded
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, nan_buffers, read
 from hdet.rollback.judge import Block
 from hdet.rollback.losses import Losses, merged
-from hdet.search.measure import Measure, Measured
+from hdet.search.estimate import Measured
+from hdet.search.measure import Measure
 
 __all__ = ["Gathered", "Ranks"]
 
 
 class Gathered(NamedTuple):
-    """What the ranks have shown each other when a round ends."""
+    """What all ranks have seen in a round."""
 
     is_sound: bool
     """Whether all weights are finite, and no buffer is NaN."""
     losses: list[float]
-    """The mean loss of each rank; NaN where there is none."""
+    """The mean loss of each rank; NaN if it has none."""
     has_losses: bool
     """Whether any rank was given one."""
     blocks: tuple[Block, ...]
@@ -51,7 +53,7 @@ class Ranks:
     Args:
         rank_group: who they are.
         journal_writer: the journal, which one of them writes.
-        model: its buffers are averaged; None: nobody knows them.
+        model: its buffers are averaged; None: there are no buffers to average.
     """
 
     def __init__(self, rank_group: RankGroup, journal_writer: JournalWriter, model: nn.Module | None) -> None:
@@ -59,22 +61,16 @@ class Ranks:
         self._journal_writer = journal_writer
         self._replica_tensors = ReplicaTensors(model)
 
-    @property
-    def replica_index(self) -> ReplicaIndex:
-        """This rank's place."""
-        return self.rank_group.replica_index
-
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known: no step has been made yet."""
         self._replica_tensors.remember(optimizer)
-        self._replica_tensors.set_aside(
-            nan_buffers(self._replica_tensors.model)
-        )  # what was never a number does not become none
+        never_numbers = nan_buffers(self._replica_tensors.model)
+        self._replica_tensors.set_aside(never_numbers)  # they do not show that training has diverged
 
     def meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
         if self.rank_group.is_due:  # every step asks
-            meet(self.rank_group, self._journal_writer, t, lambda: self._first_weights(optimizer))
+            connect_ranks(self.rank_group, self._journal_writer, t, lambda: self._first_weights(optimizer))
 
     def _first_weights(self, optimizer: Optimizer) -> Weights:
         self._replica_tensors.first_weights(optimizer, needs_model=False)  # raises for what cannot be trained so
@@ -95,7 +91,7 @@ class Ranks:
         return NO_WEIGHTS._replace(buffers=self._replica_tensors.buffers())
 
     def average_buffers(self, t: int, occasion: Occasion) -> None:
-        """Where they differ. A rank whose buffers are not finite gets the others' mean. Collective."""
+        """Average buffers that differ. A rank whose buffers are not finite gets the mean of the others. Collective."""
         group, weights = self.rank_group.group, self._buffers
         if group.replica_index.size == 1 or not weights.buffers:
             return
@@ -106,9 +102,9 @@ class Ranks:
 
     @contextmanager
     def consensus(self, optimizer: Optimizer, t: int) -> Iterator[None]:
-        """Averaged buffers inside, this rank's own back afterwards. Collective."""
+        """Inside, buffers are averaged; afterwards they are this rank's own again. Collective."""
         weights = self._buffers
-        if self.replica_index.size == 1 or not weights.buffers:
+        if self.rank_group.replica_index.size == 1 or not weights.buffers:
             yield
             return
         self.meet(optimizer, t)
@@ -121,7 +117,7 @@ class Ranks:
     def gather(
         self, optimizer: Optimizer, span: tuple[int, int], measure: Measure | None, losses: Losses, length: int
     ) -> Gathered:
-        """Read everything off the device at once, show it, and see that of the others. Collective.
+        """Read everything off the device at once, and gather it from all ranks. Collective.
 
         Args:
             optimizer: what it trains must be equal on all ranks.
@@ -163,7 +159,7 @@ class Ranks:
     def _roll_call(
         self, span: tuple[int, int], weights: Weights, finite: Sequence[float], bits: Sequence[float]
     ) -> Agreement:
-        """``bits``: the weights' fingerprints; none where nobody compares."""
+        """``bits``: the weights' fingerprints; none if there is only one rank."""
         keeps = self._journal_writer.is_kept
         if not bits and not keeps:
             return Agreement.alone()._replace(finite=[bool(finite[0])])

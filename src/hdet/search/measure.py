@@ -1,6 +1,8 @@
-"""What the reach is made of: sums over sampled gradients, and the way that the weights have gone since the origin.
+"""The path and its sums, measured on the device: what the estimated rate is made of.
 
-Everything stays on the device until a round ends. Memory: the origin and the sum of gradients, both at least in fp32.
+This is :func:`hdet.search.estimate.update` with tensors, and tests hold the two together. Everything stays on the
+device until a round ends. Memory: the weights at the beginning of the path, and the sum of gradients, both at least in
+fp32.
 """
 
 from __future__ import annotations
@@ -16,38 +18,17 @@ from torch.optim import Optimizer
 from hdet.parameters import Rate, copy_rate, grouped_parameters, parameters_at, places_of, refuse_other_shapes
 from hdet.ranks.shards import counted_once, stepping_now
 from hdet.ranks.weights import fingerprint_of_words
+from hdet.search.estimate import Measured, Sums, estimate, largest_size, straightness, typical_norm, weight_ratio
 from hdet.search.pieces import Pieces, Reading, Vectors
-from hdet.search.rule import FINE, Sums, estimate, largest_size, straightness, typical_norm, weight_ratio
 
-__all__ = ["Measure", "Measured"]
-
-
-class Measured(NamedTuple):
-    """What the steps have come to; equal on all ranks."""
-
-    moved: float = 0.0
-    """How far the weights are from the origin, over its typical norm; infinite: they are no numbers."""
-    estimated_rate: float = 0.0
-    """The rate that the gradients ask for; 0 where they say nothing."""
-    straightness: float = 0.0
-    """Of the way; 1: nothing has turned yet."""
-    gradients: tuple[float, ...] = ()
-    """The largest number of each gradient that was sampled in the round."""
-    rates: float = 0.0
-    """The sum of the rates of all steps since the origin ..."""
-    stretch: int = 0
-    """... and how many these were."""
-    lost: bool = False
-    """Whether some gradient was not finite, so that the way must begin anew."""
-    rounding: float = FINE
-    """What rounding may move a weight by, over the weight."""
+__all__ = ["Measure"]
 
 
 class _Origin(NamedTuple):
-    """The weights from which the way is measured."""
+    """The weights at the beginning of the path: x_0."""
 
     parameters: list[int]
-    """Ids of those whose rate is searched: layers may be frozen and thawed."""
+    """Ids of the parameters whose rate is searched: layers may be frozen and thawed."""
     pieces: Pieces
     vectors: Vectors
     norms: list[Tensor]
@@ -60,54 +41,61 @@ class _Origin(NamedTuple):
         vectors = pieces.copied(parameters if values is None else values)
         return cls([id(p) for p in parameters], pieces, vectors, [torch.linalg.vector_norm(v) for v in vectors])
 
-    def way(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
+    def displacement(self, weights: Sequence[Tensor]) -> Iterator[Tensor]:
         """x_0 - x, piece by piece; each valid until the next one."""
-        for origin, now, way in zip(self.vectors, self.pieces.gathered(weights, 0), self.pieces.scratch, strict=True):
-            yield torch.sub(origin, now, out=way)
+        for origin, now, out in zip(self.vectors, self.pieces.gathered(weights, 0), self.pieces.scratch, strict=True):
+            yield torch.sub(origin, now, out=out)
+
+
+_NUMBERS = ("rates", "stretch", "ahead", "weight", "rate", "typical")
+"""Attributes of a Measure that a checkpoint has as they are."""
 
 
 class Measure:
-    """The way since the origin, and the sums over it. The formula is :mod:`hdet.search.rule`'s.
+    """The path since the origin, and the sums along it.
 
     Args:
-        groups: numbers of the parameter groups whose rate is searched, the leading one first: the steps of others are
-            not the rate's.
+        groups: numbers of the parameter groups whose rate is searched, the leading one first. Other groups are not
+            measured.
     """
 
     def __init__(self, groups: Sequence[int]) -> None:
         self.groups = list(groups)
         self._typical = 1.0
         """The typical norm of the weights over their norm, by the first step."""
-        self.begin_anew()
+        self.begin_path()
 
-    def begin_anew(self) -> None:
-        """The way begins with the next step."""
+    def begin_path(self) -> None:
+        """A new path begins with the next step."""
         self._origin: _Origin | None = None
         self._sum: Vectors = []
         """s, the weighted sum of gradients."""
         self._numerators: list[Tensor] = []
         """Sum of w <g, x_0 - x>, for each of the pieces' places."""
         self._rates: Rate = 0.0
+        """Sum of the rates of all steps ..."""
         self._stretch = 0
+        """... and their number."""
         self._ahead: Rate = 0.0
-        """Sum of w times the sum of rates before; and the sum of w."""
+        """Sum of w times the sum of rates before ..."""
         self._weight: Rate = 0.0
+        """... and sum of w."""
         self._rate: Rate | None = None
-        """Of the last step that was sampled."""
+        """The rate of the step that was sampled last."""
         self.begin_round()
 
     def begin_round(self) -> None:
-        """Sums go on; how large gradients are is asked of each round."""
+        """Sums go on; the sizes of gradients are those of each round."""
         self._sizes: list[list[Tensor]] = []
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def begins_here(self, optimizer: Optimizer) -> bool:
-        """Whether no way has been gone yet, or that of other parameters: some were frozen or thawed since."""
+        """Whether there is no path yet, or one of other parameters: some were frozen or thawed since."""
         return self._origin is None or self._origin.parameters != [id(p) for p in self.searched(optimizer)]
 
     def set_origin(self, optimizer: Optimizer) -> None:
-        """It is here, unless it is somewhere already."""
+        """The path begins here, unless it has begun."""
         if self._origin is None:
             self._origin = _Origin.at(self.searched(optimizer))
 
@@ -116,24 +104,21 @@ class Measure:
         return [p for p, group in grouped_parameters(optimizer) if group in self.groups]
 
     def pass_by(self, optimizer: Optimizer) -> None:
-        """A step is made that is not sampled."""
-        self._pass(self.rate(optimizer))
-
-    def _pass(self, rate: Rate) -> None:
-        self._rates, self._stretch = self._rates + rate, self._stretch + 1
+        """A step is made whose gradients are not measured."""
+        self._rates, self._stretch = self._rates + optimizer.param_groups[self.groups[0]]["lr"], self._stretch + 1
 
     @torch.no_grad()
     def sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
-        """Add the gradients of the step to come. Does not synchronise, also where the rate is a tensor on a device.
+        """Add the gradients of the step to come. Does not synchronise, even if the rate is a tensor on a device.
 
-        ``weights``: at which the gradients were taken, if not those of now.
+        ``weights``: those at which the gradients were taken, if not those of now.
         """
         rate = self.rate(optimizer)
         decay = _weight_ratio(self._rate, rate)
         own = self.searched(optimizer)
         self._add(optimizer, own if weights else stepping_now(optimizer, own), weights or own, decay)
         self._ahead, self._weight = self._ahead * decay + self._rates, self._weight * decay + 1.0
-        self._pass(rate)
+        self.pass_by(optimizer)
         self._rate = rate
 
     @torch.no_grad()
@@ -144,9 +129,9 @@ class Measure:
 
     @torch.no_grad()
     def look(self, optimizer: Optimizer) -> None:
-        """How large the gradients of the step to come are, and nothing else."""
+        """Measure how large the gradients of the step to come are, and nothing else."""
         self.look_part(optimizer)
-        self._pass(self.rate(optimizer))
+        self.pass_by(optimizer)
 
     @torch.no_grad()
     def look_part(self, optimizer: Optimizer) -> None:
@@ -163,8 +148,8 @@ class Measure:
             self._sum = self._origin.pieces.zeros()
         products, sizes = [], []
         gradients = self._gradients(optimizer, holding)
-        for total, way, gradient in zip(self._sum, self._origin.way(weights), gradients, strict=True):
-            products.append(torch.dot(gradient, way))
+        for total, displaced, gradient in zip(self._sum, self._origin.displacement(weights), gradients, strict=True):
+            products.append(torch.dot(gradient, displaced))
             sizes.append(_size(gradient))
             if isinstance(decay, Tensor):
                 total.mul_(decay.to(total.device)).add_(gradient)
@@ -188,85 +173,86 @@ class Measure:
         return [_folded(own, fold) for own in self._origin.pieces.by_place(values)]
 
     def rate(self, optimizer: Optimizer) -> Rate:
-        """That of the leading group; a tensor stays on its device."""
+        """The rate of the leading group; a tensor stays on its device."""
         return copy_rate(optimizer.param_groups[self.groups[0]]["lr"])
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def scalars(self, optimizer: Optimizer) -> list[Tensor]:
-        """What the steps since the origin have come to, on the device; :meth:`row` takes their values."""
+        """What the steps since the origin have shown, on the device; :meth:`row` takes their values."""
         if self._origin is None or self.begins_here(optimizer):
             return []
         origin, weights = self._origin, self.searched(optimizer)
-        products, ways = [], []
-        for number, way in enumerate(origin.way(weights)):
-            ways.append(torch.linalg.vector_norm(way))
-            products += [torch.dot(self._sum[number], way)] if self._sum else []
-        norms = [*ways, *origin.norms]
+        products, lengths = [], []
+        for number, displaced in enumerate(origin.displacement(weights)):
+            lengths.append(torch.linalg.vector_norm(displaced))
+            products += [torch.dot(self._sum[number], displaced)] if self._sum else []
+        norms = [*lengths, *origin.norms]
         sums = [*self._numerators, *self._by_place(products, torch.sum)] if self._numerators else self._tensors(weights)
         return [*norms, *(size for sizes in self._sizes for size in sizes), *sums]
 
     def _tensors(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """How long the origin of each tensor was and how far it has moved, for each of the pieces' places in turn."""
+        """The norm of each tensor at the origin and how far it has moved, for each of the pieces' places in turn."""
         assert self._origin is not None
         pieces = self._origin.pieces
-        both = pieces.norms_by_place(self._origin.vectors), pieces.norms_by_place(self._origin.way(weights))
+        both = pieces.norms_by_place(self._origin.vectors), pieces.norms_by_place(self._origin.displacement(weights))
         return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
 
     def row(self, values: Sequence[float]) -> list[float]:
         """What this rank shows the others, from the values of :meth:`scalars`: a block for each part of the weights.
 
-        In it: which part, the lengths of way and origin, the sizes of gradients and, if these were sampled, what they
-        asked and gained; if not, lengths of origin and way of each tensor. Ranks hold different pieces, but blocks of
-        one length.
+        A block has: which part, the norms of displacement and origin, the sizes of gradients and, if these were
+        sampled, numerator and denominator; if not, the norms of origin and displacement of each tensor. Ranks hold
+        different pieces, but their blocks are of the same length.
         """
         if self._origin is None or not values:
             return []
         places, count = self._origin.pieces.places, len(self._origin.vectors)
-        ways = self._origin.pieces.by_place(values[:count])
-        origins = self._origin.pieces.by_place(values[count : 2 * count])
-        rest = values[2 * count :]
-        blocks = [
-            [fingerprint_of_words([place]), math.hypot(*ways[i]), math.hypot(*origins[i]), *rest[i :: len(places)]]
-            for i, place in enumerate(places)
-        ]
-        return [number for block in blocks for number in block]
+        moved, origins = (self._origin.pieces.by_place(values[k * count :][:count]) for k in (0, 1))
+        found: list[float] = []
+        for i, place in enumerate(places):
+            found += [fingerprint_of_words([place]), math.hypot(*moved[i]), math.hypot(*origins[i])]
+            found += values[2 * count + i :: len(places)]
+        return found
 
     def measured(self, rows: Sequence[Sequence[float]]) -> Measured:
         """From every rank's :meth:`row`: what several ranks hold counts once."""
         if self._origin is None or not rows[0]:
             return Measured()
         width = len(rows[0]) // len(self._origin.pieces.places)
-        ways, origins, *more = counted_once(rows, width)
-        sizes, rest = tuple(largest_size(found) for found in more[: len(self._sizes)]), more[len(self._sizes) :]
-        sums: list[float] = []
+        moves, origins, *more = counted_once(rows, width)
+        rest, sums, lost = more[len(self._sizes) :], Sums(0.0, 0.0, 0.0), False
         if self._numerators:
-            sums = [sum(found) for found in rest]
+            numerator, denominator = map(sum, rest)
+            lost = not (math.isfinite(numerator) and math.isfinite(denominator))
+            if not lost:
+                sums = Sums(numerator, denominator, float(self._rates), float(self._ahead / self._weight))
         else:
             self._learn_norm([math.hypot(*found) for found in rest], math.hypot(*origins))
-        lost = not all(map(math.isfinite, sums))
-        found = self._sums(sums) if sums and not lost else Sums(0.0, 0.0, 0.0)
-        moved = _relative(ways, origins, self._typical)
-        told = moved, estimate(found), straightness(found), sizes, float(self._rates), self._stretch, lost
-        return Measured(*told, self._origin.pieces.rounding)
+        return Measured(
+            moved=_relative(moves, origins, self._typical),
+            estimated_rate=estimate(sums),
+            straightness=straightness(sums),
+            gradients=tuple(largest_size(found) for found in more[: len(self._sizes)]),
+            rates=float(self._rates),
+            stretch=self._stretch,
+            lost=lost,
+            rounding=self._origin.pieces.rounding,
+        )
 
     def _learn_norm(self, norms: Sequence[float], whole: float) -> None:
-        """``norms``: of each tensor, first of the origin, then of the way; ``whole``: of the origin in all."""
+        """``norms``: of each tensor, first at the origin, then of its displacement; ``whole``: of all at the origin."""
         assert self._origin is not None
         sizes = self._origin.pieces.sizes
         typical = typical_norm(sizes, norms[: len(sizes)], norms[len(sizes) :]) if norms else 0.0
         if 0 < typical < math.inf and whole > 0:
             self._typical = typical / whole
 
-    def _sums(self, sums: Sequence[float]) -> Sums:
-        numerator, denominator = sums
-        return Sums(numerator, denominator, float(self._rates), float(self._ahead / self._weight))
-
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def saved(self, optimizer: Optimizer) -> dict[str, Any] | None:
-        """Origin and sums: the tensors themselves. None where there is no way yet."""
+        """Origin and sums: the tensors themselves. None if there is no path yet."""
         origin = self._origin
         places = places_of(origin.parameters, optimizer) if origin is not None else None
         if origin is None or places is None:
@@ -277,13 +263,8 @@ class Measure:
             "origin": origin.pieces.as_tensors(origin.vectors, parameters),
             "sum": origin.pieces.as_tensors(self._sum, parameters) if self._sum else [],
             "numerators": self._numerators,
-            "rates": self._rates,
-            "stretch": self._stretch,
-            "ahead": self._ahead,
-            "weight": self._weight,
-            "rate": self._rate,
             "sizes": self._sizes,
-            "typical": self._typical,
+            **{name: getattr(self, f"_{name}") for name in _NUMBERS},
         }
 
     @classmethod
@@ -298,9 +279,7 @@ class Measure:
         found._sum = found._origin.pieces.copied(saved["sum"]) if saved["sum"] else []
         device = found._origin.vectors[0].device if found._origin.vectors else torch.device("cpu")
         found._numerators = [numerator.to(device, copy=True) for numerator in saved["numerators"]]
-        found._rates, found._ahead, found._weight = (copy_rate(saved[name]) for name in ("rates", "ahead", "weight"))
-        found._rate, found._stretch = saved["rate"], int(saved["stretch"])
-        found._typical = saved["typical"]
+        vars(found).update({f"_{name}": copy_rate(saved[name]) for name in _NUMBERS})
         found._sizes = [[size.to(device, copy=True) for size in sizes] for sizes in saved["sizes"]]
         return found
 
@@ -321,17 +300,17 @@ def _folded(values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> Tenso
 
 
 def _size(gradient: Tensor) -> Tensor:
-    """The largest of its numbers: unlike a sum of squares it neither vanishes nor overflows. A rank may hold none."""
+    """The largest absolute value: unlike a sum of squares it neither vanishes nor overflows. A rank may hold none."""
     largest: Tensor = torch.linalg.vector_norm(gradient, math.inf) if gradient.numel() else gradient.new_zeros(())
     return largest
 
 
-def _relative(ways: Sequence[float], origins: Sequence[float], typical: float) -> float:
-    """The length of the way over that of the origin, times ``typical``; infinite where it is no number.
+def _relative(moves: Sequence[float], origins: Sequence[float], typical: float) -> float:
+    """The norm of the displacement over that of the origin times ``typical``; infinite if it is NaN.
 
     >>> _relative([3.0, 4.0], [6.0, 8.0], typical=0.5)
     1.0
     """
-    moved, size = math.hypot(*ways), math.hypot(*origins) * typical
+    moved, size = math.hypot(*moves), math.hypot(*origins) * typical
     ratio = moved / size if size > 0 else moved
     return ratio if math.isfinite(ratio) else math.inf

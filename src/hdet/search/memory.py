@@ -1,4 +1,4 @@
-"""What a search remembers from round to round, beside tensors, and what it says of itself."""
+"""What a search remembers from round to round beside tensors, and the status that follows from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Memory:
     """What a search remembers beside tensors."""
 
     found: State
-    """What was found so far."""
+    """The state of the rule."""
     rounds: int = 0
     """Rounds that have ended."""
     highest: float = 0.0
@@ -26,7 +26,7 @@ class Memory:
     is_falling: bool = False
     """Whether the schedule has fallen so far that nothing is raised any more."""
     has_losses: bool = False
-    """Whether a loss was given in any round. If not, gradients are judged in their place."""
+    """Whether a loss was given in any round. If not, the sizes of gradients are judged in their place."""
     quiet: int = 0
     """Rounds in a row that have not raised the rate."""
     rolled_back: int = 0
@@ -44,7 +44,7 @@ class Memory:
     has_peaked: bool = False
     """Whether the schedule has reached its peak."""
     progress: Progress = field(default_factory=Progress)
-    """The losses, from the first on; none where gradients are judged in their place."""
+    """The losses, from the first on; none if gradients are judged in their place."""
 
     @property
     def status(self) -> tuple[Status, Reason | None]:
@@ -65,16 +65,16 @@ class Memory:
 
     @property
     def rate(self) -> float:
-        """The peak rate that was found, of the leading group; NaN as long as no round has ended."""
+        """The peak rate that was found, of the leading group; NaN until a round has ended."""
         return self.highest * self.found.peak_factor if self.highest else math.nan
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The peak rate of each parameter group; none as long as no round has ended."""
+        """The peak rate of each parameter group; none until a round has ended."""
         return tuple(peak * self.found.peak_factor for peak in self.peaks)
 
     def note(self, decision: Decision) -> None:
-        """A round has ended so."""
+        """A round has ended with this decision."""
         after = decision.state
         is_raised = after.peak_factor > self.found.peak_factor or after.phase is not self.found.phase
         self.quiet = 0 if is_raised else self.quiet + 1
@@ -82,14 +82,10 @@ class Memory:
         self.stopped_for = decision.why or self.stopped_for
         self.found = after
 
-    def progress_after(self, blocks: Sequence[Block], end: int) -> Progress:
-        """The losses so far, and those of a round that has just ended at this step."""
-        return self.progress.after(blocks, end) if self.has_losses else self.progress
-
     def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
-        """The losses of a round, lower is better; where none is ever given, the logarithms of the gradients' sizes.
+        """The losses of a round, lower is better; if none is ever given, the logarithms of the gradients' sizes.
 
-        ``sign``: -1 where the loss is maximised; 0: some groups do that, others do not.
+        ``sign``: -1 if the loss is maximised; 0: some groups do that, others do not.
         """
         if blocks and not self.has_losses:
             self.has_losses = True
@@ -100,13 +96,13 @@ class Memory:
         return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
 
     def shape(self, before: Sequence[float], now: Sequence[float], lead: int, *, climbs: bool) -> float:
-        """The schedule over its highest value so far; 1 while it climbs, also where it falls from its first step on.
+        """The schedule over its highest value so far; 1 while it climbs, even if it falls from its first step on.
 
         Args:
-            before, now: the schedule of each parameter group. One that is new, whose peak is 0 yet, has fallen as the
-                leading one has.
+            before, now: the schedule of each parameter group, at the step that was made and at the one to come. A new
+                group, whose peak is still 0, has fallen as far as the leading one.
             lead: the leading group.
-            climbs: whether the schedule does.
+            climbs: whether the schedule still rises.
         """
         fallen = (now[lead] / self.highest if self.highest else 1.0) or 1.0
         rows = zip(self.peaks or [0.0] * len(now), before, now, strict=True)

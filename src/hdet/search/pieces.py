@@ -1,4 +1,4 @@
-"""Pieces: many tensors as few long vectors, so that a sum over all weights is a handful of launches."""
+"""Pieces: many tensors as a few long vectors, so that a sum over all weights takes a few launches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hdet.ranks.weights import real_of
 __all__ = ["Pieces", "Reading", "Vectors"]
 
 PIECE = 1 << 23
-"""Numbers of a piece, at most. Launches cost a GPU's host more than reading memory costs the GPU: pieces of half the
-length took 1.6 times as long (86 M weights, H200). A tensor that cannot be cut may be longer."""
+"""Numbers in a piece, at most. A launch costs more than reading memory: pieces of half the length took 1.6 times as
+long (86 M weights, H200). A tensor that cannot be cut may be longer."""
 _SHARE = 16
 """A piece has at most this part of all numbers, if that is not short: scratch memory is two pieces."""
 _SHORT = 1 << 20
@@ -30,11 +30,11 @@ class Reading(NamedTuple):
     """What an optimizer makes of the gradients that its parameters hold."""
 
     turned: frozenset[int] = frozenset()
-    """Ids of the parameters that are to go up along them: ``maximize=True``."""
+    """Ids of the parameters whose gradients are negated: ``maximize=True``."""
     scale: Tensor | None = None
-    """What a GradScaler has multiplied them by: torch hands it to fused optimizers, which divide by themselves."""
+    """What a GradScaler has multiplied them by: torch hands it to fused optimizers, which divide by it themselves."""
     left_out: Tensor | None = None
-    """Above 0 where the optimizer will find some that are not finite, and make no step."""
+    """Above 0 if the optimizer will find gradients that are not finite, and make no step."""
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> Reading:
@@ -45,11 +45,11 @@ class Reading(NamedTuple):
         return cls(turned, getattr(scaled, "grad_scale", None), getattr(scaled, "found_inf", None))
 
     def held(self, parameters: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """What parameters hold, with the sign in which the optimizer uses it; None where there is nothing."""
+        """The gradients of parameters, with the sign in which the optimizer uses them; None if there is none."""
         return [None if p is None else self._gradient(p) for p in parameters]
 
     def read(self, gradient: Tensor) -> Tensor:
-        """Without the scale, and zero where there will be no step. Does not synchronise."""
+        """A gradient without the scale, and zero if there will be no step. Does not synchronise."""
         if self.scale is not None:
             gradient = gradient / self.scale.to(gradient.device)
         if self.left_out is not None:
@@ -78,7 +78,7 @@ class _Part(NamedTuple):
 
 
 class _Piece:
-    """Parts that lie on one device. ``place``: which part of its tensors this rank holds, as all ranks name it."""
+    """Parts on one device. ``place``: which part of its tensors this rank holds, by a name that all ranks use."""
 
     def __init__(self, parts: list[_Part], device: torch.device, dtype: torch.dtype, place: str) -> None:
         self.parts, self.device, self.dtype, self.place = parts, device, dtype, place
@@ -98,8 +98,8 @@ class _Piece:
 class Pieces:
     """The layout of some tensors, and scratch vectors to gather them in.
 
-    Of a tensor that is shared out over ranks, what this rank holds is laid out. Sums over pieces are then this rank's,
-    and are kept apart by place, so that what several ranks hold can be counted once.
+    Of a sharded tensor, the part that this rank holds is laid out. Sums over pieces are then this rank's, and are kept
+    apart by place, so that what several ranks hold can be counted once.
 
     Numbers are at least fp32, and complex ones count as two. Scratch memory, for each device and type: twice 32 MB in
     fp32 at most, or more for a long tensor that is not contiguous.
@@ -121,7 +121,7 @@ class Pieces:
         self.sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in tensors]
         """How many numbers each tensor has, on all ranks together."""
         self.rounding = max((torch.finfo(tensor.dtype).eps / 2 for tensor in tensors), default=0.0)
-        """What rounding may change a number by, over that number, in the coarsest of the tensors."""
+        """How much rounding may change a number, as a part of it, in the coarsest of the tensors."""
         self.places = list(dict.fromkeys(piece.place for piece in self._pieces))
         """Which parts of tensors this rank holds; all ranks list them in one order."""
         self._scratch = [self._shared_scratch(), self._shared_scratch()]
@@ -147,7 +147,7 @@ class Pieces:
                 _write_(real_of(tensors[part.tensor]), part, view)
 
     def norms_by_place(self, vectors: Iterable[Tensor]) -> list[list[Tensor]]:
-        """For each of :attr:`places` a number for each tensor: how long what lies there of it is; on one device."""
+        """For each of :attr:`places` the norm of what each tensor has there; on one device."""
         found: dict[tuple[str, int], list[Tensor]] = {}
         zero = None
         for piece, vector in zip(self._pieces, vectors, strict=True):
@@ -167,22 +167,22 @@ class Pieces:
         return [[value for piece, value in pairs if piece.place == where] for where in self.places]
 
     def as_tensors(self, vectors: Vectors, like: Sequence[Tensor]) -> list[Tensor]:
-        """Vectors as tensors of their own, in the shapes of ``like`` and at least fp32."""
+        """Vectors as new tensors, in the shapes of ``like`` and at least fp32."""
         found = [wide(tensor) for tensor in like]
         self.write_(found, vectors)
         return found
 
     @property
     def scratch(self) -> Vectors:
-        """A vector for each piece, of which one at a time may be in use: their memory is the same."""
+        """A vector for each piece. They share their memory, so one at a time may be in use."""
         return self._scratch[0]
 
     def gathered(self, tensors: Sequence[Tensor | None], scratch: int) -> Iterator[Tensor]:
-        """A vector for each piece in turn, to be read until the next one; zero where there is no tensor.
+        """A vector for each piece in turn, valid until the next one; zero if there is no tensor.
 
         Args:
             tensors: as they were laid out.
-            scratch: 0 or 1: where those are put together that do not lie there as one vector already.
+            scratch: 0 or 1: which scratch memory is used for those that are not one vector already.
         """
         for piece, vector, views in zip(self._pieces, self._scratch[scratch], self._views[scratch], strict=True):
             sources = piece.sources(tensors)
@@ -196,7 +196,7 @@ class Pieces:
             yield vector
 
     def _shared_scratch(self) -> Vectors:
-        """One memory for all pieces of a device and type, as long as the longest."""
+        """One memory for all pieces of a device and type, of the length of the longest."""
         longest: dict[tuple[torch.device, torch.dtype], int] = {}
         for piece in self._pieces:
             kind = (piece.device, piece.dtype)
@@ -206,7 +206,7 @@ class Pieces:
 
 
 def _length(norms: Sequence[Tensor]) -> Tensor:
-    """Of the vectors that have these norms, end to end."""
+    """The norm of a vector that is made of parts with these norms."""
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
@@ -247,11 +247,11 @@ def _of(tensor: Tensor, part: _Part) -> Tensor:
 
 
 def _write_(real: Tensor, part: _Part, values: Tensor) -> None:
-    """Write a part of a tensor, in the order of its numbers, however they lie in memory now."""
+    """Write a part of a tensor, in the order of its numbers, whatever its layout in memory is."""
     if part.numbers is None:
         real.copy_(values)
         return
-    flat = real.contiguous().view(-1)  # itself, where it is contiguous
+    flat = real.contiguous().view(-1)  # itself, if it is contiguous
     flat[part.numbers].copy_(values)
     if not real.is_contiguous():
         real.copy_(flat.view_as(real))
@@ -259,7 +259,7 @@ def _write_(real: Tensor, part: _Part, values: Tensor) -> None:
 
 @torch.no_grad()
 def _gather_(views: Sequence[Tensor], sources: Sequence[Tensor | None]) -> None:
-    """Copy tensors to their places, in few launches; where there is none, nothing."""
+    """Copy tensors to their places in a few launches; a missing one is left out."""
     there = [(view, source) for view, source in zip(views, sources, strict=True) if source is not None]
     if there:
         torch._foreach_copy_([view for view, _ in there], [source for _, source in there])

@@ -1,18 +1,18 @@
-r"""Has the train loss fallen? What is remembered of its course from the first step on, and what follows from it. Pure.
+r"""Has the train loss fallen? The losses from the first step on, and what follows from them. Pure.
 
 The latest quarter of the steps is compared with beginnings of the run: the first two losses, at a rate that is
-negligible, and all longer ones that lie before that quarter. The loss has fallen if one of them is above it by more
+negligible, and all longer ones that end before that quarter. The loss has fallen if one of them is above it by more
 than the noise of the two means, and by more than a part of the loss itself or by far more than single steps differ:
 
 .. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ \min(0.02\,|\text{beginning}|,\
     8\,\sigma)).
 
-Long beginnings are for runs that learn slowly, below a large noise. What comes after a rise of the loss is no
-beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller turns losses that are
+Long beginnings are for runs that learn slowly under a large noise. A stretch after a rise of the loss does not count as
+a beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller negates losses that are
 maximised.
 
-A loss that is above all beginnings, or that had fallen and is back where it began, is lost: the network is dead, or on
-its way there.
+A loss that is above all beginnings, or that had fallen and is back where it began, is *lost*: the network is dead, or
+about to be.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ SURE = 2.0
 """Deviations that a fall takes. Of losses that are noise alone one in eight looks as if it had fallen (LOG, what a run
 says)."""
 CLEAR = 4.0
-"""Where this is asked after every round, chance must not say yes in one of them."""
+"""Deviations that a fall takes if this is asked after every round, so that it is not seen by chance in one of them."""
 FLAT = 2.0
 """Deviations that a fall must lack for the loss to be flat beyond doubt."""
 LEAST = 0.02
-"""A smaller part of the loss is nothing: a network whose layers are dead gains as much, because its output learns how
-frequent the classes are (LOG, what a run says) ..."""
+"""A smaller part of the loss does not count: a network whose layers are dead gains as much, because its output learns
+how frequent the classes are (LOG, what a run says) ..."""
 FAR = 8.0
-"""... unless it is as many deviations of a single step: a loss may be counted from any zero point."""
+"""... unless it is this many deviations of a single step: a loss may be counted from any zero point."""
 ROUNDED = 2.0**-22
 """The part of a loss that fp32 may lose in sums."""
 RISEN = 3.0
-"""A round is above the first losses by so many deviations: no beginning has it in it. So are the latest losses: they
-have risen."""
+"""If a round is above the first losses by this many deviations, no beginning includes it. If the latest losses are, the
+loss has risen."""
 LATEST = 0.25
 """The part of the steps whose losses are the latest."""
 
@@ -65,7 +65,7 @@ class Progress(NamedTuple):
     start: tuple[Block, ...] = ()
     """The first two blocks."""
     stretches: tuple[Stretch, ...] = ()
-    """Of all rounds but ruined ones."""
+    """One for each round, without those that were rolled back."""
     last: tuple[Block, ...] = ()
     """The last two blocks: the noise of short rounds needs neighbours."""
     before: float = math.nan
@@ -96,7 +96,7 @@ class Progress(NamedTuple):
         return found._replace(fell=self.fell or found._is_below(found._doubt))
 
     def rolled_back(self, step: int) -> Progress:
-        """The round that has just ended was ruined: the weights of an earlier step go on."""
+        """The losses after a rollback to the weights of ``step``."""
         before = self.latest if math.isnan(self.before) else self.before
         kept = tuple(one for one in self.stretches if one.end <= step)
         return self._replace(stretches=kept, before=before, turned=len(kept), last=(), fell=False)
@@ -108,7 +108,7 @@ class Progress(NamedTuple):
 
     @property
     def latest(self) -> float:
-        """The loss as it is; NaN: none is known."""
+        """The loss as it is now; NaN: none is known."""
         return _mean(self._latest())[0]
 
     @property
@@ -122,8 +122,8 @@ class Progress(NamedTuple):
 
     @property
     def is_below(self) -> bool:
-        """Whether the loss is clearly lower than it was, by however little: a constant added to it does not matter, but
-        for what rounding may lose. Also where nobody knows how it was."""
+        """Whether the loss is clearly lower than it was, by however little: a constant added to it does not matter,
+        except for what rounding may lose. Also true if it is not known how it was."""
         return math.isnan(self.first) or self._is_below(1.0)
 
     def _is_below(self, doubt: float) -> bool:
@@ -131,12 +131,12 @@ class Progress(NamedTuple):
 
     @property
     def _doubt(self) -> float:
-        """What the noise may be larger by: of one that few rounds have shown nobody knows how large it is."""
+        """What the noise is multiplied by, since few rounds do not show how large it is."""
         return 1 + 5 / math.sqrt(max(sum(not math.isnan(one.noise) for one in self.stretches), 1))
 
     @property
     def is_flat(self) -> bool:
-        """Whether it is certainly not. Between the two, more steps will tell."""
+        """Whether the loss has certainly not fallen. Between the two, more steps will tell."""
         return self.is_known and all(fall + FLAT * noise <= least for fall, noise, least in self._falls())
 
     @property
@@ -153,18 +153,18 @@ class Progress(NamedTuple):
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether training was rolled back, and all that came later is not below what there was before."""
+        """Whether training was rolled back, and the loss is not below what it was before."""
         return self.turned <= len(self.stretches) - len(self._latest()) and self.latest >= self.before
 
     def _falls(self) -> Iterator[tuple[float, float, float]]:
-        """From each beginning to the latest losses, with the standard deviation, and what would be next to nothing."""
+        """How far the loss has fallen from each beginning, the deviation of that, and the least that counts."""
         latest, steps = _mean(self._latest())
         for mean, many in self._beginnings() if self.is_known else ():
             least = max(min(LEAST * abs(mean), FAR * self._noise_of(1)), ROUNDED * abs(mean))
             yield mean - latest, self._noise_of(many, steps), least
 
     def _noise_of(self, *steps: int) -> float:
-        """The standard deviation of a difference between means over so many steps; of a single step: 1."""
+        """The standard deviation of a difference between means over these numbers of steps; of a single step: 1."""
         noise = median([one.noise for one in self.stretches if not math.isnan(one.noise)] or [0.0])
         return noise * math.sqrt(sum(1 / many for many in steps))
 
@@ -177,7 +177,7 @@ class Progress(NamedTuple):
         return self.stretches[len(self.stretches) - count :]
 
     def _beginnings(self) -> list[tuple[float, int]]:
-        """Mean and steps of each."""
+        """The mean loss and the number of steps of each beginning."""
         first, few = _mean(self.start)
         earlier = self.stretches[: len(self.stretches) - len(self._latest())]
         level = takewhile(lambda one: one.level - first <= RISEN * self._noise_of(few, one.steps), earlier)
@@ -188,11 +188,11 @@ class Progress(NamedTuple):
 
 
 def _noise(a: Block, b: Block, c: Block) -> float:
-    """Of a single step, from three neighbours: of normal numbers half are closer to the line than 0.6745 deviations."""
+    """A single step's deviation from three neighbours: half of all normal numbers are within 0.6745 deviations."""
     return abs(a.mean - 2 * b.mean + c.mean) / math.sqrt(1 / a.steps + 4 / b.steps + 1 / c.steps) / 0.6745
 
 
 def _mean(parts: Sequence[Block | Stretch]) -> tuple[float, int]:
-    """Over steps, and how many these are."""
+    """The mean over steps, and their number."""
     steps = sum(one.steps for one in parts)
     return (math.fsum(one[0] * one.steps for one in parts) / steps if steps else math.nan), steps

@@ -23,11 +23,11 @@ def record_of(
     lead: int,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """The round as one record: the one model stands where replicas would, with the ranks' mean loss.
+    """The round as one record. The journal's fields for replicas have one entry: the model, with the ranks' mean loss.
 
     Args:
         memory: what the search remembers, after the round.
-        gathered, evidence, decision: what the ranks have shown, and what came of it.
+        gathered, evidence, decision: what the ranks have seen, and what was decided.
         bases: the rates of the round's last step, and of the step after it.
         schedules: the schedule before the round's last step, and after it: another one if the search has stopped.
         lead: the group whose rate stands for all.

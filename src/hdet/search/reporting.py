@@ -1,4 +1,4 @@
-"""What a search says of itself: warnings for people, and lines for the log."""
+"""What a search tells people: what it has found, warnings, and lines of the log."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hdet.ranks.rank_group import RankGroup
 from hdet.search.progress import Progress
 from hdet.search.rule import Decision
 
-BEGINS_ANEW = "begins a new OneCycle with that peak"
+NEW_CYCLE = "begins a new OneCycle with that peak"
 """What ``max_lr=`` does with a rate that was found ..."""
 REPLAYS = "replays the rates of the run step by step"
 """... and what ``hdet.schedule_from`` does."""
 _logger = logging.getLogger("hdet")
 _NO_LOSSES = (
-    "no loss was given until step {step}: an explosion is only seen where gradients show it, or where weights are NaN "
-    "or infinite. Give it: scheduler.step(loss)"
+    "no loss was given until step {step}: training that diverges is only seen if gradients show it, or if weights are "
+    "NaN or infinite. Give the loss: scheduler.step(loss)"
 )
 Status: TypeAlias = Literal["searching", "settled", "stopped", "too short"]
 _LEARN = (
@@ -44,14 +44,14 @@ class Found:
     """What ``max_lr="auto"`` has found so far.
 
     Args:
-        rate: the peak rate, of the first parameter group that is searched. NaN as long as no round has ended.
+        rate: the peak rate, of the first parameter group that is searched. NaN until a round has ended.
         status: "searching"; "settled": the schedule has begun to fall, the rate is at its bound, or nothing was raised
-            for three rounds of a run without an end; and the train loss, if it is given, has fallen beyond its noise;
+            for three rounds of a run of unknown length; and the train loss, if given, has fallen beyond its noise;
             "stopped": no rate will be found; "too short": the run has fewer steps than the search needs.
         rolled_back: how often training was rolled back to earlier weights.
         rates: the peak rates of all parameter groups, also of those that are not searched and of those that were added
-            in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty as long as no round
-            has ended.
+            in the run. As ``max_lr=list(rates)`` they begin a new OneCycle with these peaks. Empty until a round has
+            ended.
         why: what has stopped the search, or that the rate has settled at the bound; otherwise empty.
 
     >>> print(Found(0.0671234, "settled", rolled_back=1))
@@ -92,15 +92,15 @@ class Found:
 
 
 class Reporter:
-    """Tells people what they must know at once, and the log what was found. Of several ranks, the first one does."""
+    """Warns people at once of what they must know, and logs what was found; on the first rank only."""
 
     def __init__(self, rank_group: RankGroup) -> None:
         self._rank_group = rank_group
         self._has_asked = False
-        """Whether people know that no loss was given."""
+        """Whether people were told that no loss was given."""
 
     def warn_of(self, decision: Decision, t: int, *, lacks_losses: bool) -> None:
-        """Of what a round has come to; that losses are missing, once."""
+        """Warn of what was decided at a round's end, and once of missing losses."""
         text = _warning_of(decision, t)
         if text is None and lacks_losses and not self._has_asked:
             self._has_asked, text = True, _NO_LOSSES.format(step=t)
@@ -108,14 +108,14 @@ class Reporter:
             self.warn(text, SearchWarning)
 
     def warn(self, text: str, kind: type[Warning]) -> None:
-        """At the user's own line."""
+        """Warn at the user's own line."""
         if self._rank_group.replica_index.replica == 0:
             warnings.warn(text, kind, stacklevel=users_level())
 
     def warn_of_losses(self, found: Found, progress: Progress, t: int, sign: float, *, ends: bool) -> None:
-        """At the schedule's peak, and where the run ends: of losses that have not fallen, and of roll backs in vain.
+        """Warn, at the schedule's peak and at the end, of losses that have not fallen and of rollbacks in vain.
 
-        ``sign``: that with which losses were turned so that lower is better.
+        ``sign``: what losses were multiplied by, so that lower is better.
         """
         if progress.is_flat or (ends and not progress.has_fallen()):
             first, latest = sign * progress.first, sign * progress.latest
@@ -131,7 +131,7 @@ class Reporter:
             )
 
     def log(self, found: Found, t: int, *, ends: bool, settles: bool, has_peak: bool) -> None:
-        """A line where the run ends, and one where the rate has settled.
+        """Log a line when the run ends, and one when the rate has settled.
 
         ``has_peak``: whether the schedule is OneCycle, which is given its peaks.
         """
@@ -140,7 +140,7 @@ class Reporter:
         if ends and found.status == "stopped":
             _logger.info("%s", found)
         elif ends:
-            peak = f"max_lr={found.max_lr} {BEGINS_ANEW}, and " if has_peak else ""
+            peak = f"max_lr={found.max_lr} {NEW_CYCLE}, and " if has_peak else ""
             _logger.info("%s; use again: %shdet.schedule_from(journal, optimizer) %s", found, peak, REPLAYS)
         elif settles:
             _logger.info("the rate has settled at step %d: %s", t, found.max_lr)
@@ -165,18 +165,18 @@ def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable
     """
     told = f"{found}; the rate is {listed(rates)}"
     if total_steps is None:
-        return f"<div>step {step}, no end: {told}</div>"
+        return f"<div>step {step}, unknown length: {told}</div>"
     bar = f'<progress value="{step}" max="{total_steps}"></progress>'
     return f"<div>step {step} of {total_steps}: {told}<br>\n{bar}</div>"
 
 
 def _warning_of(decision: Decision, step: int) -> str | None:
-    """What people must know at once."""
+    """What people must know at once about the end of a round; None: nothing."""
     if decision.why is not None:
         why, cure = decision.why.text, _CURES[decision.why]
         return f"search stopped at step {step}: {why}; using the given rate. {cure}"
     if decision.rolled_back_to is not None:
-        back = f"the weights of step {decision.rolled_back_to} are put back"
+        back = f"rolled back to step {decision.rolled_back_to}"
         if decision.event is Event.BAD_BATCH:
             return f"the weights were NaN or infinite at step {step}: {back}, at the same rate. Look at its batch"
         return (
@@ -187,7 +187,7 @@ def _warning_of(decision: Decision, step: int) -> str | None:
 
 
 def lost_words(step: int, *, is_falling: bool) -> str:
-    """What a run has no more that goes on without the tensors of its search."""
+    """What is missing if a run goes on without the tensors of its search."""
     lost = "its snapshots" + ("" if is_falling else " and the path measured so far")
     return (
         f"resumed at step {step} with the rate found so far, but without {lost}: the rounds from here on make new "

@@ -1,18 +1,29 @@
-"""The rule behind ``max_lr="auto"``: what follows from what a round has shown. Pure.
+r"""The rule behind ``max_lr="auto"``: what the end of a round means for the rate and for the weights. Pure.
 
-One idea: the rate begins very low and is raised as long as the gradients of all steps so far, together, ask for more
-(:class:`Sums`). Once it is right, steps go to and fro, gradients cancel, and nothing asks any more. The rest
-is for the edges: a first step whose length nobody knows, and weights that were ruined (:mod:`hdet.rollback.judge`).
+**How the rate is raised.** The *target* of a step is guess x m x schedule, and the search looks for the factor
+:math:`m`; its logarithm is the *level*. It begins at 1/1000, and the first step shows how far a step moves the weights:
+from that follows an :math:`m` at which a step moves them by 0.5 % of their norm, whatever the guess was
+(:meth:`Rule._after_first_step`). From then on each round compares the target with the estimated rate
+(:mod:`hdet.search.estimate`): it is raised while past gradients still point along the path taken, because longer steps
+would have helped (:meth:`Rule._steered`). What one round may add is limited (:meth:`Rule._largest_raise`). Once
+gradients cancel, a *ceiling* is set a little above the rate. While the schedule rises, the rate is only a part of the
+target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is raised.
 
-:class:`hdet.search.search.Search` carries the decisions out on one model, the experiments on a stack of them: both
-follow the same rule.
+**When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
+is back where it began (``Evidence.lost``), or if weights are NaN or infinite, training has diverged: it is rolled back
+to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). Weights that become NaN or infinite
+for the first time, after losses that were fine, are the fault of a batch: training is rolled back to the last snapshot,
+at the same rate. If the losses after a rollback are as high as before it, the data have become harder, and the rate is
+raised back. Which snapshots are kept and restored is decided in :mod:`hdet.rollback.policy`, which serves
+``hdet.Guard`` too.
+
+All numbers are in :mod:`hdet.search.constants`. :class:`hdet.search.search.Search` carries the decisions out.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -20,12 +31,11 @@ from typing import NamedTuple
 
 from hdet.events import Event, Reason
 from hdet.rollback.judge import FEWEST, LIMITS, Block, Limits, LossHistory, Verdict, judge
-from hdet.rollback.policy import Action, Snapshot, is_due, present, with_another
+from hdet.rollback.policy import Action, Snapshot, is_due, present, rolled_back, with_another
 from hdet.search.constants import DEFAULT, Constants
+from hdet.search.estimate import FP32_ROUNDING, Measured
 from hdet.search.progress import Progress
 
-FINE = 2.0**-24
-"""The rounding of fp32, over the number that is rounded."""
 LOWEST, HIGHEST = math.log(1e-15), math.log(1e15)
 """Bounds of log m."""
 
@@ -36,7 +46,7 @@ class Phase(IntEnum):
     FIRST = 0
     """Before a first step whose length is known."""
     SEARCHING = 1
-    """The rate is raised as long as the gradients ask for more."""
+    """The rate is raised while the estimated rate is above it."""
     STOPPED = 2
     """Nothing is searched: the given rate is used, on the schedule as it is."""
 
@@ -50,7 +60,7 @@ class State(NamedTuple):
     peak: float = 0.0
     """The step at which the schedule's rising phase ends: until there the rate is below the target."""
     ceiling: float = math.inf
-    """log of what the rate over the guess may rise to, since the gradients ask for nothing more."""
+    """log of the most that the rate over the guess may rise to, once gradients cancel."""
     history: LossHistory = LossHistory()
     """What is remembered of the losses."""
     snapshots: tuple[Snapshot, ...] = ()
@@ -58,11 +68,11 @@ class State(NamedTuple):
     slowed_from: float = math.nan
     """The level before training was rolled back, in case that was wrong."""
     pace: float = math.nan
-    """How far the first step that was measured moved the weights, over its rate; NaN after a roll back ..."""
+    """How far the first step that was measured moved the weights, over its rate; NaN after a rollback ..."""
     rate: float = math.nan
     """... and that rate."""
     excused: bool = False
-    """Whether weights that were not finite were put back at the same rate: the next time it pays."""
+    """Whether training was rolled back at the same rate, because of a bad batch: the next time the rate is lowered."""
 
     @property
     def peak_factor(self) -> float:
@@ -86,7 +96,7 @@ class State(NamedTuple):
         return max(constants.min_rise, (t + 1) / (self.peak + 1)) if rises else 1.0
 
     def peaking(self, peak: float, share: float = 1.0) -> State:
-        """The state on a schedule that has another peak; ``share``: how much of the level is left of it.
+        """The state on a schedule with another peak; ``share``: what the factor is multiplied by.
 
         >>> State(Phase.SEARCHING, level=0.0, peak=99.0).peaking(49, share=0.5).factor(50)
         0.5
@@ -95,7 +105,7 @@ class State(NamedTuple):
         return self._replace(peak=peak, level=max(self.level + left, LOWEST), slowed_from=self.slowed_from + left)
 
     def at(self, level: float) -> State:
-        """The state at another level, within bounds; a ceiling goes down with it."""
+        """The state at another level, within bounds; the ceiling falls with it."""
         level = min(max(level, LOWEST), HIGHEST)
         return self._replace(level=level, ceiling=self.ceiling + min(level - self.level, 0.0))
 
@@ -108,63 +118,35 @@ class Evidence(NamedTuple):
     steps: int
     """How many steps the optimizer made."""
     blocks: tuple[Block, ...] = ()
-    """The losses of the round; none: none were given."""
+    """The losses of the round; empty: none were given."""
     peak: float = 0.0
     """The step at which the schedule's rising phase ends."""
     shape: float = 1.0
     """The schedule at the round's end, over its highest value."""
-    moved: float = math.nan
-    """How far the weights have come since the search began, over their norm; infinite: they are no numbers."""
+    measured: Measured = Measured()
+    """What the steps since the beginning of the path have shown."""
     estimated_level: float = -math.inf
-    """log m of the rate that the gradients ask for; -inf where they say nothing."""
-    straightness: float = 0.0
-    """Of the way since the search began; 1: no gradient has turned yet."""
-    gradients: tuple[float, ...] = ()
-    """The largest number of each gradient that was sampled in the round."""
-    rates: float = 0.0
-    """The sum of the rates of all steps since the way began ..."""
-    stretch: int = 0
-    """... and how many these were."""
+    """log m of the estimated rate; -inf if the gradients say nothing."""
     made: int = 0
     """Steps that the optimizer has made in all; 0: as many as the schedule."""
     has_losses: bool = True
-    """Whether ``blocks`` are losses; if not, sizes of gradients stand in their place."""
+    """Whether ``blocks`` are losses; if not, they are sizes of gradients."""
     has_fallen: bool = True
-    """Whether the loss is below where it began, beyond its noise; also where nothing is known of it."""
+    """Whether the loss is below where it began, beyond its noise; also true if nothing is known of it."""
     lost: tuple[float, float] | None = None
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
-    rounding: float = FINE
-    """What rounding may move a weight by, over the weight: half a unit in its last place."""
     highest: float = math.inf
     """log of the largest m that the user allows."""
 
     @property
     def steps_per_call(self) -> float:
-        """Of the optimizer, for each step of the schedule: Accelerate steps that once for each process.
+        """Steps of the optimizer for each step of the schedule: Accelerate steps the schedule once for each process.
 
         >>> Evidence(span=(40, 41), steps=4, made=21).steps_per_call
         0.5
         """
         calls = self.span[1] - 1  # the call that is being made may be the first one after a step
         return (self.made - 1) / calls if self.made > 1 and calls > 0 else 1.0
-
-    @property
-    def has_estimate(self) -> bool:
-        """Whether the reach says anything: gradients were sampled, on a way of more than a single step.
-
-        Without gradients the sum of rates has grown all the same, and with it the reach.
-        """
-        return self.gradient != 0 and self.stretch != 1
-
-    @property
-    def gradient(self) -> float:
-        """The largest number of the round's gradients; 0: there were none. NaN is not hidden."""
-        return largest_size(self.gradients)
-
-
-def largest_size(sizes: Sequence[float]) -> float:
-    """The largest of some sizes, without hiding NaN; 0 if there are none."""
-    return max(sizes, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
 
 
 class Decision(NamedTuple):
@@ -176,16 +158,16 @@ class Decision(NamedTuple):
     event: Event | None = None
     """What happened; None: nothing special."""
     rolled_back_to: int | None = None
-    """The step whose weights training goes on from."""
+    """The step whose weights are restored."""
     why: Reason | None = None
     """Why the search stops, if it does."""
     resets_path: bool = False
-    """Whether the way that the reach is measured along begins anew."""
+    """Whether a new path begins."""
     is_harder: bool = False
-    """Whether the data have become harder: earlier losses are no measure any more."""
+    """Whether the data have become harder, so that earlier losses no longer count."""
 
     def progress(self, before: Progress, after: Progress, evidence: Evidence) -> Progress:
-        """What is remembered of the losses: those of ruined weights are no progress.
+        """What is remembered of the losses: those that were rolled back are not.
 
         ``before``, ``after``: without the losses of the round, and with them.
         """
@@ -199,10 +181,10 @@ class Rule:
     """The rule of one run.
 
     Args:
-        total_steps: S, the run's length in steps of the schedule; None: nobody knows, and it is taken for 30 times the
-            steps so far.
+        total_steps: S, the run's length in steps of the schedule; None: unknown, and taken to be 30 times the steps so
+            far.
         searches: whether the rate is searched at all.
-        constants, limits: the numbers; other ones in experiments.
+        constants, limits: the numbers of the rule and of the judge; experiments give others.
     """
 
     total_steps: int | None
@@ -215,43 +197,36 @@ class Rule:
         return self.total_steps is None or self.total_steps >= self.constants.min_steps
 
     def begin(self) -> State:
-        """Before the first step."""
-        return (
-            State(level=math.log(self.constants.initial_factor))
-            if self.searches and self.long_enough
-            else self.stopped()
-        )
+        """The state before the first step."""
+        if self.searches and self.long_enough:
+            return State(level=math.log(self.constants.initial_factor))
+        return self.stopped()
 
     def stopped(self) -> State:
-        """At the given rate, without a search."""
+        """The state at the given rate, without a search."""
         return State(Phase.STOPPED, level=0.0)
 
     def remembering(self, state: State, slots: Container[int]) -> State:
-        """The state where only the snapshots in some slots exist: a checkpoint may have none."""
+        """The state if only the snapshots in some slots exist: a checkpoint may have none."""
         return state._replace(snapshots=present(state.snapshots, slots))
 
     def after_round(self, state: State, evidence: Evidence) -> Decision:
-        """One round."""
-        late = evidence.span[1] > max(evidence.peak, self.constants.min_steps)
-        if state.phase is Phase.FIRST and late:
-            return self._stop(Reason.NO_GRADIENT if evidence.moved > 0 else Reason.NEVER_MOVED)
+        """What follows from one round."""
+        moved, end = evidence.measured.moved, evidence.span[1]
+        if state.phase is Phase.FIRST and end > max(evidence.peak, self.constants.min_steps):
+            return self._stop(Reason.NO_GRADIENT if moved > 0 else Reason.NEVER_MOVED)
         if state.phase is Phase.STOPPED or evidence.steps == 0:
             return Decision(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
             return self._after_first_step(state, evidence)
-        if self._lags(state, evidence):
+        if self._lags(state, evidence.measured):
             return self._stop(Reason.RATE_IGNORED)
         falling = evidence.shape < self.constants.fall_start
-        doubted = evidence.has_losses and evidence.has_estimate and evidence.estimated_level == -math.inf
-        history, verdict = judge(state.history, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
-        if not math.isfinite(evidence.moved) and self._is_bad_batch(state, evidence, falling):
-            return self._excused(state)
-        state = state._replace(history=history)
-        lost = evidence.lost if self.limits.noise < math.inf and not falling else None
-        if verdict is Verdict.FINE and lost is not None and state.snapshots:
-            verdict, state = Verdict.DIVERGED, state._replace(history=history.suspecting(lost[1], good=lost[0]))
-        if verdict is Verdict.DIVERGED or not math.isfinite(evidence.moved):
-            return self._diverged(state)
+        if not math.isfinite(moved) and self._is_bad_batch(state, evidence, falling):
+            return self._rolled_back(state, Event.BAD_BATCH)
+        state, verdict = self._judged(state, evidence, falling)
+        if verdict is Verdict.DIVERGED or not math.isfinite(moved):
+            return self._rolled_back(state, Event.ROLLED_BACK)
         event, is_harder = None, verdict is Verdict.FALSE_ALARM
         if is_harder and math.isfinite(state.slowed_from):
             state = state._replace(ceiling=state.ceiling + state.slowed_from - state.level).at(state.slowed_from)
@@ -260,94 +235,117 @@ class Rule:
             state = state._replace(slowed_from=math.nan, excused=state.excused and not falling)
         if not falling:
             state = self._steered(state, evidence)
+        decision = Decision(state, event=event, is_harder=is_harder)
         if state.snapshots and self._is_fresh(state, evidence) and not falling:
-            return Decision(state, event=event, is_harder=is_harder)  # nothing was gained that these weights have
-        return self._keeping(Decision(state, event=event, is_harder=is_harder), evidence.span[1])
+            return decision  # these weights have gained nothing that those in the snapshot lack
+        return self._keeping(decision, end)
 
     def _after_first_step(self, state: State, evidence: Evidence) -> Decision:
         """The first step tells how far a step moves the weights: from then on the guess does not matter."""
-        c, moved, event = self.constants, evidence.moved, Event.FIRST_STEP
-        if evidence.gradient == 0 or not (moved > 0 or math.isfinite(evidence.gradient)):
-            return Decision(state, resets_path=True)  # without gradients, or skipped because of them: it says nothing
+        c, measured, moved = self.constants, evidence.measured, evidence.measured.moved
+        found = Decision(state, resets_path=True)
+        if measured.gradient == 0 or not (moved > 0 or math.isfinite(measured.gradient)):
+            return found  # without gradients, or skipped because of them: it says nothing
+        found = found._replace(event=Event.FIRST_STEP)
         if not moved > 0:  # all of it is lost in rounding
-            return Decision(state.at(state.level - math.log(c.initial_factor)), event=event, resets_path=True)
+            return found._replace(state=state.at(state.level - math.log(c.initial_factor)))
+        restart = found._replace(action=Action.RESTART)
         if math.isinf(moved):
-            return Decision(
-                state.at(state.level + math.log(c.initial_factor)),
-                Action.RESTART,
-                event=Event.RESTARTED,
-                resets_path=True,
-            )
-        longer = state.at(
-            min(state.level + math.log(min(c.relative_step / moved, 1 / c.initial_factor)), evidence.highest)
-        )
-        least = min(max(evidence.rounding, FINE) / c.relative_step, c.relative_step / c.max_growth)
+            lower = state.at(state.level + math.log(c.initial_factor))
+            return restart._replace(state=lower, event=Event.RESTARTED)
+        raised = math.log(min(c.relative_step / moved, 1 / c.initial_factor))
+        longer = state.at(min(state.level + raised, evidence.highest))
+        least = min(max(measured.rounding, FP32_ROUNDING) / c.relative_step, c.relative_step / c.max_growth)
         if moved < least and longer.level > state.level:  # much of it is lost in rounding
-            return Decision(longer, Action.RESTART, event=event, resets_path=True)
-        found = state._replace(phase=Phase.SEARCHING, level=0.0, peak=evidence.peak)
-        if evidence.rates > 0:
-            found = found._replace(pace=moved / evidence.rates, rate=evidence.rates / evidence.stretch)
-        rise = found.rise(evidence.span[1], c)
-        found = found.at(state.level + math.log(c.relative_step) - math.log(moved) - math.log(rise))
+            return restart._replace(state=longer)
+        state = state._replace(phase=Phase.SEARCHING, peak=evidence.peak)
+        if measured.rates > 0:
+            state = state._replace(pace=moved / measured.rates, rate=measured.rates / measured.stretch)
+        rise = state.rise(evidence.span[1], c)
+        state = state.at(state.level + math.log(c.relative_step) - math.log(moved) - math.log(rise))
         if moved >= c.relative_step * c.max_growth:
-            return Decision(found, Action.RESTART, event=Event.RESTARTED, resets_path=True)
-        return self._keeping(Decision(found, event=event, resets_path=True), evidence.span[1])
+            return restart._replace(state=state, event=Event.RESTARTED)
+        return self._keeping(found._replace(state=state), evidence.span[1])
 
-    def _lags(self, state: State, evidence: Evidence) -> bool:
+    def _lags(self, state: State, measured: Measured) -> bool:
         """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
-        c = self.constants
-        if not (1 < evidence.stretch <= c.lag_window and evidence.rates > 0 and evidence.moved > 0):
+        c, (moved, rates, stretch) = self.constants, (measured.moved, measured.rates, measured.stretch)
+        if not (1 < stretch <= c.lag_window and rates > 0 and moved > 0):
             return False  # steps may have the rate of the one before, as ASGD's have: one alone says nothing
-        raised = evidence.rates / evidence.stretch / state.rate
-        shorter = state.pace * evidence.rates / evidence.moved
-        return raised >= c.lag_min_raise and shorter >= max(raised**c.lag_exponent, c.lag_wander * evidence.stretch)
+        raised, shorter = rates / stretch / state.rate, state.pace * rates / moved
+        return raised >= c.lag_min_raise and shorter >= max(raised**c.lag_exponent, c.lag_wander * stretch)
+
+    # -- when training is rolled back ---------------------------------------------------------------------------------
+
+    def _judged(self, state: State, evidence: Evidence, falling: bool) -> tuple[State, Verdict]:
+        """The judge's verdict on the round. A loss that is back where it began has diverged too."""
+        doubted = evidence.has_losses and evidence.measured.has_estimate and evidence.estimated_level == -math.inf
+        history, verdict = judge(state.history, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
+        lost = evidence.lost if self.limits.noise < math.inf and not falling else None
+        if verdict is Verdict.FINE and lost is not None and state.snapshots:
+            history, verdict = history.suspecting(lost[1], good=lost[0]), Verdict.DIVERGED
+        return state._replace(history=history), verdict
 
     def _is_bad_batch(self, state: State, evidence: Evidence, falling: bool) -> bool:
-        """Whether weights that are not finite are a batch's fault: for the first time, after losses that were fine."""
+        """Whether NaN or infinite weights are a batch's fault: for the first time, after losses that were fine."""
         known = [block for block in evidence.blocks if math.isfinite(block.mean)]
         verdict = judge(state.history, known, falling=falling, limits=self.limits)[1]
         can = state.snapshots and math.isnan(state.slowed_from) and not state.excused
         return bool(can) and evidence.has_losses and verdict is Verdict.FINE and evidence.lost is None
 
-    def _excused(self, state: State) -> Decision:
-        """Back to the last snapshot, at the same rate. The older one stays: the last may be about to explode."""
-        back = state.snapshots[-1]
-        state = state._replace(excused=True, pace=math.nan)
-        return Decision(state, Action.ROLL_BACK, back.slot, Event.BAD_BATCH, rolled_back_to=back.step, resets_path=True)
+    def _rolled_back(self, state: State, event: Event) -> Decision:
+        """To the older snapshot at a third of the rate; if a batch is to blame, to the last one at the same rate.
 
-    def _diverged(self, state: State) -> Decision:
-        """Back to the older of the two snapshots, at a third of the rate."""
-        slowed = state.at(state.level - math.log(self.constants.backoff))._replace(pace=math.nan, excused=False)
-        if not state.snapshots:
-            slowed = slowed._replace(history=state.history.cleared())  # these weights stay
-            return Decision(slowed, Action.GO_ON, event=Event.SLOWED_DOWN, resets_path=True)
-        back = state.snapshots[0]  # the last one may already be damaged
-        slowed = slowed._replace(snapshots=(back,), slowed_from=state.level)
-        return Decision(
-            slowed, Action.ROLL_BACK, back.slot, Event.ROLLED_BACK, rolled_back_to=back.step, resets_path=True
+        After a bad batch the older snapshot stays: the last one may be about to explode.
+        """
+        is_excused = event is Event.BAD_BATCH
+        after = state._replace(
+            snapshots=rolled_back(state.snapshots, latest=math.inf if is_excused else -math.inf),
+            pace=math.nan,
+            excused=is_excused,
         )
+        if not is_excused:
+            after = after.at(state.level - math.log(self.constants.backoff))
+        if not after.snapshots:  # these weights stay
+            after = after._replace(history=state.history.cleared())
+            return Decision(after, Action.GO_ON, event=Event.SLOWED_DOWN, resets_path=True)
+        if not is_excused:
+            after = after._replace(slowed_from=state.level)
+        back = after.snapshots[-1]
+        return Decision(after, Action.ROLL_BACK, back.slot, event, rolled_back_to=back.step, resets_path=True)
+
+    @staticmethod
+    def _keeping(decision: Decision, step: int) -> Decision:
+        """The decision, and a snapshot of the weights as they are, if one is due.
+
+        Rounds are short at first, and an explosion takes some steps to be seen: snapshots are as far apart.
+        """
+        if not is_due(decision.state.snapshots, step, FEWEST):
+            return decision
+        kept = with_another(decision.state.snapshots, step)
+        return decision._replace(state=decision.state._replace(snapshots=kept), action=Action.KEEP, slot=kept[-1].slot)
+
+    def _stop(self, why: Reason) -> Decision:
+        return Decision(self.stopped(), event=Event.STOPPED, why=why)
+
+    # -- how the rate is raised ----------------------------------------------------------------------------------------
 
     def _steered(self, state: State, evidence: Evidence) -> State:
-        """Raise the target as far as the gradients ask for it; where they do not, the rate has little left to rise."""
-        is_settled = state.excused and math.isfinite(state.ceiling)  # a way that has just begun is always straight
-        if is_settled or not evidence.has_estimate:
+        """Raise the target towards the estimated rate; if that is not above it, set a ceiling to the rate."""
+        is_settled = state.excused and math.isfinite(state.ceiling)  # a path that has just begun is always straight
+        if is_settled or not evidence.measured.has_estimate:
             return state
         c, end = self.constants, evidence.span[1]
         length = (self.total_steps or c.assumed_length * end) * evidence.steps_per_call
         q, most = length**-c.length_exponent, self._largest_raise(state, evidence)
-        straight = evidence.straightness >= 1 - q * c.straight_tolerance
-        numerator = most if straight else evidence.estimated_level + math.log(q * c.estimate_fraction) - state.level
-        if numerator > 0:
+        straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
+        wanted = most if straight else evidence.estimated_level + math.log(q * c.estimate_fraction) - state.level
+        if wanted > 0:
             capped = min(state.ceiling - math.log(state.rise(end, c)), state.level)  # on from the rate as it is
-            return state._replace(ceiling=math.inf).at(capped + min(numerator, most))
+            return state._replace(ceiling=math.inf).at(capped + min(wanted, most))
         if math.isfinite(state.ceiling):
             return state
         return state._replace(ceiling=math.log(state.factor(end, c) * max(q * c.ceiling, 1.0)))
-
-    @staticmethod
-    def _is_fresh(state: State, evidence: Evidence) -> bool:
-        """Whether nothing has been gained yet, and nothing lost."""
-        return not evidence.has_fallen and math.isfinite(state.pace)
 
     def _largest_raise(self, state: State, evidence: Evidence) -> float:
         """log of the most by which a round raises the target."""
@@ -357,50 +355,16 @@ class Rule:
         rise = (evidence.peak + 1) * evidence.steps_per_call
         return min(c.max_climb * evidence.steps / max(rise, 1.0), math.log(c.max_growth))
 
-    def _stop(self, why: Reason) -> Decision:
-        return Decision(self.stopped(), event=Event.STOPPED, why=why)
-
     @staticmethod
-    def _keeping(decision: Decision, step: int) -> Decision:
-        """The decision, and remember the weights as they are, in a slot that the last snapshot does not need.
-
-        Rounds are short at first, and an explosion takes some steps to be seen: snapshots are as far apart.
-        """
-        if not is_due(decision.state.snapshots, step, FEWEST):
-            return decision
-        kept = with_another(decision.state.snapshots, step)
-        return decision._replace(state=decision.state._replace(snapshots=kept), action=Action.KEEP, slot=kept[-1].slot)
-
-
-# -- how long weights are -------------------------------------------------------------------------------------------
-
-
-def typical_norm(sizes: Sequence[int], norms: Sequence[float], moves: Sequence[float]) -> float:
-    """The norm of weights of which no minority decides.
-
-    Over the tensors that a step has moved; the numbers of one count for no more than those of the middle one, by how
-    many numbers they have. A large output bias does not make steps look short then, nor a table that is not used.
-
-    Args:
-        sizes: how many numbers each tensor has.
-        norms: how long it was.
-        moves: how far it has moved.
-
-    >>> typical_norm([4, 1, 9], norms=[2.0, 1e4, 30.0], moves=[0.1, 0.1, 0.0])
-    2.23606797749979
-    """
-    moved = [(norm / math.sqrt(n), n) for n, norm, move in zip(sizes, norms, moves, strict=True) if n and move > 0]
-    half = sum(n for each, n in moved if each > 0) / 2
-    middle, counted = 0.0, 0
-    for each, n in sorted(moved):
-        if each > 0 and counted < half:
-            middle, counted = each, counted + n
-    return math.sqrt(math.fsum(n * min(each, middle) ** 2 for each, n in moved))
+    def _is_fresh(state: State, evidence: Evidence) -> bool:
+        """Whether nothing has been gained yet, and nothing lost."""
+        return not evidence.has_fallen and math.isfinite(state.pace)
 
 
 # -- rounds: they grow with the run ------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=64)  # every step asks for the end of its round
 def next_end(t: int, constants: Constants = DEFAULT) -> int:
     """The first end of a round after ``t`` steps. The first round is one step; one that begins at t has max(2, 0.2 t).
 
@@ -410,89 +374,16 @@ def next_end(t: int, constants: Constants = DEFAULT) -> int:
     >>> ends
     [1, 3, 5, 7, 9, 11, 13, 15, 18, 21, 25, 30, 36, 43, 51, 61, 73, 87, 104]
     """
-    ends = _ends(1 << int(max(t, 1)).bit_length(), constants)
-    return ends[bisect_right(ends, t)]
+    end = 1
+    while end <= t:
+        end += max(constants.min_round, int(constants.round_growth * end))
+    return end
 
 
 def is_sampled(step: int, length: int, constants: Constants = DEFAULT) -> bool:
-    """Whether the gradient of step ``step`` of a round of so many, counted from 0, is sampled: 8 at most.
+    """Whether the gradient of step ``step`` of a round, counted from 0, is sampled: 8 of ``length`` at most.
 
     >>> [step for step in range(40) if is_sampled(step, 40)]
     [0, 5, 10, 15, 20, 25, 30, 35]
     """
     return step % max(1, math.ceil(length / constants.max_samples)) == 0
-
-
-@lru_cache(maxsize=64)
-def _ends(beyond: int, constants: Constants) -> tuple[int, ...]:
-    ends = [1]
-    while ends[-1] <= beyond:
-        ends.append(ends[-1] + max(constants.min_round, int(constants.round_growth * ends[-1])))
-    return tuple(ends)
-
-
-# -- the reach: what the gradients ask for -----------------------------------------------------------------------------
-
-
-class Sums(NamedTuple):
-    r"""Sums over the steps so far, from which the reach follows: the rate that the gradients ask for.
-
-    Train from :math:`x_0` by steps :math:`x_{k+1} = x_k - \eta_k u_k` with gradients :math:`g_k`; the update
-    :math:`u_k` is whatever the optimizer makes of them. With weights :math:`w_k`, which grow as :math:`\eta_k^2` while
-    the rate rises and stay where it falls, so that the small first steps count little,
-
-    .. math:: \hat\eta = \frac{\sum_k w_k \langle g_k, x_0 - x_k \rangle}{\langle s, \bar u \rangle},
-        \quad s = \sum_k w_k g_k, \quad \bar u = \frac{x_0 - x_n}{\sum_k \eta_k}.
-
-    The numerator is the descent that gradients still ask for along the path so far; the denominator is what the mean
-    update gains per unit of the rate. While gradients agree, the estimate stays ahead of the
-    rate and grows with it; once training goes to and fro they cancel, and it stops.
-
-    In a long round only some gradients are sampled: the sums over :math:`k` are over these, the sums of rates over all
-    steps.
-
-    If all gradients were equal, the estimate would be the mean over the steps, by the same weights, of the sum of rates
-    before each: :math:`\hat\eta_1 = \sum_k w_k \sum_{j<k} \eta_j / \sum_k w_k`. The ratio :math:`\kappa = \hat\eta /
-    \hat\eta_1` says how straight the way was: 1 as long as nothing has turned yet.
-
-    For :math:`u = g` this is the distance estimate of D-Adaptation over the gradient's norm, and for updates by the
-    sign it is Prodigy's; written with the displacement it needs no knowledge of the optimizer.
-
-    The unit of the sums is the weight of the last step that was sampled.
-    """
-
-    numerator: float
-    """Sum of w <g, x_0 - x>."""
-    denominator: float
-    """<s, x_0 - x_n>."""
-    rates: float
-    """Sum of the rates."""
-    straight: float = 0.0
-    """The estimate that equal gradients would give."""
-
-
-def estimate(sums: Sums) -> float:
-    """The rate; 0 where the sums say nothing.
-
-    Three equal steps of rate 1 along a constant gradient, :math:`x_0 - x_k = 0, 1, 2` and then 3.
-
-    >>> estimate(Sums(numerator=0.0 + 1.0 + 2.0, denominator=3 * 3.0, rates=3.0))
-    1.0
-    """
-    if not (sums.numerator > 0 and sums.denominator > 0):
-        return 0.0
-    return sums.numerator * sums.rates / sums.denominator
-
-
-def straightness(sums: Sums) -> float:
-    """kappa: 1 along a straight way, 0 where the sums say nothing.
-
-    >>> straightness(Sums(numerator=0.0 + 1.0 + 2.0, denominator=3 * 3.0, rates=3.0, straight=(0.0 + 1.0 + 2.0) / 3))
-    1.0
-    """
-    return estimate(sums) / sums.straight if sums.straight > 0 else 0.0
-
-
-def weight_ratio(before: float, now: float) -> float:
-    """What earlier sums count for when the rate goes from ``before`` to ``now``: at most as much as until then."""
-    return min((before / now) ** 2, 1.0) if now > 0 else 1.0

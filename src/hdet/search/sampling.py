@@ -1,4 +1,7 @@
-"""Sampling: the optimizer's steps are noticed by a hook and counted, and the gradients of some are measured."""
+"""Sampling: a hook notices the optimizer's steps; they are counted, and the gradients of some are measured.
+
+Steps in a CUDA graph call no hook when they are replayed: the scheduler's step counts and samples them afterwards.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ Keywords: TypeAlias = dict[str, Any]
 
 
 class StepHook:
-    """Calls its owner before every step of an optimizer, and knows where that does not work.
+    """Calls its owner before every step of an optimizer, and knows when that does not work.
 
     Hooks are not copied with an optimizer, and do not run when a captured CUDA graph is replayed.
     """
@@ -32,10 +35,10 @@ class StepHook:
         """Whether a step was captured into a CUDA graph: replays make steps for which no hook is called."""
         self._begun = False
         self._inside = False
-        """Whether a step is being made. One that calls its base class's step calls hooks twice, and is one step."""
+        """Whether a step is being made. A step that calls its base class's step calls hooks twice, and is one step."""
 
-    def step_is_over(self) -> None:
-        """The scheduler is stepped. A step that has raised an error did not say that it was over."""
+    def step_is_over(self, *_: Any) -> None:
+        """The step is made, or the scheduler is stepped: a step that raised an error has not called its last hook."""
         self._inside = False
 
     def begin(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
@@ -44,7 +47,7 @@ class StepHook:
             return
         self._begun = True
         self._owner, self._before_step = ref(owner), before_step
-        hook_steps(optimizer, self, StepHook._step_begins, StepHook._step_is_made)
+        hook_steps(optimizer, self, StepHook._step_begins, StepHook.step_is_over)
 
     def _step_begins(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> Any:
         if self._inside:
@@ -59,12 +62,9 @@ class StepHook:
         elif owner is not None:
             self._before_step(owner, optimizer)
 
-    def _step_is_made(self, *_: Any) -> None:
-        self._inside = False
-
 
 class Sampling(Enum):
-    """Which gradients are of interest now."""
+    """Which gradients are measured now."""
 
     NONE = 0
     FIRST = 1
@@ -94,10 +94,10 @@ class Sampler:
         """Whether the step that came last was sampled."""
         self._awaits_replay = False
         self._weights_before: list[Tensor] = []
-        """Of the step to come, where it is replayed from a graph and sampled afterwards."""
+        """The weights before a step that is replayed from a graph and sampled afterwards."""
 
     def forget(self) -> None:
-        """What was measured belongs to another run or another scheduler."""
+        """Forget what was measured: it belongs to another run or another scheduler."""
         self.measure = Measure(self.measure.groups)
         self.made = self.begun = 0
         self._awaits_replay = False
@@ -130,13 +130,13 @@ class Sampler:
         self.is_heard = True
 
     def set_out(self, optimizer: Optimizer) -> None:
-        """Before a step: where it begins is remembered. Layers may have been frozen or thawed since."""
+        """Before a step: begin a path, if there is none. Layers may have been frozen or thawed since."""
         if self.measure.begins_here(optimizer):
-            self.measure.begin_anew()
+            self.measure.begin_path()
         self.measure.set_origin(optimizer)
 
     def _sample(self, optimizer: Optimizer, sampling: Sampling, weights: Sequence[Tensor] = ()) -> None:
-        """Measure the gradients of a step. ``weights``: at which they were taken, if not those of now."""
+        """Measure the gradients of a step. ``weights``: those at which they were taken, if not those of now."""
         self._sampled_last = sampling is Sampling.FIRST or self._is_due
         if not self._sampled_last:
             self.measure.pass_by(optimizer)
@@ -162,7 +162,7 @@ class Sampler:
         self.made += 1
 
     def await_replay(self, optimizer: Optimizer, sampling: Sampling) -> None:
-        """Remember what the next step begins from."""
+        """Remember the weights that the next step begins from."""
         self._awaits_replay, self._weights_before = sampling is not Sampling.NONE, []
         if self._awaits_replay:
             self.set_out(optimizer)

@@ -22,7 +22,7 @@ _FIRST = "load the scheduler's own state first, of the same checkpoint, or leave
 
 
 def saved_memory(memory: Memory) -> dict[str, Any]:
-    """By name; snapshots are saved with what lies in them."""
+    """The memory's fields by name. Snapshots are saved with their tensors."""
     found = in_pairs(fields_of(memory.found._replace(snapshots=())))
     return {**fields_of(memory), "found": found}
 
@@ -34,7 +34,7 @@ def loaded_memory(state: Mapping[str, Any]) -> Memory:
 
 
 def has_tensors(search: Any) -> bool:
-    """Whether there is something to load in what a search held in tensors. Raises for what is no dict."""
+    """Whether there are tensors to load. Raises if it is not a dict."""
     if not isinstance(search, Mapping):
         raise ArgumentError(
             f"the state of a search does not fit this scheduler: it must be a dict, but got {shown(search)}; give what "

@@ -1,9 +1,16 @@
 """The search: one model trains, and its learning rate is found meanwhile. The file to read first.
 
-A hook calls :meth:`Search._before_step` before every step of the optimizer: gradients are sampled
-(:mod:`hdet.search.sampling`). The scheduler calls :meth:`Search.step` after it. Where a round ends, the ranks show each
-other what they have (:mod:`hdet.search.gathering`), the rule decides (:mod:`hdet.search.rule`), and its decision is
-carried out on the weights (:mod:`hdet.rollback.snapshots`).
+A *round* is some steps in a row: one step, then two each, later a fifth of the steps so far. Decisions are made at its
+end.
+
+1. Before every step of the optimizer a hook calls :meth:`Search._before_step`: the gradients of up to eight steps of a
+   round are sampled (:mod:`hdet.search.sampling`) and added to the sums along the path (:mod:`hdet.search.measure`).
+2. After it the scheduler calls :meth:`Search.step` with the loss.
+3. When a round ends, :meth:`Search._end_round` gathers what all ranks have (:mod:`hdet.search.gathering`), makes the
+   evidence of it (:meth:`Search._take_evidence`), and asks the rule (:mod:`hdet.search.rule`), which says how far the
+   rate is raised and whether the weights go back. To change either, change the rule.
+4. :meth:`Search._act` carries the decision out: keep a snapshot, roll back to one, or go on
+   (:mod:`hdet.rollback.snapshots`).
 """
 
 from __future__ import annotations
@@ -45,8 +52,9 @@ from hdet.search.saving import has_tensors, loaded_memory, read_tensors, saved_m
 _Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
 _QUIET = 3
-"""Rounds without a raise after which a rate counts as settled in a run without an end, whose schedule does not fall. In
-others rates that had rested as long were raised up to fifty times before the schedule fell (LOG, what a run says)."""
+"""Rounds without a raise after which a rate has settled in a run of unknown length, whose schedule does not fall. In
+other runs, rates that had stayed as long were raised up to fifty times before the schedule fell (LOG, what a run
+says)."""
 _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
@@ -54,7 +62,7 @@ _NOT_SEARCHED = (
 
 
 class _Ending(NamedTuple):
-    """A round that ends."""
+    """The end of a round."""
 
     optimizer: Optimizer
     before: int
@@ -70,23 +78,24 @@ class _Ending(NamedTuple):
 class Search:
     """The search of one run, seen from one rank.
 
-    Gradients are shared, so all ranks hold the same weights, and decide alike. Buffers are averaged over ranks: each
-    rank's batch norms have seen other batches.
+    Gradients are shared, so all ranks hold the same weights and make the same decisions. Buffers are averaged over
+    ranks, because each rank's batch norms have seen other batches.
 
-    Rounds count the optimizer's steps. Where a step is left out, as a GradScaler does, and where the scheduler is
-    stepped more often, as Accelerate does, only the schedule moves.
+    Rounds count the optimizer's steps. If a step is left out, as a GradScaler does, or if the scheduler is stepped more
+    often, as Accelerate does, only the schedule moves.
 
-    Memory while it searches: the origin and the sum of gradients in fp32, and two snapshots of weights, buffers and
-    optimizer state, one on the device and one on the host; until the first step is measured, that of the start.
+    Memory while it searches: the first weights of the path and the sum of gradients in fp32, and two snapshots of
+    weights, buffers and optimizer state, one on the device and one on the host. Until the first step is measured there
+    is one snapshot, of the start.
 
     Args:
         rule: what is decided.
         knobs: a name for each parameter group.
         groups: numbers of the parameter groups whose rate is searched, the leading one first; others are left alone.
-        model: its buffers are averaged, and go back with the weights; FSDP2's modules are told of written shards.
+        model: its buffers are averaged, and rolled back with the weights; FSDP2's modules are told of written shards.
         rank_group: the ranks.
         journal_writer: the journal.
-        rollback: whether snapshots are kept to go back to.
+        rollback: whether snapshots are kept.
         bounds: what the rates never exceed.
     """
 
@@ -121,7 +130,7 @@ class Search:
         self._snapshots = Snapshots()
         self._is_finished = False
         self._reporter = Reporter(rank_group)
-        self._begins_anew = False
+        self._lacks_tensors = False
         """Whether the search goes on from a checkpoint without what it held in tensors."""
         self._optimizer: Optimizer | None = None
         """The one that trains, once it is known."""
@@ -130,12 +139,12 @@ class Search:
 
     @property
     def found(self) -> State:
-        """What was found so far."""
+        """The state of the rule."""
         return self.memory.found
 
     @property
     def total_steps(self) -> int | None:
-        """The length of the run."""
+        """The length of the run in steps; None: unknown."""
         return self.rule.total_steps
 
     @property
@@ -161,12 +170,11 @@ class Search:
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
 
-    def base(self, schedule: Sequence[Rate], t: int) -> list[Rate]:
-        """The rates of all ranks: none has another one."""
-        return self.rates(schedule, t)
+    base = rates
+    """The rates of all ranks: they are equal."""
 
     def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
-        """Of a rank's rates: all have the same."""
+        """A rank's rates over the base rates: 1."""
         return [1.0] * len(self.knobs)
 
     def held(self, rates: Sequence[_Rate]) -> list[_Rate]:
@@ -200,7 +208,7 @@ class Search:
         self.ranks.begin(optimizer)
 
     def take_over(self) -> None:
-        """What was measured and kept so far belongs to another run or another scheduler, as in SequentialLR."""
+        """Forget what was measured and kept: it belongs to another run or another scheduler, as in SequentialLR."""
         self._sampler.forget()
         self._snapshots = Snapshots()
 
@@ -210,7 +218,7 @@ class Search:
 
     @property
     def _sampling(self) -> Sampling:
-        """Steps are of interest until the schedule falls."""
+        """Steps are sampled until the schedule falls."""
         if self._is_finished or self.found.phase is Phase.STOPPED:
             return Sampling.NONE
         if self.found.phase is Phase.FIRST:
@@ -237,7 +245,7 @@ class Search:
         schedule: Callable[[int], list[float]],
         peak: Callable[[], float],
     ) -> None:
-        """A step of training was made, and the schedule goes on. Where a round ends, that is a collective.
+        """A step of training was made, and the schedule goes on. Collective if a round ends.
 
         Args:
             optimizer: the optimizer.
@@ -256,7 +264,7 @@ class Search:
             self._tell_what_is_missing(before)
         self.ranks.meet(optimizer, before)
         if self.replica_index.size == 1:
-            self.journal_writer.claim(Solo(), writes=True)
+            self.journal_writer.lock(Solo(), writes=True)
         self._hook.step_is_over()
         self._snapshots.watch(optimizer)
         end_step(optimizer)
@@ -275,16 +283,16 @@ class Search:
             self._end_round(_Ending(optimizer, before, after, schedule, peak()))
 
     def _take_loss(self, loss: float | Tensor) -> None:
-        """Of the last step, which was counted already, unless it was replayed from a graph.
+        """Add the loss of the last step, which was counted already, unless it was replayed from a graph.
 
-        Accelerate gives it once for each process. Where the round has ended in between, it is not the next one's.
+        Accelerate gives it once for each process. If the round has ended in between, it does not count for the next.
         """
         is_replayed = self._hook.captured and not self._sampler.is_heard
         if is_replayed or self._sampler.is_heard or self._sampler.progress > 0 or self._sampler.made == 0:
             self.losses.add(loss, max(self._sampler.progress - (not is_replayed), 0))
 
     def _await_replay(self, optimizer: Optimizer) -> None:
-        """The next step is replayed from a graph: nobody will call us before it."""
+        """Prepare for a step that is replayed from a graph: no hook is called before it."""
         self._snapshots.wait()
         self._keep_start(optimizer)
         self._sampler.await_replay(optimizer, self._sampling)
@@ -292,7 +300,7 @@ class Search:
     # -- the end of a round -------------------------------------------------------------------------------------------
 
     def _round_ends(self, t: int) -> bool:
-        """By the optimizer's steps; the schedule's last two steps end rounds too, and each until one was measured."""
+        """Whether a round ends: by the optimizer's steps, at the schedule's last two, and at the first ones."""
         last = self.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
@@ -300,7 +308,7 @@ class Search:
         return self._sampler.is_round_full or is_alone or (self._sampler.made == 0 and t > 0)
 
     def _end_round(self, end: _Ending) -> None:
-        """Show and see, decide, act, tell.
+        """Gather, decide, act, and report.
 
         Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
         those.
@@ -325,7 +333,7 @@ class Search:
         clock.lap("controller")
         self.losses.reset()
         if gathered.writer == self.rank_group.group.rank:
-            now = end.schedule(end.after)  # another one, if the guess is kept to from here on
+            now = end.schedule(end.after)  # another one, if the search has stopped
             bases, schedules = (base, self.rates(now, end.after)), (then, now)
             record = record_of(self.memory, gathered, evidence, decision, bases, schedules, self.lead, clock.seconds)
             self.journal_writer.write({**record, "total_steps": self.total_steps}, self.knobs, ended)
@@ -342,7 +350,7 @@ class Search:
         return self.memory.is_bound or end.after == self.total_steps
 
     def _tell(self, end: _Ending, *, peaks: bool) -> None:
-        """If the rate has settled, if the schedule has just reached its peak, and if the run ends."""
+        """Report, if the rate has settled, if the schedule has just reached its peak, or if the run ends."""
         memory, ends = self.memory, end.after == self.total_steps
         told = memory.told
         if (ends or peaks) and self.rule.searches and memory.progress.is_known:
@@ -359,7 +367,7 @@ class Search:
         return searches and is_time and not self.memory.has_losses
 
     def _decide(self, end: _Ending, evidence: Evidence, schedule: Sequence[float]) -> Decision:
-        """By the rule, and within the bounds of a schedule."""
+        """Ask the rule, within the bounds that the user gave."""
         most = self._bounds.factor(schedule, self.memory.peaks)
         known = self.rule.remembering(self.found, self._snapshots.present(end.optimizer))
         decision = self.rule.after_round(bounded(known, most), evidence._replace(highest=math.log(most)))
@@ -370,34 +378,34 @@ class Search:
     def _take_evidence(
         self, end: _Ending, gathered: Gathered, then: Sequence[float], now: Sequence[float]
     ) -> tuple[Evidence, Progress]:
-        """What the rule is told, and the losses so far with those of this round.
+        """What the rule gets to know, and the losses so far with those of this round.
 
         ``then``, ``now``: the schedule at the step that was just made, and at the one to come.
         """
         measured, steps = gathered.measured, self._sampler.progress
         sign = direction(end.optimizer.param_groups[g] for g in self._groups)
-        if steps == 0 and measured.moved > 0:  # a graph was captured before anybody watched
+        if steps == 0 and measured.moved > 0:  # a graph was captured before the hook was set
             self._hook.captured = True
-            self._sampler.measure.begin_anew()
+            self._sampler.measure.begin_path()
         blocks = self.memory.judged(gathered.blocks, measured.gradients, sign)
-        progress = self.memory.progress_after(blocks, end.after)
+        progress = self.memory.progress
+        if self.memory.has_losses:
+            progress = progress.after(blocks, end.after)
         evidence = Evidence(
             span=(end.before, end.after),
             steps=steps,
             blocks=blocks,
             peak=end.peak,
             shape=self.memory.shape(then, now, self.lead, climbs=end.after <= end.peak),
-            moved=measured.moved if gathered.is_sound else math.inf,
+            measured=measured._replace(
+                moved=measured.moved if gathered.is_sound else math.inf,
+                gradients=() if measured.lost else measured.gradients,
+            ),
             estimated_level=_level(measured.estimated_rate, then[self.lead]),
-            straightness=measured.straightness,
-            gradients=() if measured.lost else measured.gradients,
-            rates=measured.rates,
-            stretch=measured.stretch,
             made=self._sampler.made,
             has_losses=self.memory.has_losses,
             has_fallen=progress.is_below,
             lost=progress.lost,
-            rounding=measured.rounding,
         )
         return evidence, progress
 
@@ -412,22 +420,22 @@ class Search:
             self._snapshots.roll_back_(START, optimizer, self.model)
         elif decision.action is Action.GO_ON and not gathered.is_sound:
             raise DivergedError(
-                f"the weights are not finite at step {end.after}, and none are kept to go back to; load an earlier "
-                f"checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
+                f"the weights are NaN or infinite at step {end.after}, and there is no snapshot to roll back to; load "
+                f"an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
             )
         self.memory.note(decision)
         kept = set() if self._is_finished else {one.slot for one in self.found.snapshots}
         self._snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
         self._sampler.begin_round()
         if decision.resets_path or gathered.measured.lost or self._sampling is Sampling.NONE:
-            self._sampler.measure.begin_anew()
+            self._sampler.measure.begin_path()
         if self._hook.captured:
             self._await_replay(optimizer)
 
     def _tell_what_is_missing(self, t: int) -> None:
-        """The first step since a checkpoint was loaded: by now all of it is."""
-        begins_anew, self.is_just_loaded, self._begins_anew = self._begins_anew, False, False
-        if begins_anew and t < (self.total_steps or math.inf):
+        """At the first step since a checkpoint was loaded: by now all of it is."""
+        lacks_tensors, self.is_just_loaded, self._lacks_tensors = self._lacks_tensors, False, False
+        if lacks_tensors and t < (self.total_steps or math.inf):
             self._reporter.warn(lost_words(t, is_falling=self.memory.is_falling), ResumeWarning)
 
     # -- the other ranks ----------------------------------------------------------------------------------------------
@@ -438,10 +446,10 @@ class Search:
         self.ranks.average_buffers(t, Occasion.CONVERGE)
 
     def consensus(self, optimizer: Optimizer, t: int) -> AbstractContextManager[None]:
-        """Averaged buffers inside, this rank's own back afterwards. Collective."""
+        """Inside, buffers are averaged; afterwards they are this rank's own again. Collective."""
         return self.ranks.consensus(optimizer, t)
 
-    # -- another length, and checkpoints ------------------------------------------------------------------------------
+    # -- checkpoints, and runs whose length changes -------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
@@ -457,19 +465,19 @@ class Search:
 
     @staticmethod
     def found_in(state: Mapping[str, Any]) -> Found:
-        """What was found, of a state that :meth:`check` has seen."""
+        """What was found, in a state that :meth:`check` accepts."""
         return _read(state)[0].told
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
-        """Go on at step ``t`` from what :meth:`check` has seen.
+        """Go on at step ``t`` from a state that :meth:`check` accepts.
 
-        Without :meth:`load_tensors`: from an origin of its own, and there is nothing to go back to yet.
+        Without :meth:`load_tensors` a new path begins, and there is no snapshot yet.
         """
         memory, searches, made, begun = _read(state)
         self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=searches)
         self.take_over()
         self.memory, self._sampler.made, self._sampler.begun = memory, made, begun
-        self._begins_anew = self.found.phase is Phase.SEARCHING
+        self._lacks_tensors = self.found.phase is Phase.SEARCHING
         self._resume(t, state)
 
     def adopt(self, total_steps: int, t: int) -> None:
@@ -480,9 +488,9 @@ class Search:
         self._resume(t, {})
 
     def finish(self, optimizer: Optimizer, t: int, steps: int, share: float) -> None:
-        """The schedule falls from ``t`` on, over so many steps, and from the rate as it is. Collective.
+        """The schedule falls from ``t`` on, over ``steps`` steps, and from the rate as it is. Collective.
 
-        ``share``: the schedule over its peak, where it rises. Raises where ranks disagree, before anything is changed.
+        ``share``: the schedule over its peak, if it rises. Raises if ranks disagree, before anything is changed.
         """
         self.ranks.agree_to_finish(optimizer, t, steps)
         self.replan(t + steps, t - 1, share * self.found.rise(t, self.rule.constants))
@@ -493,14 +501,14 @@ class Search:
         self.memory.found = self.found.peaking(peak, share)
 
     def _resume(self, t: int, state: Mapping[str, Any]) -> None:
-        """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
+        """A checkpoint has set the counter to ``t``. The losses of the round so far are not in it."""
         self.losses.reset()
         self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
         self.is_just_loaded, self._is_finished = True, False
         self.journal_writer.resume(t, mid_round=self._sampler.progress > 0)
 
     def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
-        """What it holds in tensors at step ``t``, and the losses of the round so far: this rank's."""
+        """What the search holds in tensors at step ``t``, and this rank's losses of the round so far."""
         return {
             "version": STATE_VERSION,
             "step": t,
@@ -510,18 +518,13 @@ class Search:
             "snapshots": self._snapshots.saved(optimizer),
         }
 
-    def check_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
-        """Raise unless :meth:`load_tensors` can go on with it at step ``t``. Changes nothing."""
-        if has_tensors(search):
-            read_tensors(search, optimizer, t, self._groups, self.replica_index)
-
     def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
         if has_tensors(search):
             held = read_tensors(search, optimizer, t, self._groups, self.replica_index)
             self.losses, kept, self._sampler.measure, self._snapshots = held
             self.memory.found = self.found._replace(snapshots=kept)
-            self._begins_anew = False
+            self._lacks_tensors = False
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Search):
@@ -560,5 +563,5 @@ def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
 
 
 def _level(rate: float, guess: float) -> float:
-    """log m of a rate that the gradients ask for; -inf where they say nothing."""
+    """log m of an estimated rate; -inf if the gradients say nothing."""
     return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf

@@ -1,0 +1,176 @@
+r"""The estimated rate: the formula, and the sums that it is made of. Pure.
+
+Training goes from :math:`x_0` by steps :math:`x_{k+1} = x_k - \eta_k u_k`, where :math:`\eta_k` is the rate,
+:math:`g_k` the gradient at :math:`x_k`, and the update :math:`u_k` is whatever the optimizer makes of gradients. The
+estimated rate is
+
+.. math:: \hat\eta = \frac{\sum_k w_k \langle g_k, x_0 - x_k \rangle}{\langle s, \bar u \rangle},
+    \quad s = \sum_k w_k g_k, \quad \bar u = \frac{x_0 - x_n}{\sum_k \eta_k}.
+
+The numerator says how much further down the gradients still point along the path; the denominator is what the mean
+update gains per unit of the rate. While gradients agree, the estimate stays ahead of the rate and grows with it. Once
+the rate is high enough for steps to go to and fro, gradients cancel, and it stops growing. The weights :math:`w_k` grow
+as :math:`\eta_k^2` while the rate rises and stay the same if it falls, so that the small first steps count little.
+
+If all gradients were equal, the estimate would be the weighted mean of the sums of rates before each step,
+:math:`\hat\eta_1 = \sum_k w_k \sum_{j<k} \eta_j / \sum_k w_k`. The *straightness* of the path is :math:`\kappa =
+\hat\eta / \hat\eta_1`: 1 as long as no gradient has turned.
+
+For :math:`u = g` the estimate is D-Adaptation's distance over the gradient's norm, and for updates by the sign it is
+Prodigy's. Written with the displacement, it needs no knowledge of the optimizer. In a long round only some gradients
+are sampled: then the sums over :math:`k` are over these, and the sums of rates are over all steps.
+
+:func:`update` is one step of these sums in plain numbers. :class:`hdet.search.measure.Measure` does the same with
+tensors on their device; ``tests/search/test_measure.py`` holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+FP32_ROUNDING = 2.0**-24
+"""How much of a number rounding to fp32 may change, as a part of that number."""
+
+
+class Sums(NamedTuple):
+    """What the formula takes, in units of the weight of the step that was sampled last."""
+
+    numerator: float
+    """Sum of w <g, x_0 - x>."""
+    denominator: float
+    """<s, x_0 - x_n>."""
+    rates: float
+    """Sum of the rates."""
+    straight: float = 0.0
+    """The estimate that equal gradients would give."""
+
+
+class PathSums(NamedTuple):
+    """The sums while training goes on, before the displacement is known; see :func:`update`."""
+
+    numerator: float = 0.0
+    gradients: tuple[float, ...] = ()
+    """s; empty: no step was sampled."""
+    rates: float = 0.0
+    rates_before: float = 0.0
+    """Sum of w times the sum of rates before the step."""
+    weight: float = 0.0
+    """Sum of w."""
+    rate: float | None = None
+    """The rate of the step that was sampled last, whose weight is 1."""
+
+    def at(self, start: Sequence[float], now: Sequence[float]) -> Sums:
+        """What the formula takes if the path has led from ``start`` to ``now``. A step must have been sampled."""
+        return Sums(self.numerator, _dot(self.gradients, start, now), self.rates, self.rates_before / self.weight)
+
+
+def update(
+    sums: PathSums, gradient: Sequence[float], start: Sequence[float], now: Sequence[float], rate: float
+) -> PathSums:
+    """The sums with one more sampled step, made from ``now`` at ``rate``. One that is not sampled only adds its rate.
+
+    Three equal steps of rate 1 along a constant gradient:
+
+    >>> sums = PathSums()
+    >>> for x in (0.0, -1.0, -2.0):
+    ...     sums = update(sums, gradient=[1.0], start=[0.0], now=[x], rate=1.0)
+    >>> estimate(sums.at([0.0], [-3.0])), straightness(sums.at([0.0], [-3.0]))
+    (1.0, 1.0)
+    """
+    w = weight_ratio(sums.rate, rate)
+    return PathSums(
+        numerator=w * sums.numerator + _dot(gradient, start, now),
+        gradients=tuple(w * s + g for s, g in zip(sums.gradients or repeat(0.0), gradient, strict=False)),
+        rates=sums.rates + rate,
+        rates_before=w * sums.rates_before + sums.rates,
+        weight=w * sums.weight + 1.0,
+        rate=rate,
+    )
+
+
+def weight_ratio(before: float | None, now: float) -> float:
+    """What earlier sums count for if the rate goes from ``before`` to ``now``: at most as much as until then."""
+    return min((before / now) ** 2, 1.0) if before is not None and now > 0 else 1.0
+
+
+def estimate(sums: Sums) -> float:
+    """The estimated rate; 0 if the sums say nothing."""
+    if not (sums.numerator > 0 and sums.denominator > 0):
+        return 0.0
+    return sums.numerator * sums.rates / sums.denominator
+
+
+def straightness(sums: Sums) -> float:
+    """kappa: 1 along a straight path, 0 if the sums say nothing."""
+    return estimate(sums) / sums.straight if sums.straight > 0 else 0.0
+
+
+def _dot(gradient: Sequence[float], start: Sequence[float], now: Sequence[float]) -> float:
+    """<g, x_0 - x>."""
+    return math.fsum(g * (a - b) for g, a, b in zip(gradient, start, now, strict=True))
+
+
+class Measured(NamedTuple):
+    """What the steps since the beginning of the path have shown; equal on all ranks."""
+
+    moved: float = 0.0
+    """The length of the displacement over the typical norm of the weights; infinite if weights are NaN or infinite."""
+    estimated_rate: float = 0.0
+    """0 if the gradients say nothing."""
+    straightness: float = 0.0
+    """1: no gradient has turned yet."""
+    gradients: tuple[float, ...] = ()
+    """The largest absolute value of each gradient that was sampled in the round."""
+    rates: float = 0.0
+    """The sum of the rates of all steps ..."""
+    stretch: int = 0
+    """... and their number."""
+    lost: bool = False
+    """Whether some gradient was NaN or infinite, so that a new path must begin."""
+    rounding: float = FP32_ROUNDING
+    """How much rounding may change a weight, as a part of it: half a unit in its last place."""
+
+    @property
+    def gradient(self) -> float:
+        """The largest absolute value in the round's gradients; 0 if there were none. NaN is not hidden."""
+        return largest_size(self.gradients)
+
+    @property
+    def has_estimate(self) -> bool:
+        """Whether the estimated rate says anything: gradients were sampled, on a path of more than one step.
+
+        Without gradients the sum of rates has grown all the same, and with it the estimate.
+        """
+        return self.gradient != 0 and self.stretch != 1
+
+
+def largest_size(sizes: Sequence[float]) -> float:
+    """The largest of some sizes, without hiding NaN; 0 if there are none."""
+    return max(sizes, key=lambda size: math.inf if math.isnan(size) else size, default=0.0)
+
+
+def typical_norm(sizes: Sequence[int], norms: Sequence[float], moves: Sequence[float]) -> float:
+    """The norm of weights in which no minority decides.
+
+    Only tensors that a step has moved count, and the numbers of one tensor count for no more than those of the middle
+    one (half of all numbers are in tensors with smaller ones). So neither a large output bias nor an unused table makes
+    steps look short.
+
+    Args:
+        sizes: how many numbers each tensor has.
+        norms: its norm.
+        moves: how far it has moved.
+
+    >>> typical_norm([4, 1, 9], norms=[2.0, 1e4, 30.0], moves=[0.1, 0.1, 0.0])
+    2.23606797749979
+    """
+    moved = [(norm / math.sqrt(n), n) for n, norm, move in zip(sizes, norms, moves, strict=True) if n and move > 0]
+    half = sum(n for each, n in moved if each > 0) / 2
+    middle, counted = 0.0, 0
+    for each, n in sorted(moved):
+        if each > 0 and counted < half:
+            middle, counted = each, counted + n
+    return math.sqrt(math.fsum(n * min(each, middle) ** 2 for each, n in moved))
