@@ -238,8 +238,8 @@ def main() -> None:
         for name, optimizer in peers(workload).items():
             rows[name] = in_jax(workload, name, optimizer, seeds)
             print(workload.name, name, rows[name], f"{time.perf_counter() - begun:.0f} s", flush=True)
-        results[workload.name] = rows
-        given.results.write_text(json.dumps(results, indent=1) + "\n")
+            results[workload.name] = rows
+            given.results.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
 
 

@@ -62,7 +62,7 @@ def numbers_of(tree: Tree) -> list[int]:
 
 
 def typical_norm(tree: Tree, lengths: Array, moves: Array) -> Array:
-    """The norm of weights of which no minority decides; see :func:`hdet.search.rule.typical_norm`."""
+    """The norm of weights of which no minority decides; see :func:`hdet.search.estimate.typical_norm`."""
     sizes = jnp.asarray(numbers_of(tree), lengths.dtype)
     each, is_moved = lengths / jnp.sqrt(jnp.maximum(sizes, 1)), (sizes > 0) & (moves > 0)
     counted = jnp.where(is_moved & (each > 0), sizes, 0.0)
