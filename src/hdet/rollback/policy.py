@@ -25,7 +25,7 @@ A guard decides every :data:`LOOK` steps, which is called a look. Training has d
 
 The first rollback leaves the rate as it is. One that follows within twice the time to recover multiplies it by
 :math:`f`; the factor grows back to its ceiling over ``recover`` rounds. If that has happened before, and training has
-been well in between, the rate is at fault: the ceiling is lowered by :math:`f`, too.
+been well in between, the rate is at fault: the lowered factor becomes the ceiling, so it does not grow back.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ class State(NamedTuple):
     rate: float = math.nan
     """... and that rate."""
     excused: bool = False
-    """Whether training was rolled back at the same rate, because of a bad batch: the next time the rate is lowered."""
+    """Whether training was rolled back at the same rate, because of a bad batch. The next time the rate is lowered; until
+    then a rate that has a ceiling is not raised, since a path that has just begun is always straight."""
 
     @property
     def peak_factor(self) -> float:
@@ -278,7 +279,10 @@ class Rule:
     # -- when training is rolled back ---------------------------------------------------------------------------------
 
     def _judged(self, state: State, evidence: Evidence, falling: bool) -> tuple[State, Verdict]:
-        """The judge's verdict on the round. A loss that is back where it began has diverged too."""
+        """The judge's verdict on the round. A loss that is back where it began has diverged too.
+
+        Limits with an infinite noise switch both off, in experiments.
+        """
         doubted = evidence.has_losses and evidence.measured.has_estimate and evidence.estimated_level == -math.inf
         history, verdict = judge(state.history, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
         lost = evidence.lost if self.limits.noise < math.inf and not falling else None
@@ -341,7 +345,9 @@ class Rule:
         straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
         wanted = most if straight else evidence.estimated_level + math.log(q * c.estimate_fraction) - state.level
         if wanted > 0:
-            capped = min(state.ceiling - math.log(state.rise(end, c)), state.level)  # on from the rate as it is
+            # The ceiling bounds m r(t), the level is log m: the raise starts from the rate in use, not from a target that
+            # the ceiling has hidden.
+            capped = min(state.ceiling - math.log(state.rise(end, c)), state.level)
             return state._replace(ceiling=math.inf).at(capped + min(wanted, most))
         if math.isfinite(state.ceiling):
             return state
