@@ -63,8 +63,8 @@ class Constants(NamedTuple):
     fall_start: float = 0.9
     """Nothing is raised any more once the schedule has fallen below this part of its peak (LOG, one reach)."""
     backoff: float = 3.0
-    """What the rate is divided by if training has diverged (LOG, nothing to hand over). Until the loss has fallen, no round
-    raises the target by more."""
+    """What the rate is divided by if training has diverged (LOG, nothing to hand over). Until the loss has fallen, no
+    round raises the target by more."""
 
     # The search stops if steps do not follow the rate: with the mean rate since the first step raised by a factor R, at
     # least lag_min_raise, and n steps made, at most lag_window, the weights have moved less far than the sum of rates

@@ -72,8 +72,8 @@ class State(NamedTuple):
     rate: float = math.nan
     """... and that rate."""
     excused: bool = False
-    """Whether training was rolled back at the same rate, because of a bad batch. The next time the rate is lowered; until
-    then a rate that has a ceiling is not raised, since a path that has just begun is always straight."""
+    """Whether training was rolled back at the same rate, because of a bad batch. The next time the rate is lowered;
+    until then a rate that has a ceiling is not raised, since a path that has just begun is always straight."""
 
     @property
     def peak_factor(self) -> float:
@@ -345,8 +345,8 @@ class Rule:
         straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
         wanted = most if straight else evidence.estimated_level + math.log(q * c.estimate_fraction) - state.level
         if wanted > 0:
-            # The ceiling bounds m r(t), the level is log m: the raise starts from the rate in use, not from a target that
-            # the ceiling has hidden.
+            # The ceiling bounds m r(t), the level is log m: the raise starts from the rate in use, not from a target
+            # that the ceiling has hidden.
             capped = min(state.ceiling - math.log(state.rise(end, c)), state.level)
             return state._replace(ceiling=math.inf).at(capped + min(wanted, most))
         if math.isfinite(state.ceiling):
