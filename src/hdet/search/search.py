@@ -263,7 +263,7 @@ class Search:
         if self.is_just_loaded:
             self._tell_what_is_missing(before)
         self.ranks.meet(optimizer, before)
-        if self.replica_index.size == 1:
+        if not self.journal_writer.is_locked and self.replica_index.size == 1:
             self.journal_writer.lock(Solo(), writes=True)
         self._hook.step_is_over()
         self._snapshots.watch(optimizer)
