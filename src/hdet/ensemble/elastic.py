@@ -290,7 +290,7 @@ class ElasticReplicas(Replicas):
         odd = [member.name for member in members if member.chain != usual]
         if odd:
             if chain != usual:
-                self.torchft.go_back()
+                self.torchft.request_state()
             raise FailedTry(f"{', '.join(odd)} met apart from the others, and will load their state")
 
     def _average(

@@ -117,7 +117,7 @@ class Torchft:
             time.sleep(_PAUSE)
         return agreed
 
-    def go_back(self) -> None:
+    def request_state(self) -> None:
         """This replica's state is not that of the others: it is to be loaded from one of them at the next quorum."""
         self.manager.load_state_dict({"step": 0, "batches_committed": 0})
 
