@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from tests.cli.command import run
 
 from lab.tests.cli.command import LAB, lab_here
@@ -31,8 +30,9 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     for key in ("placebo-0.15-T4-0", "corrected-0.15-T4-0"):
         shutil.rmtree(out / key)
-    torch.set_num_threads(1)  # as in the process above; a framework's test may have left another number here
-    again = lab_here(capsys, "ablate", "--like", out / "ablation.json", "--out", out, "--json")
+    again = run(
+        *LAB, "ablate", "--like", out / "ablation.json", "--out", out, "--json"
+    )  # a process of its own, as above
     assert again.code == 0, again.err
     assert "[2/2] control: placebo, 0.15, T = 4, seed 0: complete" in again.err  # the other runs were kept
     for row, same in zip(outcome["configurations"], again.json["configurations"], strict=True):
