@@ -30,9 +30,7 @@ def test_ablate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     for key in ("placebo-0.15-T4-0", "corrected-0.15-T4-0"):
         shutil.rmtree(out / key)
-    again = run(
-        *LAB, "ablate", "--like", out / "ablation.json", "--out", out, "--json"
-    )  # a process of its own, as above
+    again = run(*LAB, "ablate", "--like", out / "ablation.json", "--out", out, "--json")  # its own process, as above
     assert again.code == 0, again.err
     assert "[2/2] control: placebo, 0.15, T = 4, seed 0: complete" in again.err  # the other runs were kept
     for row, same in zip(outcome["configurations"], again.json["configurations"], strict=True):
