@@ -66,6 +66,6 @@ def test_a_guards_cost_on_a_cpu(tmp_path: Path) -> None:
     few = ("--models", "gpt-0.8M", "--every", "8", "--steps", "8", "--turns", "2")
     output_of(sys.executable, SCRIPT.with_name("guard_cost.py"), "--device", "cpu", *few, "--write", path)
     (row,) = json.loads(path.read_text())["rows"]
-    assert (row["model"], row["every"], row["memory"]) == ("gpt-0.8M", 8, None)
+    assert (row["model"], row["check_every"], row["memory"]) == ("gpt-0.8M", 8, None)
     assert len(row["ratios"]) == 2
     assert all(ratio > 0 for ratio in row["ratios"])
