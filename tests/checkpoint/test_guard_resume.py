@@ -23,6 +23,7 @@ def tensor(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=torch.tensor(3e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [adam, tensor])
 def test_a_run_that_is_cut_anywhere_is_bit_equal(tmp_path: Path, make: Any) -> None:
     """Inside rounds, just before and after rollbacks, and while the rate recovers."""

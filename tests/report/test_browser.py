@@ -33,10 +33,13 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.wait import WebDriverWait
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None,
-    reason="no chromium and chromedriver on the PATH: apt-get install chromium chromium-driver, or run .ci/run",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None,
+        reason="no chromium and chromedriver on the PATH: apt-get install chromium chromium-driver, or run .ci/run",
+    ),
+]
 DRAWN = "return [...document.querySelectorAll('.plot')].filter(p => p.querySelector('.main-svg .xy')).length"
 WIDE, PHONE = (1100, 900), (390, 844)
 

@@ -91,6 +91,7 @@ def _ruin(model: nn.Module) -> None:
         p.mul_(1e4)
 
 
+@pytest.mark.slow
 @pytest.mark.covers("frameworks", "plain loop, search", "DDP", "fp32")
 def test_ranks_decide_alike_whoever_gives_a_loss() -> None:
     first, *others = run_ranks(_kinds, 3)

@@ -55,6 +55,7 @@ def _agree(ran: Ran, plain: Ran) -> None:
             assert now[name] == pytest.approx(then[name], rel=1e-9, nan_ok=True), name
 
 
+@pytest.mark.slow
 @pytest.mark.covers("frameworks", "plain loop, search", "FSDP2", "fp64")
 @pytest.mark.covers("frameworks", "plain loop, search", "HSDP", "fp64")
 def test_a_sharded_run_is_the_run_of_one_process(tmp_path: Path) -> None:
@@ -211,6 +212,7 @@ def _as_high() -> float:
     return float(loss_of(model, batch_of(100_000)).detach())
 
 
+@pytest.mark.slow
 @pytest.mark.covers("frameworks", "plain loop, search", "FSDP2", "bf16 MixedPrecisionPolicy")
 def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
     whole_bytes = _copies(0, 1)
