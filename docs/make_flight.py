@@ -102,7 +102,7 @@ def draw(rounds: list[Round]) -> Drawing:
 def _words(drawing: Drawing, x: Callable[[float], float], rounds: list[Round]) -> None:
     for i, part in enumerate(part for part in rounds if part.event):
         drawing.text((x(part.end) + 10, 64 + 20 * i), part.event, "start", "c3", 13)
-    drawing.text((RIGHT - 60, 256), "violet: what the gradients ask for", "end", "mark", 13)
+    drawing.text((RIGHT - 60, 256), "violet: estimated rate", "end", "mark", 13)
     drawing.text((RIGHT - 60, 276), "blue: the rate", "end", "c0", 13)
 
 

@@ -448,6 +448,6 @@ def test_another_length_is_refused_in_words_of_accelerate(how: str, tmp_path: Pa
     first, other = loops
     first.go(0, 60)
     first.accelerator.save_state(str(tmp_path))
-    words = rf"the steps given by total_steps of the scheduler must be {STEPS} .* accelerator\.load_state"
+    words = rf"the steps given by total_steps of the scheduler must be {STEPS} .* accelerator\.load_state again"
     with pytest.raises(hdet.ArgumentError, match=words):
         other.accelerator.load_state(str(tmp_path))

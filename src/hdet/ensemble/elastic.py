@@ -72,7 +72,7 @@ class Outcome:
     """What a meeting has come to; it counts once it is committed."""
 
     members: list[Member]
-    seat: ReplicaIndex
+    replica_index: ReplicaIndex
     """This replica's place among them."""
     end: Ending | None = None
     """The round; None: nobody has trained yet."""
@@ -229,15 +229,17 @@ class ElasticReplicas(Replicas):
         ended, deadline = time.perf_counter(), time.monotonic() + self.torchft.timeout
         while True:
             self._healed_at = None
-            seat = ReplicaIndex(*self.torchft.quorum(deadline))
+            replica_index = ReplicaIndex(*self.torchft.quorum(deadline))
             if self._healed_at is not None:
                 end = end._replace(span=(self._healed_at, self._healed_at + 1))
             clock.lap("quorum")
             tensors = self._replica_tensors.weights(end.optimizer).tensors
-            kept = copies_of(tensors) if seat.size > 1 else []
+            kept = copies_of(tensors) if replica_index.size > 1 else []
             failure, outcome = None, None
             try:
-                group = ManagedGroup(self.torchft.manager, seat, tensors[0].device if tensors else torch.device("cpu"))
+                group = ManagedGroup(
+                    self.torchft.manager, replica_index, tensors[0].device if tensors else torch.device("cpu")
+                )
                 outcome = self._try(end, shown, group, clock)
                 group.gather([1.0])  # all have the mean: fewer of us will commit while others cannot
             except FailedTry as error:
@@ -315,8 +317,10 @@ class ElasticReplicas(Replicas):
         end, roll, kept = outcome.end, outcome.roll, self._kept
         if end is not None and roll is not None and outcome.decided is not None:
             if self.journal_writer.is_kept:
-                seat = ReplicaIndex(0, len(kept.names))
-                record = self.steering.record(end, roll, seat, *outcome.decided, outcome.divergence, clock.seconds)
+                replica_index = ReplicaIndex(0, len(kept.names))
+                record = self.steering.record(
+                    end, roll, replica_index, *outcome.decided, outcome.divergence, clock.seconds
+                )
                 here = {member.place for member in outcome.members if member.trained}
                 record |= {"names": kept.names, "absent": [r for r in range(len(kept.names)) if r not in here]}
                 record["joined"] = [member.name for member in outcome.members if not member.trained]
@@ -326,7 +330,7 @@ class ElasticReplicas(Replicas):
                 end.optimizer.state.clear()
         names = [member.name for member in outcome.members]
         self._kept = Kept(self._link(*names), names)
-        self.rank_group.place, self._trained = outcome.seat, True
+        self.rank_group.place, self._trained = outcome.replica_index, True
         self._mean.reset()
         self.losses.reset()
 

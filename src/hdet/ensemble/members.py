@@ -78,7 +78,7 @@ def mean_over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[floa
 
 
 def among(roll: Agreement, rows: Sequence[int]) -> Agreement:
-    """A roll call of some of the members."""
+    """What some of the members have agreed on."""
     return roll._replace(
         losses=[roll.losses[i] for i in rows],
         signals=[roll.signals[i] for i in rows],
@@ -87,7 +87,7 @@ def among(roll: Agreement, rows: Sequence[int]) -> Agreement:
 
 
 def as_dealt(roll: Agreement, members: Sequence[Member], places: int) -> Agreement:
-    """A roll call in the order in which places were dealt; those who are gone are not live."""
+    """What they have agreed on, in the order in which places were dealt; those who are gone are not live."""
     row = {member.place: i for i, member in enumerate(members) if member.trained}
     nobody = len(members)
     padded = roll._replace(

@@ -183,7 +183,7 @@ class Steering:
     def decide(
         self, end: Ending, roll: Agreement, replica_index: ReplicaIndex, *, has_signal: bool
     ) -> tuple[Bases, Update | None]:
-        """The new base values, and what the controller says: a function of the roll call, so equal on all replicas.
+        """The new base values, and what the controller says: a function of the agreement, so equal on all replicas.
 
         Args:
             end: the round.

@@ -103,7 +103,9 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     load = prepared.load_state_dict
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:
-        cure = "make the scheduler with total_steps={steps} before it is prepared, and call accelerator.load_state"
+        cure = (
+            "make the scheduler with total_steps={steps} before it is prepared, and call accelerator.load_state again"
+        )
         hold = "a scheduler without total_steps, and scheduler.finish(steps) before it ends"
         with loading_length("total_steps of the scheduler", cure, hold):
             load(state_dict)

@@ -22,15 +22,15 @@ class ManagedGroup(ReplicaGroup):
 
     Args:
         manager: torchft's, after a quorum.
-        seat: this replica's place among them.
+        replica_index: this replica's place among them.
         device: where rows travel, which is where the weights are: a backend may reach only devices.
     """
 
-    def __init__(self, manager: Manager, seat: ReplicaIndex, device: torch.device = _HOST) -> None:
+    def __init__(self, manager: Manager, replica_index: ReplicaIndex, device: torch.device = _HOST) -> None:
         self._manager, self._device = manager, device
-        self.replica_index = seat
-        self.rank = seat.replica
-        self.members = [[rank] for rank in range(seat.size)]
+        self.replica_index = replica_index
+        self.rank = replica_index.replica
+        self.members = [[rank] for rank in range(replica_index.size)]
 
     def gather(self, row: Sequence[float], device: torch.device = _HOST) -> list[list[float]]:
         return self._gathered(torch.tensor(row, dtype=torch.float64)).tolist()
