@@ -105,9 +105,9 @@ def step_of(optimizer: optax.GradientTransformationExtraArgs, tells: bool) -> Ca
             more = {"value": loss} if tells else {}
             updates, after = optimizer.update(grads, state, params, **more)
             params = optax.apply_updates(params, updates)
-            rate = after.notes.rate * after.guesses[0]
+            rate = after.steps.rate * after.guesses[0]
             return (params, after), Out(
-                rate, loss, params, after.notes.event, after.notes.rounds, after.found.peak_factor
+                rate, loss, params, after.memory.notes.event, after.memory.notes.rounds, after.memory.found.peak_factor
             )
 
         return jax.lax.scan(step, (params, state), (xs, ys, lesson))

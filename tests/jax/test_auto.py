@@ -90,13 +90,13 @@ def test_it_is_back_at_earlier_weights_however_far_they_were(loop: Loop) -> None
     own, params = Loop(optimizer), weights()
     before = {name: np.asarray(p) for name, p in params.items()}
     after, state = own.train(params, optimizer.init(weights()), 0, 1, {0: 1e9})
-    assert state.notes.event == code_of(Event.RESTARTED)
+    assert state.memory.notes.event == code_of(Event.RESTARTED)
     after, state = own.train(after, state, 1, 2)  # puts right what rounding has left
-    assert state.notes.returns == -1
+    assert state.memory.notes.returns == -1
     for name, p in after.items():
         np.testing.assert_allclose(p, before[name], rtol=1e-6, atol=1e-9)
     after, state = own.train(after, state, 2, STEPS, {50: np.nan})
-    assert state.notes.rolled_back == 1
+    assert state.memory.notes.rolled_back == 1
     assert own.traced == 1
 
 
@@ -105,9 +105,9 @@ def test_bfloat16_weights_come_back_exactly() -> None:
     own, params = Loop(optimizer), weights(jnp.bfloat16)
     state = optimizer.init(params)
     params, state = own.train(params, state, 0, 39)
-    kept = jax.tree.map(np.asarray, state.slots[int(state.found.last)][0])
+    kept = jax.tree.map(np.asarray, state.slots[int(state.memory.found.last)][0])
     params, state = own.train(params, state, 39, 43, {40: np.nan})
-    assert state.notes.event == code_of(Event.BAD_BATCH)
+    assert state.memory.notes.event == code_of(Event.BAD_BATCH)
     for name, p in params.items():
         assert p.dtype == jnp.bfloat16
         np.testing.assert_array_equal(np.asarray(p, np.float32), np.asarray(kept[name], np.float32))
@@ -218,6 +218,6 @@ def test_a_finish_that_is_refused(loop: Loop) -> None:
         with pytest.raises(hdet.ArgumentError, match="steps must be"):
             hdet.jax.finish(state, steps)  # type: ignore[arg-type]
     with pytest.raises(hdet.ArgumentError, match="before the run ends"):
-        hdet.jax.finish(state._replace(step=jnp.asarray(STEPS)), 3)
+        hdet.jax.finish(state._replace(steps=state.steps._replace(made=jnp.asarray(STEPS))), 3)
     with pytest.raises(hdet.ArgumentError, match="state must have the state of one"):
         hdet.jax.found(optax.adam(1.0).init(weights()))

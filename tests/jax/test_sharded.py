@@ -31,10 +31,10 @@ first, one = alone.train(weights(), optimizer.init(weights()), 0, 60, wrong)
 params = own()
 state = optimizer.init(params)
 second, many = together.train(params, state, 0, 60, wrong)
-assert many.notes.rolled_back == one.notes.rolled_back >= 1
+assert many.memory.notes.rolled_back == one.memory.notes.rolled_back >= 1
 np.testing.assert_allclose(together.losses, alone.losses, rtol=2e-3)
 for name in spec:
-    for tree in (second, many.path.origin, many.path.total, many.slots[0][0]):
+    for tree in (second, many.origin, many.total, many.slots[0][0]):
         assert tree[name].sharding.is_equivalent_to(NamedSharding(mesh, spec[name]), tree[name].ndim), name
         assert len(tree[name].addressable_shards) == 8
 print("equal", hdet.jax.found(many))

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import hdet
 import hdet.jax
-from hdet.jax.search import AutoState
+from hdet.jax import AutoState
 from tests.jax.runs import Lesson, Out, data, make, runner, step_of, weights
 from tests.models import two_layer
 

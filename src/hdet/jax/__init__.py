@@ -7,7 +7,8 @@ from __future__ import annotations
 
 try:
     from hdet.jax.reporting import finish, found
-    from hdet.jax.search import AutoState, auto
+    from hdet.jax.search import auto
+    from hdet.jax.state import AutoState
 except ModuleNotFoundError as error:
     if error.name not in ("jax", "optax"):
         raise

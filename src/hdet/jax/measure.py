@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from hdet.jax.numbers import Array, Sum, choose, number, ranked
+from hdet.jax.numbers import Array, number, ranked
 
 _Tree = TypeVar("_Tree")
 Tree = Any
@@ -86,62 +86,57 @@ class Measured(NamedTuple):
 
 
 class Path(NamedTuple):
-    """The path since the origin, and the sums over it. Rates are in units of the guess."""
+    """The sums over the path since its origin. Rates are in units of the guess.
 
-    origin: Tree
-    total: Tree
-    """The weighted sum of gradients."""
+    The weights at the origin and the weighted sum of gradients are trees, which the methods are given.
+    """
+
     numerator: Array
-    rates: Sum
-    stretch: Array
+    begun: Array
+    """Steps that had been made at the origin."""
     ahead: Array
     weight: Array
     rate: Array
     typical: Array
 
     @classmethod
-    def new(cls, params: Tree) -> Path:
-        """From these weights."""
-        origin = as_exact(params)
-        zero, stretch = number(0.0), jnp.zeros((), jnp.int32)
-        total = jax.tree.map(jnp.zeros_like, origin)
-        return cls(origin, total, zero, Sum.zero(), stretch, zero, zero, zero, number(1.0))
+    def new(cls) -> Path:
+        """Before the first step."""
+        zero = number(0.0)
+        return cls(zero, jnp.zeros((), jnp.int32), zero, zero, zero, number(1.0))
 
-    def sampled(self, gradients: Tree, params: Tree, rate: Array, is_void: Array) -> Path:
-        """The gradients of the step to come are added; ``is_void``: they count as NaN."""
-        begins, g = self.stretch == 0, as_exact(gradients)
+    def sampled(
+        self, trees: tuple[Tree, Tree], gradients: Tree, params: Tree, rate: Array, rates: Array, step: Array
+    ) -> tuple[tuple[Tree, Tree], Path]:
+        """Add the gradients of a step to origin and sum, the ``trees``, and to the path.
+
+        ``rate``: of the step; ``rates``: the sum of those before it; ``step``: steps before it.
+        """
+        begins, g = step == self.begun, as_exact(gradients)
         ratio = jnp.where(rate > 0, jnp.minimum((self.rate / rate) ** 2, 1.0), 1.0)
-        origin = jax.tree.map(lambda x0, x: jnp.where(begins, x, x0), self.origin, as_exact(params))
-        total = jax.tree.map(lambda s, x: jnp.where(begins, x, s * ratio.astype(s.real.dtype) + x), self.total, g)
-        numerator = dot(g, less(origin, params)) + jnp.where(is_void, jnp.nan, 0.0)
+        origin = jax.tree.map(lambda x0, x: jnp.where(begins, x, x0), trees[0], as_exact(params))
+        total = jax.tree.map(lambda s, x: jnp.where(begins, x, s * ratio.astype(s.real.dtype) + x), trees[1], g)
         before = jnp.where(begins, 0.0, jnp.stack([self.numerator, self.ahead, self.weight]) * ratio)
-        new = before + jnp.stack([numerator, self.rates.total, number(1.0)])
-        return self._replace(origin=origin, total=total, numerator=new[0], ahead=new[1], weight=new[2], rate=rate)
+        new = before + jnp.stack([dot(g, less(origin, params)), rates, number(1.0)])
+        return (origin, total), self._replace(numerator=new[0], ahead=new[1], weight=new[2], rate=rate)
 
-    def passed(self, rate: Array, is_looked_at: Array) -> Path:
-        """A step is made at this rate."""
-        stretch = self.stretch + is_looked_at.astype(self.stretch.dtype)
-        return self._replace(rates=self.rates.plus(jnp.where(is_looked_at, rate, 0.0)), stretch=stretch)
+    def measured(self, origin: Tree, total: Tree, rates: Array, params: Tree, is_first: Array) -> Measured:
+        """At these weights, after steps with this sum of rates.
 
-    def begun(self, anew: Array, typical: Array) -> Path:
-        """A round has ended; ``anew``: the path begins with the next step."""
-        rates, stretch = choose(anew, (Sum.zero(), jnp.zeros_like(self.stretch)), (self.rates, self.stretch))
-        return self._replace(rates=rates, stretch=stretch, typical=typical)
-
-    def measured(self, params: Tree, is_first: Array) -> Measured:
-        """At these weights; ``is_first``: a first step was made, of which only the length counts."""
-        way = less(self.origin, params)
-        moves, lengths = norms(way), norms(self.origin)
+        ``is_first``: a first step was made, of which only the length counts.
+        """
+        way = less(origin, params)
+        moves, lengths = norms(way), norms(origin)
         move, length = jnp.linalg.norm(moves), jnp.linalg.norm(lengths)
-        found = typical_norm(self.origin, lengths, moves) / length
+        found = typical_norm(origin, lengths, moves) / length
         learns = is_first & (found > 0) & (found < jnp.inf)
         typical = jnp.where(learns, found, self.typical)
         size = length * typical
         moved = jnp.nan_to_num(jnp.where(size > 0, move / size, move), nan=jnp.inf, posinf=jnp.inf)
-        denominator = dot(self.total, way)
+        denominator = dot(total, way)
         is_whole = jnp.isfinite(self.numerator) & jnp.isfinite(denominator)
         says = is_whole & (self.numerator > 0) & (denominator > 0) & ~is_first
-        estimated_rate = jnp.where(says, self.numerator * self.rates.total / denominator, 0.0)
+        estimated_rate = jnp.where(says, self.numerator * rates / denominator, 0.0)
         straight = self.ahead / self.weight
         straightness = jnp.where(says & (straight > 0), estimated_rate / straight, 0.0)
         return Measured(moved, estimated_rate, straightness, ~is_first & ~is_whole, typical)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -25,6 +26,25 @@ def absent(count: int) -> Array:
 def choose(condition: Array, yes: _Tree, no: _Tree) -> _Tree:
     """One of two trees of arrays."""
     found: _Tree = jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
+    return found
+
+
+def typed_as(tree: _Tree, like: _Tree) -> _Tree:
+    """Each array in the type of its counterpart, as loops ask for."""
+    found: _Tree = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), tree, like)
+    return found
+
+
+def when(condition: Array, change: Callable[[_Tree], _Tree], tree: _Tree) -> _Tree:
+    """``change(tree)`` if the condition holds, else the tree.
+
+    A loop of at most one turn: it hands its arrays on in place, while ``lax.cond`` copies all of them in every step.
+    """
+
+    def turn(carried: tuple[Array, _Tree]) -> tuple[Array, _Tree]:
+        return jnp.zeros_like(carried[0]), typed_as(change(carried[1]), carried[1])
+
+    found: _Tree = jax.lax.while_loop(lambda carried: carried[0], turn, (condition, tree))[1]
     return found
 
 

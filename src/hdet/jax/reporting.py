@@ -1,4 +1,4 @@
-"""What was found, and the end of a run that had none."""
+"""What was found, and the end of a run of unknown length."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from hdet.checks import is_int, must_be
 from hdet.errors import ArgumentError
 from hdet.events import Reason
-from hdet.jax.measure import copied
-from hdet.jax.numbers import number
+from hdet.jax.numbers import Array, number
 from hdet.jax.progress import LONGEST
-from hdet.jax.search import AutoState
+from hdet.jax.round import Round
+from hdet.jax.state import AutoState, Memory
 from hdet.search.progress import CLEAR, SURE
 from hdet.search.reporting import Found, Status
 from hdet.search.rule import Phase
 
 _QUIET = 3
-"""As in :mod:`hdet.search.search`: so many rounds without a raise, and the rate of a run without an end has settled."""
+"""As in torch: a run of unknown length has settled after this many rounds in which the rate was not raised."""
 
 
 def state_in(state: Any) -> AutoState:
@@ -35,7 +35,7 @@ def state_in(state: Any) -> AutoState:
 
 
 def found(state: Any) -> Found:
-    """What was found so far, as in torch: rate, status, roll backs. Waits for the device.
+    """What was found so far, as in torch: rate, status, rollbacks. Waits for the device.
 
     The rate is in units of the base's own unless that was made by ``optax.inject_hyperparams``: so make it with 1.
 
@@ -43,25 +43,24 @@ def found(state: Any) -> Found:
         state: of :func:`hdet.jax.auto`, or of an optimizer that it is a part of.
     """
     own = state_in(state)
-    notes = own.notes
-    factor = float(own.found.peak_factor)
+    memory = own.memory
+    notes, factor = memory.notes, float(memory.found.peak_factor)
     guesses = [float(guess) for guess in own.guesses] or [1.0]
     rates = tuple(guess * factor for guess in guesses) if notes.rounds > 0 else ()
-    status, why = _status(own)
+    status, why = _status(memory, own.steps.made >= memory.plan.total)
     return Found(rates[0] if rates else float("nan"), status, int(notes.rolled_back), rates, why)
 
 
-def _status(state: AutoState) -> tuple[Status, str]:
-    notes, phase = state.notes, int(state.found.phase)
+def _status(memory: Memory, is_last: Array) -> tuple[Status, str]:
+    notes, phase = memory.notes, int(memory.found.phase)
     if phase == Phase.STOPPED:
         why = [*Reason][int(notes.why) - 1]
         return ("too short" if why is Reason.TOO_SHORT else "stopped"), why.text
-    is_last = bool(state.step >= state.plan.total)
-    is_quiet = bool(state.plan.is_endless & notes.has_peaked & (notes.quiet >= _QUIET))
-    falling, rests = bool(notes.is_falling), is_last or is_quiet or bool(notes.is_bound)
+    is_quiet = bool(memory.plan.is_endless & notes.has_peaked & (notes.quiet >= _QUIET))
+    falling, rests = bool(notes.is_falling), bool(is_last) or is_quiet or bool(notes.is_bound)
     if phase == Phase.FIRST or not (falling or rests):
         return "searching", ""
-    if state.progress.is_known and not state.progress.has_fallen(SURE if falling else CLEAR):
+    if memory.progress.is_known and not memory.progress.has_fallen(SURE if falling else CLEAR):
         return ("stopped", Reason.NOT_FALLEN.text) if falling else ("searching", "")
     return "settled", Reason.AT_BOUND.text if notes.is_bound else ""
 
@@ -76,25 +75,22 @@ def finish(state: Any, steps: int) -> Any:
         steps: steps that training still makes.
     """
     own = state_in(state)
-    now, total = int(own.step), int(own.plan.total)
-    must_be(
-        f"an integer from 1 to {LONGEST - 1 - now}",
-        is_int(steps) and 1 <= steps < LONGEST - now,
-        "give the steps that training is still to make",
-        steps=steps,
-    )
+    memory = own.memory
+    t, plan, searched = own.steps.made, memory.plan, memory.found
+    now, total = int(t), int(plan.total)
+    rule, fits = f"an integer from 1 to {LONGEST - 1 - now}", is_int(steps) and 1 <= steps < LONGEST - now
+    must_be(rule, fits, "give the steps that training is still to make", steps=steps)
     if now >= total:
         raise ArgumentError(
             f"finish() must be called before the run ends, but it ends at step {total}, and this is step {now}; go on "
             "from a checkpoint of an earlier step"
         )
-    t, plan, searched = own.step, own.plan, own.found
-    is_kept = searched.phase == Phase.STOPPED
     has_fallen = (t > plan.falls_from) & ~plan.is_endless
-    share = jnp.where(is_kept & ~has_fallen, plan.plain(t), 1.0) * searched.rise(t)
-    left = jnp.log(share)
+    share = jnp.where((searched.phase == Phase.STOPPED) & ~has_fallen, plan.plain(t), 1.0) * searched.rise(t)
+    left, plan = jnp.log(share), plan.finished(t, int(steps))
     after = searched._replace(
         peak=number(now - 1.0), level=searched.level + left, slowed_from=searched.slowed_from + left
     )
-    new = own._replace(plan=copied(plan.finished(t, int(steps))), found=after)
+    end = jnp.maximum(Round.end_of(memory.round.begun, after.phase, plan), t + 1)
+    new = own.remembering(memory._replace(plan=plan, found=after, round=memory.round._replace(end=end)))
     return jax.tree.map(lambda node: new if node is own else node, state, is_leaf=lambda node: node is own)

@@ -1,13 +1,14 @@
 """``hdet.jax.auto``: an optax optimizer whose learning rate is found in the run. The file to read first.
 
-Every step scales the base's update and counts. Some steps are sampled (:mod:`hdet.jax.measure`), and where a round
-ends the rule decides (:mod:`hdet.jax.rule`); both happen in one ``lax.cond``, whose other branch is empty.
+Every step scales the base's update, counts, and notes its loss (:mod:`hdet.jax.round`). Some steps are sampled
+(:mod:`hdet.jax.measure`), and if a round ends the rule decides (:mod:`hdet.jax.rule`). Both are inside one
+:func:`hdet.jax.numbers.when`, so that all other steps neither compute nor copy anything for them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,84 +19,23 @@ from hdet.errors import ArgumentError
 from hdet.events import Reason
 from hdet.jax.bases import check_base, check_state, rates_in, with_rates
 from hdet.jax.judge import Blocks, LossHistory, judge
-from hdet.jax.measure import Path, Tree, as_exact, copied, dot, largest, less, moved_by
-from hdet.jax.numbers import Array, Sum, absent, choose, number
-from hdet.jax.progress import ENDS, LONGEST, Progress
-from hdet.jax.rule import Decision, Evidence, State, after_round, code_of
+from hdet.jax.measure import Tree, as_exact, copied, dot, largest, less, moved_by
+from hdet.jax.numbers import Array, choose, number, typed_as, when
+from hdet.jax.progress import LONGEST, Progress
+from hdet.jax.round import Round, Steps
+from hdet.jax.rule import Decision, Evidence, after_round, code_of
 from hdet.jax.schedule import Plan, Shape
-from hdet.rollback.judge import BLOCKS, Verdict
+from hdet.jax.state import AutoState, Memory, Notes
+from hdet.rollback.judge import Verdict
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT as C
 from hdet.search.rule import Phase
 
+_ORIGIN, _AS_IT_IS = 2, 3
+"""Where updates may lead beside snapshots 0 and 1: to the path's origin, or on as they do, with a new base state."""
 _RESIDUE = 2.0**-17
-"""What may be left of the way back, over the weights: so much is left in float32 if these had grown by a hundred."""
-
-
-class Round(NamedTuple):
-    """The round so far."""
-
-    begun: Array
-    """Steps that had been made when it began."""
-    losses: Sum
-    """Of the finite losses of each block ..."""
-    finite: Array
-    """... how many these were ..."""
-    given: Array
-    """... and whether there was any loss."""
-    sizes: Array
-    """The largest number of each gradient that was sampled; -1: none yet."""
-    withheld: Array
-    """Whether an update was withheld since it would have made weights NaN or infinite: nothing moves until the end."""
-
-    @classmethod
-    def beginning(cls, begun: Array) -> Round:
-        zero = jnp.zeros(BLOCKS, jnp.int32)
-        return cls(begun, Sum.zero(BLOCKS), zero, zero > 0, jnp.full_like(absent(BLOCKS), -1.0), jnp.zeros((), bool))
-
-
-class Notes(NamedTuple):
-    """What is remembered from round to round beside the rule's state."""
-
-    rate: Array
-    """Of the last step, in units of the guess."""
-    rounds: Array
-    has_losses: Array
-    is_falling: Array
-    has_peaked: Array
-    is_bound: Array
-    quiet: Array
-    rolled_back: Array
-    event: Array
-    """What the last round has come to ..."""
-    why: Array
-    """... and why the search has stopped, if it has; see :func:`hdet.jax.rule.code_of`."""
-    returns: Array
-    """The slot from which the next call puts right what rounding has left of a roll back; -1: none."""
-
-    @classmethod
-    def new(cls, why: int) -> Notes:
-        no, zero = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
-        return cls(number(0.0), zero, no, no, no, no, zero, zero, zero, jnp.asarray(why, jnp.int32), zero - 1)
-
-
-class AutoState(NamedTuple):
-    """The state of :func:`auto`: arrays, which can be saved, sharded and donated."""
-
-    step: Array
-    """Steps made."""
-    inner: Tree
-    """The base's own state."""
-    guesses: tuple[Array, ...]
-    """The rates that the base was made with, if they can be read."""
-    found: State
-    progress: Progress
-    plan: Plan
-    round: Round
-    path: Path
-    slots: tuple[tuple[Tree, Tree], ...]
-    """Snapshots of weights and inner state: two, or none with ``rollback=False``."""
-    notes: Notes
+"""What a rollback may leave of the displacement, over the weights' norm. In float32 this much is left if the weights
+had grown by a factor of a hundred."""
 
 
 def auto(
@@ -118,20 +58,19 @@ def auto(
         total_steps: the length of the run, at most 2**30; None: until :func:`hdet.jax.finish` is called.
         schedule: an optax schedule. Only its shape counts: it is divided by its peak. None: a OneCycle.
         pct_start: the part of the run at which a OneCycle falls.
-        rollback: whether two snapshots of weights and base state are kept for roll backs.
+        rollback: whether two snapshots of weights and base state are kept for rollbacks.
         highest: a rate that is never exceeded; None: no bound.
 
     Raises:
         ArgumentError: for arguments out of range, and for a base whose updates a rate does not scale.
     """
-    length = total_steps is None or (is_int(total_steps) and 1 <= total_steps < LONGEST)
-    must_be(
-        f"an integer from 1 to {LONGEST - 1}, or None", length, "leave it out if nobody knows", total_steps=total_steps
-    )
+    fits = total_steps is None or (is_int(total_steps) and 1 <= total_steps < LONGEST)
+    rule, cure = f"an integer from 1 to {LONGEST - 1}, or None", "leave it out if the length is unknown"
+    must_be(rule, fits, cure, total_steps=total_steps)
     must_be("a number from 0 to 1", is_real(pct_start) and 0 <= pct_start <= 1, "for instance 0.3", pct_start=pct_start)
     must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
-    bound = highest is None or (is_real(highest) and float(highest) > 0)
-    must_be("a number above 0, or None", bound, "leave it out for no bound", highest=highest)
+    fits = highest is None or (is_real(highest) and float(highest) > 0)
+    must_be("a number above 0, or None", fits, "leave it out for no bound", highest=highest)
     check_base(base)
     if schedule is not None and total_steps is None:
         raise ArgumentError("schedule must come with the length of the run, but total_steps is None; give total_steps")
@@ -155,36 +94,24 @@ class _Search:
         self.base, self.total_steps, self.shape, self.pct_start = base, total_steps, shape, pct_start
         self.rollback, self.highest = rollback, math.inf if highest is None else float(highest)
 
-    # -- the state ----------------------------------------------------------------------------------------------------
-
     def init(self, params: Tree) -> AutoState:
         """Before the first step."""
-        leaves = jax.tree.leaves(params)
-        if not leaves or not all(jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact) for leaf in leaves):
-            kinds = sorted({str(jnp.asarray(leaf).dtype) for leaf in leaves})
+        kinds = {str(jnp.asarray(leaf).dtype) for leaf in jax.tree.leaves(params)}
+        if not kinds or not all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds):
             raise ArgumentError(
-                f"params must be floating-point arrays, at least one, but got {kinds}; leave others out, for instance "
-                "by equinox.filter(model, equinox.is_inexact_array)"
+                f"params must be floating-point arrays, at least one, but got {sorted(kinds)}; leave others out, for "
+                "instance by equinox.filter(model, equinox.is_inexact_array)"
             )
         params = jax.tree.map(jnp.asarray, params)
         inner = self.base.init(params)
         check_state(inner)
         too_short = self.total_steps is not None and self.total_steps < C.min_steps
-        slots = ((params, inner), (params, inner)) if self.rollback else ()
-        zero = jnp.zeros((), jnp.int32)
-        state = AutoState(
-            step=zero,
-            inner=inner,
-            guesses=rates_in(inner),
-            found=State.new(Phase.STOPPED if too_short else Phase.FIRST),
-            progress=Progress.new(),
-            plan=Plan.of(self.total_steps, self.pct_start, None if self.shape is None else self.shape.step),
-            round=Round.beginning(zero),
-            path=Path.new(params),
-            slots=slots,
-            notes=Notes.new(code_of(Reason.TOO_SHORT) if too_short else 0),
-        )
-        return copied(state)
+        plan = Plan.of(self.total_steps, self.pct_start, None if self.shape is None else self.shape.step)
+        why = code_of(Reason.TOO_SHORT) if too_short else 0
+        memory = Memory.new(Phase.STOPPED if too_short else Phase.FIRST, plan, why)
+        origin, none, steps = as_exact(params), jnp.zeros(0), Steps.new()
+        total, slots = jax.tree.map(jnp.zeros_like, origin), ((params, inner), (params, inner)) if self.rollback else ()
+        return copied(AutoState(inner, rates_in(inner), origin, total, slots, steps, none, none).remembering(memory))
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -192,157 +119,182 @@ class _Search:
         self, updates: Tree, state: AutoState, params: Tree | None = None, *, value: Any = None, **more: Any
     ) -> tuple[Tree, AutoState]:
         """The updates of a step. ``value``: its loss."""
-        loss = _checked(updates, state, params, value)
-        returns, step = state.notes.returns >= 0, state.step + 1
-        length, spot = _round_length(state), state.step - state.round.begun
-        rate = self._rate(state)
+        loss, steps, memory = _checked(updates, state, params, value), state.steps, state.memory
+        round, returns, rate = memory.round, memory.notes.returns >= 0, self._rate(state, memory)
         made, inner = self._made(updates, state, params, rate, more if value is None else {**more, "value": value})
-        made, is_sound = _only_finite(params, made, is_off=state.round.withheld | returns)
-        now = state._replace(
-            step=step,
-            inner=inner,
-            path=state.path.passed(rate, _looks(state)),
-            notes=state.notes._replace(rate=rate),
-            round=_with_loss(state.round, loss, spot, length)._replace(withheld=state.round.withheld | ~is_sound),
-        )
-        stride = jnp.maximum((length + C.max_samples - 1) // C.max_samples, 1)
-        samples, ends = _looks(state) & (spot % stride == 0), (step <= state.plan.total) & (spot + 1 >= length)
+        made, is_sound = _only_finite(params, made, is_off=steps.withheld | returns)
+        inner = typed_as(choose(returns, state.inner, inner), state.inner)
+        samples = memory.looks & ((steps.made - round.begun) % round.stride == 0) & ~returns
+        ends = (steps.made < memory.plan.total) & (steps.made + 1 >= round.end) & ~returns
 
-        def busy() -> tuple[Tree, AutoState]:
-            """The step is sampled, or its round ends, or both."""
-            path, sizes = jax.lax.cond(
-                samples,
-                lambda: _sampled(state, updates, params, rate, spot // stride),
-                lambda: (state.path, state.round.sizes),
-            )
-            path = path._replace(rates=now.path.rates, stretch=now.path.stretch, typical=now.path.typical)
-            seen = now._replace(path=path, round=now.round._replace(sizes=sizes))
-            done: tuple[Tree, AutoState] = jax.lax.cond(
-                ends, lambda: _typed_as(self._ended(seen, params, made), (made, now)), lambda: (made, seen)
-            )
-            return done
+        def sampled(after: AutoState) -> AutoState:
+            gradients = jax.tree.map(lambda g: jnp.where(steps.withheld, jnp.nan, g), updates)
+            return _with_sample(after, steps, gradients, params)
 
-        now = _typed_as(now, state)
-        branches = (lambda: (made, now), busy, lambda: _typed_as(self._returned(state, params, made), (made, now)))
-        found: tuple[Tree, AutoState] = jax.lax.switch(jnp.where(returns, 2, samples | ends), branches)
-        return found
+        def busy(both: tuple[Tree, AutoState]) -> tuple[Tree, AutoState]:
+            """The step is sampled, or its round ends, or both; or it completes a rollback."""
+            made, after = both
+            both = when(ends, lambda both: self._ended(params, *both), (made, when(samples, sampled, after)))
+            return when(returns, lambda both: self._returned(params, *both), both)
+
+        after = state._replace(inner=inner, steps=steps.next(round, rate, loss, is_sound))
+        return when(samples | ends | returns, busy, (made, after))
 
     def _made(self, gradients: Tree, state: AutoState, params: Tree, rate: Array, more: dict[str, Any]) -> Any:
         """The base's updates at this rate, at least in float32, and its new state."""
         inner = with_rates(state.inner, tuple(guess * rate for guess in state.guesses))
         made, inner = self.base.update(gradients, inner, params, **more)
-        made = jax.tree.map(lambda u, p: u.astype(jnp.promote_types(u.dtype, _exact(p.dtype))), made, params)
+        made = jax.tree.map(lambda u, p: u.astype(jnp.result_type(u.dtype, p.dtype, jnp.float32)), made, params)
         return (made if state.guesses else jax.tree.map(lambda u: u * rate.astype(u.real.dtype), made)), inner
 
-    def _rate(self, state: AutoState) -> Array:
+    def _rate(self, state: AutoState, memory: Memory) -> Array:
         """In units of the guess."""
-        shape: Any = self.shape or state.plan
-        t = state.step
-        value = jnp.where(state.found.phase == Phase.STOPPED, shape.plain(t), shape.held(t))
-        return jnp.minimum(state.found.factor(t), self._most(state)) * value
+        shape, t = self._shape(memory), state.steps.made
+        value = jnp.where(memory.found.phase == Phase.STOPPED, shape.plain(t), shape.held(t))
+        return jnp.minimum(memory.found.factor(t), self._most(state)) * value
+
+    def _shape(self, memory: Memory) -> Any:
+        return self.shape or memory.plan
 
     def _most(self, state: AutoState) -> Array:
         """The largest factor that the user's bound allows."""
-        guesses = state.guesses or (number(1.0),)
-        return self.highest / jnp.max(jnp.stack(guesses))
-
-    def _returned(self, state: AutoState, params: Tree, made: Tree) -> tuple[Tree, AutoState]:
-        """No step of training: it only puts right what rounding has left of a roll back."""
-        targets = (*(weights for weights, _ in state.slots), state.path.origin)
-        which = jnp.minimum(state.notes.returns, len(targets) - 1)
-        out = jax.lax.switch(which, [lambda x=x: _way_to(x, params, made) for x in targets])
-        step, none = state.step + 1, jnp.full_like(state.notes.returns, -1)
-        return out, state._replace(step=step, round=Round.beginning(step), notes=state.notes._replace(returns=none))
+        return self.highest / jnp.max(jnp.stack(state.guesses or (number(1.0),)))
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
-    def _ended(self, state: AutoState, params: Tree, made: Tree) -> tuple[Tree, AutoState]:
-        """Measure, decide, act. ``state`` is that after the step."""
-        weights, found = moved_by(params, made), state.found
-        looks, is_first = _looks(state) & (state.step < state.plan.total), found.phase == Phase.FIRST
-        measured = state.path.measured(weights, is_first)
-        lost = looks & ~is_first & (measured.lost | state.round.withheld)
-        has_losses = state.notes.has_losses | jnp.any(state.round.given)
-        begins = has_losses & ~state.notes.has_losses  # gradients were judged until now
-        blocks = choose(has_losses, _loss_blocks(state), _size_blocks(state, looks & ~is_first))
-        shape: Any = self.shape or state.plan
-        before, highest = shape.held(state.step - 1), jnp.log(self._most(state))
-        gradient = jnp.max(jnp.where(state.round.sizes == -1, 0.0, state.round.sizes))
+    def _ended(self, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
+        """Measure, decide, act. ``state`` is that after the step, whose updates are ``made``."""
+        weights, steps, was = moved_by(params, made), state.steps, state.memory
+        t, found, is_first = steps.made, was.found, was.found.phase == Phase.FIRST
+        looks, highest = was.looks & (t < was.plan.total), jnp.log(self._most(state))
+        measured = was.path.measured(state.origin, state.total, steps.rates.total, weights, is_first)
+        lost = looks & ~is_first & (measured.lost | steps.withheld)
+        has_losses = was.notes.has_losses | jnp.any(steps.losses[2] > 0)
+        blocks = steps.blocks(was.round, has_losses, looks & ~is_first)
+        shape, says = self._shape(was), looks & ~lost
+        before = shape.held(t - 1)
         evidence = Evidence(
-            end=state.step,
-            steps=state.step - state.round.begun,
-            length=jnp.where(state.plan.is_endless, C.assumed_length * state.step, state.plan.total),
+            end=t,
+            steps=t - was.round.begun,
+            length=jnp.where(was.plan.is_endless, C.assumed_length * t, was.plan.total),
             is_told=jnp.any(blocks.given),
-            peak=state.plan.peak,
-            is_falling=(state.step > state.plan.peak) & (shape.held(state.step) < C.fall_start),
-            moved=jnp.where(state.round.withheld, jnp.inf, jnp.where(looks, measured.moved, 0.0)),
-            estimated_level=jnp.log(jnp.where(looks & ~lost & (before > 0), measured.estimated_rate / before, 0.0)),
-            straightness=jnp.where(looks & ~lost, measured.straightness, 0.0),
-            gradient=jnp.where(looks & ~lost, gradient, 0.0),
-            rates=jnp.where(looks, state.path.rates.total, 0.0),
-            stretch=jnp.where(looks, state.path.stretch, 0),
+            peak=was.plan.peak,
+            is_falling=(t > was.plan.peak) & (shape.held(t) < C.fall_start),
+            moved=jnp.where(steps.withheld, jnp.inf, jnp.where(looks, measured.moved, 0.0)),
+            estimated_level=jnp.log(jnp.where(says & (before > 0), measured.estimated_rate / before, 0.0)),
+            straightness=jnp.where(says, measured.straightness, 0.0),
+            gradient=jnp.where(says, jnp.max(jnp.where(was.round.sizes == -1, 0.0, was.round.sizes)), 0.0),
+            rates=jnp.where(looks, steps.rates.total, 0.0),
+            stretch=jnp.where(looks, t - was.path.begun, 0),
             has_losses=has_losses,
-            rounding=max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(params)),
+            rounding=max(float(jnp.finfo(x.dtype).eps) / 2 for x in jax.tree.leaves(weights)),
             highest=highest,
         )
-        doubted = has_losses & evidence.asks & (evidence.estimated_level == -jnp.inf)
-        judged = judge(choose(begins, LossHistory.new(), found.history), blocks, evidence.is_falling, doubted)
-        is_harder = (found.phase == Phase.SEARCHING) & (judged.verdict == Verdict.FALSE_ALARM)
-        fresh = choose(is_harder, Progress.new(), state.progress)  # earlier losses are no measure any more
-        progress, outlook = fresh.after(blocks._replace(given=blocks.given & has_losses), state.step, is_first)
-        decision = after_round(found.bounded(highest), evidence, judged, outlook)
-        decision = decision._replace(state=decision.state.bounded(highest))
-        goes_back = decision.action == Action.ROLL_BACK
-        progress = choose(goes_back, state.progress.rolled_back(found.kept[decision.slot]), progress)
-        notes = _noted(state, decision, evidence, highest)
+        decision, progress = _decided(was, evidence, blocks)
+        after = decision.state.bounded(highest)
         if not self.rollback:
-            decision = decision._replace(state=decision.state._replace(kept=jnp.full_like(found.kept, -1)))
-        out, inner, slots, returns = self._act(state, decision, params, made, weights)
-        after = state._replace(
-            inner=inner, found=decision.state, progress=progress, slots=slots, notes=notes._replace(returns=returns)
+            after = after._replace(kept=jnp.full_like(found.kept, -1))
+        typical = jnp.where(looks, measured.typical, was.path.typical)
+        now = was._replace(
+            found=after,
+            progress=progress,
+            notes=_noted(was, decision, evidence),
+            round=Round.beginning(t, after.phase, was.plan),
+            path=was.path._replace(typical=typical),
         )
-        anew = decision.anew | lost | ~_looks(after) | (state.step >= state.plan.total)
-        typical = jnp.where(looks, measured.typical, state.path.typical)
-        return out, after._replace(path=state.path.begun(anew, typical), round=Round.beginning(state.step))
+        both = made, state.with_new_round(now, decision.anew | lost | ~now.looks | (t >= was.plan.total))
+        return self._acted(decision, steps.withheld, params, weights, *both)
 
-    def _act(self, state: AutoState, decision: Decision, params: Tree, made: Tree, weights: Tree) -> Any:
-        """Do with the weights what was decided: updates, base state, snapshots, what the next call must put right."""
-        slots, start = state.slots, state.path.origin
-
-        def nothing() -> Any:
-            return made, state.inner, slots, -1
-
-        def begin_anew() -> Any:
-            """The base's state may be NaN, and there is none to go back to."""
-            return made, _typed_as(self.base.init(weights), state.inner), slots, -1
-
-        def restart() -> Any:
-            first = jax.tree.map(lambda x, p: x.astype(p.dtype), start, params)
-            out, rest = _way_back(start, params, made)
-            return out, _typed_as(self.base.init(first), state.inner), slots, jnp.where(rest, len(slots), -1)
-
-        def keep(slot: int) -> Any:
-            new = (weights, state.inner)
-            return made, state.inner, tuple(new if i == slot else old for i, old in enumerate(slots)), -1
-
-        def roll_back(slot: int) -> Any:
-            out, rest = _way_back(slots[slot][0], params, made)
-            return out, slots[slot][1], slots, jnp.where(rest, slot, -1)
-
-        action, branches = decision.action, [nothing, begin_anew, restart]
-        kind = jnp.where(action == Action.RESTART, 2, state.round.withheld)
+    def _acted(
+        self, decision: Decision, withheld: Array, params: Tree, weights: Tree, made: Tree, state: AutoState
+    ) -> tuple[Tree, AutoState]:
+        """Keep a snapshot, or lead to another place, as was decided."""
+        keeps = decision.action == Action.KEEP
+        slots = tuple(
+            when(keeps & (decision.slot == i), lambda _: (weights, state.inner), slot)
+            for i, slot in enumerate(state.slots)
+        )
+        target = jnp.where(withheld, _AS_IT_IS, -1)
+        target = jnp.where(decision.action == Action.RESTART, _ORIGIN, target)
         if slots:
-            branches += [lambda: keep(0), lambda: keep(1), lambda: roll_back(0), lambda: roll_back(1)]
-            kind = jnp.where(action == Action.KEEP, 3 + decision.slot, kind)
-            kind = jnp.where(action == Action.ROLL_BACK, 5 + decision.slot, kind)
-        typed = [
-            lambda branch=branch: _typed_as(branch(), (made, state.inner, slots, state.notes.returns))
-            for branch in branches
-        ]
-        return jax.lax.switch(kind, typed)
+            target = jnp.where(decision.action == Action.ROLL_BACK, decision.slot, target)
+        both = made, state._replace(slots=slots)
+        return when(target >= 0, lambda both: self._led_to(target, params, *both), both)
+
+    def _led_to(self, target: Array, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
+        """Updates that lead to a target, the base's state there, and whether the next call has to complete it."""
+
+        def led_to(weights: Tree, inner: Tree | None = None) -> tuple[Tree, Tree, Array]:
+            out = jax.tree.map(lambda x, u: x.astype(u.dtype), less(weights, params), made)
+            rest, own = less(weights, moved_by(params, out)), as_exact(weights)
+            is_done = dot(rest, rest) <= _RESIDUE**2 * dot(own, own)
+            if inner is None:  # that of the base may be NaN
+                inner = self.base.init(jax.tree.map(lambda x, p: x.astype(p.dtype), weights, params))
+            return typed_as((out, inner, jnp.where(is_done, -1, target)), (made, state.inner, target))
+
+        places = [*state.slots, (state.origin,), (moved_by(params, made),)]
+        branches = [lambda place=place: led_to(*place) for place in places]
+        made, inner, returns = jax.lax.switch(target - (_ORIGIN - len(state.slots)), branches)
+        memory = state.memory
+        notes = memory.notes._replace(returns=returns)
+        return made, state.remembering(memory._replace(notes=notes), inner=inner)
+
+    def _returned(self, params: Tree, made: Tree, state: AutoState) -> tuple[Tree, AutoState]:
+        """No step of training: its update removes what rounding has left of a rollback."""
+        now = state.memory
+        made, _ = self._led_to(now.notes.returns, params, made, state)
+        round = Round.beginning(state.steps.made, now.found.phase, now.plan)
+        notes = now.notes._replace(returns=-1)
+        return made, state.with_new_round(now._replace(round=round, notes=notes), True)
 
 
-# -- parts of a step --------------------------------------------------------------------------------------------------
+def _with_sample(state: AutoState, before: Steps, gradients: Tree, params: Tree) -> AutoState:
+    """The state with the gradients of a step that was just made."""
+    memory, trees = state.memory, (state.origin, state.total)
+    round, rate = memory.round, state.steps.rate
+    (origin, total), path = memory.path.sampled(trees, gradients, params, rate, before.rates.total, before.made)
+    sizes = round.sizes.at[(before.made - round.begun) // round.stride].set(largest(gradients))
+    memory = memory._replace(path=path, round=round._replace(sizes=sizes))
+    return state.remembering(memory, origin=origin, total=total)
+
+
+def _decided(was: Memory, evidence: Evidence, blocks: Blocks) -> tuple[Decision, Progress]:
+    """What follows from a round, and the losses so far as they are remembered after it."""
+    found, has_losses = was.found, evidence.has_losses
+    begins = has_losses & ~was.notes.has_losses  # gradients were judged until now
+    doubted = has_losses & evidence.asks & (evidence.estimated_level == -jnp.inf)
+    judged = judge(choose(begins, LossHistory.new(), found.history), blocks, evidence.is_falling, doubted)
+    is_harder = (found.phase == Phase.SEARCHING) & (judged.verdict == Verdict.FALSE_ALARM)
+    fresh = choose(is_harder, Progress.new(), was.progress)  # earlier losses are no measure any more
+    told = blocks._replace(given=blocks.given & has_losses)
+    progress, outlook = fresh.after(told, evidence.end, found.phase == Phase.FIRST)
+    decision = after_round(found.bounded(evidence.highest), evidence, judged, outlook)
+    goes_back = decision.action == Action.ROLL_BACK
+    return decision, choose(goes_back, was.progress.rolled_back(found.kept[decision.slot]), progress)
+
+
+def _noted(was: Memory, decision: Decision, evidence: Evidence) -> Notes:
+    notes, before, after, highest = was.notes, was.found, decision.state, evidence.highest
+    is_raised = (after.peak_factor > before.peak_factor) | (after.phase != before.phase)
+    return notes._replace(
+        rounds=notes.rounds + 1,
+        has_losses=evidence.has_losses,
+        is_falling=evidence.is_falling,
+        has_peaked=notes.has_peaked | (evidence.end >= was.plan.peak),
+        is_bound=(highest < jnp.inf) & (jnp.minimum(after.level, after.ceiling) >= highest - 1e-6),
+        quiet=jnp.where(is_raised, 0, notes.quiet + 1),
+        rolled_back=notes.rolled_back + (decision.action == Action.ROLL_BACK),
+        event=decision.event,
+        why=jnp.where(decision.why > 0, decision.why, notes.why),
+    )
+
+
+def _only_finite(params: Tree, made: Tree, is_off: Array) -> tuple[Tree, Array]:
+    """The updates without those that would make a weight NaN or infinite, or none at all; whether all were fine."""
+    fits = jax.tree.map(lambda p, u: jnp.isfinite((p + u).astype(p.dtype)), params, made)
+    kept = jax.tree.map(lambda u, fit: jnp.where(fit & ~is_off, u, jnp.zeros_like(u)), made, fits)
+    all_fit = jnp.all(jnp.stack([jnp.all(fit) for fit in jax.tree.leaves(fits)]))
+    return kept, all_fit | is_off
 
 
 def _checked(gradients: Tree, state: Any, params: Tree | None, value: Any) -> Array | None:
@@ -356,7 +308,7 @@ def _checked(gradients: Tree, state: Any, params: Tree | None, value: Any) -> Ar
         raise ArgumentError(
             f"state must be that of hdet.jax.auto, but got {type(state).__name__}; make it by init(params)"
         )
-    made_for = _outline(state.path.origin)
+    made_for = _outline(state.origin)
     for name, tree in (("params", params), ("grads", gradients)):
         if _outline(tree) != made_for:
             raise ArgumentError(
@@ -375,98 +327,3 @@ def _checked(gradients: Tree, state: Any, params: Tree | None, value: Any) -> Ar
 
 def _outline(tree: Tree) -> Any:
     return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def _exact(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def _typed_as(tree: Tree, like: Tree) -> Tree:
-    """Each array in the type that it has had: so nothing is traced twice."""
-    return jax.tree.map(lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), tree, like)
-
-
-def _only_finite(params: Tree, made: Tree, is_off: Array) -> tuple[Tree, Array]:
-    """The updates without those that would make a weight NaN or infinite, or none at all; whether all were fine."""
-    fits = jax.tree.map(lambda p, u: jnp.isfinite((p + u).astype(p.dtype)), params, made)
-    kept = jax.tree.map(lambda u, fit: jnp.where(fit & ~is_off, u, jnp.zeros_like(u)), made, fits)
-    all_fit = jnp.all(jnp.stack([jnp.all(fit) for fit in jax.tree.leaves(fits)]))
-    return kept, all_fit | is_off
-
-
-def _looks(state: AutoState) -> Array:
-    """Steps are of interest until the schedule falls."""
-    phase = state.found.phase
-    return (phase == Phase.FIRST) | ((phase == Phase.SEARCHING) & ~state.notes.is_falling)
-
-
-def _round_length(state: AutoState) -> Array:
-    """Of the round that has begun. The last two steps of a run end rounds too, and each until one was measured."""
-    begun, total = state.round.begun, state.plan.total
-    ends = jnp.asarray(ENDS, jnp.int32)
-    full = ends[jnp.minimum(jnp.searchsorted(ends, begun, side="right"), len(ENDS) - 1)]
-    end = jnp.minimum(full, jnp.where(begun < total - 1, total - 1, total))
-    return jnp.where(state.found.phase == Phase.FIRST, 1, jnp.maximum(end - begun, 1))
-
-
-def _with_loss(round: Round, loss: Array | None, spot: Array, length: Array) -> Round:
-    """A loss is counted in its block. Of weights that would be NaN by now, it would be NaN."""
-    if loss is None:
-        return round
-    count = jnp.minimum(length, BLOCKS)
-    block = jnp.arange(BLOCKS) == jnp.minimum(((spot + 1) * count - 1) // length, count - 1)
-    is_finite = block & jnp.isfinite(loss) & ~round.withheld
-    losses = round.losses.plus(jnp.where(is_finite, loss, 0.0))
-    return round._replace(losses=losses, finite=round.finite + is_finite, given=round.given | block)
-
-
-def _sampled(state: AutoState, gradients: Tree, params: Tree, rate: Array, spot: Array) -> tuple[Path, Array]:
-    """The path with the gradients of the step to come, and the sizes; ``spot``: which of the round's samples it is."""
-    is_void = state.round.withheld
-    size = jnp.where(is_void, jnp.nan, largest(gradients))
-    seen = state.path.sampled(gradients, params, rate, is_void), state.round.sizes.at[spot].set(size)
-    found: tuple[Path, Array] = _typed_as(seen, (state.path, state.round.sizes))
-    return found
-
-
-def _loss_blocks(state: AutoState) -> Blocks:
-    round, length = state.round, state.step - state.round.begun
-    count, k = jnp.minimum(length, BLOCKS), jnp.arange(BLOCKS)
-    steps = (k + 1) * length // count - k * length // count
-    return Blocks(round.losses.total / round.finite, steps.astype(jnp.result_type(float)), round.given)
-
-
-def _size_blocks(state: AutoState, is_searching: Array) -> Blocks:
-    """Where no loss is ever given, the logarithms of the gradients' sizes."""
-    sizes = state.round.sizes
-    mean = jnp.where((sizes > 0) & jnp.isfinite(sizes), jnp.log(sizes), jnp.nan)
-    return Blocks(mean, jnp.ones_like(sizes), is_searching & (sizes != -1) & (sizes != 0))
-
-
-def _noted(state: AutoState, decision: Decision, evidence: Evidence, highest: Array) -> Notes:
-    notes, before, after = state.notes, state.found, decision.state
-    is_raised = (after.peak_factor > before.peak_factor) | (after.phase != before.phase)
-    is_bound = (highest < jnp.inf) & (jnp.minimum(after.level, after.ceiling) >= highest - 1e-6)
-    return notes._replace(
-        rounds=notes.rounds + 1,
-        has_losses=evidence.has_losses,
-        is_falling=evidence.is_falling,
-        has_peaked=notes.has_peaked | (state.step >= state.plan.peak),
-        is_bound=is_bound,
-        quiet=jnp.where(is_raised, 0, notes.quiet + 1),
-        rolled_back=notes.rolled_back + (decision.action == Action.ROLL_BACK),
-        event=decision.event,
-        why=jnp.where(decision.why > 0, decision.why, notes.why),
-    )
-
-
-def _way_to(target: Tree, params: Tree, made: Tree) -> Tree:
-    """The updates that lead there."""
-    return jax.tree.map(lambda x, u: x.astype(u.dtype), less(target, params), made)
-
-
-def _way_back(target: Tree, params: Tree, made: Tree) -> tuple[Tree, Array]:
-    """The updates that lead there, and whether rounding leaves too much of the way: weights had grown far larger."""
-    out = _way_to(target, params, made)
-    rest = less(target, moved_by(params, out))
-    return out, ~(dot(rest, rest) <= _RESIDUE**2 * dot(as_exact(target), as_exact(target)))
