@@ -1,4 +1,4 @@
-"""Has training been ruined? The judge of :mod:`hdet.rollback.judge` on arrays; that file says what it means."""
+"""Has training diverged? The judge of :mod:`hdet.rollback.judge` on arrays; that file says what it means."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LossHistory(NamedTuple):
         )
 
     def suspecting(self, level: Array) -> LossHistory:
-        """After a round that is called ruined for its level."""
+        """After a round that counts as diverged because of its level."""
         none, zero = jnp.full_like(self.recent, jnp.nan), jnp.zeros_like(self.nonfinite_streak)
         latest = jnp.full_like(self.latest, jnp.nan)
         return self._replace(
@@ -79,7 +79,7 @@ class LossHistory(NamedTuple):
         return self._replace(before=jnp.full_like(self.before, jnp.nan).at[1].set(good))
 
     def cleared(self) -> LossHistory:
-        """If weights that were called ruined are kept."""
+        """If weights that count as diverged are kept."""
         none = jnp.full_like(self.before, jnp.nan)
         return self._replace(suspect_level=jnp.full_like(self.suspect_level, jnp.nan), before=none)
 
@@ -111,7 +111,9 @@ def judge(history: LossHistory, blocks: Blocks, falling: Array, doubted: Array) 
     level = lower_median(jnp.where(is_last, means, jnp.nan))
     is_long, is_known = nonfinite_streak >= FEWEST, count > 0
     is_free = jnp.isfinite(history.suspect_level) & _is_as_bad_at_once(history, blocks)
-    is_ruined, is_surely = ((jnp.sum(is_last) >= FEWEST) & one for one in _is_ruined(history, level, falling, doubted))
+    is_diverged, is_surely = (
+        (jnp.sum(is_last) >= FEWEST) & one for one in _has_diverged(history, level, falling, doubted)
+    )
 
     own, own_steps = pushed_right(FEWEST, *blocks.behind(*(row[:0] for row in (means, steps))))
     freed = history.cleared().expecting(level)
@@ -135,13 +137,13 @@ def judge(history: LossHistory, blocks: Blocks, falling: Array, doubted: Array) 
         nonfinite_streak=nonfinite_streak,
         suspect_level=jnp.full_like(history.suspect_level, jnp.nan),
     )
-    found = choose(is_ruined, history.suspecting(level), fine)
+    found = choose(is_diverged, history.suspecting(level), fine)
     found = choose(is_free, freed, found)
     found = choose(is_known, found, history._replace(nonfinite_streak=nonfinite_streak))
     found = choose(is_long, history.suspecting(jnp.inf), found)
     verdict, on_finite = (
         jnp.where(is_known & is_free, Verdict.FALSE_ALARM, jnp.where(is_known & one, Verdict.DIVERGED, Verdict.FINE))
-        for one in (is_ruined, is_surely)
+        for one in (is_diverged, is_surely)
     )
     return Judged(found, jnp.where(is_long, Verdict.DIVERGED, verdict), on_finite)
 
@@ -161,7 +163,7 @@ def _is_as_bad_at_once(history: LossHistory, blocks: Blocks) -> Array:
     return lowest > before + LIMITS.as_bad * (history.suspect_level - before)
 
 
-def _is_ruined(history: LossHistory, level: Array, falling: Array, doubted: Array) -> tuple[Array, Array]:
+def _has_diverged(history: LossHistory, level: Array, falling: Array, doubted: Array) -> tuple[Array, Array]:
     """Whether it is, and whether it would be without doubts."""
     lost = jnp.where(falling, history.gain, LIMITS.lost * history.gain)
     is_known = ~jnp.any(jnp.isnan(history.second_differences))

@@ -1,4 +1,4 @@
-"""What the gradients ask for, and how far the weights have come: :mod:`hdet.search.measure` on trees of arrays.
+"""The estimated rate, and how far the weights have moved: :mod:`hdet.search.measure` on trees of arrays.
 
 Reductions over sharded arrays are XLA's: every device has the same sums.
 """
@@ -81,7 +81,7 @@ class Measured(NamedTuple):
     """In units of the guess; 0 where the gradients say nothing."""
     straightness: Array
     lost: Array
-    """Whether some gradient was not finite, so that the path must begin anew."""
+    """Whether some gradient was not finite, so that a new path must begin."""
     typical: Array
 
 

@@ -19,7 +19,7 @@ def number(value: float) -> Array:
 
 
 def absent(count: int) -> Array:
-    """Room for so many numbers."""
+    """Room for ``count`` numbers."""
     return jnp.full(count, jnp.nan, dtype=jnp.result_type(float))
 
 
@@ -30,7 +30,7 @@ def choose(condition: Array, yes: _Tree, no: _Tree) -> _Tree:
 
 
 def typed_as(tree: _Tree, like: _Tree) -> _Tree:
-    """Each array in the type of its counterpart, as loops ask for."""
+    """Each array in the type of its counterpart, as loops require."""
     found: _Tree = jax.tree.map(lambda new, old: jnp.asarray(new, jnp.asarray(old).dtype), tree, like)
     return found
 

@@ -40,7 +40,7 @@ class Outlook(NamedTuple):
     first: Array
     latest: Array
     is_below: Array
-    """Whether the loss is clearly lower than it was, by however little; also where nobody knows how it was."""
+    """Whether the loss is clearly lower than it was, by however little; also if nothing is known of that."""
     is_lost: Array
     """Whether it is above where it began, beyond its noise, or back there after it had fallen."""
 
@@ -71,8 +71,8 @@ class Progress(NamedTuple):
     def after(self, blocks: Blocks, end: Array, is_first: Array) -> tuple[Progress, Outlook]:
         """A round has ended with these losses; ``is_first``: it was a first step."""
         means, steps = pushed_left(*blocks.behind(self.last, self.last_steps))
-        kinks = jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:])
-        noises = kinks / jnp.sqrt(1 / steps[:-2] + 4 / steps[1:-1] + 1 / steps[2:]) / 0.6745
+        bends = jnp.abs(means[:-2] - 2 * means[1:-1] + means[2:])
+        noises = bends / jnp.sqrt(1 / steps[:-2] + 4 / steps[1:-1] + 1 / steps[2:]) / 0.6745
         at = jnp.where(is_first, jnp.minimum(self.count, _FIRST_STEPS), self.count)
         start, start_steps = pushed_left(*blocks.behind(self.start, self.start_steps))
         last, last_steps = pushed_right(2, means, steps)
@@ -93,7 +93,7 @@ class Progress(NamedTuple):
         return found._replace(fell=self.fell | found._is_below(falls, found._doubt)), found._outlook(falls)
 
     def rolled_back(self, step: Array) -> Progress:
-        """The round that has just ended was ruined: the weights of an earlier step go on."""
+        """The round that has just ended has diverged: training goes on from the weights of an earlier step."""
         count = jnp.sum(self._there & (self.end <= step)).astype(self.count.dtype)
         none, no = jnp.full_like(self.last, jnp.nan), jnp.zeros_like(self.fell)
         return self._replace(count=count, last=none, fell=no)

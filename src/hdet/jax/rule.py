@@ -113,7 +113,7 @@ class Evidence(NamedTuple):
 
     @property
     def asks(self) -> Array:
-        """Whether the reach says anything."""
+        """Whether the estimated rate says anything."""
         return (self.gradient != 0) & (self.stretch != 1)
 
 
@@ -125,7 +125,8 @@ class Decision(NamedTuple):
     slot: Array
     event: Array
     """See :func:`code_of`."""
-    anew: Array
+    is_new_path: Array
+    """Whether a new path begins with the next step."""
     why: Array = 0
 
 
@@ -176,7 +177,7 @@ def _after_first_step(state: State, evidence: Evidence) -> Decision:
     restarts = ~says_nothing & ~stays & (explodes | is_rounding | is_long)
     action = jnp.where(restarts, Action.RESTART, jnp.where(is_measured, Action.KEEP, Action.NOTHING))
     event = jnp.where(restarts & ~is_rounding, code_of(Event.RESTARTED), code_of(Event.FIRST_STEP))
-    return Decision(found, action, 0, jnp.where(says_nothing, 0, event), anew=True)
+    return Decision(found, action, 0, jnp.where(says_nothing, 0, event), is_new_path=True)
 
 
 def _lags(state: State, evidence: Evidence) -> Array:
@@ -228,7 +229,7 @@ def _judged(state: State, evidence: Evidence, judged: Judged, outlook: Outlook) 
 
 
 def _steered(state: State, evidence: Evidence, is_fresh: Array) -> tuple[Array, Array]:
-    """Level and ceiling: the target is raised as far as the gradients ask for it; else the rate has little to rise."""
+    """Level and ceiling: the level rises to the estimated rate; if that is not above it, a ceiling is set."""
     is_settled, end = state.excused & jnp.isfinite(state.ceiling), evidence.end
     q, most = evidence.length**-C.length_exponent, _largest_raise(evidence, is_fresh)
     straight = evidence.straightness >= 1 - q * C.straight_tolerance

@@ -28,9 +28,9 @@ class Plan(NamedTuple):
     """Where the schedule rises and falls."""
 
     total: Array
-    """Steps of the run; :data:`hdet.jax.progress.LONGEST`: nobody knows."""
+    """Steps of the run; :data:`hdet.jax.progress.LONGEST`: the length is unknown."""
     warm: Array
-    """Where a plain OneCycle's rise ends, if the guess is kept to."""
+    """Where a plain OneCycle's rise ends, if the search has stopped and the guess is used."""
     peak: Array
     """Where the search's own climb ends."""
     falls_from: Array
@@ -59,7 +59,7 @@ class Plan(NamedTuple):
         return jnp.where(t < self.warm, rising, self.held(t))
 
     def finished(self, now: Array, steps: int) -> Plan:
-        """It falls over so many steps from ``now`` on; what falls already does so faster, or slower."""
+        """It falls over ``steps`` steps from ``now`` on; if it falls already, it does so faster, or slower."""
         has_fallen = (now > self.falls_from) & ~self.is_endless & (steps > 1)
         pace = number(steps - 1.0) / jnp.maximum(self.total - 1 - now, 1)
         begin = jnp.where(has_fallen, now + pace * (self.falls_from - now), now - 1).astype(self.peak.dtype)
@@ -90,7 +90,7 @@ class Shape(NamedTuple):
             raise ArgumentError(
                 f"schedule must give one finite number for each step from 0 to {total_steps - 1}, not below 0 and not "
                 f"always 0, but got values from {values.min()} to {values.max()}, of shape {values.shape[1:]}; give "
-                "one of optax's, made for so many steps"
+                "one of optax's, made for that many steps"
             )
         first = int(np.argmax(values >= values.max() * (1 - 1e-6)))
         return cls(schedule, int(steps[first]), float(values.max()))

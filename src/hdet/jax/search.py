@@ -8,7 +8,7 @@ Every step scales the base's update, counts, and notes its loss (:mod:`hdet.jax.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,24 +75,20 @@ def auto(
     if schedule is not None and total_steps is None:
         raise ArgumentError("schedule must come with the length of the run, but total_steps is None; give total_steps")
     shape = None if schedule is None else Shape.of(schedule, int(total_steps or 0))
-    search = _Search(optax.with_extra_args_support(base), total_steps, shape, float(pct_start), rollback, highest)
+    most = math.inf if highest is None else float(highest)
+    search = _Search(optax.with_extra_args_support(base), total_steps, shape, float(pct_start), rollback, most)
     return optax.GradientTransformationExtraArgs(search.init, search.update)
 
 
-class _Search:
+class _Search(NamedTuple):
     """What does not change in a run, and the two functions of a gradient transformation."""
 
-    def __init__(
-        self,
-        base: optax.GradientTransformationExtraArgs,
-        total_steps: int | None,
-        shape: Shape | None,
-        pct_start: float,
-        rollback: bool,
-        highest: float | None,
-    ) -> None:
-        self.base, self.total_steps, self.shape, self.pct_start = base, total_steps, shape, pct_start
-        self.rollback, self.highest = rollback, math.inf if highest is None else float(highest)
+    base: optax.GradientTransformationExtraArgs
+    total_steps: int | None
+    shape: Shape | None
+    pct_start: float
+    rollback: bool
+    highest: float
 
     def init(self, params: Tree) -> AutoState:
         """Before the first step."""
@@ -202,7 +198,7 @@ class _Search:
             round=Round.beginning(t, after.phase, was.plan),
             path=was.path._replace(typical=typical),
         )
-        both = made, state.with_new_round(now, decision.anew | lost | ~now.looks | (t >= was.plan.total))
+        both = made, state.with_new_round(now, decision.is_new_path | lost | ~now.looks | (t >= was.plan.total))
         return self._acted(decision, steps.withheld, params, weights, *both)
 
     def _acted(
