@@ -13,7 +13,6 @@ from auto_runs import AutoRuns, Run
 from shapes import Factors, onecycle
 from stacked import TrainStep
 
-from real import calibrated
 from real.bench import Bench, Outcome
 from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rates
 from real.published import REPLICAS, Trained
@@ -22,7 +21,6 @@ from real.together import run_together
 STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 FEW = (1e-3, 1.0, 100.0)
 """Of methods that are asked for less: ours, its controls, GreedyLR and HDET."""
-NOT_CALIBRATED = "not calibrated yet: run lab/experiments/real_calibrate.py"
 EXTENSIONS = 3
 """How often a grid whose best is on its edge is widened."""
 
@@ -212,18 +210,6 @@ def peers(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float
     return found
 
 
-def one_setting(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
-    """AdamW and NadamW as they were calibrated on other workloads."""
-    settings = {name: calibrated.chosen(name) for name in wanted}
-    found: Found = {name: NOT_CALIBRATED for name, setting in settings.items() if setting is None}
-    there = {name: setting for name, setting in settings.items() if setting is not None}
-    if there:
-        curves, seconds = calibrated.trained(bench, [*there.values()], [name.startswith("nadamw") for name in there])
-        for (name, setting), curve in zip(there.items(), curves, strict=True):
-            found[name] = Outcome([None], [curve], [[setting.rate] * len(bench.seeds)], seconds)
-    return found
-
-
 def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
     """``max_lr="auto"`` from some guesses: as it is, without losses, and with coins for what it sees."""
     columns = [(name, start * best.rate) for name in wanted for start in few]
@@ -279,7 +265,6 @@ PASSES: tuple[Pass, ...] = (
         },
         peers,
     ),
-    Pass(calibrated.LABELS, one_setting),
     Pass({"published": "HDET, corrected"}, published),  # under this key in the files,
 )
 LABELS: dict[str, str] = {name: label for one in PASSES for name, label in one.rows.items()}
