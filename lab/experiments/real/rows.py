@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +13,16 @@ import torch
 from auto_runs import AutoRuns, Run
 from shapes import Factors, onecycle
 from stacked import TrainStep
+from stacked_replicas import Column, Method, StackedReplicas
 
+from hdet.ensemble.controller import Corrected
+from hdet.ensemble.design import default_length
 from real.bench import Bench, Outcome
 from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rates
-from real.published import REPLICAS, Trained
 from real.together import run_together
 
+REPLICAS, ALPHA = 4, 1 / 9
+"""Of HDET."""
 STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 FEW = (1e-3, 1.0, 100.0)
 """Of methods that are asked for less: ours, its controls, GreedyLR and HDET."""
@@ -232,22 +237,16 @@ def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float]
 
 def published(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
     """HDET with the corrected controller: four replicas of a quarter of the batch each; their mean is evaluated."""
-    guesses = [start * best.rate for start in few]
-    stack = bench.stack(len(guesses), each=REPLICAS)
-    runs = Trained(bench, stack, guesses, onecycle(bench.steps))
-    step = TrainStep(
-        stack,
-        bench.update(stack),
-        bench.supply.dealt(REPLICAS),
-        runs.rates,
-        runs.share,
-        after=runs.observe,
-        graph=bench.graph,
-    )
+    method = Method("HDET, corrected", True, ALPHA, lambda seed: Corrected())
+    columns = [Column("published", method, default_length(bench.steps), start * best.rate) for start in few]
+    stack = bench.stack(len(columns), each=REPLICAS)
+    optimizer = bench.update(stack)
+    runs = StackedReplicas(stack, optimizer, columns, REPLICAS, bench.steps, bench.seeds)
+    batches = bench.supply.dealt(REPLICAS)
+    step = TrainStep(stack, optimizer, batches, runs.rates, runs.share, after=runs.observe, graph=bench.graph)
     runs.begin()
-    curves, seconds = bench.train(stack, step, runs.after_step, lambda: runs.share(stack.theta)[::REPLICAS])
-    means = [[math.exp(sum(map(math.log, m)) / len(m)) for m in row] for row in runs.learned]
-    found = [[guess * row[k] for row in means] for k, guess in enumerate(guesses)]
+    curves, seconds = bench.train(stack, step, runs.after_step, runs.consensus)
+    found = [[one.rate * geometric_mean(row[c].learned) for row in runs.runs] for c, one in enumerate(columns)]
     return {"published": Outcome([*few], curves, found, seconds)}
 
 

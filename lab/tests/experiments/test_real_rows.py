@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import real.peers
-import real.published
 import real.rows
 import real_lr
 import torch
@@ -174,7 +173,7 @@ def test_missing_packages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 def test_published_without_spread_is_plain_training(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
-    monkeypatch.setattr(real.published, "ALPHA", 0.0)
+    monkeypatch.setattr(real.rows, "ALPHA", 0.0)
     here, best = bench(optimizer, "feed"), Best(1e-2, None)
     plain = fixed(here, best, [1.0, 10.0], [], ["onecycle"])["onecycle"]
     found = published(here, best, [], [1.0, 10.0], ["published"])["published"]
