@@ -55,7 +55,7 @@ FRONT = {
     "radamfree": "Schedule-Free RAdam, its default rate",
     "momo": "MoMo",
     "cocob": "COCOB",
-    "published": "HDET, corrected, from there, the rate as given",
+    "published": "HDET, corrected, from 1/1000, 1 and 100 times the best rate",
 }
 """Rows of the README's table, and what they are called there."""
 
