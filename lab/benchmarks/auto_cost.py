@@ -86,11 +86,13 @@ class Bench:
         return list(self.model.parameters())
 
     def begin(self, steps: int, auto: bool, **more: Any) -> tuple[torch.optim.AdamW, Any]:
-        """Weights as at first, a new optimizer and scheduler."""
+        """Weights as at first, a new optimizer and scheduler; with ``check_every`` a guard in the scheduler's place."""
         with torch.no_grad():
             for p, value in zip(self.weights, self.first, strict=True):
                 p.copy_(value)
         optimizer = torch.optim.AdamW(self.weights, lr=GUESS)
+        if auto and "check_every" in more:
+            return optimizer, hdet.Guard(optimizer, self.model, **more)
         if auto:
             return optimizer, hdet.OneCycleLR(optimizer, "auto", total_steps=steps, **more)
         return optimizer, OneCycleLR(optimizer, RATE, total_steps=steps)
@@ -115,22 +117,25 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def train(self, steps: int, auto: bool) -> None:
+    def train(self, steps: int, auto: bool, **more: Any) -> None:
         """A whole run."""
-        optimizer, scheduler = self.begin(steps, auto)
+        optimizer, scheduler = self.begin(steps, auto, **more)
         for t in range(steps):
             _advance(scheduler, self.step(t, optimizer))
 
-    def seconds_of_blocks(self, steps: int) -> tuple[list[float], list[float]]:
-        """Two runs of the same model, without and with auto, in turns of ``BLOCK`` steps: a noise that lasts hits both.
+    def ratios(self, steps: int, turns: int, **more: Any) -> list[float]:
+        """Seconds with auto over those without, of runs in turns of ``BLOCK`` steps: a noise that lasts hits both.
 
         What puts the weights of one in the place of the other's is not counted.
         """
-        runs = [_Turns(self, steps, auto) for auto in (False, True)]
-        for block in range(-(-steps // BLOCK)):
-            for run in runs if block % 2 == 0 else runs[::-1]:
-                run.block()
-        return runs[0].seconds, runs[1].seconds
+        found = []
+        for _ in range(turns):
+            plain, auto = _Turns(self, steps, False), _Turns(self, steps, True, **more)
+            for block in range(-(-steps // BLOCK)):
+                for run in (plain, auto) if block % 2 == 0 else (auto, plain):
+                    run.block()
+            found.append(sum(auto.seconds) / sum(plain.seconds))
+        return found
 
     def parts(self) -> dict[str, float]:
         """Median ms of each part."""
@@ -181,7 +186,7 @@ class Bench:
         optimizer, scheduler = self.begin(HELD, auto, **more)
         found = {}
         for phase, until in (("searching", HELD // 3), ("descent", HELD - 2)):
-            with _counted(self.device) as peak:
+            with counted(self.device) as peak:
                 for t in range(scheduler.last_epoch, until):
                     _advance(scheduler, self.step(t, optimizer))
                 found[phase] = peak(), _alive("cpu")
@@ -192,15 +197,15 @@ class Bench:
 
 
 def _advance(scheduler: Any, loss: Tensor) -> None:
-    """hdet's scheduler is given the loss."""
-    if isinstance(scheduler, hdet.OneCycleLR):
+    """What is hdet's is given the loss."""
+    if isinstance(scheduler, hdet.OneCycleLR | hdet.Guard):
         scheduler.step(loss)
     else:
         scheduler.step()
 
 
 @contextmanager
-def _counted(device: torch.device) -> Iterator[Callable[[], int]]:
+def counted(device: torch.device) -> Iterator[Callable[[], int]]:
     """Inside, a function that tells the most bytes at once since; on a CPU those of now."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -224,9 +229,9 @@ def _alive(kind: str) -> int:
 class _Turns:
     """A run that goes on block by block, between others of the same model."""
 
-    def __init__(self, bench: Bench, steps: int, auto: bool) -> None:
+    def __init__(self, bench: Bench, steps: int, auto: bool, **more: Any) -> None:
         self.bench, self.steps = bench, steps
-        self.optimizer, self.scheduler = bench.begin(steps, auto)
+        self.optimizer, self.scheduler = bench.begin(steps, auto, **more)
         self.weights = [p.detach().clone() for p in bench.weights]
         self.done = 0
         self.seconds: list[float] = []
@@ -282,8 +287,7 @@ def measured(table: Table, rows: Sequence[Row], memory: Sequence[str], device: t
             if time.time() > until:
                 print(f"no time left for {row}", flush=True)
                 continue
-            turns = [bench.seconds_of_blocks(row.steps) for _ in range(row.turns)]
-            ratios = [sum(auto) / sum(plain) for plain, auto in turns]
+            ratios = bench.ratios(row.steps, row.turns)
             made = {"steps": row.steps, "target": row.target, "ratio": median(ratios), "ratios": ratios}
             table.rows.append({**about, **made})
             table.write(device)
