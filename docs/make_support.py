@@ -1,4 +1,4 @@
-"""The tables of what works with what, in docs/frameworks.md, from the outcomes of tests.
+"""What works with what, in docs/frameworks.md, from the outcomes of tests.
 
     python docs/make_support.py --run               # run the tests that carry the mark, then write the tables
     python docs/make_support.py --run tests/search  # those of a folder or a file; the others keep their outcomes
@@ -11,7 +11,7 @@ A test says what it shows by a mark, at the function or at one of its parameters
 
 which is the table, the row, the column and what is shown there (left out: "yes"). The row of a framework is its name
 and what is run, "search" or "replicas"; the column is how the model is shared out, and the last argument is the
-precision. Set-ups have one line for each column, which lists the rows. New rows and columns need nothing but marks.
+precision. Of set-ups the page lists the rows alone. New rows and columns need nothing but marks.
 Tests that fail say so on the page; a test that is skipped (no GPU, a package that is missing) leaves the outcome it
 had, else the page says that it was not run.
 
@@ -28,11 +28,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "support.json", HERE / "frameworks.md"
 END = "<!-- end -->"
-TABLES = {
-    "frameworks": ("framework, what is run", "where, in fp32 if nothing else is said"),
-    "setups": ("tested", "set-ups"),
-}
-"""Every table, and its head."""
+TABLES = {"frameworks": ("framework, what is run", "where, in fp32 if nothing else is said"), "setups": None}
+"""Every table, and its head; set-ups are a list without one."""
 COLUMNS = ("one process", "DDP", "FSDP2", "HSDP", "tensor parallel", "ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 """Their order; others follow by name."""
 OTHERWISE = {"failed": "**fails**", "skipped": "not run"}
@@ -61,8 +58,12 @@ def _order(name: str) -> tuple[int, str]:
     return (COLUMNS.index(name) if name in COLUMNS else len(COLUMNS)), name.strip("`").lower()
 
 
-def _by_column(row: Row) -> Row:
-    return {**row, "row": row["column"], "column": row["row"]}
+def listed(rows: list[Row]) -> str:
+    """The rows alone, each with what was not shown."""
+    cells: dict[str, set[str]] = {}
+    for row in rows:
+        cells.setdefault(row["row"], set()).add(_cell(row))
+    return "; ".join(_shown(name, cells[name]) for name in sorted(cells, key=_order))
 
 
 def _cell(row: Row) -> str:
@@ -81,7 +82,7 @@ def page(text: str, rows: list[Row]) -> str:
         if not (begin and end):
             raise SystemExit(f"{PAGE.name} must have the lines <!-- table: {name} --> and {END}")
         found = [row for row in rows if row["table"] == name]
-        made = table([_by_column(row) for row in found] if name == "setups" else found, head)
+        made = table(found, head) if head else listed(found)
         text = f"{before}{begin}{made}\n{end}{after}"
     return text
 

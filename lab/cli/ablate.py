@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ from hdet.report.data import load_run
 from hdet.report.numbers import plain_json
 from hdet.report.page import write_report
 from lab.cli.training import check_surroundings, train, until_stopped
-from lab.runs.ablation import RATES, PlannedRun, Study
+from lab.runs.ablation import PlannedRun, Study
 from lab.runs.outcome import as_markdown, described, table_of
 
 __all__ = ["ablate"]
@@ -45,32 +44,19 @@ _Rounds = Annotated[
 _Real = Annotated[
     bool, typer.Option("--real", help="Ranks as processes, with journals and a report; otherwise they are simulated.")
 ]
-_Data = Annotated[
-    Path | None, typer.Option(help="Your own data: a text file, or for digits an .npz with images and labels.")
-]
-_Low = Annotated[float | None, typer.Option(help="The good low rate.", show_default="feed: 5e-3")]
+_Low = Annotated[float | None, typer.Option(help="The good low rate.", show_default="5e-3")]
 _High = Annotated[
     list[float] | None,
-    typer.Option(help="A rate at the border of stability; several are allowed.", show_default="feed: 0.04, 0.06"),
+    typer.Option(help="A rate at the border of stability; several are allowed.", show_default="0.04, 0.06"),
 ]
-_Quick = Annotated[bool, typer.Option("--quick", help="Tiny runs that say nothing, to see that all works (feed).")]
+_Quick = Annotated[bool, typer.Option("--quick", help="Tiny runs that say nothing, to see that all works.")]
 _Like = Annotated[Path | None, typer.Option("--like", help="Repeat the study of this ablation.json.")]
 _Out = Annotated[Path, typer.Option("--out", help="Folder of the study; what is complete in it is kept.")]
-
-
-class TaskName(str, Enum):
-    """The bundled tasks."""
-
-    feed = "feed"
-    text = "text"
-    digits = "digits"
 
 
 def ablate(
     context: typer.Context,
     out: _Out,
-    task: Annotated[TaskName, typer.Option(help="What to learn.")] = TaskName.feed,
-    data: _Data = None,
     seeds: _Seeds = None,
     steps: _Steps = None,
     replicas: _Replicas = None,
@@ -121,25 +107,12 @@ def _study(options: Mapping[str, Any]) -> Study:
     given |= {"simulated": False if options["real"] else None}
     given = {name: value for name, value in given.items() if value is not None}
     if options["like"] is not None:
-        if options["data"] is not None:
-            given["data"] = options["data"]
         if given:
             names = {"rounds": "sync-every", "simulated": "real"}
             first = next(iter(given))
             raise ArgumentError(f"--like takes every argument from its file; leave out --{names.get(first, first)}")
         return _like(options["like"])
-    task = options["task"].value
-    if options["quick"] and task != "feed":
-        raise ArgumentError(f"--quick is for the task feed, but the task is {task}; give few --steps instead")
-    if options["data"] is not None:
-        if task == "feed":
-            raise ArgumentError("--data is for the tasks text and digits, but the task is feed; leave it out")
-        given["options"] = {"path": str(options["data"].resolve())}
-    low, high = RATES[task]
-    usual = _QUICK if options["quick"] else Study(task=task, low=low, high=high)
-    if task != "feed":
-        usual = replace(usual, batch_size=64, options={}, simulated=False)
-    return replace(usual, **given)
+    return replace(_QUICK if options["quick"] else Study(), **given)
 
 
 def _like(path: Path) -> Study:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import relu_depth
 import torch
-from ablation import Problem, losses_of
 from auto_runs import Run
 from relu_depth import INPUTS, WIDTH
 from stacked import Supply
@@ -30,6 +29,7 @@ from zoo_problems import _digits, _entropy, _mse, _source, layers
 from zoo_stack import UPDATES, ZooTask
 
 from lab.tasks.transformer import Block
+from problems import Problem, losses_of
 
 Batch = tuple[Tensor, ...]
 HELD_OUT = 2048
@@ -237,7 +237,7 @@ def case_of(name: str, seeds: int, device: torch.device, steps: int | None = Non
     """One problem: every row's mean loss over that of the best fixed rate, and what was found over that rate."""
     task, case = BeginningTask(name), CASES[name]
     length, guess = steps or case.steps, 0.1 * case.rates[len(case.rates) // 2]
-    problem = Problem(name, "beginnings", length, 1.0, lambda: task, lambda stack: UPDATES[case.optimizer](stack.theta))
+    problem = Problem(name, length, 1.0, lambda: task, lambda stack: UPDATES[case.optimizer](stack.theta))
     rows = {"auto": {}, "auto-alone": {"losses": False}, "placebo": {"placebo": name}}
 
     def runs() -> list[Run]:

@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from ablation import Problem, losses_of, named, problem_of
 from auto_runs import Measured, Run
 from provenance import commit, library, versions
 from real.ledger import save
@@ -42,6 +41,7 @@ from shapes import Factors, held
 from stacked import Supply
 
 from hdet.search.rule import Decision
+from problems import Problem, losses_of, problem_of
 
 RESULTS = Path(__file__).parent / "results" / "endless.json"
 WORKLOADS = ("shakespeare-gpt", "mnist-resnet-noisy", "fashion-vit")
@@ -322,7 +322,9 @@ def verdict(content: Mapping[str, Any]) -> str:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names or groups, as of ablation.py")
+    parser.add_argument(
+        "--workloads", default=",".join(WORKLOADS), help="names of workloads, or zoo/PROBLEM/OPTIMIZER/STEPS"
+    )
     parser.add_argument("--starts", default=",".join(map(str, STARTS)), help="guesses over the best rate")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no length after so many seconds")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -338,8 +340,8 @@ def main(words: list[str] | None = None) -> None:
         how = {"starts": starts, "again": given.again, "until": time.time() + given.seconds}
         plan = Plan(given.results, torch.device(given.device), **how, **(SMALL if given.smoke else {}))
         torch.set_num_threads(1)  # a second thread on a busy core slows small tensors down by far
-        problems = [problem_of(name) for name in named(SMOKE if given.smoke else given.workloads)]
-        for problem in reversed(problems):  # the shortest first
+        problems = map(problem_of, (SMOKE if given.smoke else given.workloads).split(","))
+        for problem in sorted(problems, key=lambda problem: problem.steps):
             run_problem(plan, problem)
     content = json.loads(given.results.read_text())
     print(f"{table(content)}\n\n{verdict(content)}")

@@ -54,8 +54,6 @@ class Stack:
         self.task, self.seeds, self.device = task, list(seeds), device
         self.clip: float | None = getattr(task, "clip", None)
         """The largest norm of a run's gradient; longer ones are scaled to it."""
-        self.precise: bool = getattr(task, "precise", False)
-        """Whether gradients are computed without TF32."""
         self._model = task.model(seeds[0])
         replace_all_batch_norm_modules_(self._model)  # vmap has no running statistics: batch statistics everywhere
         self._model.to(device)
@@ -216,7 +214,7 @@ class TrainStep:
         stack = self._stack
         batch = tuple(part.index_select(0, self._clock)[0] for part in self._data)
         rate = self.rates.index_select(0, self._clock)[0]
-        with tf32(not stack.precise):
+        with tf32(True):
             gradient, losses = stack.gradients(stack.theta, batch)
         with torch.no_grad():
             if self._share is not None:

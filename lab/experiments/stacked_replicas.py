@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 from shapes import PEAK, onecycle
-from stacked import Adam, Stack
+from stacked import Adam, Optimizer, Stack
 from torch import Tensor
 
 from hdet.ensemble.bases import Bases
@@ -108,7 +108,7 @@ class StackedReplicas:
 
     Args:
         stack: its rows are the replicas of each seed, one after the other.
-        optimizer: theirs.
+        optimizer: theirs; Adam, if some have gradients of their own.
         columns: those that share gradients first, so that they lie side by side.
         replicas: N.
         steps: of every run.
@@ -116,7 +116,13 @@ class StackedReplicas:
     """
 
     def __init__(
-        self, stack: Stack, optimizer: Adam, columns: Sequence[Column], replicas: int, steps: int, seeds: Sequence[int]
+        self,
+        stack: Stack,
+        optimizer: Optimizer,
+        columns: Sequence[Column],
+        replicas: int,
+        steps: int,
+        seeds: Sequence[int],
     ) -> None:
         shares = [column.method.shares for column in columns]
         if shares != sorted(shares, reverse=True):

@@ -12,11 +12,10 @@ from hdet.errors import ArgumentError
 from lab.runs.folder import Folder
 from lab.runs.plan import AUTO, Plan, check_count
 
-__all__ = ["CONFIGURATIONS", "CRASH", "RATES", "SMALL", "Configuration", "PlannedRun", "Row", "Study"]
+__all__ = ["CONFIGURATIONS", "CRASH", "LOW", "SMALL", "Configuration", "PlannedRun", "Row", "Study"]
 
-RATES = {"feed": (5e-3, (0.04, 0.06)), "text": (3e-3, (0.3,)), "digits": (1e-2, (3.0,))}
-"""Per task a good low rate of Adam, and higher ones: on the feed around the border of stability, where plain training
-crashes in some runs; on text and digits one at which it is damaged."""
+LOW, HIGH = 5e-3, (0.04, 0.06)
+"""A good low rate of Adam, and rates around the border of stability, at which plain training crashes in some runs."""
 SMALL = {"users": 1008, "items": 1008, "history": 8, "width": 32, "depth": 1}
 """A feed of 0.10 M weights, for the simulated study."""
 NU = 0.01
@@ -128,8 +127,8 @@ class Study:
     warm_steps: int = 100
     replicas: int = 4
     batch_size: int | None = 16
-    low: float = RATES["feed"][0]
-    high: tuple[float, ...] = RATES["feed"][1]
+    low: float = LOW
+    high: tuple[float, ...] = HIGH
     rounds: tuple[int, ...] = (4, 20)
     options: Mapping[str, Any] = field(default_factory=lambda: SMALL)
     simulated: bool = True

@@ -1,10 +1,9 @@
-"""Digits: a small convolutional network with BatchNorm on scikit-learn's handwritten digits, or on images of yours."""
+"""Digits: a small convolutional network with BatchNorm on scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
 import math
 from importlib import import_module
-from os import PathLike
 from typing import Any
 
 import torch
@@ -54,18 +53,16 @@ class DigitsTask:
     Training images are shifted by up to a pixel, made brighter or darker, and get some noise.
 
     Args:
-        path: an .npz file with ``images`` (N, H, W or N, C, H, W) and ``labels`` (N, integers from 0). None:
-            scikit-learn's digits, which come with it.
         width: channels of the first convolution.
         batch_size: images per replica and step.
     """
 
     name = "digits"
 
-    def __init__(self, path: str | PathLike[str] | None = None, width: int = 24, batch_size: int = 64) -> None:
+    def __init__(self, width: int = 24, batch_size: int = 64) -> None:
         check_count(width=width, batch_size=batch_size)
         self.width, self.batch_size = width, batch_size
-        images, labels = _bundled() if path is None else _of_file(path)
+        images, labels = _bundled()
         self.channels, self.classes = images.shape[1], int(labels.max()) + 1
         order = torch.randperm(len(labels), generator=generator_of("digits split"))
         train, self._held_out = order[len(order) // 5 :], order[: len(order) // 5]
@@ -94,11 +91,9 @@ class DigitsTask:
         return cross_entropy(model(images), labels)
 
     def validation(self) -> list[Batch]:
-        """The held-out fifth as it is, in one batch; in equal batches of up to 1000 images if there are more."""
-        count = -(-len(self._held_out) // 1000)
-        size = len(self._held_out) // count
-        parts = self._held_out[: count * size].split(size)
-        return [((self._images[part] - self._mean) / self._std, self._labels[part]) for part in parts]
+        """The held-out fifth as it is, in one batch."""
+        held_out = self._held_out
+        return [((self._images[held_out] - self._mean) / self._std, self._labels[held_out])]
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         losses, right = [], []
@@ -122,38 +117,11 @@ class DigitsTask:
         return ((images * contrast - self._mean) / self._std + noise).contiguous(), self._labels[places]
 
 
-def _imported(module: str, package: str) -> Any:
+def _bundled() -> tuple[Tensor, Tensor]:
     try:
-        return import_module(module)
+        found = import_module("sklearn.datasets").load_digits()
     except ImportError as error:
         raise ArgumentError(
-            f"the digits task needs {package}, but it is not installed; run `pip install -e '.[dev]'` in the checkout"
+            "the digits task needs scikit-learn, but it is not installed; run `pip install -e '.[dev]'` in the checkout"
         ) from error
-
-
-def _bundled() -> tuple[Tensor, Tensor]:
-    found = _imported("sklearn.datasets", "scikit-learn").load_digits()
     return torch.tensor(found.images).float()[:, None] / 16, torch.tensor(found.target).long()
-
-
-def _of_file(path: str | PathLike[str]) -> tuple[Tensor, Tensor]:
-    numpy = _imported("numpy", "numpy")
-    try:
-        with numpy.load(path, allow_pickle=False) as arrays:
-            images, labels = torch.tensor(arrays["images"]).float(), torch.tensor(arrays["labels"])
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ArgumentError(
-            f"path must be an .npz file with the arrays images and labels, but got path={str(path)!r} ({error}); "
-            "write one with numpy.savez(path, images=..., labels=...)"
-        ) from error
-    images = images[:, None] if images.ndim == 3 else images
-    if images.ndim != 4 or labels.shape != images.shape[:1] or len(labels) < 10 or min(images.shape[2:]) < 2:
-        raise ArgumentError(
-            "images must be (N, H, W) or (N, C, H, W) with H and W at least 2, and labels (N,), with N at least 10, "
-            f"but got images {tuple(images.shape)} and labels {tuple(labels.shape)}; reshape them before saving"
-        )
-    if labels.is_floating_point() or int(labels.min()) < 0:
-        raise ArgumentError(
-            f"labels must be integers from 0 on, but they are {labels.dtype} from {labels.min().item()} on; renumber"
-        )
-    return images, labels.long()

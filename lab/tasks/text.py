@@ -1,7 +1,6 @@
-"""Text: a small byte-level GPT on the source of Python's own standard library, or on a file of yours.
+"""Text: a small byte-level GPT on the source of Python's own standard library.
 
-Nothing is downloaded. The numbers depend on the version of Python, whose library is the text; give ``path`` to compare
-machines.
+Nothing is downloaded. The numbers depend on the version of Python, whose library is the text.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import math
 import sysconfig
 from hashlib import sha256
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +51,9 @@ class GPT(nn.Module):
 
 
 class TextTask:
-    """Predict the next byte of Python source.
+    """Predict the next byte of the standard library without its tests, up to 8 MB; every twentieth file is held out.
 
     Args:
-        path: a text file; its last twentieth is held out. None: the standard library without its tests, up to 8 MB,
-            with about every twentieth file held out.
         width: numbers per byte inside the model, a multiple of ``heads``.
         depth: transformer blocks.
         heads: attention heads.
@@ -69,7 +65,6 @@ class TextTask:
 
     def __init__(
         self,
-        path: str | PathLike[str] | None = None,
         width: int = 128,
         depth: int = 3,
         heads: int = 4,
@@ -81,14 +76,7 @@ class TextTask:
             raise ArgumentError(f"width must be a multiple of heads, but got width={width} and heads={heads}")
         self.width, self.depth, self.heads, self.context = width, depth, heads, context
         self.batch_size = batch_size
-        train, held_out = _library() if path is None else _of_file(Path(path))
-        needed = context + 1
-        for part, text in (("training", train), ("held-out", held_out)):
-            if len(text) < 2 * needed:
-                raise ArgumentError(
-                    f"the {part} text must have {2 * needed} bytes or more for context={context}, but has {len(text)}; "
-                    "give a longer text (a twentieth of it is held out) or a smaller context"
-                )
+        train, held_out = _library()
         self._train = torch.frombuffer(bytearray(train), dtype=torch.uint8)
         self._held_out = torch.frombuffer(bytearray(held_out), dtype=torch.uint8)
 
@@ -130,18 +118,6 @@ class TextTask:
     def _windows(self, text: Tensor, starts: Tensor) -> Batch:
         windows = text[starts[:, None] + torch.arange(self.context + 1)].long()
         return windows[:, :-1], windows[:, 1:]
-
-
-def _of_file(path: Path) -> tuple[bytes, bytes]:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ArgumentError(
-            f"path must be a readable text file, but got path={str(path)!r} ({error.strerror}); "
-            "leave it out to train on Python's standard library"
-        ) from error
-    end = len(text) - len(text) // 20
-    return text[:end], text[end:]
 
 
 def _library() -> tuple[bytes, bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from statistics import median
 
-from tests.faults.traps import POINTS
 from tests.faults.trial import Result
 
 __all__ = ["tables"]
@@ -17,13 +16,12 @@ _OTHERS = {"silent": "silent or late", "late": "silent or late"}
 
 
 def tables(results: list[Result]) -> dict[str, str]:
-    """Markdown by name: kills, by what was trained and then by where, and the other faults."""
+    """Markdown by name: kills, by what was trained, and the other faults."""
     killed = [result for result in results if result.fault == "killed"]
     others = [result for result in results if result.fault != "killed"]
     ways = dict.fromkeys(_in_words(way, inside) for way in _WAYS for inside in (False, True))
-    by_place = _rows(killed, lambda result: result.point, POINTS)
     return {
-        "kills": _table([*_rows(killed, _way, ways), *by_place, _row("all kills", killed)]),
+        "kills": _table([*_rows(killed, _way, ways), _row("all kills", killed)]),
         "others": _table(_rows(others, _fault, sorted({_fault(result) for result in others}))),
     }
 

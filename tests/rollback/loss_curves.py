@@ -1,7 +1,7 @@
 """Curves of training losses: what a judge must let pass, and what it must not miss.
 
 Those that are made up are pure functions of a kind and a seed, and were written before the rule that they test. A
-hundred are recorded from real runs: ``lab/experiments/record_losses.py`` says how.
+hundred are recorded from real runs in which nothing explodes (docs/decisions/027-what-left-the-lab.md).
 """
 
 from __future__ import annotations

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
-from virtual_runs import places
 
 from hdet.ensemble.controller import Controller, comparable
-from hdet.ensemble.design import levels, permutation
-from hdet.ensemble.normalised import dot
+from hdet.ensemble.design import Balanced, levels
 from knobs.task import Knob
 from lab.tasks.streams import generator_of
 
-__all__ = ["Explorers", "Group", "Method", "Population", "antithetic", "group_of"]
+__all__ = ["Explorers", "Group", "Method", "Population", "group_of"]
 
 QUARTER = 0.25
 """The part of a population that is given up in a round, and the part that takes its place."""
 PERTURBED = 1.5
 """The factor by which a copy's value changes, up or down."""
+
+
+@lru_cache(maxsize=100_000)
+def places(replicas: int, knobs: int, seed: int, k: int) -> tuple[tuple[float, ...], ...]:
+    """The balanced design, remembered: it is a function of its arguments."""
+    return tuple(tuple(row) for row in Balanced().places(replicas, knobs, seed, k))
 
 
 class Method(NamedTuple):
@@ -42,8 +47,6 @@ class Method(NamedTuple):
     """In a run."""
     shuffled: bool = False
     """A placebo: signals of other arms."""
-    paired: bool = False
-    """Arms in pairs that see the same batches at opposite places, and are compared with each other alone."""
     population: bool = False
     """Not averaged: the worst arms go on from the weights of the best."""
 
@@ -55,8 +58,6 @@ class Group(Protocol):
     """Of the arms, in the round that comes."""
     best: int | None
     """The arm that stands for the run; None: their mean does."""
-    slopes: list[float]
-    """Of the signal per spread, round by round; below 0, more is better. None where arms do not differ."""
 
     @property
     def value(self) -> float:
@@ -83,7 +84,6 @@ class Explorers:
 
     def __init__(self, method: Method, knob: Knob, start: float, arms: int, seed: int) -> None:
         self._method, self._arms, self._seed, self._k = method, arms, seed, 0
-        self.slopes: list[float] = []
         self._spec = knob.spec(method.spread)
         self.value = self._spec.start(start)
         self._state = method.controller.init(1) if method.controller is not None else None
@@ -92,10 +92,6 @@ class Explorers:
     def end_round(self, signals: Sequence[float]) -> None:
         """Move the base, and fan out again."""
         seen = comparable(signals)
-        if seen is not None and self._method.paired:
-            seen = _centred_pairs(seen)
-        if seen is not None and self._method.spread > 0:
-            self.slopes.append(dot(self._places, seen) / dot(self._places, self._places))
         if seen is not None and self._method.controller is not None:
             if self._method.shuffled:
                 order = torch.randperm(self._arms, generator=generator_of("placebo", self._seed, self._k)).tolist()
@@ -107,10 +103,7 @@ class Explorers:
         self._fan_out()
 
     def _fan_out(self) -> None:
-        if self._method.paired:
-            self._places = antithetic(self._arms, self._seed, self._k)
-        else:
-            self._places = [row[0] for row in places(self._arms, 1, self._seed, self._k)]
+        self._places = [row[0] for row in places(self._arms, 1, self._seed, self._k)]
         self.values = [self._spec.value(self.value, x) for x in self._places]
 
 
@@ -121,7 +114,7 @@ class Population:
         spec = knob.spec(method.spread)
         base = spec.start(start)
         self._knob, self._generator = knob, generator_of("population", seed, arms)
-        self.values, self.slopes = [spec.value(base, x) for x in levels(arms)], []
+        self.values = [spec.value(base, x) for x in levels(arms)]
         self.best: int = arms // 2
 
     @property
@@ -144,24 +137,3 @@ class Population:
 def group_of(method: Method, knob: Knob, start: float, arms: int, seed: int) -> Group:
     """The arms of one run of a row."""
     return (Population if method.population else Explorers)(method, knob, start, arms, seed)
-
-
-def antithetic(arms: int, seed: int, k: int) -> list[float]:
-    """Places of pairs (0, 1), (2, 3) ...: opposite within a pair, dealt anew in every round.
-
-    >>> sorted(round(x, 2) for x in antithetic(4, seed=0, k=1))
-    [-1.0, -0.33, 0.33, 1.0]
-    """
-    sizes = levels(arms)[arms // 2 :]
-    dealt = [sizes[i] for i in permutation(seed, k, 0, arms // 2)]
-    signs = [1 - 2 * permutation(seed, k + 1, pair + 1, 2)[0] for pair in range(arms // 2)]
-    return [s * sign * x for x, sign in zip(dealt, signs, strict=True) for s in (1, -1)]
-
-
-def _centred_pairs(signals: Sequence[float]) -> list[float]:
-    """Each less the mean of its pair.
-
-    >>> _centred_pairs([1.0, 3.0, 10.0, 11.0])
-    [-1.0, 1.0, -0.5, 0.5]
-    """
-    return [s - (signals[i] + signals[i ^ 1]) / 2 for i, s in enumerate(signals)]

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from shapes import onecycle
 from stacked import Batch, Supply, TrainStep
-from torch import Tensor
 
 from hdet.ensemble.controller import Corrected
 from hdet.ensemble.normalised import Normalised
@@ -19,7 +18,7 @@ from knobs.arms import Arms
 from knobs.groups import Method
 from knobs.stack import KnobBench
 
-__all__ = ["LISTENING", "METHODS", "PASSES", "PLAIN", "STARTS", "Row", "bench_of", "choose", "explored", "plain"]
+__all__ = ["METHODS", "PLAIN", "STARTS", "Row", "bench_of", "choose", "explored", "plain"]
 
 STARTS = (0.1, 1.0, 10.0)
 """Guesses over the best value, on the knob's own scale."""
@@ -33,34 +32,12 @@ METHODS = {
     "local": Method("K arms, averaged, no divergence"),
     "spread": _PROBED._replace(label="K arms, factor 2, the value stays", controller=None),
     "published": Method("corrected controller", Corrected(), "train", PUBLISHED_SPREAD),
-    "published-probe": Method("corrected, factor 2, probe at mean weights", Corrected(), "mean", SPREAD),
-    "normalised-train": Method("normalised, train loss", Normalised(), "train", SPREAD),
-    "normalised-last": Method("normalised, probe at last weights", Normalised(), "last", SPREAD),
     "normalised": _PROBED,
     "normalised-wide": _PROBED._replace(label="the same, factor 3", spread=math.log(3)),
     "normalised-long": _PROBED._replace(label="the same, 15 rounds", rounds=15),
     "placebo": _PROBED._replace(label="the same, signals shuffled", shuffled=True),
-    "paired": _PROBED._replace(label="the same, pairs of arms on the same batches", paired=True),
-    "paired-long": _PROBED._replace(label="pairs, 6 rounds", paired=True, rounds=6),
-    "paired-placebo": _PROBED._replace(label="pairs, signals shuffled", paired=True, shuffled=True),
     "population": Method("population-based training", None, "last", SPREAD, rounds=25, population=True),
 }
-LISTENING = {
-    f"{signal}-{rounds}{'-pairs' if paired else ''}": Method(
-        f"the value stays; {signal}, {rounds} rounds{', pairs' if paired else ''}",
-        signal=signal,
-        spread=SPREAD,
-        rounds=rounds,
-        paired=paired,
-    )
-    for signal in ("train", "last", "mean")
-    for rounds in (50, 15, 6)
-    for paired in (False, True)
-}
-"""Rows that only ask which signal points to the best value: see ``Cell.right``."""
-METHODS |= LISTENING
-PASSES = tuple([name for name, method in METHODS.items() if method.paired == paired] for paired in (False, True))
-"""Rows that train together. Those in pairs have batches of their own."""
 
 
 class Row(NamedTuple):
@@ -72,8 +49,6 @@ class Row(NamedTuple):
     """Values at the end [start][seed]."""
     paths: list[list[list[float]]]
     """Values [start][seed][round], the starts first; empty where they are fixed."""
-    slopes: list[list[list[float]]]
-    """Of the signal per spread [start][seed][round]; below 0, more is better."""
     samples: int
     """That a run was trained on, those that came again included."""
     seconds: float
@@ -88,36 +63,28 @@ def plain(bench: KnobBench, values: Sequence[float]) -> Row:
     step = TrainStep(stack, bench.update(stack), bench.supply.batches, rates, graph=bench.graph)
     curves, seconds = bench.train(stack, step)
     found = [[value] * len(bench.seeds) for value in values]
-    return Row(curves, found, [], [], _samples(bench, bench.supply.batches, 1), seconds)
+    return Row(curves, found, [], _samples(bench, bench.supply.batches, 1), seconds)
 
 
 def explored(bench: KnobBench, values: Sequence[float], names: Sequence[str], arms: int) -> dict[str, Row]:
-    """Rows of one of ``PASSES``, K arms from each of some guesses."""
+    """Rows of K arms, from each of some guesses."""
     methods = {name: METHODS[name] for name in names}
     columns = [(method, value) for method in methods.values() for value in values]
     stack = bench.stack(len(columns), each=arms)
     optimizer = bench.update(stack)
     group = Arms(bench, stack, optimizer, columns, arms)
     batches = bench.supply.dealt(arms)
-    if methods[names[0]].paired:
-        batches = tuple(_in_pairs(part) for part in batches)
     rates = bench.rates(stack, [bench.customary] * len(columns), onecycle(bench.steps))
     step = TrainStep(stack, optimizer, batches, rates, after=group.observe, graph=bench.graph)
     group.begin()
     curves, seconds = bench.train(stack, step, group.after_step, group.weights)
     samples, found = _samples(bench, batches, arms), {}
     paths = [[row[c] for row in group.paths] for c in range(len(columns))]
-    slopes = [[row[c].slopes for row in group.groups] for c in range(len(columns))]
     for number, name in enumerate(methods):
         own = slice(number * len(values), (number + 1) * len(values))
         last = [[path[-1] for path in row] for row in paths[own]]
-        found[name] = Row(curves[own], last, paths[own], slopes[own], samples, seconds)
+        found[name] = Row(curves[own], last, paths[own], samples, seconds)
     return found
-
-
-def _in_pairs(part: Tensor) -> Tensor:
-    """[step, seed and arm, ...]: the second arm of each pair sees what the first sees."""
-    return part[:, 0::2].repeat_interleave(2, 1)
 
 
 def _samples(bench: KnobBench, batches: Batch, arms: int) -> int:

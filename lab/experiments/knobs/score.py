@@ -21,9 +21,6 @@ NEAR, ERRORS, ENOUGH, WORTH = 1.03, 2.0, 4, 1.05
 """The target: within 3 % of the best fixed value's loss from every start, never worse than staying at the guess by more
 than two standard errors, on four workloads of six; a workload counts if its knob is worth 5 %."""
 
-OFF = 1.5
-"""A value is off that is further than this factor from the best."""
-
 
 class Cell(NamedTuple):
     """A row from one start."""
@@ -37,8 +34,6 @@ class Cell(NamedTuple):
     excess_error: float
     value: float
     """At the end over the best one, on the knob's own scale; geometric mean over seeds."""
-    right: float | None
-    """Of the rounds in which the value was off: the share whose signal pointed to the best; None if there are none."""
 
     @property
     def near(self) -> bool:
@@ -63,8 +58,7 @@ def score(content: Mapping[str, Any], row: str, knob: Knob) -> list[Cell]:
         values = [found["found"][place][found["seeds"].index(seed)] for seed in seeds]
         over = math.exp(fmean(math.log(knob.over(value, content["best"]["value"])) for value in values))
         errors = standard_error(ratios), standard_error(excess)
-        right = _right(found, place, knob, content["best"]["value"])
-        cells.append(Cell(start, fmean(ratios), errors[0], fmean(excess), errors[1], over, right))
+        cells.append(Cell(start, fmean(ratios), errors[0], fmean(excess), errors[1], over))
     return cells
 
 
@@ -73,18 +67,6 @@ def _finals(row: Mapping[str, Any], place: int, seeds: Sequence[int]) -> list[fl
     curves = row["curves"][place]
     ends = [curves[row["seeds"].index(seed)][-1] for seed in seeds]
     return [math.inf if end is None else end for end in ends]
-
-
-def _right(row: Mapping[str, Any], place: int, knob: Knob, best: float) -> float | None:
-    if not row["slopes"]:
-        return None
-    pointed = []
-    for path, slopes in zip(row["paths"][place], row["slopes"][place], strict=True):
-        for value, slope in zip(path, slopes, strict=False):  # a path ends with the value after the last round
-            above = knob.over(value, best)
-            if not 1 / OFF < above < OFF:
-                pointed.append((slope > 0) == (above > 1))
-    return fmean(pointed) if pointed else None
 
 
 def standard_error(values: Sequence[float]) -> float:

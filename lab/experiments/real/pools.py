@@ -160,33 +160,6 @@ class Crops(NamedTuple):
         return tuple(table[which, rows[:, :, None], columns[:, None, :]] for table in self.tables)
 
 
-class Views(NamedTuple):
-    """Two views of each image: moved, darker or brighter, with a square wiped out."""
-
-    images: Tensor
-
-    MOVED, WIPED = 3, 10
-
-    @property
-    def count(self) -> int:
-        return len(self.images)
-
-    def take(self, places: Tensor, generator: torch.Generator) -> Batch:
-        return self._view(places, generator), self._view(places, generator)
-
-    def _view(self, places: Tensor, generator: torch.Generator) -> Tensor:
-        side, count = self.images.shape[-1], len(places)
-        grid = torch.arange(side)
-        moved = torch.randint(-self.MOVED, self.MOVED + 1, (2, count, 1), generator=generator)
-        rows, columns = (grid + moved).clamp(0, side - 1)
-        seen = self.images[places[:, None, None], rows[:, :, None], columns[:, None, :]].float()
-        corner = torch.randint(side - self.WIPED, (2, count, 1), generator=generator)
-        inside_rows, inside_columns = (grid >= corner) & (grid < corner + self.WIPED)
-        wiped = inside_rows[:, :, None] & inside_columns[:, None, :]
-        light = 0.5 + torch.rand(count, 1, 1, generator=generator)
-        return torch.where(wiped, 0.0, seen * light).clamp(0, 255).to(torch.uint8)
-
-
 class Skips(NamedTuple):
     """A word of a text; one nearby, and some drawn by how often they come, to the power 3/4 (as word2vec)."""
 

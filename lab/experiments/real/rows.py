@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,17 +13,19 @@ import torch
 from auto_runs import AutoRuns, Run
 from shapes import Factors, onecycle
 from stacked import TrainStep
+from stacked_replicas import Column, Method, StackedReplicas
 
-from real import calibrated
+from hdet.ensemble.controller import Corrected
+from hdet.ensemble.design import default_length
 from real.bench import Bench, Outcome
 from real.peers import PEERS, SCHEDULE_FREE, Greedy, missing, schedule_free_rates
-from real.published import REPLICAS, Trained
 from real.together import run_together
 
+REPLICAS, ALPHA = 4, 1 / 9
+"""Of HDET."""
 STARTS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 FEW = (1e-3, 1.0, 100.0)
 """Of methods that are asked for less: ours, its controls, GreedyLR and HDET."""
-NOT_CALIBRATED = "not calibrated yet: run lab/experiments/real_calibrate.py"
 EXTENSIONS = 3
 """How often a grid whose best is on its edge is widened."""
 
@@ -212,18 +215,6 @@ def peers(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float
     return found
 
 
-def one_setting(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
-    """AdamW and NadamW as they were calibrated on other workloads."""
-    settings = {name: calibrated.chosen(name) for name in wanted}
-    found: Found = {name: NOT_CALIBRATED for name, setting in settings.items() if setting is None}
-    there = {name: setting for name, setting in settings.items() if setting is not None}
-    if there:
-        curves, seconds = calibrated.trained(bench, [*there.values()], [name.startswith("nadamw") for name in there])
-        for (name, setting), curve in zip(there.items(), curves, strict=True):
-            found[name] = Outcome([None], [curve], [[setting.rate] * len(bench.seeds)], seconds)
-    return found
-
-
 def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
     """``max_lr="auto"`` from some guesses: as it is, without losses, and with coins for what it sees."""
     columns = [(name, start * best.rate) for name in wanted for start in few]
@@ -246,22 +237,16 @@ def auto(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float]
 
 def published(bench: Bench, best: Best, starts: Sequence[float], few: Sequence[float], wanted: list[str]) -> Found:
     """HDET with the corrected controller: four replicas of a quarter of the batch each; their mean is evaluated."""
-    guesses = [start * best.rate for start in few]
-    stack = bench.stack(len(guesses), each=REPLICAS)
-    runs = Trained(bench, stack, guesses, onecycle(bench.steps))
-    step = TrainStep(
-        stack,
-        bench.update(stack),
-        bench.supply.dealt(REPLICAS),
-        runs.rates,
-        runs.share,
-        after=runs.observe,
-        graph=bench.graph,
-    )
+    method = Method("HDET, corrected", True, ALPHA, lambda seed: Corrected())
+    columns = [Column("published", method, default_length(bench.steps), start * best.rate) for start in few]
+    stack = bench.stack(len(columns), each=REPLICAS)
+    optimizer = bench.update(stack)
+    runs = StackedReplicas(stack, optimizer, columns, REPLICAS, bench.steps, bench.seeds)
+    batches = bench.supply.dealt(REPLICAS)
+    step = TrainStep(stack, optimizer, batches, runs.rates, runs.share, after=runs.observe, graph=bench.graph)
     runs.begin()
-    curves, seconds = bench.train(stack, step, runs.after_step, lambda: runs.share(stack.theta)[::REPLICAS])
-    means = [[math.exp(sum(map(math.log, m)) / len(m)) for m in row] for row in runs.learned]
-    found = [[guess * row[k] for row in means] for k, guess in enumerate(guesses)]
+    curves, seconds = bench.train(stack, step, runs.after_step, runs.consensus)
+    found = [[one.rate * geometric_mean(row[c].learned) for row in runs.runs] for c, one in enumerate(columns)]
     return {"published": Outcome([*few], curves, found, seconds)}
 
 
@@ -279,7 +264,6 @@ PASSES: tuple[Pass, ...] = (
         },
         peers,
     ),
-    Pass(calibrated.LABELS, one_setting),
     Pass({"published": "HDET, corrected"}, published),  # under this key in the files,
 )
 LABELS: dict[str, str] = {name: label for one in PASSES for name, label in one.rows.items()}

@@ -29,7 +29,6 @@ class RealTask:
         loss: mean loss of a batch.
         batch_size: samples per replica and step.
         clip: the largest norm of a gradient, if it is clipped.
-        precise: whether TF32 would not do: where a loss falls by decades.
         density: whether the loss is minus a logarithm of densities, and may be negative: then exp(loss) is scored.
     """
 
@@ -43,11 +42,10 @@ class RealTask:
         loss: Callable[[nn.Module, Batch], Tensor],
         batch_size: int,
         clip: float | None = None,
-        precise: bool = False,
         density: bool = False,
     ) -> None:
         self.name, self.batch_size, self.clip = name, batch_size, clip
-        self.precise, self.density = precise, density
+        self.density = density
         self._pool, self._validation = pool, batches_of(test, name, *held_out)
         self._build, self._loss = build, loss
 

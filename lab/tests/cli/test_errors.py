@@ -17,13 +17,11 @@ COMMANDS = ("demo", "ablate")
     ("arguments", "words"),
     [
         ("ablate", "Missing option '--out'. See `python -m lab ablate --help`."),
-        ("ablate --out x --task fed", "'fed' is not one of 'feed', 'text', 'digits'"),
         ("ablate --out x --steps many", "--steps"),
         ("ablate --out x --steps 0", "steps must be an integer, at least 1"),
         ("ablate --out x --colour red", "No such option"),
         ("ablat", "Did you mean 'ablate'"),
         ("ablate --out x --low 1 --high 0.1", "low must be above 0 and below high"),
-        ("ablate --out x --quick --task digits", "--quick is for the task feed"),
         ("ablate --out x --like /no/such", "--like needs the ablation.json"),
         ("demo --replicas 0", "replicas must be an integer, at least 1"),
     ],

@@ -30,8 +30,3 @@ def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert set(fresh["sweep"]) == {"0.001", "0.01"}
     again.main(["--table"])
     assert capsys.readouterr().out.count("| layers | again |") == 2
-
-
-def test_the_page_has_the_table_of_the_file() -> None:
-    page = Path(again.__file__).parents[2] / "docs" / "finding-the-rate.md"
-    assert again.table(json.loads(again.RESULTS.read_text())) in page.read_text(encoding="utf-8")

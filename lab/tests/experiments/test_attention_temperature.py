@@ -11,7 +11,7 @@ from typing import Any
 import attention_problems
 import pytest
 import torch
-from attention_problems import GROUP, Known, SmallGPT, attentions
+from attention_problems import GROUP, Known, attentions
 from attention_temperature import ARMS, ROWS, Cell, main, table, trained
 from tests.processes import run_ranks
 from torch.nn.parallel import DistributedDataParallel
@@ -103,30 +103,6 @@ def test_only_the_temperature_of_the_teacher_can_imitate_it() -> None:
         losses[temperature] = problem.evaluate(model)["loss"]
     assert losses[1.0] < 1e-12
     assert min(losses[0.5], losses[2.0]) > 0.01
-
-
-def test_queries_and_keys_are_frozen() -> None:
-    problem = Known()
-    model = problem.model(0)
-    problem.loss(model, problem.batch(0, 0)).backward()
-    (layer,) = attentions(model)
-    gradient, fixed = layer.joint.weight.grad, 2 * problem.width
-    assert gradient is not None
-    assert not gradient[:fixed].any()
-    assert gradient[fixed:].abs().min() > 0
-    assert torch.equal(layer.joint.weight[:fixed], problem.teacher.joint.weight[:fixed])
-
-
-def test_a_gpt_shares_one_temperature(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_text("import this  # again\n" * 500)
-    problem = SmallGPT(10, path=path, width=8, depth=2, heads=2, context=8, batch_size=4)
-    model = problem.model(0)
-    assert [group["name"] for group in problem.groups(model)] == ["trained", GROUP]
-    assert [p.shape for p in problem.groups(model)[1]["params"]] == [torch.Size(())]
-    assert len({id(layer.temperature) for layer in attentions(model)}) == 1
-    assert len(attentions(model)) == 2
-    assert not any(torch.equal(problem.probe(k)[0], batch[0]) for k in range(8) for batch in problem.validation())
 
 
 def test_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from stacked import Adam, Momentum, Optimizer, Stack, Supply
 from torch import Tensor
 
 import hdet
-from hdet.rollback.judge import BLOCKS, LIMITS, Limits, blocks_of
+from hdet.rollback.judge import Limits, blocks_of
 from hdet.rollback.policy import Action
 from hdet.search.constants import DEFAULT, Constants
 from hdet.search.rule import Decision, Evidence, Phase, Rule
@@ -137,11 +137,6 @@ def test_a_run_without_a_search_is_a_schedule() -> None:
     assert runs.rates[:, 0, 1, 0].tolist() != pytest.approx((1e-2 * onecycle(60)[:60]).tolist(), rel=0.1)
 
 
-def test_a_run_too_short_to_search_keeps_to_the_guess() -> None:
-    runs = stacked(small("feed"), "adam", Run(30, 1e-2))
-    assert runs.rates[:, 0, 0, 0].tolist() == pytest.approx((1e-2 * onecycle(30)[:30]).tolist(), rel=1e-12)
-
-
 def test_a_placebo_tosses_its_own_coins() -> None:
     runs = stacked(small("feed"), "adam", *[Run(100, 1e-3, placebo=name) for name in (None, "0", "0", "1")])
     real, first, same, second = (run.found for run in runs.runs.values())
@@ -178,19 +173,3 @@ def test_rounds_end_before_and_after_the_last_step(steps: int) -> None:
         ends.append(run.end)
     assert ends[-2:] == [steps - 1, steps]
     assert ends == sorted({*ends})
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
-def test_blocks_are_equal_parts(count: int) -> None:
-    blocks = blocks_of([float(i) for i in range(count)])
-    lengths = [block.steps for block in blocks]
-    assert (len(blocks), sum(lengths)) == (min(count, BLOCKS), count)
-    assert max(lengths) - min(lengths) <= 1
-    assert sum(block.mean * block.steps for block in blocks) == pytest.approx(sum(range(count)))
-
-
-def test_limits_are_the_runs_own() -> None:
-    """Two rules of different limits and the same start: the first rounds agree, then one is rolled back."""
-    runs = stacked(small("digits"), "momentum", Run(STEPS, 1e-2, limits=SOON), Run(STEPS, 1e-2, limits=LIMITS))
-    soon, later = runs.runs.values()
-    assert soon.rolled_back > later.rolled_back

@@ -42,17 +42,6 @@ def test_the_end_is_known_when_a_run_is_finished_and_not_before() -> None:
     assert len({rates[50] for rates in longer}) == 4  # each rise has done something
 
 
-@pytest.mark.parametrize("ahead", [3, 10])
-def test_the_rule_is_told_what_is_known(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
-    run = Held(100, 1e-3, Rise(30, ahead=ahead), 0.4)
-    monkeypatch.setattr(Run, "after_round", lambda run, measured: told.append(run.rule.total_steps))
-    for end in (59, 60, 61):
-        run.end = end
-        run.after_round(None)  # type: ignore[arg-type]
-    assert told == [59 * ahead, 60 * ahead, 100]
-
-
 def test_a_rate_is_held_and_falls_as_onecycles_does() -> None:
     np.testing.assert_allclose(Held(100, 1.0, RISES["50, 30 t"], 0.7).shape, held(100), rtol=1e-12)
     shape = Held(100, 1.0, RISES["50, 30 t"], 0.2).shape
@@ -92,21 +81,3 @@ def test_a_small_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert shown.count("| held | 50, 30 t | 0.4 |") == shown.count("at most 1.03 everywhere: MISS") == 3
     with pytest.raises(SystemExit):
         endless.main(["--smoke"])
-
-
-def test_a_table_by_hand() -> None:
-    def row(way: str, start: float, ratio: float, rise: str | None = None) -> dict[str, object]:
-        return {"way": way, "rise": rise, "fall": None if rise is None else 0.4, "start": start, "ratio": ratio}
-
-    rows = [row("onecycle", 1.0, 1.0), row("fixed", 0.5, 1.1), row("fixed", 1.0, 0.9)]
-    rows += [row("held", 1e-3, 1.0, "30"), row("held", 100.0, 1.04, "30"), row("held", 1e-3, 1.05, "100")]
-    length = {"steps": 7, "best": 1.0, "on_edge": True, "rows": rows}
-    content = {"workloads": {"a": {"lengths": {"1": length}}}}
-    lines = endless.table(content).splitlines()
-    assert lines[2:] == [
-        "| OneCycle's best rate | | | 1 (edge) | | |",
-        "| fixed |  |  | 0.900 | 0.900 | 0.900 |",
-        "| held | 30 | 0.4 | 1.020 | 1.020 | 1.040 |",
-        "| held | 100 | 0.4 | 1.050 | 1.050 | 1.050 |",
-    ]
-    assert endless.verdict(content) == "at most 1.03 everywhere: PASS, P = 30 and F = 0.4 has 1.020"

@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import real.peers
-import real.published
 import real.rows
 import real_lr
 import torch
-from auto_runs import AutoRuns, Run
-from real.bench import Validator, evaluated_at
 from real.optimizers import BUILDERS
 from real.peers import PEERS
 from real.processes import in_processes, without
-from real.rows import LABELS, Best, auto, choose, fixed, peers, published, suggestion
+from real.rows import Best, auto, choose, fixed, peers, published, suggestion
 from real.together import run_together
 from real.torch_twins import TWINS
 from shapes import onecycle
@@ -42,11 +39,6 @@ def plan_of(words: str, known: dict[str, Any], folder: Path) -> real_lr.Plan:
     return real_lr.parsed([*words.split(), "--results", str(folder)], known)[0]
 
 
-def test_twenty_evaluations() -> None:
-    assert evaluated_at(200) == list(range(10, 201, 10))
-    assert len(evaluated_at(60)) == 20
-
-
 def test_curves_end_at_the_validation_loss() -> None:
     here = bench(steps=20, seeds=(0, 1))
     here.evaluations = 20
@@ -61,11 +53,6 @@ def test_curves_end_at_the_validation_loss() -> None:
     assert found["onecycle"].curves[1][1] == pytest.approx(first[0][1], rel=1e-9)
     assert found["customary"].curves[0] == found["onecycle"].curves[1]
     assert stack.validation(stack.theta)[1, 0].item() == pytest.approx(first[0][1][-1], rel=1e-9)
-
-
-def test_validator_is_the_stack() -> None:
-    stack = bench().stack(3)
-    torch.testing.assert_close(Validator(stack, stack.theta)(stack.theta), stack.validation(stack.theta))
 
 
 def test_grid_is_widened_to_its_best() -> None:
@@ -186,25 +173,12 @@ def test_missing_packages_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 def test_published_without_spread_is_plain_training(monkeypatch: pytest.MonkeyPatch, optimizer: str) -> None:
-    monkeypatch.setattr(real.published, "ALPHA", 0.0)
+    monkeypatch.setattr(real.rows, "ALPHA", 0.0)
     here, best = bench(optimizer, "feed"), Best(1e-2, None)
     plain = fixed(here, best, [1.0, 10.0], [], ["onecycle"])["onecycle"]
     found = published(here, best, [], [1.0, 10.0], ["published"])["published"]
     for row, other in zip(found.curves, plain.curves, strict=True):
         assert [curve[-1] for curve in row] == pytest.approx([curve[-1] for curve in other], rel=1e-5)
-
-
-def test_published_moves_its_rate() -> None:
-    found = published(bench("adam", "feed", steps=24), Best(1e-2, None), [], [1.0], ["published"])["published"]
-    assert all(rate != pytest.approx(1e-2, rel=1e-9) and 0.005 < rate < 0.02 for rate in found.found[0])
-
-
-@pytest.mark.parametrize("optimizer", ["nesterov", "adafactor"])
-def test_published_runs_on_every_optimizer(optimizer: str) -> None:
-    found = published(bench(optimizer, steps=12), Best(CUSTOMARY[optimizer], None), [], [1.0, 0.1], ["published"])
-    curves = found["published"].curves
-    assert (len(curves), len(curves[0]), len(curves[0][0])) == (2, 2, 2)
-    assert all(math.isfinite(loss) for row in curves for curve in row for loss in curve)
 
 
 @pytest.mark.parametrize(("optimizer", "name", "steps"), [("muon", "text", 16), ("adafactor", "digits", 80)])
@@ -218,13 +192,6 @@ def test_auto_and_its_controls(optimizer: str, name: str, steps: int) -> None:
         assert len({rate for row in found["placebo"].found for rate in row}) == 4  # each has its own coins
         one = auto(here, Best(CUSTOMARY[optimizer], None), [], [100.0], ["auto-alone"])["auto-alone"]
         assert one.curves[0][1] == pytest.approx(found["auto-alone"].curves[0][1], rel=1e-6)
-
-
-def test_who_is_given_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[list[list[Run]]] = []
-    monkeypatch.setattr(real.rows, "AutoRuns", lambda *given: (made.append(given[2]), AutoRuns(*given))[1])
-    auto(bench(steps=8, seeds=(0,)), Best(1e-2, None), [], [1.0], ["auto", "auto-alone", "placebo"])
-    assert [run.losses for run in made[0][0]] == [True, False, True]
 
 
 def test_rows_are_kept_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,13 +212,6 @@ def test_rows_are_kept_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureF
     assert "customary:" in out
     assert "onecycle" not in out
     assert set(json.loads((tmp_path / "tiny.json").read_text())["rows"]) == set(there["rows"])
-
-
-def test_no_time_no_pass(tmp_path: Path) -> None:
-    known = {"tiny": workload()}
-    plan = plan_of("--workloads tiny --quick --seconds 1", known, tmp_path)
-    plan.until = 0.0
-    assert not real_lr.run_workload(plan, known["tiny"]).content["rows"]
 
 
 def test_test_runs_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,14 +236,6 @@ def test_splits_and_names_may_be_mixed(tmp_path: Path) -> None:
             plan_of(words, known, tmp_path)
 
 
-def test_only_test_runs_are_logged(tmp_path: Path) -> None:
-    known = {split: workload(split, split) for split in ("dev", "kin", "seen")}
-    for name in known:
-        real_lr.run_workload(plan_of(f"--workloads {name} --quick --rows customary", known, tmp_path), known[name])
-        assert json.loads((tmp_path / f"{name}.json").read_text())["split"] == name
-    assert not (tmp_path / "test_runs.jsonl").exists()
-
-
 def test_a_process_per_workload(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     line = "sys.stdout.write(' '.join(sys.argv[1:]) + chr(10))"  # in one piece: two processes write at once
@@ -294,7 +246,3 @@ def test_a_process_per_workload(tmp_path: Path, capfd: pytest.CaptureFixture[str
     out = capfd.readouterr().out
     assert "--again --workloads good" in out
     assert "late: no time left" in out
-
-
-def test_labels() -> None:
-    assert {"onecycle", "customary", "finder", "auto", "placebo", "published", "mechanic"} <= set(LABELS)

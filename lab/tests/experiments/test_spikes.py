@@ -28,6 +28,12 @@ def test_an_undisturbed_run_is_a_plain_loop() -> None:
         assert spikes.trained("text", "none", way, 2, 10) == (task.evaluate(model)["loss"], 0, 0, 0)
 
 
+def test_lost_steps_are_read_from_the_warning() -> None:
+    ran = spikes.trained("regression", "flip", "guard", 1, 60)
+    assert ran.times == ran.left == 1
+    assert ran.lost > 0
+
+
 def test_a_step_is_skipped_whose_gradient_is_far_longer_than_usual() -> None:
     skipping = spikes._Skipping()
     assert [skipping.skips(norm) for norm in (1.0, 2.0, 50.0, math.nan, math.inf, 1.0)] == [False] * 2 + [True] * 3 + [

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from shapes import factors, held, onecycle
+from shapes import factors, onecycle
 from stacked import Adam, Momentum, Stack, Supply, TrainStep
 
 from hdet.search.constants import DEFAULT
@@ -75,17 +75,6 @@ def test_a_captured_step_is_the_same() -> None:
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("precise", [False, True])
-def test_precise_tasks_train_without_tf32(precise: bool) -> None:
-    task, allowed = small("digits"), []
-    task.precise, loss = precise, task.loss
-    task.loss = lambda model, batch: (allowed.append(torch.backends.cuda.matmul.allow_tf32), loss(model, batch))[1]
-    stack = Stack(task, [0], 1, CPU)
-    rates = torch.zeros(1, 1, 1, len(stack.sizes), dtype=torch.float64)
-    TrainStep(stack, Momentum(stack.theta), Supply(task, [0], 1, CPU).batches, rates)()
-    assert allowed == [not precise]
-
-
 # Schedules ------------------------------------------------------------------------------------------------------------
 
 
@@ -99,11 +88,6 @@ def test_onecycle_is_torchs(steps: int) -> None:
         own.step()
         scheduler.step()
     np.testing.assert_allclose(onecycle(steps)[:steps], rates, rtol=1e-9, atol=1e-15)
-
-
-def test_held_is_onecycle_from_its_peak_on() -> None:
-    assert (held(100)[:30] == 1).all()
-    np.testing.assert_allclose(held(100)[29:], onecycle(100)[29:])
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -9,12 +9,11 @@ from typing import Any
 
 import crashes
 import pytest
-import stacked_ablation
 import torch
 from crashes import border, has_crashed, interval, summary, table
 from stacked import Adam, Stack, Supply, TrainStep
-from stacked_ablation import METHODS, SETTINGS, Bench, columns_of, fitting, main, small
-from stacked_replicas import Column, FusedAdam, Method, StackedReplicas
+from stacked_ablation import METHODS, main
+from stacked_replicas import Column, Method, StackedReplicas
 from tests.processes import run_ranks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -136,44 +135,6 @@ def test_shared_gradients_are_the_mean() -> None:
     assert shared[:, 1, 0].tolist() == [1.0, 3.0, 5.0, 7.0]
     with pytest.raises(ValueError, match="share gradients must come first"):
         StackedReplicas(stack, Adam(stack.theta), columns[::-1], 2, STEPS, [0, 1])
-
-
-def test_a_compiled_adam_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its arithmetic; compiling it is the GPU's, where the experiment runs."""
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    theta = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    weights = [theta.clone(), theta.clone()]
-    both = [Adam(weights[0]), FusedAdam(weights[1])]
-    for step in range(5):
-        gradient = torch.randn(theta.shape, dtype=theta.dtype, generator=torch.Generator().manual_seed(step))
-        for own, optimizer in zip(weights, both, strict=True):
-            optimizer.step_(own, gradient.clone(), torch.full_like(theta, 0.1))
-    torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-12)
-    for ours, theirs in zip(both[0].state, both[1].state, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-def test_every_row_is_there_once() -> None:
-    columns = columns_of(SETTINGS["feed"], [0.1, 0.2], list(METHODS))
-    assert len(columns) == len({(c.key, c.every, c.rate) for c in columns}) == 2 * (1 + 4 * 2)
-    assert [c.method.shares for c in columns] == [True] * 10 + [False] * 8
-    for setting in SETTINGS.values():
-        assert (setting.replicas, setting.steps, setting.every) == (8, 5000, (20, 100))
-        assert len(setting.seeds) == 5
-        assert not {*setting.seeds} & {*setting.scan_seeds}
-    text = SETTINGS["text"].make_task().model(0)
-    assert sum(p.numel() for p in text.parameters()) >= 1_000_000
-
-
-@pytest.mark.parametrize(("left", "rows", "seeds"), [(1000.0, 5, 2), (175.0, 4, 2), (1.0, 4, 1)])
-def test_what_does_not_fit_is_left_out(left: float, rows: int, seeds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bench, "seconds_of", lambda *_: 120.0)
-    monkeypatch.setattr(stacked_ablation.time, "time", lambda: 0.0)
-    setting = small(SETTINGS["feed"])
-    bench = Bench(None, CPU, until=left)  # type: ignore[arg-type]  # nothing is trained
-    kept, count = fitting(bench, setting, [0.1], list(METHODS))
-    assert (len(kept), count) == (rows, seeds)
-    assert ("placebo" in kept) == (rows == 5)
 
 
 def test_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import hdet
 from hdet.report import numbers as say
-from lab.runs.ablation import CONFIGURATIONS, CRASH, RATES, Study
+from lab.runs.ablation import CONFIGURATIONS, CRASH, LOW, Study
 from lab.runs.folder import Folder
 from lab.runs.outcome import as_markdown, described, table_of, wilson
 from lab.runs.plan import Plan
@@ -29,7 +29,7 @@ def test_the_papers_rows_the_controls_and_arms(tmp_path: Path) -> None:
     assert {one.key for one in CONFIGURATIONS if one.warm} == {
         "warm-init", "hdet-no-auto-lr", "printed", "corrected", "no-spread", "placebo",
     }  # fmt: skip
-    assert {key for key, plan in plans.items() if plan.guess == RATES["feed"][0]} == {
+    assert {key for key, plan in plans.items() if plan.guess == LOW} == {
         "baseline-low-0.005", "printed-0.005-T4", "printed-0.005-T20", "corrected-0.005-T4", "corrected-0.005-T20",
         "arms-0.005-T4", "arms-0.005-T20", "arms-spread-0.005-T4", "arms-spread-0.005-T20",
     }  # fmt: skip

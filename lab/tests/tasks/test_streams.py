@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.errors import ArgumentError
-from lab.tasks.streams import epoch_places, generator_of, key_of, uniforms
+from lab.tasks.streams import epoch_places, key_of, uniforms
 
 
 def mixed(key: int, position: int) -> float:
@@ -36,12 +34,6 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
     assert abs(float(torch.corrcoef(torch.stack([u[:-1, 0], u[1:, 0]]))[0, 1])) < 0.03
 
 
-def test_keys_tell_words_apart() -> None:
-    keys = {key_of("a", n) for n in range(100)} | {key_of("b", n) for n in range(100)}
-    assert len(keys) == 200
-    assert torch.rand(1, generator=generator_of("a", 1)) == torch.rand(1, generator=generator_of("a", 1))
-
-
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 60), st.integers(0, 5))
 def test_no_place_is_dealt_twice_in_an_epoch(size: int, replicas: int, more: int, seed: int) -> None:
     count = size * replicas + more
@@ -56,15 +48,3 @@ def test_no_place_is_dealt_twice_in_an_epoch(size: int, replicas: int, more: int
     for places in dealt.values():
         assert len(set(places)) == len(places) == steps * size * replicas
         assert set(places) <= set(range(count))
-
-
-def test_epochs_and_seeds_shuffle_anew() -> None:
-    orders = [epoch_places(f"test {seed}", 50, 50, epoch, 0, 1)[1].tolist() for seed in (0, 1) for epoch in (0, 1)]
-    assert len({tuple(order) for order in orders}) == 4
-
-
-def test_more_replicas_than_samples() -> None:
-    with pytest.raises(
-        ArgumentError, match="needs 64 samples, but the training data has 50; use batch_size=12 or less"
-    ):
-        epoch_places("test", 50, 16, 0, 0, 4)

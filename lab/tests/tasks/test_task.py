@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, stack_module_state, vmap
 
-from hdet.errors import ArgumentError
 from lab.tasks import Batch, Task, batches, task_named
 from lab.tasks.task import evaluating
 from lab.tests.tasks.conftest import SMALL
@@ -39,11 +38,6 @@ def test_a_batch_depends_on_its_arguments_alone(task: Task) -> None:
     assert all(tensor.device.type == "cpu" and len(tensor) == task.batch_size for tensor in first)
     for other in (task.batch(2, 7, 2, 3), task.batch(1, 8, 2, 3), task.batch(1, 7, 1, 3), task.batch(1, 7)):
         assert not equal(first, other)
-
-
-def test_the_helper_goes_on_from_any_step(task: Task) -> None:
-    for step, batch in zip(range(5, 8), batches(task, 4, 5, replica=1, replicas=2), strict=False):
-        assert equal(batch, task.batch(4, step, 1, 2))
 
 
 def test_global_generators_are_neither_read_nor_seeded(task: Task) -> None:
@@ -95,15 +89,6 @@ def test_evaluation_is_the_mean_loss_and_leaves_the_model_as_it_was(task: Task) 
     assert all(isinstance(value, float) for value in result.values())
 
 
-def test_modes_come_back_after_an_error(task: Task) -> None:
-    model = task.model(0)
-    with pytest.raises(ZeroDivisionError), evaluating(model):
-        assert not model.training
-        raise ZeroDivisionError
-    assert model.training
-    assert torch.is_grad_enabled()
-
-
 def test_a_stack_of_models_runs_under_vmap(task: Task) -> None:
     models = [replace_all_batch_norm_modules_(task.model(seed)) for seed in range(3)]
     stacked, buffers = stack_module_state(models)
@@ -140,26 +125,3 @@ def test_training_on_a_gpu_is_repeatable(task: Task) -> None:
     finally:
         torch.backends.cudnn.deterministic = False
     assert equal(tuple(model.state_dict().values()), tuple(again.state_dict().values()))
-
-
-@pytest.mark.parametrize(("step", "replica", "replicas", "message"), [
-    (-1, 0, 1, r"step must be at least 0, but got step=-1; the first"),
-    (0, 2, 2, r"but got replica=2 and replicas=2; give the rank"),
-    (0, -1, 2, r"but got replica=-1 and replicas=2; give the rank"),
-])  # fmt: skip
-def test_a_batch_of_nobody(task: Task, step: int, replica: int, replicas: int, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        task.batch(0, step, replica, replicas)
-
-
-@pytest.mark.parametrize("value", [0, -3, 1.5, True])
-def test_sizes_are_positive_integers(task: Task, value: object) -> None:
-    with pytest.raises(ArgumentError, match=rf"batch_size must be an integer, at least 1, but got batch_size={value}"):
-        task_named(task.name, batch_size=value)
-
-
-def test_unknown_names() -> None:
-    with pytest.raises(ArgumentError, match="must be one of feed, text, digits, but got 'imagenet'"):
-        task_named("imagenet")
-    with pytest.raises(ArgumentError, match="the task digits has the options path, width, batch_size, but got depth"):
-        task_named("digits", depth=3)

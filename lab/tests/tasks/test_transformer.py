@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from lab.tasks.streams import generator_of
-from lab.tasks.text import GPT
-from lab.tasks.transformer import Block, four_groups
+from lab.tasks.transformer import Block
 
 
 @pytest.fixture
@@ -40,21 +39,3 @@ def test_a_causal_block_does_not_look_ahead(x: torch.Tensor) -> None:
         block = Block(8, 2, causal)
         block.draw(generator_of("block"), 1.0, depth=1)
         assert torch.allclose(block(x)[:, :3], block(later)[:, :3]) == causal
-
-
-def test_weights_are_smaller_where_they_add_up() -> None:
-    block = Block(64, 2, causal=True)
-    block.draw(generator_of("block"), 0.02, depth=8)
-    for layer, std in ((block.attention.joint, 0.02), (block.mlp_in, 0.02), (block.attention.out, 0.005)):
-        assert layer.weight.std().item() == pytest.approx(std, rel=0.1)
-        assert not layer.bias.any()
-
-
-def test_four_groups() -> None:
-    model = GPT(8, 1, 2, 12)
-    groups = {group["name"]: {id(p) for p in group["params"]} for group in four_groups(model)}
-    assert list(groups) == ["embedding", "no_decay", "non_embedding", "transformer"]
-    assert groups["embedding"] == {id(model.bytes.weight), id(model.places.weight)}
-    assert groups["non_embedding"] == {id(model.head.weight)}
-    assert len(groups["transformer"]) == 4
-    assert {id(model.norm.weight), id(model.norm.bias)} <= groups["no_decay"]

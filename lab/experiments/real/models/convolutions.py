@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, normalize, pad, relu
+from torch.nn.functional import avg_pool2d, pad, relu
 
 
 class CNN(nn.Module):
@@ -58,20 +57,6 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = relu(self.stem_norm(self.stem(avg_pool2d(images, 2))))
         return self.head(self.blocks(x).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-class Pairs(nn.Module):
-    """Which of the second images is another view of the first? Logits, by a learned temperature (as CLIP)."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.encoder = CNN(outputs=width)
-        self.scale = nn.Parameter(torch.full((1,), math.log(1 / 0.07)))
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """[sample, sample]: those on the diagonal belong together."""
-        a, b = (normalize(self.encoder(images), dim=-1) for images in (first, second))
-        return self.scale.exp() * (a @ b.T)
 
 
 class Denoiser(nn.Module):

@@ -32,40 +32,6 @@ class GRU(nn.Module):
         return torch.stack(states, 1)
 
 
-class LSTM(nn.Module):
-    """A layer with a memory and three gates, step by step; the gate that keeps begins open."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.inputs = nn.Linear(inputs, 4 * width)
-        self.memory = nn.Linear(width, 4 * width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[sample, time, input] -> [sample, time, width]."""
-        state, cell = (x.new_zeros(len(x), self.width) for _ in range(2))
-        states = []
-        for given in self.inputs(x).unbind(1):
-            let_in, keep, let_out, fresh = (given + self.memory(state)).chunk(4, -1)
-            cell = torch.sigmoid(keep + 1) * cell + torch.sigmoid(let_in) * torch.tanh(fresh)
-            state = torch.sigmoid(let_out) * torch.tanh(cell)
-            states.append(state)
-        return torch.stack(states, 1)
-
-
-class TextLSTM(nn.Module):
-    """Characters in, logits of the next character out."""
-
-    def __init__(self, tokens: int, width: int = 80, table: int = 32) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(tokens, table)
-        self.lstm = LSTM(table, width)
-        self.head = nn.Linear(width, tokens)
-
-    def forward(self, text: Tensor) -> Tensor:
-        return self.head(self.lstm(self.tokens(text)))  # type: ignore[no-any-return]
-
-
 class TextGRU(nn.Module):
     """Characters in, logits of the next character out."""
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from real.models.perceptrons import Perceptron
-
 
 class WideDeep(nn.Module):
     """A linear part over the categories and two crossings of them, and a small network over their embeddings."""
@@ -54,19 +52,6 @@ class Columns(nn.Module):
     def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
         columns = zip(self.tables, categories.unbind(1), strict=True)
         return torch.cat([*(table(column) for table, column in columns), numbers], 1)
-
-
-class TablePerceptron(nn.Module):
-    """Plain layers over a row."""
-
-    def __init__(self, sizes: Sequence[int], numbers: int, hidden: Sequence[int] = (128, 128)) -> None:
-        super().__init__()
-        self.columns = Columns(sizes, numbers)
-        self.layers = Perceptron((self.columns.width, *hidden, 1))
-
-    def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
-        """One number per row."""
-        return self.layers(self.columns(categories, numbers))[:, 0]  # type: ignore[no-any-return]
 
 
 class TableResidual(nn.Module):

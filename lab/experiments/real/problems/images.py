@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from lab.tasks.streams import generator_of
 from lab.tasks.task import Batch
 from real.data import load_or_stand_in
-from real.models.convolutions import Denoiser, Pairs
-from real.models.perceptrons import VAE, Perceptron, Sines
+from real.models.convolutions import Denoiser
+from real.models.perceptrons import VAE
 from real.models.weights import draws
-from real.pools import Noised, Rows, Views
+from real.pools import Noised, Rows
 from real.task import RealTask
 
 
@@ -39,51 +39,6 @@ def classes(
 def _class_loss(model: nn.Module, batch: Batch) -> Tensor:
     images, labels = batch
     return cross_entropy(model(bright(images)), labels.long())
-
-
-# Without labels ------------------------------------------------------------------------------------------------------
-
-
-def pairs(name: str, synthetic: bool) -> RealTask:
-    """Two views of each image find each other (InfoNCE)."""
-    found = load_or_stand_in("fashion", synthetic)
-    return RealTask(
-        name, Views(found["train_images"]), Views(found["test_images"]), (2048, 64), draws(Pairs), _pair_loss, 64
-    )
-
-
-def _pair_loss(model: nn.Module, batch: Batch) -> Tensor:
-    logits = model(*map(bright, batch))
-    own = torch.arange(len(logits), device=logits.device)
-    return (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
-
-
-def autoencoder(name: str, synthetic: bool) -> RealTask:
-    """Images of half the size through sixteen numbers: twelve layers, no norm."""
-    train, test = Rows.of(load_or_stand_in("fashion", synthetic), "images")
-    widths = (196, 128, 128, 64, 64, 32, 16, 32, 64, 64, 128, 128, 196)
-    return RealTask(name, train, test, (2048, 1024), draws(lambda: Perceptron(widths), gain=2.0), _again_loss, 64)
-
-
-def _again_loss(model: nn.Module, batch: Batch) -> Tensor:
-    small = avg_pool2d(batch[0][:, None].float() / 255, 2).flatten(1)
-    return (model(small) - small).square().mean()
-
-
-def painted(name: str, synthetic: bool) -> RealTask:
-    """Sixteen images as one: what is at a place? Judged where it is trained: it is to fit, not to foresee."""
-    small = load_or_stand_in("fashion", synthetic)["train_images"][:16].float() / 127.5 - 1
-    whole = small.unflatten(0, (4, 4)).transpose(1, 2).reshape(112, 112)
-    grid = torch.linspace(-1, 1, len(whole))
-    pixels = Rows((torch.cartesian_prod(grid, grid), whole.flatten()))
-    return RealTask(
-        name, pixels, pixels, (4096, 4096), lambda generator: Sines().drawn(generator), _pixel_loss, 256, precise=True
-    )
-
-
-def _pixel_loss(model: nn.Module, batch: Batch) -> Tensor:
-    places, values = batch
-    return (model(places)[:, 0] - values).square().mean()
 
 
 # Patches of photographs ----------------------------------------------------------------------------------------------

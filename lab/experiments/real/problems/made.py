@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import torch
 from torch import Tensor, nn
-from torch.func import jvp
 from torch.nn.functional import cross_entropy
 
 from lab.tasks.streams import generator_of
@@ -38,54 +36,6 @@ def _order_loss(model: nn.Module, batch: Batch) -> Tensor:
     ordered = numbers.sort(-1).values
     logits = model(torch.cat([numbers, ordered[:, :-1]], 1))[:, LENGTH - 1 :]
     return cross_entropy(logits.flatten(0, 1), ordered.flatten())
-
-
-# A differential equation: a smooth loss that falls by decades --------------------------------------------------------
-
-WAVES = 2 * math.pi
-EDGE = 100.0
-"""The weight of the edges."""
-
-
-def waves(name: str, synthetic: bool) -> RealTask:
-    """A physics-informed network for Helmholtz' equation on a square, u = 0 on its edges; no data but the equation.
-
-    u_xx + u_yy + u = f, of which sin(2 pi x) sin(2 pi y) is the solution.
-    """
-    pool = Made(_points)
-    return RealTask(
-        name,
-        pool,
-        pool,
-        (1024, 1024),
-        draws(lambda: Perceptron((2, 64, 64, 64, 1), torch.tanh)),
-        _physics_loss,
-        128,
-        precise=True,
-    )
-
-
-def _points(count: int, generator: torch.Generator) -> Batch:
-    """Inside, and on the edges."""
-    inside, edge = torch.rand(2, count, 2, generator=generator)
-    which = torch.randint(2, (2, count), generator=generator)
-    edge[torch.arange(count), which[0]] = which[1].float()
-    return inside, edge
-
-
-def _physics_loss(model: nn.Module, batch: Batch) -> Tensor:
-    inside, edge = batch
-
-    def u(points: Tensor) -> Tensor:
-        return model(points)[:, 0]  # type: ignore[no-any-return]
-
-    def bent(axis: int) -> Tensor:
-        """The second derivative."""
-        way = torch.eye(2, dtype=inside.dtype, device=inside.device)[axis].expand_as(inside)
-        return jvp(lambda points: jvp(u, (points,), (way,))[1], (inside,), (way,))[1]  # type: ignore[no-any-return]
-
-    force = (1 - 2 * WAVES**2) * torch.sin(WAVES * inside).prod(-1)
-    return (bent(0) + bent(1) + u(inside) - force).square().mean() + EDGE * u(edge).square().mean()
 
 
 # A graph in full batches: gradients agree to the end, and it overfits ------------------------------------------------
@@ -156,34 +106,3 @@ def _likelihood_loss(model: nn.Module, batch: Batch) -> Tensor:
     x, targets = batch
     mean, log_variance = model(x).unbind(-1)
     return 0.5 * (log_variance + (targets - mean).square() * (-log_variance).exp()).mean()
-
-
-# A regression on another network -------------------------------------------------------------------------------------
-
-TEACHER, NOISE = (16, 32, 1), 0.1
-
-
-def teacher(name: str, synthetic: bool) -> RealTask:
-    """What a fixed network of tanh says, and a little noise."""
-    pool = Made(_taught)
-    return RealTask(
-        name, pool, pool, (2048, 1024), draws(lambda: Perceptron((TEACHER[0], 128, 128, 1))), _answer_loss, 64
-    )
-
-
-@cache
-def _teacher() -> tuple[Tensor, Tensor]:
-    generator = generator_of("teacher")
-    first = 2 * torch.randn(TEACHER[1], TEACHER[0], generator=generator) / math.sqrt(TEACHER[0])
-    return first, torch.randn(TEACHER[1], generator=generator) / math.sqrt(TEACHER[1])
-
-
-def _taught(count: int, generator: torch.Generator) -> Batch:
-    first, second = _teacher()
-    x = torch.randn(count, TEACHER[0], generator=generator)
-    return x, torch.tanh(x @ first.T) @ second + NOISE * torch.randn(count, generator=generator)
-
-
-def _answer_loss(model: nn.Module, batch: Batch) -> Tensor:
-    x, answers = batch
-    return (model(x)[:, 0] - answers).square().mean()

@@ -14,7 +14,7 @@ from real.data import BYTES, CHARACTERS, CODE_PARTS, COUNTRIES, NOTES, WORDS, lo
 from real.models.convolutions import CausalText, NameCNN
 from real.models.llama import Llama
 from real.models.perceptrons import Experts
-from real.models.recurrent import ChordGRU, TextGRU, TextLSTM
+from real.models.recurrent import ChordGRU, TextGRU
 from real.models.tables import SkipGram
 from real.models.transformers import GPT, Encoder, Seq2Seq, adapted
 from real.models.weights import drawn, draws
@@ -56,23 +56,6 @@ def _trained_gpt(synthetic: bool) -> nn.Module:
 def fine_tuned(name: str, synthetic: bool) -> RealTask:
     """The King James Bible from weights that know Shakespeare: all seeds begin there and see other batches."""
     return gpt("kjv", name, synthetic, lambda generator: _trained_gpt(synthetic))
-
-
-def adapters(name: str, synthetic: bool) -> RealTask:
-    """Shakespeare in capitals, by low-rank adapters on the model that knows him as he is."""
-    found = load_or_stand_in("shakespeare", synthetic)
-    capitals = {key: torch.where((text >= A) & (text <= Z), text - 32, text) for key, text in found.items()}
-    return _text(capitals, name, CONTEXT, lambda generator: adapted(_trained_gpt(synthetic), generator), batch_size=32)
-
-
-def text_lstm(name: str, synthetic: bool) -> RealTask:
-    return _text(
-        load_or_stand_in("shakespeare", synthetic),
-        name,
-        GRU_STEPS,
-        draws(lambda: TextLSTM(CHARACTERS)),
-        batch_size=64,
-    )
 
 
 def causal(name: str, synthetic: bool) -> RealTask:
