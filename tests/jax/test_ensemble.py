@@ -293,7 +293,7 @@ LR = [Knob("lr", 0.1)]
         (lambda: Knob("lr", "fast"), "value"),
         (lambda: Knob("lr", math.nan), "base value"),
         (lambda: Knob("lr", 0.0), "scale"),
-        (lambda: Knob("p", 1.5, scale="logit"), "between 0 and 1"),
+        (lambda: Knob("p", 1.5, scale="logit"), "base value"),
         (lambda: Knob("lr", 0.1, spread=1.5), "spread"),
         (lambda: Knob("lr", 0.1, scale="cubic"), "scale"),
         (lambda: Knob("p", 0.1, spread=0.5, scale="linear", bounds=(0.0, 0.3)), "bounds"),
