@@ -64,16 +64,17 @@ test-doors: ## the examples for fastai, timm and ultralytics against the real on
 	build/doors/bin/python -m pytest $(DOORS) $(PYTEST_ARGS)
 
 # An environment of its own: jax brings much, and nothing else here needs it. Programs are compiled without optimisation, which takes
-# most of the time otherwise, and kept in build/jax-cache.
+# most of the time otherwise, and kept in build/jax-cache. One thread for each of the two processes of tests.
 test-jax: export PIP_CONSTRAINT := constraints.txt
+test-jax: export OMP_NUM_THREADS := 1
 test-jax: export XLA_FLAGS := --xla_backend_optimization_level=0
-test-jax: export JAX_COMPILATION_CACHE_DIR := build/jax-cache
+test-jax: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/build/jax-cache
 test-jax: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 1
 test-jax: ## hdet.jax against the real jax, optax, flax, equinox and orbax, in build/jax: some minutes
 	test -x build/jax/bin/python || $(PYTHON) -m venv build/jax
 	build/jax/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
-	build/jax/bin/python -m pip install -e '.[jax]' equinox flax orbax-checkpoint hypothesis pytest pytest-timeout
-	build/jax/bin/python -m pytest tests/jax $(PYTEST_ARGS)
+	build/jax/bin/python -m pip install -e '.[jax]' equinox flax orbax-checkpoint hypothesis matplotlib pytest pytest-timeout pytest-xdist
+	build/jax/bin/python -m pytest -n 2 --dist loadfile tests/jax $(PYTEST_ARGS)
 
 # By hand, not in CI: each fetches gigabytes into an environment that is made anew, and takes up to an hour.
 test-oldest: PYTHON := python$(OLDEST_PYTHON)

@@ -5,13 +5,13 @@
 
 The replicas are the first axis of every array: on one device, or with --mesh over all devices. Each has its own
 learning rate, weight decay and label smoothing, which its training step receives as arrays, and gradients of its own.
-They are compared by a probe, the plain loss on data that nobody trains on, because the training loss is always lower
-without a regulariser.
+They are compared by a probe, the plain loss on held-out data, because the training loss is always lower without a
+regulariser.
 
-Weight decay starts at 10. It comes down to 0.88 in the first 300 steps, and the test loss ends at 0.848; if decay stays
-at 10 (--spread 0) it ends at 1.083. This is one seed, in float32 on a CPU.
+Weight decay starts at 10. It comes down to 1.8 in the first 300 steps, and the test loss ends at 0.749; if decay stays
+at 10 (--spread 0) it ends at 1.038. This is one seed, in float32 on a CPU.
 
-Needs jax and optax. Takes about half a minute.
+Needs jax and optax. Takes about a quarter of a minute, most of which is compiling.
 """
 
 import argparse
@@ -19,7 +19,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from hdet.jax.ensemble import Ensemble, Knob, Normalised
@@ -28,13 +30,13 @@ Split = tuple[jax.Array, jax.Array]
 Params = dict[str, jax.Array]
 
 
-def draw(key: jax.Array, n: int, wrong: float) -> Split:
+def draw(seed: int, n: int, wrong: float) -> Split:
     """Points and the class that a fixed random network gives them; a share of the labels is wrong."""
-    teacher = jax.random.normal(jax.random.key(7), (10, 16)), jax.random.normal(jax.random.key(8), (16, 4))
-    points, which, other = jax.random.split(key, 3)
-    x = jax.random.normal(points, (n, 10))
-    y = jnp.argmax(jnp.tanh(x @ teacher[0]) @ teacher[1], 1)
-    return x, jnp.where(jax.random.bernoulli(which, wrong, (n,)), jax.random.randint(other, (n,), 0, 4), y)
+    teacher, rng = np.random.default_rng(0), np.random.default_rng(seed)
+    first, second = teacher.normal(size=(10, 16)), teacher.normal(size=(16, 4))
+    x = rng.normal(size=(n, 10))
+    y = np.where(rng.random(n) < wrong, rng.integers(0, 4, n), np.argmax(np.tanh(x @ first) @ second, 1))
+    return jnp.asarray(x, float), jnp.asarray(y)
 
 
 def network(key: jax.Array) -> Params:
@@ -51,9 +53,7 @@ def loss_of(params: Params, batch: Split, smoothing: float | jax.Array = 0.0) ->
 
 
 def main(args: argparse.Namespace) -> None:
-    train, held_out, test = (
-        draw(jax.random.key(seed), n, wrong) for seed, n, wrong in ((1, 400, 0.2), (2, 400, 0.2), (3, 2000, 0.0))
-    )
+    train, held_out, test = draw(1, 400, wrong=0.2), draw(2, 400, wrong=0.2), draw(3, 2000, wrong=0.0)
     ensemble = Ensemble(
         [
             Knob("lr", optax.cosine_decay_schedule(args.lr, args.steps), spread=min(args.spread, 1 / 9)),
@@ -75,28 +75,35 @@ def main(args: argparse.Namespace) -> None:
         updates = jax.tree.map(lambda u, p: -knobs["lr"] * (u + knobs["decay"] * p), updates, params)
         return optax.apply_updates(params, updates), memory, loss
 
+    def begin(key: jax.Array) -> Any:
+        """The same network for every replica, the optimizers' states, the ensemble's, and a random key for each."""
+        params = ensemble.copies(network(key))
+        return params, jax.vmap(optimizer.init)(params), ensemble.init(), jax.random.split(key, args.replicas)
+
     def step(params: Params, memory: Any, state: Any, keys: jax.Array) -> Any:
         """All replicas, or this device's: one step each, and what the end of a round brings."""
-        params, memory, losses = jax.vmap(train_step)(params, memory, ensemble.values(state, axis), keys)
+        now = jax.vmap(jax.random.fold_in, (0, None))(keys, state.step)
+        params, memory, losses = jax.vmap(train_step)(params, memory, ensemble.values(state, axis), now)
         return ensemble.step(params, memory, state, losses, probe=lambda p: loss_of(p, held_out), axis=axis)
 
+    shardings = None
     if args.mesh:
-        mesh = jax.make_mesh((jax.device_count(),), ("replica",), axis_types=(jax.sharding.AxisType.Auto,))
+        mesh = jax.make_mesh((jax.device_count(),), ("replica",), axis_types=(AxisType.Auto,))
         rows, specs = P("replica"), ensemble.specs("replica")
         step = jax.shard_map(step, mesh=mesh, in_specs=(rows, rows, specs, rows), out_specs=(rows, rows, specs))
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (rows, rows, specs, rows))
 
-    params = ensemble.copies(network(jax.random.key(args.seed)))
-    memory, state = jax.vmap(optimizer.init)(params), ensemble.init()
-    step = jax.jit(step)
+    # From the first step on, arrays lie on their devices. Otherwise the second step would be compiled again.
+    params, memory, state, keys = jax.jit(begin, out_shardings=shardings)(jax.random.key(args.seed))
+    step, bases = jax.jit(step), jax.jit(ensemble.bases)
     for t in range(1, args.steps + 1):
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(args.seed), t), args.replicas)
         params, memory, state = step(params, memory, state, keys)
         if t % (args.steps // 5 or 1) == 0:
-            print(f"step {t}: " + ", ".join(f"{name} {value:.4g}" for name, value in ensemble.bases(state).items()))
+            print(f"step {t}: " + ", ".join(f"{name} {value:.4g}" for name, value in bases(state).items()))
     if not state.live.any():
         raise SystemExit("training has diverged: lower --lr")
     consensus = jax.tree.map(lambda x: x[0], params)  # the last step has ended a round: all replicas hold the mean
-    print(f"test loss {loss_of(consensus, test):.4f}")
+    print(f"test loss {jax.jit(loss_of)(consensus, test):.4f}")
 
 
 if __name__ == "__main__":

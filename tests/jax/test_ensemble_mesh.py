@@ -37,9 +37,10 @@ def run(n: int, controller: Any, how: str, shared: bool = True) -> tuple[Any, An
     from jax.sharding import AxisType, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from hdet.jax.ensemble import Ensemble, Knob
+    from hdet.jax.ensemble import AsPrinted, Ensemble, Knob
 
-    knobs = [Knob("lr", optax.cosine_decay_schedule(0.1, STEPS), 0.4), Knob("pull", 0.1, 0.5, "log")]
+    pull = (lambda t: 0.1) if isinstance(controller, AsPrinted) else 0.1
+    knobs = [Knob("lr", optax.cosine_decay_schedule(0.1, STEPS), 0.4), Knob("pull", pull, 0.5, "log")]
     ensemble = Ensemble(knobs, n, EVERY, STEPS, controller, seed=1)
     optimizer, axis = optax.scale_by_adam(), "replica" if how == "shard_map" else None
 
@@ -156,7 +157,8 @@ def main() -> None:
 
 @pytest.fixture(scope="module")
 def on_eight_devices() -> dict[str, str]:
-    environment = {**os.environ, "XLA_FLAGS": EIGHT, "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {EIGHT}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "tests.jax.test_ensemble_mesh"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr

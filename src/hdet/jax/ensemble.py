@@ -3,7 +3,7 @@
 Each replica trains at its own values of some hyperparameters, the *knobs*. At the end of a round the weights of all
 replicas are replaced by their mean, a controller moves the knobs' common values, and the replicas change places.
 :class:`Ensemble` holds the settings; everything that changes is in a :class:`State`, a NamedTuple of arrays. All
-methods are pure and work under ``jit`` and ``lax.scan``; rounds are counted in the state, so nothing is compiled again.
+methods are pure and work under ``jit`` and ``lax.scan``. The state counts the rounds: one program serves all of them.
 
 >>> ensemble = Ensemble([Knob("lr", 0.1, spread=0.5)], replicas=4, sync_every=5, total_steps=20)
 >>> def train_step(w, knobs, x):  # one replica, which receives its own value of each knob
@@ -21,31 +21,33 @@ methods are pure and work under ``jit`` and ``lax.scan``; rounds are counted in 
 ((4, 3), 5, True)
 
 Here each replica has gradients of its own. In the paper's body replicas apply the mean of their gradients,
-``ensemble.shared(gradients)``; then only knobs that act in the update say anything (docs/ensemble.md). Over a mesh,
-call the same methods inside ``jax.shard_map`` with ``axis="replica"``, and share out the state by
-``ensemble.specs("replica")`` (docs/jax.md).
+``ensemble.shared(gradients)``; then only knobs that act in the update can be learned (docs/ensemble.md). Over a mesh,
+call the same methods inside ``jax.shard_map`` with ``axis="replica"``, and give it ``ensemble.specs("replica")`` for
+the state (docs/jax.md).
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from hdet.checks import is_int, is_one_of, is_real, must_be, takes
-from hdet.ensemble.controller import Corrected
-from hdet.ensemble.design import Rounds, default_length, levels
+from hdet.checks import is_int, is_real, must_be
+from hdet.ensemble.controller import AsPrinted, Corrected
+from hdet.ensemble.design import Rounds, assign, default_length, levels
 from hdet.ensemble.knob import FACTOR_LIMITS, KnobSpec, scale_named
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
 from hdet.jax import ensemble_rules as rules
-from hdet.jax.ensemble_rules import AsPrinted
 
 __all__ = ["AsPrinted", "Corrected", "Ensemble", "Knob", "Normalised", "State"]
 
@@ -54,6 +56,10 @@ Tree = Any
 Axis = str | None
 Probe = Callable[[Tree], Array] | None
 _ANYWHERE = (-math.inf, math.inf)
+_TABLED = 1024
+"""Where replicas stand is computed for this number of rounds, before compiling. Later rounds repeat them."""
+_PRINTED_RATIO = 25 / 1e4
+"""f_div / f_final in the decay of AsPrinted: the defaults of torch's OneCycleLR. Optax's schedules have neither."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,8 @@ class Knob:
 
     Args:
         name: the key under which your code receives it.
-        value: its first common value; or a schedule, a function of the step such as optax has. Then what is learned is
-            a factor on the schedule.
+        value: its first common value; or a schedule, a function of the step as optax has them. Then a factor on the
+            schedule is learned.
         spread: how far the outermost replicas are from the common value, on the scale.
         scale: "relative", "linear", "log" or "logit", as in docs/ensemble.md; a schedule takes the first and third.
         bounds: the range that no replica may leave; not for schedules.
@@ -76,25 +82,18 @@ class Knob:
     bounds: tuple[float, float] = _ANYWHERE
 
     def __post_init__(self) -> None:
-        must_be("a text", isinstance(self.name, str) and self.name, 'for instance "lr"', name=self.name)
-        fits = is_real(self.value) or takes(self.value, 0)
-        must_be("a number or a function of the step", fits, "for instance 0.1", value=self.value)
-        fits = isinstance(self.bounds, tuple) and len(self.bounds) == 2 and all(map(is_real, self.bounds))
-        must_be("two numbers", fits, "give (low, high)", bounds=self.bounds)
-        if callable(self.value):  # what is learned is a factor on it
-            must_be("left out for a schedule", self.bounds == _ANYWHERE, "leave it out", bounds=self.bounds)
-            fits = is_one_of(self.scale, ("relative", "log"))
-            must_be('"relative" or "log" for a schedule', fits, "leave it out", scale=self.scale)
+        free = self.bounds == _ANYWHERE and self.scale in ("relative", "log")
+        rule = 'a number or, without bounds and with scale="relative" or "log", a schedule'
+        must_be(rule, free if callable(self.value) else is_real(self.value), "for instance 0.1", value=self.value)
         self.start()  # refuses a value that the scale cannot hold
 
     @property
     def spec(self) -> KnobSpec:
-        """The same in torch's package, which checks it."""
-        bounds = float(self.bounds[0]), float(self.bounds[1])
-        return KnobSpec(self.name, scale_named(self.scale), self.spread, bounds, callable(self.value))
+        """The same knob in torch's package, which checks it."""
+        return KnobSpec(self.name, scale_named(self.scale), self.spread, self.bounds, callable(self.value))
 
     def start(self) -> float:
-        """What is learned before the first round."""
+        """What is learned before the first round: the common value, or the factor on the schedule."""
         return self.spec.start(math.nan if callable(self.value) else float(self.value))
 
     def away(self, base: Array, d: Array) -> Array:
@@ -104,41 +103,34 @@ class Knob:
         if self.scale == "linear":
             return base + d
         if self.scale == "log":
-            most = 700.0 if d.dtype == jnp.float64 else 80.0  # its exponential is finite
-            return base * jnp.exp(jnp.clip(d, -most, most))
+            return base * jnp.exp(d)
         return jax.nn.sigmoid(jnp.log(base) - jnp.log1p(-base) + d)
 
     def moved(self, learned: Array, move: Array) -> Array:
-        """What is learned after a round."""
+        """What is learned after a round. A value stays one spread inside its bounds."""
         if callable(self.value):
             return jnp.clip(self.away(learned, move), *FACTOR_LIMITS)
         move = jnp.maximum(move, -0.9) if self.scale == "relative" else move  # a value never changes its sign
-        return self.inside(self.away(learned, move))
-
-    def inside(self, value: Array) -> Array:
-        """One spread inside the bounds."""
-        ends = (self.spec.scale.inside(end, self.spread, self.spec.bounds) for end in _ANYWHERE)
-        return jnp.clip(value, *ends)
+        ends = (self.spec.scale.inside(end, self.spread, self.bounds) for end in _ANYWHERE)
+        return jnp.clip(self.away(learned, move), *ends)
 
 
 class State(NamedTuple):
     """All that changes in a run, beside the weights. N replicas, G knobs."""
 
     step: Array
-    """Steps made."""
+    """The number of steps made."""
     round: Array
-    """k, rounds ended."""
+    """k, the number of rounds that have ended. It decides where the replicas stand."""
     observed: Array
-    """Losses of the round so far ..."""
+    """For how many steps of this round losses were given ..."""
     sums: Array
-    """... and their sum per replica: (N,), the one field that a mesh shares out."""
-    places: Array
-    """Where each replica stands in this round, from -1 to 1: (N, G)."""
+    """... and their sum per replica: (N,). A mesh splits this field only."""
     learned: Array
-    """The common value of each knob, or the factor on its schedule: (G,). Of a rate with a decay of its own, the value
-    that the decay has come to."""
+    """The common value of each knob, or the factor on its schedule: (G,). If rates have a decay of their own, the rate
+    of the last round."""
     memory: Any
-    """The controller's."""
+    """The controller's memory."""
     live: Array
     """Which replicas were finite when the last round ended: (N,). All False: training has diverged."""
 
@@ -152,10 +144,11 @@ class Ensemble:
         replicas: N.
         sync_every: T, steps in a round. None: a fiftieth of the run, at most 1000.
         total_steps: S; rounds end at every multiple of T, at S - 1 and at S. None: unknown.
-        controller: moves the common values: ``Corrected()``, ``Normalised()`` or ``AsPrinted()``; None: nothing does.
+        controller: moves the common values: ``Corrected()``, ``Normalised()`` or ``AsPrinted()``; None: they stay.
         start: S_warm; the controller begins at the first end of a round from this step on.
         decay: "schedule": a factor on the schedule is learned; "exponential": from S_warm on, a rate decays to its
-            schedule's last value by a factor a round, as in the paper with gamma corrected.
+            schedule's last value by a factor a round, as in the paper with gamma corrected. ``AsPrinted()`` has a decay
+            of its own.
         seed: of the permutations.
     """
 
@@ -169,35 +162,37 @@ class Ensemble:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        def check(name: str, rule: str, fits: object, cure: str) -> None:
+        steps, every, start = self.total_steps, self.sync_every, self.start
+        names = [knob.name for knob in self.knobs]
+        named = 0 < len(names) == len({*names}) and (all(self._scheduled) or not isinstance(self.controller, AsPrinted))
+        whole = not self._decays if steps is None else is_int(steps) and steps >= 1
+        rounds = steps is not None if every is None else is_int(every) and every >= 1
+        for name, rule, fits, cure in [
+            ("knobs", "at least one, with different names, and schedules for AsPrinted()", named, "change the knobs"),
+            ("replicas", "an integer, at least 1", is_int(self.replicas) and self.replicas >= 1, "4 to 8 are usual"),
+            ("decay", '"schedule" or "exponential"', self.decay in ("schedule", "exponential"), "leave it out"),
+            ("total_steps", "at least 1, or None if no rate decays to the run's end", whole, "give a number"),
+            ("sync_every", "at least 1, or None if total_steps is known", rounds, "for instance 100"),
+            ("start", "at least 0 and below total_steps", 0 <= start < (steps or math.inf), "controller=None stops it"),
+        ]:
             must_be(rule, fits, cure, **{name: getattr(self, name)})
-
-        steps, every, rule = self.total_steps, self.sync_every, self.controller
-        fits = isinstance(self.knobs, Sequence) and all(isinstance(knob, Knob) for knob in self.knobs)
-        fits = fits and 0 < len(self.knobs) == len({knob.name for knob in self.knobs})
-        check("knobs", "at least one Knob, each with a name of its own", fits, 'for instance [Knob("lr", 0.1)]')
-        check("replicas", "an integer, at least 1", is_int(self.replicas) and self.replicas >= 1, "4 to 8 are usual")
-        fits = rule is None or isinstance(rule, (Corrected, Normalised, AsPrinted))
-        check("controller", "Corrected(), Normalised(), AsPrinted() or None", fits, "leave it out")
-        fits = is_one_of(self.decay, ("schedule", "exponential")[: 1 if isinstance(rule, AsPrinted) else 2])
-        check("decay", '"schedule" or, unless AsPrinted() has its own, "exponential"', fits, "leave it out")
-        fits = not self._decays if steps is None else is_int(steps) and steps >= 1
-        check(
-            "total_steps", "an integer, at least 1, or None if no rate decays to the run's end", fits, "give a number"
-        )
-        fits = steps is not None if every is None else is_int(every) and every >= 1
-        check("sync_every", "an integer, at least 1, or None if total_steps is known", fits, "for instance 100")
-        fits = is_int(self.start) and 0 <= self.start < (steps or math.inf)
-        check("start", "an integer from 0 to below total_steps", fits, "controller=None switches the controller off")
-        fits = is_int(self.seed) and abs(self.seed) < 10**28
-        check("seed", "an integer of at most 28 digits", fits, "for instance 0")
 
     # -- rounds and values --------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def rounds(self) -> Rounds:
         """Where rounds end."""
         return Rounds(self.sync_every or default_length(self.total_steps or 1), self.total_steps)
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """How far each replica stands from the common values in round k: [k, N, G], by the hash of torch's package."""
+        rounds = range(min(_TABLED, 1 + self.rounds.index(self.total_steps or sys.maxsize)))
+        places = [assign(levels(self.replicas), self.seed, k, len(self.knobs)) for k in rounds]
+        return np.array(places) * [knob.spread for knob in self.knobs]
+
+    def _offsets(self, state: State) -> Array:
+        return jnp.asarray(self._table)[state.round % len(self._table)]
 
     @property
     def _decays(self) -> bool:
@@ -205,8 +200,8 @@ class Ensemble:
         return isinstance(self.controller, AsPrinted) or (self.controller is not None and self.decay == "exponential")
 
     @property
-    def _has_schedule(self) -> Array:
-        return jnp.asarray([callable(knob.value) for knob in self.knobs])
+    def _scheduled(self) -> np.ndarray:
+        return np.array([callable(knob.value) for knob in self.knobs])
 
     def _schedule(self, t: Array | int) -> Array:
         """The schedule of each knob at step ``t``; 1 for knobs without."""
@@ -216,20 +211,23 @@ class Ensemble:
         schedule = self._schedule(state.step)
         if not self._decays:
             return schedule * state.learned
-        return jnp.where(self._has_schedule & (state.step < self.rounds.next_end(self.start)), schedule, state.learned)
+        return jnp.where(self._scheduled & (state.step < self.rounds.next_end(self.start)), schedule, state.learned)
 
-    def _spread_out(self, bases: Array, places: Array) -> list[Array]:
-        """The value of each knob for replicas at some places."""
-        return [knob.away(bases[g], knob.spread * places[:, g]) for g, knob in enumerate(self.knobs)]
+    def _spread_out(self, bases: Array, offsets: Array) -> Array:
+        """The value of each knob for replicas at some offsets: (n, G)."""
+        return jnp.stack([knob.away(bases[g], offsets[:, g]) for g, knob in enumerate(self.knobs)], 1)
 
     def values(self, state: State, axis: Axis = None) -> dict[str, Array]:
         """Each knob's value of this step for each replica, (N,); inside ``shard_map`` for this device's replicas."""
-        columns = self._spread_out(self._bases(state), _rows(state.places, state.sums.shape[0], axis))
-        return {knob.name: column for knob, column in zip(self.knobs, columns, strict=True)}
+        offsets = _rows(self._offsets(state), state.sums.shape[0], axis)
+        return self._named(self._spread_out(self._bases(state), offsets).T)
 
     def bases(self, state: State) -> dict[str, Array]:
         """The common value of each knob at this step, around which the replicas spread."""
-        return {knob.name: value for knob, value in zip(self.knobs, self._bases(state), strict=True)}
+        return self._named(self._bases(state))
+
+    def _named(self, rows: Array) -> dict[str, Array]:
+        return {knob.name: row for knob, row in zip(self.knobs, rows, strict=True)}
 
     # -- before the first step ----------------------------------------------------------------------------------------
 
@@ -238,13 +236,12 @@ class Ensemble:
         zero = jnp.zeros((), jnp.int32)
         learned = jnp.asarray([knob.start() for knob in self.knobs])
         if self._decays:
-            learned = jnp.where(self._has_schedule, self._schedule(self.rounds.next_end(self.start)), learned)
-        memory = rules.nothing_seen(self.controller or Corrected(), len(learned))
-        places = jnp.tile(jnp.asarray(levels(self.replicas))[:, None], len(learned))  # in order, as printed
-        return State(zero, zero, zero, 0 * places[:, 0], places, learned, memory, jnp.ones(self.replicas, bool))
+            learned = jnp.where(self._scheduled, self._schedule(self.rounds.next_end(self.start)), learned)
+        memory, n = rules.nothing_seen(self.controller or Corrected(), len(self.knobs)), self.replicas
+        return State(zero, zero, zero, jnp.zeros(n), learned, memory, live=jnp.ones(n, bool))
 
     def specs(self, axis: str) -> Any:
-        """How ``jax.shard_map`` is to share out a state over the mesh's axis of that name: only the sums of losses."""
+        """How ``jax.shard_map`` splits a state over the mesh's axis of that name: it splits only the sums of losses."""
         return jax.tree.map(lambda _: PartitionSpec(), self.init())._replace(sums=PartitionSpec(axis))
 
     def copies(self, tree: Tree) -> Tree:
@@ -252,7 +249,7 @@ class Ensemble:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.replicas, *jnp.shape(x))), tree)
 
     def shared(self, gradients: Tree, axis: Axis = None) -> Tree:
-        """For each replica the mean of all gradients, as data-parallel training has it."""
+        """For each replica the mean of all gradients, as in data-parallel training."""
         every = jnp.ones(len(jax.tree.leaves(gradients)[0]), bool)
         return _averaged(gradients, every, every, axis)
 
@@ -261,7 +258,7 @@ class Ensemble:
     def step(
         self, weights: Tree, own: Tree, state: State, losses: Array | None, *, probe: Probe = None, axis: Axis = None
     ) -> tuple[Tree, Tree, State]:
-        """A step of training was made: count its losses and, if a round ends here, converge and move the knobs.
+        """Count the losses of a training step and, if a round ends with it, converge and move the knobs.
 
         A replica is live if its weights and its mean loss of the round are finite. One that is not takes the mean of
         the others, also of ``own``. If none is, weights stay as they are and ``state.live`` is False throughout.
@@ -273,7 +270,7 @@ class Ensemble:
             losses: of this step, one per replica; None: not known, and replicas are only averaged.
             probe: the loss of one replica's weights on held-out data; compared in place of the training loss. It runs
                 at the end of a round only. A knob that regularises needs it.
-            axis: inside ``shard_map``: the mesh's axis over which replicas are shared out.
+            axis: inside ``shard_map``: the mesh's axis over which replicas are split.
 
         Returns:
             weights, own, state. Arrays that are not floating are never averaged.
@@ -282,11 +279,10 @@ class Ensemble:
         state = state._replace(step=state.step + 1)
         if losses is not None:
             state = state._replace(observed=state.observed + 1, sums=state.sums + jnp.asarray(losses, state.sums.dtype))
-        ends = state.step % self.rounds.length == 0
-        if self.total_steps is not None:
-            ends |= (state.step >= self.total_steps - 1) & (state.step <= self.total_steps)
-        all_of = weights, own, state
-        weights, own, state = lax.cond(ends, lambda x: self._end_round(probe, axis, *x), lambda x: x, all_of)
+        t, last = state.step, self.total_steps or -1
+        ends = (t % self.rounds.length == 0) | (t == last - 1) | (t == last)
+        end = partial(self._end_round, probe, axis)
+        weights, own, state = lax.cond(ends, end, lambda *as_it_is: as_it_is, weights, own, state)
         return weights, own, state._replace(sums=jnp.where(ends, 0.0, state.sums))
 
     def _end_round(self, probe: Probe, axis: Axis, weights: Tree, own: Tree, state: State) -> tuple[Tree, Tree, State]:
@@ -298,49 +294,39 @@ class Ensemble:
         mine = _rows(live, n, axis)
         weights = _averaged(weights, mine, jnp.ones(n, bool), axis)
         own = lax.cond(jnp.all(live), lambda tree: tree, lambda tree: _averaged(tree, mine, ~mine, axis), own)
-        state, k = self._steered(state, signals, live), state.round + 1
-        order = rules.permutations(self.seed, k, len(self.knobs), self.replicas)
-        places = jnp.asarray(levels(self.replicas))[order].T
-        return weights, own, state._replace(round=k, observed=jnp.zeros_like(k), places=places, live=live)
+        state = state if self.controller is None else self._steered(self.controller, state, signals, live)
+        return weights, own, state._replace(round=state.round + 1, observed=jnp.zeros_like(state.observed), live=live)
 
     # -- moving the common values -------------------------------------------------------------------------------------
 
-    def _steered(self, state: State, signals: Array, live: Array) -> State:
-        """After the controller has seen the signals of all replicas."""
-        rule, base = self.controller, state.learned
-        if rule is None:
-            return state
-        signals, enough = rules.comparable(signals, live)
-        begun = state.step >= self.start
+    def _steered(self, rule: Corrected | Normalised | AsPrinted, state: State, signals: Array, live: Array) -> State:
+        """The state after the controller has seen the signals of all replicas."""
+        base, offsets, begun = state.learned, self._offsets(state), state.step >= self.start
         if isinstance(rule, AsPrinted):  # in units of the rate that the step just made had
             begun &= state.step % self.rounds.length == 0  # not in the last rounds, of one step each
-            used = self._bases(state._replace(step=state.step - 1))
-            gamma = jnp.where(self._has_schedule, rule.gamma(rule.ratio, self._rounds_left), 0.0)
-            values = jnp.stack(self._spread_out(used, state.places), 1)
-            memory, new = rules.as_printed(rule, state.memory, used, gamma, signals, values, live)
-            new = jnp.where(enough, new, used * (1 - gamma))
-            new = jnp.stack([v if callable(k.value) else k.inside(v) for k, v in zip(self.knobs, new, strict=True)])
-        else:
-            control: Any = rules.corrected if isinstance(rule, Corrected) else rules.normalised
-            offsets = state.places * jnp.asarray([knob.spread for knob in self.knobs])
-            memory, moves = control(rule, state.memory, signals, offsets, live)
-            moves = jnp.where(enough, moves, 0.0)
-            new = jnp.stack([knob.moved(base[g], moves[g]) for g, knob in enumerate(self.knobs)])
-            if self._decays:
-                new = jnp.where(self._has_schedule, self._decayed(base, moves), new)
+            base = self._bases(state._replace(step=state.step - 1))
+            offsets = self._spread_out(base, offsets)
+        signals, enough = rules.comparable(signals, live)
+        control: Any = rules.normalised if isinstance(rule, Normalised) else rules.corrected
+        memory, moves = control(rule, state.memory, signals, offsets, live)
+        moves = jnp.where(enough, moves, 0.0)
+        new = jnp.stack([knob.moved(base[g], moves[g]) for g, knob in enumerate(self.knobs)])
+        if self._decays:
+            new = jnp.where(self._scheduled, self._decayed(rule, base, moves), new)
         memory = jax.tree.map(lambda new, old: jnp.where(begun & enough, new, old), memory, state.memory)
-        return state._replace(learned=jnp.where(begun, new, base), memory=memory)
+        return state._replace(learned=jnp.where(begun, new, state.learned), memory=memory)
 
-    def _decayed(self, base: Array, moves: Array) -> Array:
-        """base <- max(floor, base (1 - gamma)(1 + move)), with 1 - gamma = (floor / value at S_warm)^(1/K)."""
-        first, floor = self._schedule(self.rounds.next_end(self.start)), self._schedule((self.total_steps or 0) - 1)
+    def _decayed(self, rule: Any, base: Array, moves: Array) -> Array:
+        """Rates after a round: max(floor, base (1 - gamma)(1 + move)), with 1 - gamma = (floor / rate at S_warm)^(1/K).
+
+        K is the number of rounds from S_warm to the end. ``AsPrinted`` has base (1 - gamma) + move, and its own gamma.
+        """
+        warm, steps = self.rounds.next_end(self.start), self.total_steps or 0
+        if isinstance(rule, AsPrinted):
+            return base * (1 - rule.gamma(_PRINTED_RATIO, max(1.0, (steps - warm) / self.rounds.length))) + moves
+        first, floor = self._schedule(warm), self._schedule(steps - 1)
         ratio = jnp.where((first > 0) & (floor < first), jnp.maximum(floor, 0.0) / first, 1.0)
-        return jnp.maximum(floor, base * ratio ** (1 / math.ceil(self._rounds_left)) * (1 + moves))
-
-    @property
-    def _rounds_left(self) -> float:
-        """K = (S - S_warm) / T, at least 1."""
-        return max(1.0, ((self.total_steps or 0) - self.rounds.next_end(self.start)) / self.rounds.length)
+        return jnp.maximum(floor, base * ratio ** (1 / self.rounds.left_from(warm)) * (1 + moves))
 
 
 # -- replicas as an axis ----------------------------------------------------------------------------------------------
@@ -354,31 +340,26 @@ def _rows(table: Array, n: int, axis: Axis) -> Array:
 def _gathered(columns: Array, replicas: int, axis: Axis) -> Array:
     """(..., n) of this device -> (..., N) of all. Adding zeros is exact, and a NaN stays in its place."""
     at, room = lax.axis_index(axis) * columns.shape[-1] if axis else 0, (*columns.shape[:-1], replicas)
-    return _summed(lax.dynamic_update_slice_in_dim(jnp.zeros(room, columns.dtype), columns, at, -1), axis)
-
-
-def _summed(x: Array, axis: Axis) -> Array:
-    """Over the devices."""
-    return x if axis is None else lax.psum(x, axis)
+    return lax.psum(lax.dynamic_update_slice_in_dim(jnp.zeros(room, columns.dtype), columns, at, -1), axis or ())
 
 
 def _finite(tree: Tree, n: int) -> Array:
-    """Whether all of a replica's numbers are finite: (n,)."""
-    floating = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    flags = [jnp.all(jnp.isfinite(x), axis=tuple(range(1, x.ndim))) for x in floating]
+    """Whether all numbers of a replica are finite: (n,)."""
+    floating = [x.reshape(n, -1) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    flags = [jnp.all(jnp.isfinite(x), axis=1) for x in floating]
     return jnp.all(jnp.stack([jnp.ones(n, bool), *flags]), axis=0)
 
 
 def _averaged(tree: Tree, live: Array, given: Array, axis: Axis) -> Tree:
     """The mean over live replicas for those that are ``given`` it; half precision is summed in float32."""
-    count = _summed(jnp.sum(live), axis)
+    count = lax.psum(jnp.sum(live), axis or ())
 
     def mean(x: Array) -> Array:
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         shape = (-1, *[1] * (x.ndim - 1))
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        total = _summed(jnp.sum(jnp.where(live.reshape(shape), wide, 0), axis=0), axis)
+        total = lax.psum(jnp.sum(jnp.where(live.reshape(shape), wide, 0), axis=0), axis or ())
         return jnp.where(given.reshape(shape) & (count > 0), (total / count).astype(x.dtype), x)
 
     return jax.tree.map(mean, tree)
@@ -390,6 +371,5 @@ def _check_rows(trees: tuple[Tree, Tree, Any], n: int) -> None:
         if jnp.shape(x)[:1] != (n,) or (x is trees[2] and jnp.ndim(x) > 1):
             raise ArgumentError(
                 f"every array must have {n} rows, one per replica, and losses no other axis, but (weights, own, losses)"
-                f"{jax.tree_util.keystr(path)} has the shape {jnp.shape(x)}; make copies by ensemble.copies(params), "
-                "the optimizer's state by jax.vmap(optimizer.init)(copies), and losses by jax.vmap(train_step)"
+                f"{jax.tree_util.keystr(path)} has the shape {jnp.shape(x)}; ensemble.copies(params) makes such rows"
             )
