@@ -26,7 +26,7 @@ from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations import checkpoints
 from hdet.integrations.lengths import Finish, loading_length
 from hdet.journal import Journals, open_journal
-from hdet.journal.sinks import EventSink, with_sinks
+from hdet.journal.sinks import EventSink
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
@@ -186,7 +186,7 @@ class AutoLR(_Callback):
         arguments = {"total_steps": None, **self.onecycle, **schedule}
         if arguments["total_steps"] is None and ("schedule" in arguments or self.finish.steps is None):
             arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
-        journals = with_sinks(self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer)))
+        journals = [self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer))]
         known = {"model": pl_module, **arguments, "journal": journals}
         optimizer = trainer.optimizers[0]
         return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)

@@ -23,7 +23,7 @@ from hdet.errors import ArgumentError, ResumeWarning
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
 from hdet.integrations.deepspeed import optimizer_of
 from hdet.integrations.lengths import Finish, loading_length
-from hdet.journal.sinks import EventSink, with_sinks
+from hdet.journal.sinks import EventSink
 from hdet.parameters import Rate, unwrapped
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.onecycle import OneCycleLR
@@ -322,7 +322,7 @@ class AutoLR(_Scheduling):
         if trainer.is_deepspeed_enabled:
             optimizer = optimizer_of(trainer.accelerator.deepspeed_engine_wrapped.engine)
         optimizer = optimizer if optimizer is not None else trainer.optimizer
-        journals = with_sinks(self.options.get("journal"), EventSink(self._keep_event))
+        journals = [self.options.get("journal"), EventSink(self._keep_event)]
         options = {**self.options, "model": trainer.model, "journal": journals}
         steps = num_training_steps if self.finish.steps is None or "schedule" in options else None
         self._made = trainer.lr_scheduler = auto(optimizer, total_steps=steps, **options)
