@@ -30,8 +30,8 @@ def test_a_journal_alone(tmp_path: Path) -> None:
 
 def test_a_folder_with_everything(tmp_path: Path) -> None:
     run = load_run(searched_folder(tmp_path / "somewhere"))
-    assert (run.name, run.summary.task, run.searched, run.replicas) == ("auto", "gpt", True, 1)
-    assert run.summary.final == {"loss": 3.277, "accuracy": 0.412}
+    assert (run.name, run.arguments["task"], run.searched, run.replicas) == ("auto", "gpt", True, 1)
+    assert run.final == {"loss": 3.277, "accuracy": 0.412}
     assert len(run.curve.steps) == len(run.curve.train) == len(run.curve.validation)
     assert run.curve.validation[:2] != (None, None)
     assert run.curve.validation[1] is None
@@ -53,8 +53,6 @@ def test_the_plain_schedule_is_the_shape_times_what_was_learned_at_first(tmp_pat
     run = load_run(write_journal(tmp_path / "x", header, derived, given))
     assert run.rounds[0].plain == pytest.approx((0.1, 0.1))
     assert run.rounds[1].plain == pytest.approx((0.05, 0.1))
-    assert run.rounds[0].plain_before == pytest.approx((0.1, 0.1))
-    assert run.rounds[1].plain_before == (None, None)  # with a shape, the base has a course of its own inside a round
 
 
 def test_the_published_decay_has_no_plain_schedule_unless_the_journal_says_it(tmp_path: Path) -> None:
@@ -102,7 +100,7 @@ def test_a_header_alone_is_a_run_without_rounds(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_journal_is_a_plain_schedulers_run(tmp_path: Path) -> None:
     run = load_run(write_folder(tmp_path / "fixed", final={"loss": 3.294}, name="", curve="step,train_loss\n0,4\n5,"))
-    assert (run.name, run.rounds, run.summary.final["loss"]) == ("fixed", (), 3.294)
+    assert (run.name, run.rounds, run.final["loss"]) == ("fixed", (), 3.294)
     assert run.curve.train == (4.0, None)
 
 

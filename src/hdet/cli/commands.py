@@ -77,12 +77,12 @@ def _summary(run: RunData) -> dict[str, object]:
         "path": run.path,
         "loss": end.loss,
         "which_loss": end.words,
-        "crashed": run.summary.crashed,
+        "crashed": run.crashed,
         "base_start": None if base is None else base.start,
         "base_end": None if base is None else base.end,
         "rounds": len(run.rounds),
-        "seconds": run.summary.seconds,
-        "final": run.summary.final,
+        "seconds": run.seconds,
+        "final": run.final,
     }
 
 
@@ -98,6 +98,8 @@ def export(
     ```
     """
     if out is not None:
+        if out.suffix not in (".csv", ".json"):
+            raise ArgumentError(f"-o must end with .csv or .json, but got {out}; leave it out for CSV on stdout")
         refuse_to_overwrite(out, force)
     schedule, output = found_schedule(read_journal(journal_in(run)), every_step), Output(as_json)
     if out is not None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from hdet.errors import INSTALL, ArgumentError
 from hdet.report.data import RunData
-from hdet.report.series import compare, comparison_figures, events, lengthening, run_figures
-from hdet.report.verdict import CURE, Table, advice, compared, table_of, tiles, verdict, warned
+from hdet.report.series import comparison_figures, events, lengthening, run_figures
+from hdet.report.verdict import CURE, Table, advice, compared, table_of, verdict, warned
 
 
 def write_report(
@@ -50,7 +50,7 @@ def page_of(
     from hdet.report.figures import painted
 
     several, sections = len(runs) > 1, [_section(run) for run in runs]
-    shared = comparison_figures(compare(runs)) if several else ()
+    shared = comparison_figures(runs) if several else ()
     figures = [*shared, *(figure for section in sections for figure in section["figures"])]
     loader, strict = jinja2.PackageLoader("hdet.report"), jinja2.StrictUndefined
     environment = jinja2.Environment(
@@ -84,15 +84,13 @@ def check_packages() -> None:
 
 def _section(run: RunData) -> dict[str, Any]:
     """One run on the page, with a table of how it was set up at its end."""
-    rows = {"journal": run.path, "replicas": run.replicas, "knobs": ", ".join(run.knobs), "task": run.summary.task}
-    rows |= {"seed": run.summary.seed, "written by": run.made}
-    rows |= {f"final {key}": f"{value:.6g}" for key, value in run.summary.final.items() if value is not None}
+    rows = {"journal": run.path, "replicas": run.replicas, "knobs": ", ".join(run.knobs), "written by": run.made}
+    rows |= {f"final {key}": f"{value:.6g}" for key, value in run.final.items() if value is not None}
     told = {key: v if isinstance(v, str) else json.dumps(v, default=str) for key, v in run.arguments.items()}
     return {
         "run": run,
         "verdict": verdict(run),
         "advice": advice(run),
-        "tiles": tiles(run),
         "figures": run_figures(run),
         "events": events(run),
         "setup": [(key, text) for key, text in rows.items() if text not in ("", 0, None)] + list(told.items()),
