@@ -195,5 +195,5 @@ def test_show_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_library_alone_imports_nothing_of_the_report() -> None:
-    code = "import sys, hdet; sys.exit(any(n in sys.modules for n in ('jinja2', 'plotly', 'hdet.report.page')))"
+    code = "import sys, hdet; sys.exit(any(n in sys.modules for n in ('jinja2', 'plotly', 'hdet.report.figures')))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

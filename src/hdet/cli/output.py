@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hdet.cli import speaks
 from hdet.errors import ArgumentError, harmless
 from hdet.report.data import RunData
 from hdet.report.numbers import plain_json
@@ -36,7 +35,7 @@ class Output:
     def __init__(self, as_json: bool) -> None:
         stream = sys.stderr if as_json else sys.stdout
         width = None if stream.isatty() else _LOG_WIDTH  # a file has no width of its own
-        self.console = Console(file=stream, highlight=False, width=width, quiet=not speaks())
+        self.console = Console(file=stream, highlight=False, width=width)
         self._as_json = as_json
 
     def say(self, text: str, style: str = "") -> None:
@@ -54,7 +53,7 @@ class Output:
 
     def result(self, **values: Any) -> None:
         """Print the line of JSON, if ``--json`` was given."""
-        if self._as_json and speaks():
+        if self._as_json:
             print(json.dumps(plain_json(values)), flush=True)
 
 

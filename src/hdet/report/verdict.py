@@ -135,8 +135,7 @@ def _stopped(run: RunData) -> list[str]:
 
 def _other_words(run: RunData) -> list[str]:
     others = [m for m in movements(run) if not m.is_rate and m.moved]
-    words = ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others[:3]]
-    return words + ([f"{len(others) - 3} more knobs moved"] if len(others) > 3 else [])
+    return ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others]
 
 
 def _loss_words(run: RunData) -> list[str]:
@@ -148,13 +147,10 @@ def _loss_words(run: RunData) -> list[str]:
 
 def compared(runs: Sequence[RunData]) -> str:
     """Which run ended lowest, in one sentence."""
-    ranked = [(run.name, say.loss(ending(run).loss)) for run in sorted(runs, key=_rank) if not _rank(run)[0]]
-    if not ranked:
+    best = min(runs, key=_rank)
+    if _rank(best)[0]:
         return f"{len(runs)} runs, none of which has a final loss."
-    (name, loss), *others = ranked
-    text = f"{name} ended lowest, at {loss}"
-    text += f"; then {', '.join(map(' '.join, others[:3]))}" if others else ""
-    text += f" and {len(others) - 3} more" if len(others) > 3 else ""
+    text = f"{best.name} ended lowest, at {say.loss(ending(best).loss)}"
     crashed = ", ".join(run.name for run in runs if run.crashed)
     return f"{text}; crashed: {crashed}." if crashed else f"{text}."
 
