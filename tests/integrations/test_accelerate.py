@@ -313,11 +313,9 @@ def test_in_fsdp2_a_run_that_was_cut_is_the_one_that_was_not(how: str, tmp_path:
     ]
 
 
-def test_a_search_of_other_ranks_is_left_out_with_advice(tmp_path: Path) -> None:
-    (told, alone), _ = run_ranks(_without_a_part, 2, tmp_path)
-    assert "hdet_search_0_of_3.pt" in told
-    assert "resume on as many" in told
-    assert "resumed at step 12" in alone
+def test_a_search_of_other_ranks_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    (told,), _ = run_ranks(_without_a_part, 2, tmp_path)
+    assert "resumed at step 12" in told
 
 
 def _without_a_part(rank: int, folder: Path) -> list[str]:

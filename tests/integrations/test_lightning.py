@@ -599,7 +599,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], 
         {},
         ["journal, pct_start", "give"],
     ),
-    "DeepSpeed": (Module, AutoLR, {"strategy": Engine("cpu")}, ["has Engine", "ModelParallelStrategy"]),
+    "DeepSpeed": (Module, AutoLR, {"strategy": Engine("cpu")}, ["strategy='Engine'", "ModelParallelStrategy"]),
     "endless": (
         Module,
         lambda: AutoLR(schedule=shape),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.checks import not_by_steps
+from hdet.checks import must_be, not_by_steps
 from hdet.errors import ArgumentError
 from hdet.integrations import checkpoints
 from hdet.journal import Journals, open_journal
@@ -135,7 +135,7 @@ class AutoLR(_Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make a scheduler, or find the user's: the optimizers exist, and nothing is restored yet."""
-        _check_optimizers(trainer, pl_module)
+        _check(trainer, pl_module)
         configs, self.summary = trainer.strategy.lr_scheduler_configs, None
         self._is_ours = not configs or _is_schedule(configs)
         if self._is_ours:
@@ -170,7 +170,7 @@ class AutoLR(_Callback):
             arguments["total_steps"] = _total_steps(trainer)
         journals = [self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer))]
         known = {"model": pl_module, **arguments, "journal": journals}
-        optimizer = trainer.optimizers[0]
+        optimizer = _only_optimizer(trainer)
         return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
 
     def _check_nothing_given(self, *unused: str) -> None:
@@ -295,16 +295,9 @@ class Guard(_Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the guard, now that the optimizers exist."""
-        if len(trainer.optimizers) != 1:
-            raise ArgumentError(
-                f"Guard watches the steps of one optimizer, but configure_optimizers returned {trainer.optimizers}; "
-                "return one, or call hdet.Guard(optimizer, module) of one of them and its step(loss) in training_step"
-            )
-        optimizer = trainer.optimizers[0]
-        self.guard, self._is_sharded = (
-            PlainGuard(optimizer, pl_module, **self.options),
-            checkpoints.holds_parts(optimizer),
-        )
+        optimizer = _only_optimizer(trainer)
+        self.guard = PlainGuard(optimizer, pl_module, **self.options)
+        self._is_sharded = checkpoints.holds_parts(optimizer)
         self._losses, self._is_alone = [], False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -356,25 +349,24 @@ def _returned(trainer: Any, loss: Tensor) -> Tensor:
     return value
 
 
-def _check_optimizers(trainer: Any, module: Any) -> None:
-    if hasattr(trainer.strategy, "deepspeed_engine"):
-        raise ArgumentError(
-            f"AutoLR needs a strategy of torch, but this trainer has {type(trainer.strategy).__name__}, whose engine "
-            "holds the weights in partitions; give DDPStrategy or ModelParallelStrategy with fully_shard, or call "
-            "hdet.integrations.deepspeed.auto(engine, ...) in a loop of your own"
-        )
-    if not module.automatic_optimization:
-        raise ArgumentError(
-            f"AutoLR needs automatic optimization, but {type(module).__name__} has automatic_optimization=False: it "
-            "does not see manual steps; leave AutoLR out, and call scheduler.step(loss) of hdet.OneCycleLR after "
-            "optimizer.step()"
-        )
-    optimizers = trainer.optimizers
-    if len(optimizers) != 1 or not optimizers[0].param_groups:
-        raise ArgumentError(
-            f"AutoLR searches the rate of one optimizer, but configure_optimizers returned {optimizers}; return one "
-            "optimizer with an lr, for instance torch.optim.AdamW(self.parameters())"
-        )
+def _check(trainer: Any, module: Any) -> None:
+    """Raise for a trainer whose steps AutoLR cannot see."""
+    cure = (
+        "give DDPStrategy, or ModelParallelStrategy with fully_shard, or call hdet.integrations.deepspeed.auto(engine, "
+        "...) in a loop of your own"
+    )
+    strategy = type(trainer.strategy).__name__
+    must_be("one without an engine", not hasattr(trainer.strategy, "deepspeed_engine"), cure, strategy=strategy)
+    is_automatic = module.automatic_optimization
+    cure = "leave AutoLR out, and call scheduler.step(loss) of hdet.OneCycleLR after optimizer.step()"
+    must_be("True, since AutoLR does not see manual steps", is_automatic, cure, automatic_optimization=is_automatic)
+
+
+def _only_optimizer(trainer: Any) -> Any:
+    """What configure_optimizers returned."""
+    made, cure = trainer.optimizers, "return one optimizer, for instance torch.optim.AdamW(self.parameters())"
+    must_be("one optimizer with parameters", len(made) == 1 and made[0].param_groups, cure, configure_optimizers=made)
+    return made[0]
 
 
 def _is_schedule(configs: list[Any]) -> bool:

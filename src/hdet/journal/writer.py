@@ -50,7 +50,8 @@ class JournalWriter:
     def __init__(self, sinks: Sequence[Sink], arguments: Mapping[str, Any]) -> None:
         self.arguments = dict(arguments)
         self._outputs = [_Output(sink) for sink in sinks]
-        self._resumed: tuple[int, bool] | None = None
+        self._resumed: dict[str, Any] | None = None
+        """The record of it, once the run was resumed."""
         self.is_locked = False
         """Whether :meth:`lock` was called."""
         self._knobs: list[str] | None = None
@@ -118,7 +119,7 @@ class JournalWriter:
 
     def resume(self, step: int, mid_round: bool) -> None:
         """The run was resumed at a step. ``mid_round``: the losses of the round before it are lost."""
-        self._resumed, self._knobs = (step, mid_round), None
+        self._resumed, self._knobs = {"kind": "resume", "step": step, "mid_round": mid_round}, None
         for output in self._outputs:
             output.opened = False
 
@@ -141,10 +142,7 @@ class JournalWriter:
             record["added"], self._added = self._added, {}
         setup = {"replicas": replicas, "knobs": knobs, "arguments": self.arguments}
         header = {"kind": "header", "schema": SCHEMA, "hdet": __version__, "time": now, **setup}
-        resume = []
-        if self._resumed is not None:
-            step, mid_round = self._resumed
-            resume = [{"kind": "resume", "time": now, "step": step, "replicas": replicas, "mid_round": mid_round}]
+        resume = [] if self._resumed is None else [{**self._resumed, "time": now, "replicas": replicas}]
         for output in self._outputs:
             continues = self.is_resumed and getattr(output.sink, "begun", False)
             output.write([*([] if continues else [header]), *resume], record)

@@ -26,8 +26,6 @@ _DECADES = 6
 _STEPS, _ROUNDS, _VALIDATION = "train, every step", "train, mean of the round", "validation"
 _COMPARED = {_VALIDATION: "Validation loss", _STEPS: "Train loss", _ROUNDS: "Mean train loss of a round"}
 """Losses by which runs may be compared, the best first, and their titles."""
-ESTIMATED = "estimated rate"
-SETBACKS = "upright dashes: rollbacks, and where the search stopped"
 Style = Literal["line", "curve", "dashed", "thin", "band", "dots", "verdicts"]
 """Curves are several of a kind, which may lie on top of each other. A band is given by the line around it."""
 
@@ -120,15 +118,14 @@ def comparison_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
     losses = [next((row[name] for name in shared[:1] or _COMPARED if name in row), Line()) for row in rows]
     rates = [base_rate(run) for run in runs]
     steps = _span(x for one in (*losses, *rates) for x in one.x)
+
+    def drawn(title: str, caption: str, lines: list[Line], y_title: str) -> tuple[Figure, ...]:
+        traces = [Trace(run.name, one, "curve", i) for i, (run, one) in enumerate(zip(runs, lines, strict=True))]
+        return (_figure(title, caption, y_title, traces)._replace(steps=steps),) if any(lines) else ()
+
     rate = "Base rate, the geometric mean over parameter groups."
-    parts = (("Loss", f"{kind} of every run.", kind.lower(), losses), ("Learning rate", rate, "learning rate", rates))
-    return tuple(
-        _figure(title, text, y_title, [Trace(run.name, lines[i], "curve", i) for i, run in enumerate(runs)])._replace(
-            steps=steps
-        )
-        for title, text, y_title, lines in parts
-        if any(lines)
-    )
+    shown = drawn("Loss", f"{kind} of every run.", losses, kind.lower())
+    return shown + drawn("Learning rate", rate, rates, "learning rate")
 
 
 def base_rate(run: RunData) -> Line:
@@ -163,17 +160,18 @@ def _rates(run: RunData, kind: str) -> Figure | None:
         *{band.line: band for band in reversed(bands)}.values(),  # the same area again would only be darker
         *(Trace(name, one, "curve", i, in_legend=few) for i, (name, one) in enumerate(bases.items())),
         *(Trace(name, one, "dashed", -1, in_legend=len(plains) == 1) for name, one in plains.items()),
-        Trace(ESTIMATED, line((r.step, r.estimated_rate) for r in run.rounds if 0 in knobs), "thin", 2),
+        Trace("estimated rate", line((r.step, r.estimated_rate) for r in run.rounds if 0 in knobs), "thin", 2),
         *(_verdicts(run.knobs[g], [(x, r.base_before[g], r.slopes[g]) for x, r in ends]) for g in knobs),
     ]
     if not any(bases.values()):
         return None
     lines = "Lines: the rate" if run.searched else "Lines: base value" if run.rounds else "Line: the fixed schedule"
     words = {"band": "band: lowest to highest replica", "dashed": "grey dashes: if nothing were learned"}
-    words |= {"thin": f"thin line: {ESTIMATED}", "verdicts": "markers: what the round said"}
+    words |= {"thin": "thin line: estimated rate", "verdicts": "markers: what the round said"}
     there = {trace.style for trace in traces if trace.line}
     parts = [lines, *(text for style, text in words.items() if style in there)]
-    parts += [SETBACKS] if any(one.is_setback for one in events(run)) else []
+    if any(one.is_setback for one in events(run)):
+        parts.append("upright dashes: rollbacks, and where the search stopped")
     title, y_title = ("Learning rate", "learning rate") if kind == "lr" else (kind, kind)
     return _figure(title, f"{', '.join(parts)}.", y_title, traces)
 

@@ -16,9 +16,6 @@ from hdet.report.data import RunData, journal_in, kind_of
 from hdet.report.series import seconds_by_phase
 from hdet.search.reporting import NEW_CYCLE, REPLAYS
 
-_MOVED = math.log(1.01)
-"""How far the logarithm of a value must change before it counts as moved."""
-
 CURE = "Do not use the rate of this run. Fix that first, as the run's warning says, and train again."
 
 
@@ -36,10 +33,8 @@ class Movement(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether the two differ beyond rounding."""
-        if self.start * self.end <= 0:
-            return self.start != self.end
-        return abs(math.log(self.end / self.start)) >= _MOVED
+        """Whether the two differ by more than a hundredth."""
+        return not math.isclose(self.start, self.end, rel_tol=0.01)
 
 
 class Ending(NamedTuple):
