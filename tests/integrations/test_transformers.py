@@ -653,8 +653,7 @@ def test_without_attach_it_says_which_line_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda t: AutoLR(max_lr=0.1), "fills in max_lr"),
-        (lambda t: AutoLR().attach("trainer"), "takes a transformers"),
+        (lambda t: AutoLR().attach("trainer"), r"must be a transformers\.Trainer"),
         (lambda t: Replicas().attach(t), "AutoLR"),
         (lambda t: AutoLR().attach(AutoLR().attach(t)), "attached once"),
     ],
@@ -668,8 +667,8 @@ def test_a_trainer_with_another_scheduler_is_refused(tmp_path: Path) -> None:
     model = language_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    with pytest.raises(hdet.ArgumentError, match="known in advance, but this Trainer has"):
+    with pytest.raises(hdet.ArgumentError, match="known in advance, but got lr_scheduler="):
         AutoLR().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler)))
     trainer = trainer_of(tmp_path, model=model, optimizers=(optimizer, auto_on(optimizer)))
-    with pytest.raises(hdet.ArgumentError, match="pct_start of AutoLR would not be used"):
+    with pytest.raises(hdet.ArgumentError, match=r"options must be empty.*pct_start"):
         AutoLR(pct_start=0.1).attach(trainer)

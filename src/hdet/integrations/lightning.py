@@ -176,11 +176,8 @@ class AutoLR(_Callback):
     def _check_nothing_given(self, *unused: str) -> None:
         given = {"journal": self.journal, **self.onecycle}
         names = [name for name in unused if given.get(name) is not None]
-        if names:
-            raise ArgumentError(
-                f"configure_optimizers returned a scheduler, so {', '.join(names)} of AutoLR would not be used; give "
-                "them to that scheduler, or return only the optimizer"
-            )
+        cure = "give them to that scheduler, or return only the optimizer"
+        must_be("empty, because configure_optimizers returned a scheduler", not names, cure, arguments=names)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -277,11 +274,6 @@ class Guard(_Callback):
         """... and the trainer's ``global_step`` at that time."""
         self._is_alone = False
         """Whether other ranks may have stopped, since this one has seen an exception."""
-
-    @property
-    def state_key(self) -> str:
-        """How Lightning names this callback in its warning if a checkpoint is resumed without it."""
-        return "hdet.integrations.lightning.Guard"
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers and snapshots. Collective, except after an exception."""

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import must_be, shown
+from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
 from hdet.integrations.deepspeed import optimizer_of
@@ -227,18 +227,13 @@ class AutoLR(_Scheduling):
 
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)
-        given = trainer.lr_scheduler
-        ours = isinstance(given, (OneCycleLR, ScheduledSearch))
-        if given is not None and not ours and (isinstance(given, ReduceLROnPlateau) or "schedule" in self.options):
-            raise ArgumentError(
-                f"AutoLR takes one schedule whose rates are known in advance, but this Trainer has {shown(given)}; "
-                "give optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
-            )
-        if ours and self.options:
-            raise ArgumentError(
-                f"this Trainer has a scheduler of hdet already, so {', '.join(self.options)} of AutoLR would not be "
-                "used; give them to that scheduler, or give optimizers=(optimizer, None)"
-            )
+        given, options = trainer.lr_scheduler, self.options
+        is_ours = isinstance(given, (OneCycleLR, ScheduledSearch))
+        is_known = given is None or is_ours or not (isinstance(given, ReduceLROnPlateau) or "schedule" in options)
+        cure = "give optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
+        must_be("one schedule whose rates are known in advance", is_known, cure, lr_scheduler=given)
+        rule, cure = "empty, because this Trainer has a scheduler of hdet already", "give them to that scheduler"
+        must_be(rule, not (is_ours and options), cure, options=options)
 
     def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> OneCycleLR | ScheduledSearch:
         """In place of the Trainer's: it is called when model and optimizer exist, before a checkpoint is loaded."""

@@ -54,8 +54,8 @@ class JournalWriter:
         """The record of it, once the run was resumed."""
         self.is_locked = False
         """Whether :meth:`lock` was called."""
-        self._knobs: list[str] | None = None
-        """The header's knobs, once there is a round; empty if an earlier process may have written the header."""
+        self._has_other_knobs = False
+        """Whether the header may have other knobs: they were added, or an earlier process has written it."""
         self._added: dict[str, int] = {}
         """Knobs that were added since the last round, and at which step."""
         self._round_began = time.perf_counter()
@@ -119,13 +119,15 @@ class JournalWriter:
 
     def resume(self, step: int, mid_round: bool) -> None:
         """The run was resumed at a step. ``mid_round``: the losses of the round before it are lost."""
-        self._resumed, self._knobs = {"kind": "resume", "step": step, "mid_round": mid_round}, None
+        self._resumed = {"kind": "resume", "step": step, "mid_round": mid_round}
+        self._has_other_knobs = True
         for output in self._outputs:
             output.opened = False
 
     def add(self, knobs: Sequence[str], step: int) -> None:
         """Knobs were added at a step."""
         self._added |= dict.fromkeys(knobs, step)
+        self._has_other_knobs = True
 
     def write(self, record: dict[str, Any], knobs: list[str], ended: float) -> None:
         """Write the record of a round to every sink that works: an error on one rank alone must not stop training.
@@ -134,9 +136,7 @@ class JournalWriter:
         """
         replicas, now = len(record["replicas"]), datetime.now(timezone.utc).isoformat(timespec="seconds")
         record["seconds"] = {"train": ended - self._round_began, **record["seconds"]}
-        if self._knobs is None:
-            self._knobs = [] if self.is_resumed else list(knobs)
-        if knobs != self._knobs:
+        if self._has_other_knobs:
             record["knobs"] = list(knobs)
         if self._added:
             record["added"], self._added = self._added, {}
