@@ -419,7 +419,7 @@ def test_a_schedule_of_the_users_own_that_is_too_short_is_refused_before_the_fir
     optimizer = torch.optim.AdamW(model.parameters())
     scheduler = hdet.OneCycleLR(optimizer, max_lr=1e-2, total_steps=20)
     trainer = Replicas().attach(trainer_of(tmp_path, model=model, optimizers=(optimizer, scheduler), max_steps=30))
-    words = "make 30 steps, but the schedule ends at step 20; build it with total_steps=30"
+    words = "make 30 steps, but the schedule ends at step 20; build the scheduler with total_steps=30"
     with pytest.raises(hdet.ArgumentError, match=words):
         trainer.train()
     assert scheduler.last_epoch == 0

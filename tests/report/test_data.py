@@ -117,17 +117,17 @@ def test_what_is_no_run_says_so(tmp_path: Path) -> None:
         load_run(tmp_path)
     with pytest.raises(JournalError, match=r"that hdet does not write .*'step'"):
         load_run(write_journal(tmp_path / "x", a_header(), {"kind": "round", "round": 0}))
-    with pytest.raises(JournalError, match=r"y has lines that hdet does not write"):
+    with pytest.raises(JournalError, match=r"y has content that hdet does not write"):
         load_run(write_journal(tmp_path / "y", a_header(), a_round(0, replicas=[7])))
     for text in ("{", "[]", '{"final": 3}'):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(JournalError, match=r"run.json must hold one JSON object .*; remove it, or run again"):
+        with pytest.raises(JournalError, match=r"has content that hdet does not write .*; give another run"):
             load_run(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,train_loss\nx,1\n"])
 def test_a_curve_that_is_none_says_so(tmp_path: Path, text: str) -> None:
-    with pytest.raises(JournalError, match=r"curve.csv must be a table with the columns step and train_loss"):
+    with pytest.raises(JournalError, match=r"has content that hdet does not write"):
         load_run(write_folder(tmp_path, a_header(), curve=text))
 
 

@@ -15,7 +15,7 @@ from statistics import fmean, pstdev
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from hdet.errors import ArgumentError, JournalError
+from hdet.errors import ArgumentError, HdetError, JournalError
 from hdet.events import Event as SearchEvent
 from hdet.events import event_of, reason_of
 from hdet.journal import JournalData, read_journal
@@ -47,25 +47,17 @@ def _read_about(path: Path) -> dict[str, Any]:
     """``run.json``: how a run was set up and how it ended; empty if there is none."""
     if not path.exists():
         return {}
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        return {**about, "final": {key: finite(value) for key, value in (about.get("final") or {}).items()}}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise JournalError(f"{path} must hold one JSON object ({error}); remove it, or run again") from error
+    about = json.loads(path.read_text(encoding="utf-8"))
+    return {**about, "final": {key: finite(value) for key, value in (about.get("final") or {}).items()}}
 
 
 def _read_curve(path: Path) -> Curve:
     """Read ``curve.csv``; empty if there is none. A last line that was cut off is left out."""
     if not path.exists():
         return Curve()
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if None not in row.values()]
-        found = [(float(row["step"]), *map(_cell, (row["train_loss"], *map(row.get, _MAYBE)))) for row in rows]
-    except (csv.Error, KeyError, ValueError) as error:
-        raise JournalError(
-            f"{path} must be a table with the columns step and train_loss ({error}); remove it, or run again"
-        ) from error
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    found = [(float(row["step"]), *map(_cell, (row["train_loss"], *map(row.get, _MAYBE)))) for row in rows]
     return Curve(*zip(*found, strict=True)) if found else Curve()
 
 
@@ -206,6 +198,16 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
         JournalError: what is there was not written by hdet.
     """
     path = Path(path)
+    try:
+        return _loaded(path)
+    except HdetError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, csv.Error) as error:
+        text = f"{path} has content that hdet does not write ({error!r}); give another run, or remove what is damaged"
+        raise JournalError(text) from error
+
+
+def _loaded(path: Path) -> RunData:
     journal = journal_in(path)
     if not path.is_dir():
         name = path.resolve().parent.name if path.name == "journal.jsonl" else path.stem
@@ -227,34 +229,29 @@ def journal_in(path: Path) -> Path:
 
 def _run(name: str, path: Path, data: JournalData, about: Mapping[str, Any], curve: Curve) -> RunData:
     header, last = data.header, data.rounds[-1] if data.rounds else {}
-    try:
-        knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
-        arguments = {name: about[name] for name in ("task", "seed") if name in about}
-        arguments |= header.get("arguments") or about.get("arguments") or {}
-        if "total_steps" in last:  # the length of the run may have been changed
-            arguments["total_steps"] = last["total_steps"]
-        given = {knob: finite(one.get("base")) for knob, one in (arguments.get("knobs") or {}).items()}
-        starts = tuple(given.get(knob, 1.0 if kind_of(knob) == "lr" else None) for knob in knobs)
-        decays = arguments.get("decay") in _DECAYS
-        return RunData(
-            name=name,
-            path=path,
-            knobs=knobs,
-            starts=starts,
-            replicas=header.get("replicas") or 0,
-            rounds=tuple(_round(in_order(record, knobs), starts, decays) for record in data.rounds),
-            resumes=tuple(record["step"] for record in data.resumes),
-            arguments=arguments,
-            made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
-            final=about.get("final", {}),
-            crashed=bool(about.get("crashed")),
-            seconds=finite(about.get("seconds")),
-            curve=curve,
-        )
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise JournalError(
-            f"{path} has lines that hdet does not write ({error}); give a file written by journal="
-        ) from error
+    knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
+    arguments = {name: about[name] for name in ("task", "seed") if name in about}
+    arguments |= header.get("arguments") or about.get("arguments") or {}
+    if "total_steps" in last:  # the length of the run may have been changed
+        arguments["total_steps"] = last["total_steps"]
+    given = {knob: finite(one.get("base")) for knob, one in (arguments.get("knobs") or {}).items()}
+    starts = tuple(given.get(knob, 1.0 if kind_of(knob) == "lr" else None) for knob in knobs)
+    decays = arguments.get("decay") in _DECAYS
+    return RunData(
+        name=name,
+        path=path,
+        knobs=knobs,
+        starts=starts,
+        replicas=header.get("replicas") or 0,
+        rounds=tuple(_round(in_order(record, knobs), starts, decays) for record in data.rounds),
+        resumes=tuple(record["step"] for record in data.resumes),
+        arguments=arguments,
+        made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
+        final=about.get("final", {}),
+        crashed=bool(about.get("crashed")),
+        seconds=finite(about.get("seconds")),
+        curve=curve,
+    )
 
 
 def _round(record: Mapping[str, Any], starts: Numbers, decays: bool) -> Round:
