@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from hdet.checks import must_be
-from hdet.errors import ArgumentError
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
 from hdet.parameters import unwrapped
 from hdet.rollback.guard import Guard as PlainGuard
@@ -52,11 +51,8 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler) -> PreparedSched
     """
     _check_accelerator(accelerator, "prepare(accelerator, scheduler)")
     engine = getattr(getattr(accelerator, "distributed_type", None), "value", None)
-    if engine in _ENGINES:
-        raise ArgumentError(
-            f"hdet needs a loop that steps the scheduler and whole weights on every rank, but distributed_type is "
-            f"{engine}; use plain data parallelism (MULTI_GPU)"
-        )
+    cure = "hdet needs a loop that steps the scheduler, and whole weights on every rank: use MULTI_GPU"
+    must_be("plain data parallelism", engine not in _ENGINES, cure, distributed_type=engine)
     rule = "an hdet.OneCycleLR, what hdet.auto makes, or an hdet.Ensemble"
     cure = "do not give it to accelerator.prepare(...), which takes other schedulers"
     must_be(rule, isinstance(scheduler, _SCHEDULERS), cure, scheduler=scheduler)
