@@ -243,7 +243,7 @@ def test_mistakes_in_the_trainer_are_refused_with_a_cure(tmp_path: Path) -> None
     trainer = in_trainer.Guard().attach(trainer_of(tmp_path))
     with pytest.raises(hdet.ArgumentError, match="can be attached once"):
         in_trainer.Guard().attach(trainer)
-    with pytest.raises(hdet.ArgumentError, match=r"takes a transformers\.Trainer"):
+    with pytest.raises(hdet.ArgumentError, match=r"must be a transformers\.Trainer"):
         in_trainer.Guard().attach(object())
 
 

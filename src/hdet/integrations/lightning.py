@@ -275,6 +275,11 @@ class Guard(_Callback):
         self._is_alone = False
         """Whether other ranks may have stopped, since this one has seen an exception."""
 
+    @property
+    def state_key(self) -> str:
+        """How Lightning names this callback in its warning if a checkpoint is resumed without it."""
+        return "hdet.integrations.lightning.Guard"
+
     def state_dict(self) -> dict[str, Any]:
         """Numbers and snapshots. Collective, except after an exception."""
         if self.guard is None or self._is_sharded:
