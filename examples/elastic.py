@@ -8,8 +8,8 @@
     python examples/elastic.py --name r2 --journal runs/r2.jsonl
 
 Kill any of them and start it again by the same line: the others go on without it from the end of their round, and it
-gets weights, optimizer state, controller and schedule from one of them. `hdet report runs/r0.jsonl` shows who was
-there.
+gets weights, optimizer state, controller and schedule from one of them. `hdet report runs/r0.jsonl` says who
+was gone, and from which step on.
 
 Learns the digits of examples/ddp.py, which need scikit-learn. On machines of your own: one lighthouse for all, with
 --join_timeout_ms longer than a round takes.

@@ -65,7 +65,7 @@ def _show(out: Path, steps: int, ensemble_steps: int, replicas: int, output: Out
     output.say(f"\nthe reports: {pages[0]}, {pages[1]}", style="bold")
     found = {run.name: base_movement(run) for run in runs}
     rates = {name: movement.end for name, movement in found.items() if movement is not None}
-    losses = {run.name: run.summary.final.get("loss") for run in runs}
+    losses = {run.name: run.final.get("loss") for run in runs}
     output.result(outcome="complete", out=out, report=pages[0], ensemble=pages[1], losses=losses, rates=rates)
 
 

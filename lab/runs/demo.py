@@ -96,7 +96,7 @@ def ensemble(out: Path, steps: int, replicas: int) -> Scene:
 def ensemble_table(run: RunData) -> Table:
     """Where the ensemble began and ended."""
     base = base_movement(run)
-    final = run.summary.final
+    final = run.final
     names = [name for name in final if name.startswith("auc_")]
     columns = ("replicas", "rounds", "validation loss", *(name.replace("auc_", "AUC, ") for name in names), "peak rate")
     moved = "{} → {}".format(*say.rates(base.start, base.end)) if base else say.NOTHING

@@ -14,7 +14,7 @@ from torch import Tensor
 import hdet
 from hdet.errors import DivergedError
 from hdet.files import write_atomically
-from hdet.journal import Journal, open_journal
+from hdet.journal import Journal, Journals
 from lab.runs.folder import Folder
 from lab.runs.plan import AUTO, Plan
 from lab.runs.ranks import Ranks
@@ -57,7 +57,7 @@ class Run:
         rate = plan.guess if plan.lr == AUTO else float(plan.lr)
         self.optimizer = torch.optim.Adam(self.task.groups(self.model), lr=rate)
         self._file = Journal(folder.journal)
-        journal = open_journal([self._file, teller]) if ranks.rank == 0 else None
+        journal: Journals = [self._file, teller] if ranks.rank == 0 else None
         self.scheduler = scheduler_of(plan, self.model, self.optimizer, journal)
         self._curve: list[tuple[int, float | None, float | None, float | None]] = []
         """Step, train loss, validation loss and rate."""

@@ -11,7 +11,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 import hdet
 from hdet.ensemble.controller import Controller
-from hdet.journal import Sink
+from hdet.journal import Journals
 from lab.runs.placebo import Placebo
 from lab.runs.plan import Plan
 
@@ -21,7 +21,7 @@ Scheduler: TypeAlias = lr_scheduler.OneCycleLR
 """torch's, or hdet's, which is one of torch's."""
 
 
-def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Sink | None) -> Scheduler:
+def scheduler_of(plan: Plan, model: Module, optimizer: Optimizer, journal: Journals) -> Scheduler:
     """torch's OneCycleLR, or hdet's: a search, or replicas; all else as in torch."""
     if plan.method == "none":
         return lr_scheduler.OneCycleLR(optimizer, float(plan.lr), plan.steps)

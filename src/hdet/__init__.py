@@ -27,7 +27,7 @@ from hdet.errors import (
 from hdet.journal import Journal, JournalData, read_journal
 from hdet.ranks.arms import arms
 from hdet.ranks.torchft import torchft
-from hdet.report.notebook import show
+from hdet.report.page import show
 from hdet.rollback.guard import Guard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR

@@ -16,7 +16,7 @@ import torch
 
 import hdet
 from hdet.report.data import load_run
-from hdet.report.series import events, run_figures
+from hdet.report.series import events
 from tests.elastic.standin import Killed, Lighthouse, StandIn
 from tests.elastic.training import EVERY, SPREAD, STEPS, expected, one_step, replica, seeded, trained
 from tests.patience import PATIENCE
@@ -538,7 +538,7 @@ def test_a_probe_loader_is_refused() -> None:
                 hdet.Ensemble(optimizer, signal=probe, group=group, sync_every=2)
 
 
-def test_the_report_draws_who_was_there(ensemble: Ensemble) -> None:
+def test_the_report_says_who_was_gone(ensemble: Ensemble) -> None:
     ensemble.lighthouse = Lighthouse(min_replicas=3)
     ensemble.start("r0")
     ensemble.start("r1", killed_at("step", 13))
@@ -546,10 +546,5 @@ def test_the_report_draws_who_was_there(ensemble: Ensemble) -> None:
     begin(ensemble)
     ensemble.wait()
     run = load_run(ensemble.folder / "r0.jsonl")
-    figure = next(one for one in run_figures(run) if one.title == "Who was there")
-    lines = {trace.name: trace.line for trace in figure.traces}
-    assert set(lines) == {"r0", "r1", "r2"}
-    assert None not in lines["r0"].y
-    assert [x for x, y in zip(lines["r1"].x, lines["r1"].y, strict=True) if y is not None] == [0, 4, 4, 8, 8, 12]
     assert "r1 gone" in [event.text for event in events(run)]
     assert "replica 1 left out" not in [event.text for event in events(run)]

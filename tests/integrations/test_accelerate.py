@@ -313,11 +313,9 @@ def test_in_fsdp2_a_run_that_was_cut_is_the_one_that_was_not(how: str, tmp_path:
     ]
 
 
-def test_a_search_of_other_ranks_is_left_out_with_advice(tmp_path: Path) -> None:
-    (told, alone), _ = run_ranks(_without_a_part, 2, tmp_path)
-    assert "hdet_search_0_of_3.pt" in told
-    assert "resume on as many" in told
-    assert "resumed at step 12" in alone
+def test_a_search_of_other_ranks_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    (told,), _ = run_ranks(_without_a_part, 2, tmp_path)
+    assert "resumed at step 12" in told
 
 
 def _without_a_part(rank: int, folder: Path) -> list[str]:
@@ -404,7 +402,6 @@ def test_a_search_on_another_schedule_is_taken_as_well() -> None:
 def test_it_is_prepared_once() -> None:
     with quiet():
         loop = Loop(accelerator_of())
-        assert prepare(loop.accelerator, loop.scheduler) is loop.scheduler
         assert loop.accelerator.prepare(loop.scheduler) is loop.scheduler
         assert loop.accelerator._schedulers == [loop.scheduler]
 
@@ -415,11 +412,11 @@ def test_bad_input_is_refused() -> None:
     ours = hdet.OneCycleLR(optimizer, 0.1, total_steps=10)
     with pytest.raises(hdet.ArgumentError, match=r"accelerate\.Accelerator"):
         prepare(ours, accelerator)
-    with pytest.raises(hdet.ArgumentError, match="give other schedulers"):
+    with pytest.raises(hdet.ArgumentError, match="which takes other schedulers"):
         prepare(accelerator, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9))
-    with pytest.raises(hdet.ArgumentError, match="leave the scheduler out there"):
+    with pytest.raises(hdet.ArgumentError, match=r"do not give it to accelerator\.prepare"):
         prepare(accelerator, accelerator.prepare(ours))
-    with pytest.raises(hdet.ArgumentError, match="give it that scheduler after"):
+    with pytest.raises(hdet.ArgumentError, match="call it after"):
         keep_search(accelerator, ours)
 
 
@@ -440,7 +437,7 @@ def test_engines_that_step_the_scheduler_are_refused() -> None:
 
 
 @pytest.mark.parametrize("how", ["theirs", "ours"])
-def test_another_length_is_refused_in_words_of_accelerate(how: str, tmp_path: Path) -> None:
+def test_another_length_is_refused(how: str, tmp_path: Path) -> None:
     loops = [Loop(accelerator_of(), steps, how) for steps in (STEPS, 2 * STEPS)]
     if how == "theirs":
         for loop in loops:
@@ -448,6 +445,6 @@ def test_another_length_is_refused_in_words_of_accelerate(how: str, tmp_path: Pa
     first, other = loops
     first.go(0, 60)
     first.accelerator.save_state(str(tmp_path))
-    words = rf"the steps given by total_steps of the scheduler must be {STEPS} .* accelerator\.load_state again"
+    words = rf"total_steps must be {STEPS} as in the run that was saved"
     with pytest.raises(hdet.ArgumentError, match=words):
         other.accelerator.load_state(str(tmp_path))

@@ -320,7 +320,7 @@ def test_what_is_no_engine_is_refused() -> None:
 
     with pytest.raises(hdet.errors.ArgumentError, match=r"what deepspeed\.initialize returns first"):
         auto(torch.nn.Linear(1, 1), total_steps=100)
-    refused_with("a scheduler already, object", lr_scheduler=object())
+    refused_with("lr_scheduler must be None", lr_scheduler=object())
     refused_with("pipeline parallelism", pipeline_parallelism=True)
     refused_with("NVMe", optimizer=SimpleNamespace(swap_optimizer=True))
     refused_with("how SimpleNamespace keeps", optimizer=SimpleNamespace(optimizer=None))

@@ -30,8 +30,8 @@ def test_a_journal_alone(tmp_path: Path) -> None:
 
 def test_a_folder_with_everything(tmp_path: Path) -> None:
     run = load_run(searched_folder(tmp_path / "somewhere"))
-    assert (run.name, run.summary.task, run.searched, run.replicas) == ("auto", "gpt", True, 1)
-    assert run.summary.final == {"loss": 3.277, "accuracy": 0.412}
+    assert (run.name, run.arguments["task"], run.searched, run.replicas) == ("auto", "gpt", True, 1)
+    assert run.final == {"loss": 3.277, "accuracy": 0.412}
     assert len(run.curve.steps) == len(run.curve.train) == len(run.curve.validation)
     assert run.curve.validation[:2] != (None, None)
     assert run.curve.validation[1] is None
@@ -53,8 +53,6 @@ def test_the_plain_schedule_is_the_shape_times_what_was_learned_at_first(tmp_pat
     run = load_run(write_journal(tmp_path / "x", header, derived, given))
     assert run.rounds[0].plain == pytest.approx((0.1, 0.1))
     assert run.rounds[1].plain == pytest.approx((0.05, 0.1))
-    assert run.rounds[0].plain_before == pytest.approx((0.1, 0.1))
-    assert run.rounds[1].plain_before == (None, None)  # with a shape, the base has a course of its own inside a round
 
 
 def test_the_published_decay_has_no_plain_schedule_unless_the_journal_says_it(tmp_path: Path) -> None:
@@ -102,7 +100,7 @@ def test_a_header_alone_is_a_run_without_rounds(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_journal_is_a_plain_schedulers_run(tmp_path: Path) -> None:
     run = load_run(write_folder(tmp_path / "fixed", final={"loss": 3.294}, name="", curve="step,train_loss\n0,4\n5,"))
-    assert (run.name, run.rounds, run.summary.final["loss"]) == ("fixed", (), 3.294)
+    assert (run.name, run.rounds, run.final["loss"]) == ("fixed", (), 3.294)
     assert run.curve.train == (4.0, None)
 
 
@@ -119,17 +117,17 @@ def test_what_is_no_run_says_so(tmp_path: Path) -> None:
         load_run(tmp_path)
     with pytest.raises(JournalError, match=r"that hdet does not write .*'step'"):
         load_run(write_journal(tmp_path / "x", a_header(), {"kind": "round", "round": 0}))
-    with pytest.raises(JournalError, match=r"y has lines that hdet does not write"):
+    with pytest.raises(JournalError, match=r"y has content that hdet does not write"):
         load_run(write_journal(tmp_path / "y", a_header(), a_round(0, replicas=[7])))
     for text in ("{", "[]", '{"final": 3}'):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(JournalError, match=r"run.json must hold one JSON object .*; remove it, or run again"):
+        with pytest.raises(JournalError, match=r"has content that hdet does not write .*; give another run"):
             load_run(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "step,train_loss\nx,1\n"])
 def test_a_curve_that_is_none_says_so(tmp_path: Path, text: str) -> None:
-    with pytest.raises(JournalError, match=r"curve.csv must be a table with the columns step and train_loss"):
+    with pytest.raises(JournalError, match=r"has content that hdet does not write"):
         load_run(write_folder(tmp_path, a_header(), curve=text))
 
 

@@ -19,7 +19,7 @@ from hdet.errors import ArgumentError
 from hdet.report.data import load_run
 from hdet.report.figures import painted
 from hdet.report.page import write_report
-from hdet.report.series import compare, comparison_figures, run_figures
+from hdet.report.series import comparison_figures, run_figures
 from hdet.report.verdict import Table, advice, verdict
 from tests.patience import PATIENCE
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
@@ -63,7 +63,7 @@ def test_the_figures_of_a_run_are_painted(tmp_path: Path) -> None:
         "Replica divergence",
         "Where the time went",
     ]
-    for figure in [*figures["searched"], *figures["trained"], *comparison_figures(compare([searched, trained]))]:
+    for figure in [*figures["searched"], *figures["trained"], *comparison_figures([searched, trained])]:
         assert painted(figure).data
     rate = painted(figures["searched"][0])
     assert rate.layout.yaxis.type == "log"
@@ -76,7 +76,7 @@ def test_the_figures_of_a_run_are_painted(tmp_path: Path) -> None:
 
 def test_curves_that_coincide_are_told_apart(tmp_path: Path) -> None:
     runs = [load_run(searched_folder(tmp_path / name, name)) for name in ("one", "two", "three")]
-    for figure in comparison_figures(compare(runs)):
+    for figure in comparison_figures(runs):
         assert len({trace.line.dash for trace in painted(figure).data}) == 3
 
 
@@ -195,5 +195,5 @@ def test_show_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_library_alone_imports_nothing_of_the_report() -> None:
-    code = "import sys, hdet; sys.exit(any(n in sys.modules for n in ('jinja2', 'plotly', 'hdet.report.page')))"
+    code = "import sys, hdet; sys.exit(any(n in sys.modules for n in ('jinja2', 'plotly', 'hdet.report.figures')))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

@@ -9,7 +9,7 @@ import pytest
 
 from hdet.report import series
 from hdet.report.data import Event, RunData, load_run
-from hdet.report.series import LIMIT, Figure, Line, Style, Trace, compare, comparison_figures, line, run_figures
+from hdet.report.series import LIMIT, Figure, Line, Style, Trace, comparison_figures, line, run_figures
 from hdet.report.verdict import table_of
 from tests.report.made_up import a_header, a_round, searched_folder, trained_journal, write_folder, write_journal
 
@@ -42,7 +42,7 @@ def test_rates_of_a_knob(tmp_path: Path) -> None:
     figure = figure_of(run)
     (base,), (plain,), (band,), (marks,) = (traces(figure, s) for s in ("curve", "dashed", "band", "verdicts"))
     assert (base.name, base.line) == ("lr[0]", Line((9, 10, 19, 20), (0.1, 0.2, 0.2, 0.1)))
-    assert (plain.name, plain.line) == ("plain schedule", Line((9, 10, 19, 20), (0.1, 0.1, 0.1, 0.1)))
+    assert (plain.name, plain.line) == ("plain schedule", Line((10, 20), (0.1, 0.1)))
     assert band.line.x == (9, 19, 19, 9)
     assert band.line.y == pytest.approx((0.09, 0.09, 0.11, 0.11))
     assert said(marks) == [(9, 0.1, "up"), (19, 0.2, "down")]
@@ -72,9 +72,9 @@ def test_what_the_schedule_gives_after_its_end_is_not_shown(tmp_path: Path) -> N
 def test_losses_by_replica_and_round(tmp_path: Path) -> None:
     figure = figure_of(run_of(tmp_path, a_round(0, [1.0, 3.0]), a_round(1, [2.0, None])), "Loss")
     band, dots, mean = figure.traces
-    assert (mean.name, mean.line) == ("train, per round", Line((10, 20), (2.0, 2.0)))
+    assert (mean.name, mean.line) == ("train, mean of the round", Line((10, 20), (2.0, 2.0)))
     assert band.line == Line((10, 20, 20, 10), (1.0, 2.0, 2.0, 3.0))
-    assert (dots.name, dots.line) == ("replicas", Line((10, 10, 20), (1.0, 3.0, 2.0)))
+    assert (dots.name, dots.line) == ("train, every replica", Line((10, 10, 20), (1.0, 3.0, 2.0)))
     assert dots.labels == ("replica 0, lr[0] 0.09", "replica 1, lr[0] 0.11", "replica 0, lr[0] 0.09")
 
 
@@ -84,7 +84,11 @@ def test_losses_of_a_search(tmp_path: Path) -> None:
     run = load_run(write_journal(tmp_path / "x", a_header(max_lr="auto"), *rounds, a_round(2, [2.0])))
     dots, mean = figure_of(run, "Loss").traces
     assert mean.line == Line((10, 30), (3.0, 2.0))
-    assert (dots.name, dots.line, dots.labels) == ("diverged", Line((20,), (9.0,)), ("lr[0] 0.1",))
+    assert (dots.name, dots.line, dots.labels) == (
+        "train, rounds that diverged",
+        Line((20,), (9.0,)),
+        ("lr[0] 0.1",),
+    )
     assert series.events(run) == (Event(20, "diverged: rolled back to step 0", is_setback=True),)
 
 
@@ -96,20 +100,21 @@ def test_the_loss_says_which_it_is(tmp_path: Path) -> None:
         write_journal(tmp_path / "c.jsonl", a_header(), *(a_round(k, replicas=probes[k]) for k in (0, 1)))
     )
     losses = [figure_of(run, "Loss") for run in (searched, trained, probed)]
-    assert [one.y_title for one in losses] == ["loss (train, validation)", "loss (train)", "loss (train, probe)"]
-    assert losses[0].caption.startswith("Dots: train loss of rounds that diverged, blue: mean train loss of the round")
-    assert losses[1].caption == "Dots: train loss of each replica, blue: mean train loss of the round."
-    assert losses[2].caption == "Dots: probe loss, blue: mean train loss of the round."
-    assert comparison_figures(compare([searched, searched]))[0].y_title == "validation loss"
+    per_round = "train, mean of the round"
+    assert [[one.name for one in figure.traces if one.in_legend] for figure in losses] == [
+        ["train, every step", "train, rounds that diverged", per_round, "validation"],
+        ["train, every replica", per_round],
+        ["probe", per_round],
+    ]
+    assert comparison_figures([searched, searched])[0].y_title == "validation loss"
 
 
-def test_dots_far_above_all_curves_are_counted_instead(tmp_path: Path) -> None:
+def test_dots_far_above_all_curves_do_not_flatten_them(tmp_path: Path) -> None:
     """Those of ruined rounds, and steps of the curve in them."""
     records = [a_round(0, [1.0]), a_round(1, [1e9], rolled_back_to=0, event="rolled_back")]
     curve = "step,train_loss\n1,1.0\n15,1e9\n"
     run = load_run(write_folder(tmp_path / "x", a_header(max_lr="auto"), *records, curve=curve))
     loss = figure_of(run, "Loss")
-    assert "One dot is above the figure" in loss.caption
     assert loss.y_range[1] < 10
     assert "upright dashes: rollbacks" in figure_of(run).caption
     assert [event.is_setback for event in loss.events] == [True]
@@ -166,17 +171,13 @@ def test_divergence_and_time(tmp_path: Path) -> None:
     (middle,) = figure_of(run, "Replica divergence").traces  # no band: replicas are as far apart
     assert middle.line == Line((10, 20), (0.01, 0.01))
     bars = figure_of(run, "Where the time went").bars
-    assert bars == series.time_shares(run)
-    spent = {one.phase: (one.seconds, one.share) for one in bars}
-    assert spent["train"] == pytest.approx((16.0, 0.8))
-    assert spent["converge"] == pytest.approx((0.8, 0.04))
-    assert list(spent) == ["train", "probe", "gather", "controller", "converge"]
+    assert bars == pytest.approx({"train": 16.0, "probe": 2.0, "gather": 1.0, "controller": 0.2, "converge": 0.8})
+    assert list(bars) == ["train", "probe", "gather", "controller", "converge"]
 
 
 def test_time_outside_rounds_is_the_rest(tmp_path: Path) -> None:
     run = load_run(write_folder(tmp_path, a_header(), a_round(0), seconds=20.0))
-    rest = series.time_shares(run)[-1]
-    assert (rest.phase, rest.seconds, rest.share) == pytest.approx(("outside rounds", 10.0, 0.5))
+    assert series.seconds_by_phase(run)["outside rounds"] == pytest.approx(10.0)
 
 
 def test_events_are_told_once(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_the_end_of_a_schedule_does_not_flatten_the_figure(tmp_path: Path) -> No
 def test_the_lowest_of_several_rates_is_seen_too(tmp_path: Path) -> None:
     curves = [f"step,train_loss,validation_loss,rate\n1,1.0,,{rate / 25}\n2,1.0,,{rate}\n" for rate in (1.0, 1e-4)]
     runs = [load_run(write_folder(tmp_path / str(i), name=str(i), curve=one)) for i, one in enumerate(curves)]
-    assert comparison_figures(compare(runs))[1].y_range[0] < math.log10(4e-6)
+    assert comparison_figures(runs)[1].y_range[0] < math.log10(4e-6)
 
 
 @pytest.mark.parametrize(("losses", "is_log"), [((1.0, 9.0), True), ((1.0, 8.0), False), ((-1.0, 9.0), False)])
@@ -263,17 +264,13 @@ def test_thinning_keeps_ends_and_gaps_and_leaves_short_lines_alone() -> None:
 def test_comparison_takes_the_best_loss_that_all_have(tmp_path: Path) -> None:
     auto = load_run(searched_folder(tmp_path / "auto"))
     fixed = load_run(write_folder(tmp_path / "fixed", name="fixed", curve="step,train_loss\n0,4.0\n9,3.0\n"))
-    found = compare([auto, fixed])
-    assert (found.names, found.kind) == (("auto", "fixed"), "Train loss")
-    assert found.losses[1] == Line((0.0, 9.0), (4.0, 3.0))
-    assert found.rates[0]
-    assert not found.rates[1]
-    loss, rate = comparison_figures(found)
+    loss, rate = comparison_figures([auto, fixed])
     assert ([one.name for one in loss.traces], [one.name for one in rate.traces]) == (["auto", "fixed"], ["auto"])
+    assert (loss.y_title, loss.traces[1].line) == ("train loss", Line((0.0, 9.0), (4.0, 3.0)))
     assert loss.steps == rate.steps
-    assert compare([auto]).kind == "Validation loss"
+    assert comparison_figures([auto])[0].y_title == "validation loss"
     bare = load_run(write_journal(tmp_path / "bare.jsonl", a_header(), a_round(0)))
-    assert compare([bare, fixed]).kind == "Validation or train loss"
+    assert comparison_figures([bare, fixed])[0].y_title == "validation or train loss"
 
 
 def test_the_table_of_runs(tmp_path: Path) -> None:

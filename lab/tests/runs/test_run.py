@@ -27,9 +27,9 @@ def test_leaves_a_folder_that_the_report_reads(tmp_path: Path, own: dict[str, An
     folder, told = run_here(tmp_path / "run", eval_every=12, **own)
     assert folder.complete
     run = load_run(folder.path)
-    assert (run.name, run.summary.task, run.summary.seed) == ("run", "feed", 0)
-    assert run.summary.final["loss"] == run.curve.validation[-1]
-    assert not run.summary.crashed
+    assert (run.name, run.arguments["task"], run.arguments["seed"]) == ("run", "feed", 0)
+    assert run.final["loss"] == run.curve.validation[-1]
+    assert not run.crashed
     assert [int(x) for x, y in zip(run.curve.steps, run.curve.validation, strict=True) if y] == [0, 12, 24]
     assert len([y for y in run.curve.train if y is not None]) == 24
     assert len([y for y in run.curve.rates if y]) == 24
@@ -55,7 +55,7 @@ def test_a_run_that_diverges_is_marked(tmp_path: Path, method: str) -> None:
     assert record["crashed"]
     assert record["complete"]
     assert record["final"]["loss"] is None
-    assert load_run(folder.path).summary.crashed
+    assert load_run(folder.path).crashed
 
 
 def test_threads_are_put_back(tmp_path: Path) -> None:

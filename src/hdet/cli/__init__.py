@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -32,18 +31,10 @@ def check_packages(as_json: bool) -> None:
         sys.exit(complain(f"the command line needs {missing.name}; {INSTALL}", as_json, code=2))
 
 
-def speaks() -> bool:
-    """Whether this process prints: of the ranks that torchrun started, only the first does."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def complain(text: str, as_json: bool, code: int) -> int:
     """Print an error as one line on stderr, and with ``--json`` also on stdout. Returns the exit code."""
     line = harmless(" ".join(text.split()))
-    if not speaks() and code == 1:  # bad input is the same on all ranks, a failure need not be
-        print(f"hdet, rank {os.environ['RANK']}: {line}", file=sys.stderr, flush=True)
-    if speaks():
-        print(f"hdet: {line}", file=sys.stderr, flush=True)
-        if as_json:
-            print(json.dumps({"error": line, "code": code}), flush=True)
+    print(f"hdet: {line}", file=sys.stderr, flush=True)
+    if as_json:
+        print(json.dumps({"error": line, "code": code}), flush=True)
     return code

@@ -6,20 +6,18 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from hdet.cli.output import Force, Json, Output, plot, refuse_to_overwrite, say_alarms
+from hdet.cli.output import Force, Json, Output, refuse_to_overwrite, say_alarms
 from hdet.errors import ArgumentError, harmless
 from hdet.files import write_atomically
 from hdet.journal import JournalData, read_journal
-from hdet.report import series
 from hdet.report import verdict as words
 from hdet.report.data import RunData, journal_in, load_run
-from hdet.report.numbers import plain_json
 from hdet.report.page import write_report
 from hdet.schedulers.replay import found_schedules, value_at
 
@@ -52,7 +50,7 @@ def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = Fa
 
 
 def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json = False) -> None:
-    """Put runs side by side: a table, and their curves over each other.
+    """Put runs side by side: a table, and a page with their curves over each other.
 
     ```
     hdet compare runs/fixed runs/auto -o compare.html
@@ -64,8 +62,6 @@ def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json 
         refuse_to_overwrite(out, force)
     output, found = Output(as_json), [load_run(path) for path in runs]
     output.table(words.table_of(found))
-    curves = series.compare(found)
-    output.say(plot(curves.names, curves.losses, curves.kind, width=min(100, output.console.width)))
     output.say(words.compared(found))
     say_alarms(output, found)
     if out is not None:
@@ -81,12 +77,12 @@ def _summary(run: RunData) -> dict[str, object]:
         "path": run.path,
         "loss": end.loss,
         "which_loss": end.words,
-        "crashed": run.summary.crashed,
+        "crashed": run.crashed,
         "base_start": None if base is None else base.start,
         "base_end": None if base is None else base.end,
         "rounds": len(run.rounds),
-        "seconds": run.summary.seconds,
-        "final": run.summary.final,
+        "seconds": run.seconds,
+        "final": run.final,
     }
 
 
@@ -105,68 +101,40 @@ def export(
         if out.suffix not in (".csv", ".json"):
             raise ArgumentError(f"-o must end with .csv or .json, but got {out}; leave it out for CSV on stdout")
         refuse_to_overwrite(out, force)
-    schedule, output = found_schedule(journal_at(run), every_step), Output(as_json)
-    if out is None:
-        if as_json:
-            output.result(**schedule.as_dict())
-        else:
-            sys.stdout.write(harmless(schedule.as_csv()))
-        return
-    text = json.dumps(plain_json(schedule.as_dict())) + "\n" if out.suffix == ".json" else schedule.as_csv()
-    write_atomically(out, text)
-    output.say(str(out))
-    output.result(out=out, rows=len(schedule.steps), knobs=schedule.knobs)
+    schedule, output = found_schedule(read_journal(journal_in(run)), every_step), Output(as_json)
+    if out is not None:
+        write_atomically(out, json.dumps(schedule) + "\n" if out.suffix == ".json" else as_csv(schedule))
+        output.say(str(out))
+        output.result(out=out, rows=len(schedule["steps"]), knobs=list(schedule["values"]))
+    elif as_json:
+        output.result(**schedule)
+    else:
+        sys.stdout.write(harmless(as_csv(schedule)))
 
 
-class FoundSchedule(NamedTuple):
-    """A table: a row per step, a column per knob."""
-
-    knobs: tuple[str, ...]
-    steps: tuple[int, ...]
-    values: tuple[tuple[float | None, ...], ...]
-    """Per step the base values, in the order of the knobs; None before a knob was added."""
-
-    def as_csv(self) -> str:
-        """CSV with a header line; steps count from 0."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["step", *self.knobs])
-        for step, row in zip(self.steps, self.values, strict=True):
-            writer.writerow([step, *("" if value is None else repr(value) for value in row)])
-        return text.getvalue()
-
-    def as_dict(self) -> dict[str, Any]:
-        """``steps``, and a list of values for each knob."""
-        columns = map(list, zip(*self.values, strict=True))
-        return {"steps": list(self.steps), "values": dict(zip(self.knobs, columns, strict=True))}
-
-
-def journal_at(path: Path) -> JournalData:
-    """The journal at a path, or in a run's folder."""
-    file = journal_in(path)
-    if not file.exists():
-        raise ArgumentError(
-            f"{path} has no journal, so no schedule was found there; give a run of a search or of replicas"
-        )
-    return read_journal(file)
-
-
-def found_schedule(journal: JournalData, every_step: bool = False) -> FoundSchedule:
-    """The base values at the steps that a journal knows, or at every step from the first to the last.
+def found_schedule(journal: JournalData, every_step: bool = False) -> dict[str, Any]:
+    """The ``steps`` that a journal knows, or every step from the first to the last, and the ``values`` of each knob.
 
     They are those that :func:`hdet.schedule_from` replays: between known steps, their square roots are interpolated.
+    Steps count from 0. A value is None before its knob was added.
     """
     found = found_schedules(journal)
     known = sorted({step for steps, _ in found.values() for step in steps})
-    steps = range(known[0], known[-1] + 1) if every_step else known
-    rows = [tuple(_at(step, *one) for one in found.values()) for step in steps]
-    return FoundSchedule(tuple(found), tuple(steps), tuple(rows))
+    steps = list(range(known[0], known[-1] + 1)) if every_step else known
+    values = {knob: [None if t < one[0][0] else value_at(t, *one) for t in steps] for knob, one in found.items()}
+    return {"steps": steps, "values": values}
 
 
-def _at(step: int, steps: Sequence[int], values: Sequence[float]) -> float | None:
-    """A knob's value at a step; None before it was added.
+def as_csv(schedule: Mapping[str, Any]) -> str:
+    """A found schedule as a table: a row per step, a column per knob.
 
-    >>> _at(2, [0, 4], [1.0, 9.0]), _at(9, [0, 4], [1.0, 9.0]), _at(0, [1, 4], [1.0, 9.0])
-    (4.0, 9.0, None)
+    >>> print(as_csv({"steps": [0, 4], "values": {"lr[0]": [0.1, 0.3], "lr[1]": [None, 0.2]}}), end="")
+    step,lr[0],lr[1]
+    0,0.1,
+    4,0.3,0.2
     """
-    return None if step < steps[0] else value_at(step, steps, values)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", *schedule["values"]])
+    writer.writerows(zip(schedule["steps"], *schedule["values"].values(), strict=True))
+    return text.getvalue()

@@ -332,7 +332,7 @@ class Replicas:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Replicas):
             return False
-        return repr(self.state()) == repr(other.state()) and self.journal_writer.sink == other.journal_writer.sink
+        return repr(self.state()) == repr(other.state()) and self.journal_writer.sinks == other.journal_writer.sinks
 
     __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 

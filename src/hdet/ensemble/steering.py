@@ -19,7 +19,6 @@ from hdet.ensemble.design import Design, Rounds
 from hdet.ensemble.knob import KnobSpec
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
-from hdet.journal.writer import round_record
 from hdet.parameters import Rate, direction
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import ReplicaIndex
@@ -246,21 +245,32 @@ class Steering:
         before, after = end.span
         base = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
         places = self._standing(before, replica_index).places
-        return round_record(
-            k=self.rounds.index(before),
-            step=after,
-            roll=roll,
-            base=base,
-            values=[[s.value(b, x) for s, b, x in zip(self.specs, base, row, strict=True)] for row in places],
-            multipliers=[[s.factor(x) for s, x in zip(self.specs, row, strict=True)] for row in places],
-            learned=bases.learned,
-            new_base=bases.all_values(end.schedule(after), self.specs, self.settings, after),
-            divergence=divergence or [0.0] * len(places),
-            seconds=seconds,
-            weights=update.weights if update is not None else None,
-            deltas=update.deltas if update is not None else None,
-            memory=bases.controller,
-        )
+        weights = iter(() if update is None else update.weights)  # none for replicas that are left out
+        divergence = divergence or [0.0] * len(places)
+        return {
+            "kind": "round",
+            "round": self.rounds.index(before),
+            "step": after,
+            "replicas": [
+                {
+                    "loss": loss if roll.has_losses else None,
+                    "signal": signal,
+                    "values": [s.value(b, x) for s, b, x in zip(self.specs, base, row, strict=True)],
+                    "multipliers": [s.factor(x) for s, x in zip(self.specs, row, strict=True)],
+                    "divergence": far,
+                }
+                for loss, signal, row, far in zip(roll.losses, roll.signals, places, divergence, strict=True)
+            ],
+            "excluded": [r for r, live in enumerate(roll.live) if not live],
+            "weights": None if update is None else [next(weights) if live else 0.0 for live in roll.live],
+            "delta": None if update is None else update.deltas,
+            "velocity": getattr(bases.controller, "velocity", None),
+            "error": getattr(bases.controller, "error", None),
+            "learned": bases.learned,
+            "base_before": base,
+            "base": bases.all_values(end.schedule(after), self.specs, self.settings, after),
+            "seconds": seconds,
+        }
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from hdet.checks import must_be, shown
-from hdet.errors import ArgumentError
+from hdet.checks import must_be
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
-from hdet.integrations.lengths import loading_length
 from hdet.parameters import unwrapped
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
@@ -32,7 +30,7 @@ _ENGINES = ("DEEPSPEED", "MEGATRON_LM")
 """Engines that step the scheduler themselves, and hold the weights in partitions."""
 
 
-def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedScheduler) -> PreparedScheduler:
+def prepare(accelerator: Accelerator, scheduler: HdetScheduler) -> PreparedScheduler:
     """An hdet scheduler for a loop of Accelerate. Use it in place of ``accelerator.prepare(scheduler)``.
 
     .. code-block:: python
@@ -53,21 +51,11 @@ def prepare(accelerator: Accelerator, scheduler: HdetScheduler | PreparedSchedul
     """
     _check_accelerator(accelerator, "prepare(accelerator, scheduler)")
     engine = getattr(getattr(accelerator, "distributed_type", None), "value", None)
-    if engine in _ENGINES:
-        raise ArgumentError(
-            f"hdet needs a loop that steps the scheduler and whole weights on every rank, but distributed_type is "
-            f"{engine}; use plain data parallelism (MULTI_GPU)"
-        )
-    if isinstance(scheduler, PreparedScheduler):
-        accelerator.prepare_scheduler(scheduler)
-        return scheduler
-    if not isinstance(scheduler, _SCHEDULERS):
-        ours = isinstance(getattr(scheduler, "scheduler", None), _SCHEDULERS)
-        cure = "leave the scheduler out there: accelerator.prepare(...) steps it once per process"
-        raise ArgumentError(
-            f"scheduler must be an hdet.OneCycleLR, what hdet.auto makes or an hdet.Ensemble, but got "
-            f"{shown(scheduler)}; {cure if ours else 'give other schedulers to accelerator.prepare(...)'}"
-        )
+    cure = "hdet needs a loop that steps the scheduler, and whole weights on every rank: use MULTI_GPU"
+    must_be("plain data parallelism", engine not in _ENGINES, cure, distributed_type=engine)
+    rule = "an hdet.OneCycleLR, what hdet.auto makes, or an hdet.Ensemble"
+    cure = "do not give it to accelerator.prepare(...), which takes other schedulers"
+    must_be(rule, isinstance(scheduler, _SCHEDULERS), cure, scheduler=scheduler)
     prepared = PreparedScheduler(accelerator, scheduler)
     accelerator.prepare_scheduler(prepared)  # for save_state and load_state
     keep_search(accelerator, prepared)
@@ -94,21 +82,13 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
         prepared: the result of its ``prepare`` for an hdet scheduler.
     """
     scheduler = getattr(prepared, "scheduler", None)
-    if not isinstance(scheduler, _SCHEDULERS):
-        raise ArgumentError(
-            f"keep_search() takes what accelerator.prepare(...) has made of an hdet scheduler, but got "
-            f"{shown(prepared)}; give it that scheduler after accelerator.prepare(...)"
-        )
+    rule, cure = "what accelerator.prepare(...) has made of an hdet scheduler", "call it after accelerator.prepare(...)"
+    must_be(rule, isinstance(scheduler, _SCHEDULERS), cure, prepared=prepared)
     folders: list[str] = []
     load = prepared.load_state_dict
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:
-        cure = (
-            "make the scheduler with total_steps={steps} before it is prepared, and call accelerator.load_state again"
-        )
-        hold = "a scheduler without total_steps, and scheduler.finish(steps) before it ends"
-        with loading_length("total_steps of the scheduler", cure, hold):
-            load(state_dict)
+        load(state_dict)
         while folders:  # Accelerate has loaded the optimizer by now
             read_search(folders.pop(), scheduler)
 

@@ -64,20 +64,15 @@ def write_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
 def read_search(folder: str | os.PathLike[str], scheduler: Any) -> None:
     """Resume a search, once scheduler and optimizer are loaded. Does nothing if they were not loaded. Collective.
 
-    If the checkpoint was saved without hdet's callback, the scheduler itself says what is missing.
+    If the checkpoint was saved without hdet's callback, or by another number of ranks that hold parts, the scheduler
+    itself says what is missing.
     """
     search = getattr(scheduler, "search", None)
     if search is None or not search.is_just_loaded:
         return
-    file = _file(folder, SEARCH, scheduler.optimizer)
-    state = _read(file)
+    state = _read(_file(folder, SEARCH, scheduler.optimizer))
     if state is not None:
         scheduler.load_search_state_dict(state)
-    elif others := sorted(path.name for path in file.parent.glob(f"{SEARCH}*.pt")):
-        _warn(
-            f"the search in {file.parent} was saved as {others[0]}, by another number of ranks than here, where "
-            f"{file.name} is read: a part of the weights fits only the rank that saved it; resume on as many ranks"
-        )
 
 
 def write_guard(folder: str | os.PathLike[str], guard: Guard, optimizer: Any) -> None:
@@ -96,11 +91,10 @@ def read_guard(folder: str | os.PathLike[str], guard: Guard, optimizer: Any) -> 
 
 
 def warn_without_guard(path: str | os.PathLike[str]) -> None:
-    """Say that the run continues from a checkpoint that has no guard for these ranks."""
-    _warn(
-        f"no hdet.Guard of as many ranks was saved at {path}: the guard starts again, with new snapshots. To keep it, "
-        "save the checkpoint with the same callback"
-    )
+    """Warn on one rank, at the user's line, that a checkpoint has no guard for these ranks."""
+    if connect(None).rank == 0:
+        text = f"no hdet.Guard of as many ranks was saved at {path}: the guard starts again; to keep it, save "
+        warnings.warn(f"{text}checkpoints with the same callback", ResumeWarning, stacklevel=users_level())
 
 
 def _file(folder: str | os.PathLike[str], name: str, optimizer: Any) -> Path:
@@ -117,9 +111,3 @@ def _read(file: Path) -> dict[str, Any] | None:
     """The state; None unless every rank has its file. Collective."""
     complete = all(connect(None).gather_objects(file.exists()))
     return torch.load(file, map_location="cpu", weights_only=True) if complete else None
-
-
-def _warn(words: str) -> None:
-    """Warn on one rank, at the user's line."""
-    if connect(None).rank == 0:
-        warnings.warn(words, ResumeWarning, stacklevel=users_level())

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.integrations.checkpoints import read_search, write_search
 from hdet.ranks.shards import Partitioned, mark_part
@@ -91,16 +92,11 @@ def _keep_search(engine: Any, scheduler: OneCycleLR | ScheduledSearch) -> None:
 
 def _check(engine: Any) -> None:
     """Raise unless this is an engine whose weights can be measured."""
-    if not (hasattr(engine, "lr_scheduler") and hasattr(engine, "optimizer") and callable(getattr(engine, "step", 0))):
-        raise ArgumentError(
-            f"engine must be what deepspeed.initialize returns first, but got {type(engine).__name__}; call "
-            "engine, *_ = deepspeed.initialize(...) and then auto(engine, ...)"
-        )
-    if engine.lr_scheduler is not None:
-        raise ArgumentError(
-            f"the engine has a scheduler already, {type(engine.lr_scheduler).__name__}; leave lr_scheduler= and the "
-            'config\'s "scheduler" out of deepspeed.initialize'
-        )
+    is_engine = all(hasattr(engine, name) for name in ("lr_scheduler", "optimizer", "step"))
+    cure = "call engine, *_ = deepspeed.initialize(...) and then auto(engine, ...)"
+    must_be("what deepspeed.initialize returns first", is_engine, cure, engine=engine)
+    scheduler, cure = engine.lr_scheduler, 'leave it, and the config\'s "scheduler", out of deepspeed.initialize'
+    must_be("None, since auto makes one", scheduler is None, cure, lr_scheduler=scheduler)
     for name, what in _UNKNOWN.items():
         if getattr(engine, name, None) or getattr(engine.optimizer, name, None):
             raise ArgumentError(

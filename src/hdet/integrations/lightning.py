@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import math
 import sys
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -21,12 +20,11 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hdet.checks import not_by_steps
-from hdet.errors import ArgumentError, ResumeWarning
+from hdet.checks import must_be, not_by_steps
+from hdet.errors import ArgumentError
 from hdet.integrations import checkpoints
-from hdet.integrations.lengths import Finish, loading_length
 from hdet.journal import Journals, open_journal
-from hdet.journal.sinks import EventSink, with_sinks
+from hdet.journal.sinks import EventSink
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
 from hdet.schedulers.onecycle import OneCycleLR
@@ -81,36 +79,31 @@ class AutoLR(_Callback):
     The loggers get each round's numbers. Events and the rate that was found are messages of Lightning's log.
     ``hdet/lr`` is also in the progress bar.
 
-    In a trainer of unknown length (``max_epochs=-1``) the rate is constant once it is found. With ``finish`` it is
-    constant in any trainer, and falls before training stops: when ``EarlyStopping``, or any code that sets
-    ``trainer.should_stop``, requests a stop, or before the trainer's own end.
+    In a trainer of unknown length (``max_epochs=-1``) the rate is constant once it is found, until your code calls
+    ``auto.scheduler.finish(steps)``.
 
     Args:
         journal: as in :class:`hdet.OneCycleLR`.
-        finish: number of steps over which the rate falls at the end. None: the schedule falls by itself.
         onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function from an optimizer to its
             scheduler, and further arguments of :func:`hdet.auto`. The default of ``total_steps`` is the trainer's
             ``estimated_stepping_batches``.
     """
 
-    def __init__(self, journal: Journals = None, *, finish: int | None = None, **onecycle: Any) -> None:
+    def __init__(self, journal: Journals = None, **onecycle: Any) -> None:
         super().__init__()
         open_journal(journal)  # raises for what cannot be one
         self.journal = journal
         self.onecycle = onecycle
-        self.finish = Finish(finish)
         self.scheduler: Scheduler | None = None
         """The scheduler, once ``fit`` has begun."""
         self.summary: str | None = None
         """What the search has found, once ``fit`` has ended; None if the scheduler is the user's own."""
         self._is_ours = False
         """Whether AutoLR has made the scheduler."""
-        self._min_steps: int | None = None
-        """The trainer's own ``min_steps``. Until the rate has fallen it is set so high that Lightning does not stop."""
         self._consensus: ExitStack | None = None
         """While the module holds the mean of the replicas: what restores each one's own weights."""
         self._restored: Mapping[str, Any] = {}
-        """The scheduler's state and the search in a checkpoint, until Lightning has loaded the rest of it."""
+        """The search in a checkpoint, until Lightning has loaded the rest of it."""
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -138,13 +131,11 @@ class AutoLR(_Callback):
                 "the checkpoint has no scheduler, but AutoLR adds one: it was saved without AutoLR, or with weights "
                 "only; load its weights into the module before fit(), or leave AutoLR out"
             )
-        self._restored = {
-            name: checkpoint[name] for name in ("lr_schedulers", checkpoints.SEARCH) if name in checkpoint
-        }
+        self._restored = checkpoint.get(checkpoints.SEARCH, {})
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make a scheduler, or find the user's: the optimizers exist, and nothing is restored yet."""
-        _check_optimizers(trainer, pl_module)
+        _check(trainer, pl_module)
         configs, self.summary = trainer.strategy.lr_scheduler_configs, None
         self._is_ours = not configs or _is_schedule(configs)
         if self._is_ours:
@@ -160,71 +151,40 @@ class AutoLR(_Callback):
         else:
             self._check_nothing_given("journal", *self.onecycle)
             scheduler = _hdet_scheduler(configs)
-        self.scheduler, self._min_steps = scheduler, trainer.fit_loop.epoch_loop.min_steps
-        if self._restored and self._is_ours:
-            source = "max_steps and max_epochs of the trainer"
-            cure = "Trainer(max_steps={steps}), or the max_epochs that make as many"
-            if self.onecycle.get("total_steps") is not None:
-                source, cure = "total_steps of AutoLR", "AutoLR(total_steps={steps})"
-            with loading_length(source, f"resume with {cure}", "AutoLR(finish=...)"):
-                scheduler.check_state_dict(self._restored["lr_schedulers"][0])
+        self.scheduler = scheduler
         self._save_consensus(trainer, scheduler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Resume a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
-        restored, self._restored = self._restored.get(checkpoints.SEARCH, {}), {}
+        """Resume a search that was restored."""
+        restored, self._restored = self._restored, {}
         if isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)) and trainer.ckpt_path:
             if checkpoints.holds_parts(self.scheduler.optimizer):
-                _read_parts(trainer.ckpt_path, self.scheduler)
+                checkpoints.read_search(trainer.ckpt_path, self.scheduler)
             else:
                 self.scheduler.load_search_state_dict(restored)
-        is_checked = self._is_ours and self.onecycle.get("total_steps") is None
-        planned = _total_steps(trainer) or math.inf if is_checked else 0
-        self.finish.check(self.scheduler, planned, "max_epochs and max_steps")
 
     def _new_scheduler(self, trainer: Any, pl_module: Any, **schedule: Any) -> Scheduler:
         arguments = {"total_steps": None, **self.onecycle, **schedule}
-        if arguments["total_steps"] is None and ("schedule" in arguments or self.finish.steps is None):
-            arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
-        journals = with_sinks(self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer)))
+        may_be_endless = "schedule" not in arguments and trainer.max_epochs == trainer.max_steps == -1
+        if arguments["total_steps"] is None and not may_be_endless:
+            arguments["total_steps"] = _total_steps(trainer)
+        journals = [self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer))]
         known = {"model": pl_module, **arguments, "journal": journals}
-        optimizer = trainer.optimizers[0]
+        optimizer = _only_optimizer(trainer)
         return auto(optimizer, **known) if "schedule" in known else OneCycleLR(optimizer, "auto", **known)
 
     def _check_nothing_given(self, *unused: str) -> None:
         given = {"journal": self.journal, **self.onecycle}
         names = [name for name in unused if given.get(name) is not None]
-        if names:
-            raise ArgumentError(
-                f"configure_optimizers returned a scheduler, so {', '.join(names)} of AutoLR would not be used; give "
-                "them to that scheduler, or return only the optimizer"
-            )
+        cure = "give them to that scheduler, or return only the optimizer"
+        must_be("empty, because configure_optimizers returned a scheduler", not names, cure, arguments=names)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Log the rate of the next step."""
-        self._let_the_rate_fall(trainer)
+        assert self.scheduler is not None
         pl_module.log("hdet/lr", _rate(self.scheduler), prog_bar=True, on_step=True, on_epoch=False)
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Stop if the rate has fallen."""
-        self._let_the_rate_fall(trainer)
-
-    def _let_the_rate_fall(self, trainer: Any) -> None:
-        """Called twice a step, since the module, or a callback after this one, may have requested a stop meanwhile."""
-        if self.finish.steps is None or not isinstance(self.scheduler, OneCycleLR):
-            return
-        loop = trainer.fit_loop.epoch_loop
-        loop.min_steps = self._min_steps
-        requested = trainer.should_stop and trainer.fit_loop._can_stop_early
-        left = (_total_steps(trainer) or math.inf) - trainer.global_step
-        if self.finish.stops(self.scheduler, requested=requested, left=left):
-            trainer.should_stop = True
-            return
-        loop.min_steps = sys.maxsize
-        if requested:
-            trainer.should_stop = False
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Give the scheduler the loss. Later hooks come after the scheduler's step."""
@@ -280,8 +240,6 @@ class AutoLR(_Callback):
         self._leave_consensus()
         self._restored = {}
         vars(trainer).pop("save_checkpoint", None)
-        if self.finish.steps is not None:
-            trainer.fit_loop.epoch_loop.min_steps = self._min_steps
 
     def _leave_consensus(self) -> None:
         entered, self._consensus = self._consensus, None
@@ -334,16 +292,9 @@ class Guard(_Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the guard, now that the optimizers exist."""
-        if len(trainer.optimizers) != 1:
-            raise ArgumentError(
-                f"Guard watches the steps of one optimizer, but configure_optimizers returned {trainer.optimizers}; "
-                "return one, or call hdet.Guard(optimizer, module) of one of them and its step(loss) in training_step"
-            )
-        optimizer = trainer.optimizers[0]
-        self.guard, self._is_sharded = (
-            PlainGuard(optimizer, pl_module, **self.options),
-            checkpoints.holds_parts(optimizer),
-        )
+        optimizer = _only_optimizer(trainer)
+        self.guard = PlainGuard(optimizer, pl_module, **self.options)
+        self._is_sharded = checkpoints.holds_parts(optimizer)
         self._losses, self._is_alone = [], False
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -395,38 +346,24 @@ def _returned(trainer: Any, loss: Tensor) -> Tensor:
     return value
 
 
-def _read_parts(path: str, scheduler: Scheduler) -> None:
-    """Resume a search of sharded weights, which is in the folder of a distributed checkpoint."""
-    if Path(path).is_file():
-        warnings.warn(
-            f"{path} is one file with all weights, which are sharded here: the search was not saved in it; give "
-            "ModelParallelStrategy(save_distributed_checkpoint=True), its default, to keep it",
-            ResumeWarning,
-            stacklevel=2,
-        )
-    else:
-        checkpoints.read_search(path, scheduler)
+def _check(trainer: Any, module: Any) -> None:
+    """Raise for a trainer whose steps AutoLR cannot see."""
+    cure = (
+        "give DDPStrategy, or ModelParallelStrategy with fully_shard, or call hdet.integrations.deepspeed.auto(engine, "
+        "...) in a loop of your own"
+    )
+    strategy = type(trainer.strategy).__name__
+    must_be("one without an engine", not hasattr(trainer.strategy, "deepspeed_engine"), cure, strategy=strategy)
+    is_automatic = module.automatic_optimization
+    cure = "leave AutoLR out, and call scheduler.step(loss) of hdet.OneCycleLR after optimizer.step()"
+    must_be("True, since AutoLR does not see manual steps", is_automatic, cure, automatic_optimization=is_automatic)
 
 
-def _check_optimizers(trainer: Any, module: Any) -> None:
-    if hasattr(trainer.strategy, "deepspeed_engine"):
-        raise ArgumentError(
-            f"AutoLR needs a strategy of torch, but this trainer has {type(trainer.strategy).__name__}, whose engine "
-            "holds the weights in partitions; give DDPStrategy or ModelParallelStrategy with fully_shard, or call "
-            "hdet.integrations.deepspeed.auto(engine, ...) in a loop of your own"
-        )
-    if not module.automatic_optimization:
-        raise ArgumentError(
-            f"AutoLR needs automatic optimization, but {type(module).__name__} has automatic_optimization=False: it "
-            "does not see manual steps; leave AutoLR out, and call scheduler.step(loss) of hdet.OneCycleLR after "
-            "optimizer.step()"
-        )
-    optimizers = trainer.optimizers
-    if len(optimizers) != 1 or not optimizers[0].param_groups:
-        raise ArgumentError(
-            f"AutoLR searches the rate of one optimizer, but configure_optimizers returned {optimizers}; return one "
-            "optimizer with an lr, for instance torch.optim.AdamW(self.parameters())"
-        )
+def _only_optimizer(trainer: Any) -> Any:
+    """What configure_optimizers returned."""
+    made, cure = trainer.optimizers, "return one optimizer, for instance torch.optim.AdamW(self.parameters())"
+    must_be("one optimizer with parameters", len(made) == 1 and made[0].param_groups, cure, configure_optimizers=made)
+    return made[0]
 
 
 def _is_schedule(configs: list[Any]) -> bool:
@@ -455,11 +392,9 @@ def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     return found
 
 
-def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
-    """Optimizer steps that the trainer will make; None if its length is unknown."""
+def _total_steps(trainer: Any) -> int:
+    """Optimizer steps that the trainer will make."""
     steps = trainer.estimated_stepping_batches
-    if may_be_endless and trainer.max_epochs == trainer.max_steps == -1:
-        return None
     if not (math.isfinite(steps) and steps >= 1):
         raise ArgumentError(
             f"the schedule needs the run's length, but the trainer's estimated_stepping_batches is {steps}; give "
@@ -468,9 +403,9 @@ def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
     return int(steps)
 
 
-def _rate(scheduler: Scheduler | None) -> float | Tensor:
+def _rate(scheduler: Scheduler) -> float | Tensor:
     """The base rate of the first parameter group; of a search, that of the first group that is searched."""
-    if isinstance(scheduler, (OneCycleLR, ScheduledSearch)):
-        return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.lead]
-    rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"] if scheduler is not None else math.nan
-    return rate
+    if isinstance(scheduler, Ensemble):
+        rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"]
+        return rate
+    return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.lead]

@@ -11,20 +11,18 @@ of that one trainer; the class stays as it is. A search is saved in a file besid
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import shown
-from hdet.errors import ArgumentError, ResumeWarning
+from hdet.checks import must_be
+from hdet.errors import ArgumentError
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
 from hdet.integrations.deepspeed import optimizer_of
-from hdet.integrations.lengths import Finish, loading_length
-from hdet.journal.sinks import EventSink, with_sinks
-from hdet.parameters import Rate, unwrapped
+from hdet.journal.sinks import EventSink
+from hdet.parameters import unwrapped
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.scheduled import ScheduledSearch
@@ -39,17 +37,14 @@ __all__ = ["AutoLR", "Guard", "Replicas"]
 
 Trainer: TypeAlias = Any
 """A ``transformers.Trainer``."""
-_OURS = ("max_lr", "total_steps", "epochs", "steps_per_epoch", "last_epoch", "model")
-"""Arguments of a scheduler that :class:`AutoLR` fills in."""
 
 
 class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
     """Wraps methods of a Trainer, and sums the loss of every optimizer step."""
 
-    def __init__(self) -> None:
-        self._trainer: Trainer = None
-        self._loss: Tensor | float = 0.0
-        """Of the micro-batches since the last optimizer step; the Trainer has divided each."""
+    _trainer: Trainer = None
+    _loss: Tensor | float = 0.0
+    """Of the micro-batches since the last optimizer step; the Trainer has divided each."""
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
@@ -75,10 +70,8 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
     def _check(self, trainer: Trainer) -> None:
         """Raise for a trainer that cannot be joined: it may have a guard beside AutoLR, but neither twice."""
         name, kind = type(self).__name__, Guard if isinstance(self, Guard) else _Scheduling
-        if not hasattr(trainer, "callback_handler"):
-            raise ArgumentError(
-                f"attach() takes a transformers.Trainer, but got {shown(trainer)}; call {name}(...).attach(trainer)"
-            )
+        cure = f"call {name}(...).attach(trainer)"
+        must_be("a transformers.Trainer", hasattr(trainer, "callback_handler"), cure, trainer=trainer)
         there = [one._trainer for one in trainer.callback_handler.callbacks if isinstance(one, kind)]
         if self._trainer is not None or any(other is trainer for other in there):
             raise ArgumentError(
@@ -102,9 +95,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         """The Trainer's method writes or reads optimizer and scheduler; ``then`` does the same with hdet's own file."""
 
         def followed(folder: str | None) -> None:
-            cure = "resume with max_steps={steps}, or the num_train_epochs that make as many"
-            with loading_length("max_steps and num_train_epochs of the TrainingArguments", cure, "AutoLR(finish=...)"):
-                method(folder)
+            method(folder)
             if folder is not None:
                 then(folder)
 
@@ -120,24 +111,25 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
 class _Scheduling(_Attached):
     """Gives the Trainer's scheduler the loss, and evaluates and saves the mean of the replicas."""
 
-    def __init__(self, finish: int | None = None) -> None:
-        super().__init__()
-        self.finish = Finish(finish)
-        self._in_consensus = False
-        """Whether the weights are the mean of the replicas at the moment."""
+    _in_consensus = False
+    """Whether the weights are the mean of the replicas at the moment."""
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
         super().attach(trainer)
         for name in ("evaluate", "predict", "save_model"):
             setattr(trainer, name, self._with_mean(getattr(trainer, name)))
-        trainer.log = self._logged(trainer.log)
         return trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse a schedule that is too short for the run."""
         super().on_train_begin(args, state, control, **kwargs)
-        self.finish.check(self._scheduler, state.max_steps, "max_steps and num_train_epochs")
+        length = getattr(self._scheduler, "total_steps", math.inf)
+        if state.max_steps > length:
+            raise ArgumentError(
+                f"the Trainer is to make {state.max_steps} steps, but the schedule ends at step {length}; build the "
+                f"scheduler with total_steps={state.max_steps}, or give as many max_steps as it has"
+            )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave one model behind, even if training has stopped inside a round. Collective."""
@@ -157,12 +149,6 @@ class _Scheduling(_Attached):
     def _load(self, folder: str) -> None:
         read_search(folder, self._scheduler)
 
-    def _more_logs(self) -> dict[str, Any]:
-        """What is added to the Trainer's logs."""
-        return {}
-
-    # -- wrappers of the trainer's methods ----------------------------------------------------------------------------
-
     def _with_mean(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """The method inside ``consensus()`` during training; some of these methods call each other."""
 
@@ -178,14 +164,6 @@ class _Scheduling(_Attached):
 
         return with_mean
 
-    def _logged(self, log: Callable[..., None]) -> Callable[..., None]:
-        def logged(logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-            if "learning_rate" in logs:  # these are logs of training, not of an evaluation
-                logs.update(self._more_logs())
-            log(logs, *args, **kwargs)
-
-        return logged
-
 
 class Replicas(_Scheduling):
     """A replica ensemble in a Trainer: for an ``hdet.OneCycleLR`` that was given by ``optimizers=``.
@@ -198,31 +176,13 @@ class Replicas(_Scheduling):
         trainer.train()
 
     The loss of every optimizer step is observed, not divided by the accumulation steps. Evaluation, prediction and
-    saving use the replicas' mean. In the logs ``learning_rate`` and ``hdet/rate`` are the base rate, and
-    ``hdet/rate/0``, ... the rates of the replicas.
+    saving use the replicas' mean. In the logs ``learning_rate`` is the rate of the first replica; the journal has all.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last_step: tuple[int, Rate] = (0, 0.0)
-        """Step and base rate of the last optimizer step: the Trainer logs after the scheduler has stepped."""
 
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)
-        if not isinstance(trainer.lr_scheduler, OneCycleLR):
-            raise ArgumentError(
-                f"Replicas() is for a Trainer with optimizers=(optimizer, hdet.OneCycleLR(...)), but its scheduler is "
-                f"{shown(trainer.lr_scheduler)}; give one, or use AutoLR() to have one made that finds the rate"
-            )
-
-    def _observe(self, loss: Tensor | float) -> None:
-        super()._observe(loss)
-        self._last_step = self._scheduler.last_epoch, self._scheduler.base_lrs_now[0]
-
-    def _more_logs(self) -> dict[str, Any]:
-        step, base = self._last_step[0], float(self._last_step[1])
-        rows = enumerate(self._scheduler.replica_multipliers(step))
-        return {"learning_rate": base, "hdet/rate": base, **{f"hdet/rate/{r}": base * row[0] for r, row in rows}}
+        given, cure = trainer.lr_scheduler, "give one by optimizers=, or use AutoLR(), which makes one"
+        must_be("an hdet.OneCycleLR", isinstance(given, OneCycleLR), cure, lr_scheduler=given)
 
 
 class AutoLR(_Scheduling):
@@ -242,118 +202,69 @@ class AutoLR(_Scheduling):
 
     The rate is found on ``schedule=``, or on a scheduler of torch or transformers in ``optimizers=``. If
     ``optimizers=`` has a search, an ``hdet.OneCycleLR`` or a result of ``hdet.auto``, AutoLR gives that one the loss;
-    then AutoLR takes no arguments but ``finish``.
-
-    With ``finish`` the rate is constant once it is found, and falls before training stops: when
-    ``EarlyStoppingCallback``, or any code that sets ``control.should_training_stop``, requests a stop, or before
-    ``max_steps``.
+    then AutoLR takes no arguments.
 
     Args:
-        finish: number of steps over which the rate falls at the end. None: the schedule falls by itself.
         options: further arguments of ``hdet.auto``: ``journal``, ``rollback``, ``schedule``, a function from an
             optimizer to its scheduler; without ``schedule`` also those of ``hdet.OneCycleLR``. Momentum is not cycled.
+            The default of ``total_steps`` is the number of steps that the Trainer makes.
     """
 
-    def __init__(self, *, finish: int | None = None, **options: Any) -> None:
-        super().__init__(finish)
-        if taken := [name for name in _OURS if name in options]:
-            raise ArgumentError(
-                f"AutoLR fills in {', '.join(taken)} by itself; leave that out, or build the hdet.OneCycleLR yourself "
-                "and give it by optimizers="
-            )
+    def __init__(self, **options: Any) -> None:
         self.options = options
-        self._made: OneCycleLR | ScheduledSearch | None = None
         self._events: list[str] = []
         """What has happened since the Trainer last logged."""
-        self._ended_at = -1
-        """The step after which the rate had fallen."""
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
         super().attach(trainer)
-        if self.finish.steps is not None:
-            trainer._maybe_log_save_evaluate = self._finished(trainer._maybe_log_save_evaluate)
         if not isinstance(trainer.lr_scheduler, (OneCycleLR, ScheduledSearch, type(None))):
             self.options["schedule"], trainer.lr_scheduler = trainer.lr_scheduler, None
         if trainer.lr_scheduler is None:
             trainer.create_scheduler = self._create_scheduler
+        trainer.log = self._logged(trainer.log)
         return trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Also warn if the run is shorter than its checkpoint's, since the Trainer hides warnings while it loads."""
-        super().on_train_begin(args, state, control, **kwargs)
-        self._ended_at = -1
-        scheduler = self._scheduler
-        if not isinstance(scheduler, OneCycleLR) or scheduler.last_epoch == 0:
-            return
-        if state.max_steps < scheduler.total_steps < math.inf:
-            warnings.warn(
-                f"the checkpoint is of a run of {scheduler.total_steps} steps, but the trainer is to make "
-                f"{state.max_steps}: the schedule of {scheduler.total_steps} goes on, and training stops before "
-                "its end; resume with the max_steps that the run began with",
-                ResumeWarning,
-                stacklevel=2,
-            )
 
     def _check(self, trainer: Trainer) -> None:
         super()._check(trainer)
-        given = trainer.lr_scheduler
-        ours = isinstance(given, (OneCycleLR, ScheduledSearch))
-        if given is not None and not ours and (isinstance(given, ReduceLROnPlateau) or "schedule" in self.options):
-            raise ArgumentError(
-                f"AutoLR takes one schedule whose rates are known in advance, but this Trainer has {shown(given)}; "
-                "give optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
-            )
-        if ours and self.options:
-            raise ArgumentError(
-                f"this Trainer has a scheduler of hdet already, so {', '.join(self.options)} of AutoLR would not be "
-                "used; give them to that scheduler, or give optimizers=(optimizer, None)"
-            )
+        given, options = trainer.lr_scheduler, self.options
+        is_ours = isinstance(given, (OneCycleLR, ScheduledSearch))
+        is_known = given is None or is_ours or not (isinstance(given, ReduceLROnPlateau) or "schedule" in options)
+        cure = "give optimizers=(optimizer, None), and AutoLR(schedule=...) for a schedule of your own"
+        must_be("one schedule whose rates are known in advance", is_known, cure, lr_scheduler=given)
+        rule, cure = "empty, because this Trainer has a scheduler of hdet already", "give them to that scheduler"
+        must_be(rule, not (is_ours and options), cure, options=options)
 
     def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> OneCycleLR | ScheduledSearch:
         """In place of the Trainer's: it is called when model and optimizer exist, before a checkpoint is loaded."""
         trainer = self._trainer
         _check_sharding(trainer, optimizer)
-        if trainer.lr_scheduler is not None and trainer.lr_scheduler is not self._made:
-            raise ArgumentError(
-                f"AutoLR makes the scheduler, but this Trainer was given {shown(trainer.lr_scheduler)} after attach(); "
-                "leave it out"
-            )
         if trainer.is_deepspeed_enabled:
             optimizer = optimizer_of(trainer.accelerator.deepspeed_engine_wrapped.engine)
         optimizer = optimizer if optimizer is not None else trainer.optimizer
-        journals = with_sinks(self.options.get("journal"), EventSink(self._keep_event))
-        options = {**self.options, "model": trainer.model, "journal": journals}
-        steps = num_training_steps if self.finish.steps is None or "schedule" in options else None
-        self._made = trainer.lr_scheduler = auto(optimizer, total_steps=steps, **options)
-        return self._made
-
-    def _finished(self, method: Callable[..., None]) -> Callable[..., None]:
-        """The Trainer calls the method after all callbacks of a step. Evaluates and saves if the rate has fallen."""
-
-        def finished(*args: Any, **kwargs: Any) -> None:
-            trainer, state, scheduler = self._trainer, self._trainer.state, self._trainer.lr_scheduler
-            if self.finish.is_over(scheduler) and state.global_step > self._ended_at:  # the epoch ends here too
-                self._ended_at = state.global_step
-                trainer.control.should_evaluate |= trainer.args.eval_strategy == "steps"
-                trainer.control.should_save |= trainer.args.save_strategy == "steps"
-            method(*args, **kwargs)
-            requested, left = trainer.control.should_training_stop, state.max_steps - state.global_step
-            trainer.control.should_training_stop = self.finish.stops(scheduler, requested=requested, left=left)
-
-        return finished
+        journals = [self.options.get("journal"), EventSink(self._keep_event)]
+        known = {"total_steps": num_training_steps, "model": trainer.model, **self.options, "journal": journals}
+        trainer.lr_scheduler = made = auto(optimizer, **known)
+        return made
 
     def _keep_event(self, record: Mapping[str, Any], event: str) -> None:
         self._events.append(event)
 
-    def _more_logs(self) -> dict[str, Any]:
-        """The peak rate found so far and the status of the search; if groups differ, also all their rates."""
-        logs, found = {"hdet/event": "; ".join(self._events)} if self._events else {}, self._scheduler.found
-        self._events.clear()
-        if found is None or math.isnan(found.rate):
-            return logs
-        rates = {f"hdet/found/{g}": rate for g, rate in enumerate(found.rates) if len(set(found.rates)) > 1}
-        return {"hdet/found": found.rate, "hdet/status": found.status, **rates, **logs}
+    def _logged(self, log: Callable[..., None]) -> Callable[..., None]:
+        """Logs of training also have the peak rate found so far, the status of the search, and what has happened."""
+
+        def logged(logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+            found = self._scheduler.found
+            if "learning_rate" in logs:  # not those of an evaluation
+                logs |= {"hdet/event": "; ".join(self._events)} if self._events else {}
+                self._events.clear()
+                if found is not None and not math.isnan(found.rate):
+                    logs |= {"hdet/found": found.rate, "hdet/status": found.status}
+                    several = len(set(found.rates)) > 1
+                    logs |= {f"hdet/found/{g}": rate for g, rate in enumerate(found.rates) if several}
+            log(logs, *args, **kwargs)
+
+        return logged
 
 
 class Guard(_Attached):
@@ -373,7 +284,6 @@ class Guard(_Attached):
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         self.options = options
         self.guard: PlainGuard | None = None
         """The guard, once ``train()`` has begun."""

@@ -10,6 +10,6 @@ An experiment tracker (TensorBoard, W&B, MLflow) can take a round's main numbers
 
 from hdet.journal.file import SCHEMA, Journal
 from hdet.journal.reading import JournalData, read_journal
-from hdet.journal.sinks import Journals, Several, Sink, open_journal, scalars
+from hdet.journal.sinks import Journals, Sink, open_journal, scalars
 
-__all__ = ["SCHEMA", "Journal", "JournalData", "Journals", "Several", "Sink", "open_journal", "read_journal", "scalars"]
+__all__ = ["SCHEMA", "Journal", "JournalData", "Journals", "Sink", "open_journal", "read_journal", "scalars"]

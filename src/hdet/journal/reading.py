@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ class JournalData:
 def read_journal(path: str | os.PathLike[str]) -> JournalData:
     """The last run in a journal file. A last line that was cut off is left out.
 
-    A resume undoes the rounds that end after its step. Lines of other runs between those of this one are left out.
+    A resume undoes the rounds that end after its step.
 
     Raises:
         JournalError: the file was not written by hdet, or is damaged; names the line.
@@ -46,7 +45,7 @@ def read_journal(path: str | os.PathLike[str]) -> JournalData:
         kind = record["kind"]
         if kind == "header":
             header, resumes, rounds = record, [], {}
-        elif header is None or record.get("run") not in (None, header.get("run")):
+        elif header is None:
             continue
         elif kind == "resume":
             resumes.append(record)
@@ -82,35 +81,20 @@ def in_order(record: dict[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """Every record. A line that was cut off is left out if it is the last, or if the run was resumed after it."""
+    cut: JournalError | None = None
     with path.open("rb") as file:
-        for (number, found), (_, following) in pairwise(chain(_parsed(file), [(0, None)])):
-            if isinstance(found, dict):
-                yield found
-            elif not (isinstance(found, json.JSONDecodeError) and _may_follow_a_cut(following)):
-                raise JournalError(
-                    f"{path}, line {number} {_fault(found)} ({found}); remove that line, or give a file written by "
-                    "journal="
-                ) from found
-
-
-def _parsed(file: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any] | ValueError | None]]:
-    """For each line that is not empty: its number, and its record or the error."""
-    for number, text in enumerate(file, start=1):
-        if not text.isspace():
+        for number, line in enumerate(file, start=1):
+            if line.isspace():
+                continue
             try:
-                yield number, decoded(text)
+                record = decoded(line)
             except ValueError as error:
-                yield number, error
-
-
-def _may_follow_a_cut(following: dict[str, Any] | ValueError | None) -> bool:
-    """Whether the run may have been killed, or its disk full, before this line. None: there is none."""
-    if isinstance(following, dict):
-        return following["kind"] in ("header", "resume") or "lost" in following
-    return following is None
-
-
-def _fault(error: ValueError | None) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return "is not text"
-    return "is not JSON" if isinstance(error, json.JSONDecodeError) else "is not a record"
+                text = f"{path}, line {number} is not a record ({error}); remove that line, or give another file"
+                if cut is not None or not isinstance(error, json.JSONDecodeError):
+                    raise cut or JournalError(text) from error
+                cut = JournalError(text)
+                continue
+            if cut is not None and record["kind"] == "round" and "lost" not in record:
+                raise cut  # no run was killed before this line, and no disk was full
+            cut = None
+            yield record

@@ -76,18 +76,6 @@ class Tracked:
 
 
 @dataclass
-class Several:
-    """Several sinks as one."""
-
-    sinks: list[Sink]
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Pass a record on to each."""
-        for sink in self.sinks:
-            sink.write(record)
-
-
-@dataclass
 class EventSink:
     """A sink that tells what happened in a search: it calls ``tell(record, event)``, with the event as a sentence."""
 
@@ -100,32 +88,26 @@ class EventSink:
 
 
 OneJournal: TypeAlias = Union[str, "os.PathLike[str]", Sink, ScalarWriter, MetricsLogger, DictLogger, None]
-Journals: TypeAlias = Union[OneJournal, "list[OneJournal]", "tuple[OneJournal, ...]"]
+Journals: TypeAlias = Union[OneJournal, "Sequence[Journals]"]
 """What ``journal=`` may be."""
 
 
-def with_sinks(journal: Any, *sinks: OneJournal) -> list[OneJournal]:
-    """A ``journal=`` argument, and further sinks."""
-    return [*(journal if isinstance(journal, (list, tuple)) else [journal]), *sinks]
-
-
-def open_journal(journal: Journals) -> Sink | None:
-    """The sink for a ``journal=`` argument: a path, a sink, a tracker, or a list of these; None if there is none."""
+def open_journal(journal: Journals) -> list[Sink]:
+    """The sinks for a ``journal=`` argument: a path, a sink, a tracker, or a list of these; empty if there is none."""
     if journal is None:
-        return None
+        return []
     if isinstance(journal, (str, os.PathLike)):
-        return Journal(journal)
+        return [Journal(journal)]
     if isinstance(journal, (list, tuple)):
-        sinks = [sink for sink in map(open_journal, journal) if sink is not None]
-        return Several(sinks) if len(sinks) > 1 else sinks[0] if sinks else None
+        return [sink for one in journal for sink in open_journal(one)]
     if isinstance(journal, Sink) and not isinstance(journal, io.IOBase) and _takes(journal.write, {}):
-        return journal
+        return [journal]
     if (
         (isinstance(journal, ScalarWriter) and _takes(journal.add_scalar, "", 0.0, 0))
         or (isinstance(journal, MetricsLogger) and _takes(journal.log_metrics, {}, step=0))
         or (isinstance(journal, DictLogger) and _takes(journal.log, {}, step=0))
     ):
-        return Tracked(journal)
+        return [Tracked(journal)]
     raise ArgumentError(
         "journal must be a path, an object with write(record), add_scalar(tag, value, step), log(dict, step=) or "
         f"log_metrics(dict, step=), a list of these, or None, but got journal={shown(journal)}; for instance "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from hdet._version import __version__
 from hdet.errors import JournalError
-from hdet.journal import SCHEMA, Journal, Several, Sink
+from hdet.journal import SCHEMA, Journal, Sink
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import ReplicaGroup, Solo, arriving
 from hdet.ranks.rank_group import RankGroup
@@ -40,72 +39,23 @@ class Clock:
         self._last = now
 
 
-def round_record(
-    *,
-    k: int,
-    step: int,
-    roll: Agreement,
-    base: list[float],
-    values: list[list[float]],
-    multipliers: list[list[float]],
-    learned: list[float],
-    new_base: list[float],
-    divergence: list[float],
-    seconds: dict[str, float],
-    weights: list[float] | None = None,
-    deltas: list[float] | None = None,
-    memory: Any = None,
-) -> dict[str, Any]:
-    """The record of a round. Lists of knobs are in the header's order.
-
-    ``weights``, ``deltas``, ``memory``: the controller's output and its state; None without a signal.
-    """
-    replicas = [
-        {
-            "loss": loss if roll.has_losses else None,
-            "signal": signal,
-            "values": row,
-            "multipliers": rho,
-            "divergence": far,
-        }
-        for loss, signal, row, rho, far in zip(roll.losses, roll.signals, values, multipliers, divergence, strict=True)
-    ]
-    of_live = iter(weights or ())  # the controller gives none for replicas that are left out
-    return {
-        "kind": "round",
-        "round": k,
-        "step": step,
-        "replicas": replicas,
-        "excluded": [r for r, live in enumerate(roll.live) if not live],
-        "weights": None if weights is None else [next(of_live) if live else 0.0 for live in roll.live],
-        "delta": deltas,
-        "velocity": getattr(memory, "velocity", None),
-        "error": getattr(memory, "error", None),
-        "learned": learned,
-        "base_before": base,
-        "base": new_base,
-        "seconds": seconds,
-    }
-
-
 class JournalWriter:
-    """Writes records to a sink; before the first one a header, or a record that says that the run was resumed.
+    """Writes records to sinks; before the first one a header, or a record that says that the run was resumed.
 
     Args:
-        sink: where the journal goes, or None.
+        sinks: where the journal goes; empty if there is none.
         arguments: the user's arguments, for the header.
     """
 
-    def __init__(self, sink: Sink | None, arguments: Mapping[str, Any]) -> None:
-        self.sink = sink
+    def __init__(self, sinks: Sequence[Sink], arguments: Mapping[str, Any]) -> None:
         self.arguments = dict(arguments)
-        sinks = sink.sinks if isinstance(sink, Several) else [sink]
-        self._outputs = [_Output(one) for one in sinks if one is not None]
-        self._resumed: tuple[int, bool] | None = None
+        self._outputs = [_Output(sink) for sink in sinks]
+        self._resumed: dict[str, Any] | None = None
+        """The record of it, once the run was resumed."""
         self.is_locked = False
         """Whether :meth:`lock` was called."""
-        self._knobs: list[str] | None = None
-        """The header's knobs, once there is a round; empty if an earlier process may have written the header."""
+        self._has_other_knobs = False
+        """Whether the header may have other knobs: they were added, or an earlier process has written it."""
         self._added: dict[str, int] = {}
         """Knobs that were added since the last round, and at which step."""
         self._round_began = time.perf_counter()
@@ -113,7 +63,7 @@ class JournalWriter:
     @property
     def is_kept(self) -> bool:
         """Whether this rank has a journal."""
-        return self.sink is not None
+        return bool(self._outputs)
 
     @property
     def is_resumed(self) -> bool:
@@ -122,7 +72,7 @@ class JournalWriter:
 
     def give_up(self) -> None:
         """Write nothing from here on, since another rank does."""
-        self.sink, self._outputs = None, []
+        self._outputs = []
 
     def lock(self, group: ReplicaGroup, *, writes: bool) -> None:
         """Before the first round: lock the files for this run. Raises on every rank if another run has one. Collective.
@@ -155,8 +105,13 @@ class JournalWriter:
                 _log.warning("the journal %r cannot be opened: %s. Every round tries again", sink, error)
         return None
 
+    @property
+    def sinks(self) -> list[Sink]:
+        """Where the journal goes."""
+        return [output.sink for output in self._outputs]
+
     def _files(self) -> list[Journal]:
-        return [output.sink for output in self._outputs if isinstance(output.sink, Journal)]
+        return [sink for sink in self.sinks if isinstance(sink, Journal)]
 
     def begin_round(self) -> None:
         """Count the seconds of training from here."""
@@ -164,13 +119,15 @@ class JournalWriter:
 
     def resume(self, step: int, mid_round: bool) -> None:
         """The run was resumed at a step. ``mid_round``: the losses of the round before it are lost."""
-        self._resumed, self._knobs = (step, mid_round), None
+        self._resumed = {"kind": "resume", "step": step, "mid_round": mid_round}
+        self._has_other_knobs = True
         for output in self._outputs:
             output.opened = False
 
     def add(self, knobs: Sequence[str], step: int) -> None:
         """Knobs were added at a step."""
         self._added |= dict.fromkeys(knobs, step)
+        self._has_other_knobs = True
 
     def write(self, record: dict[str, Any], knobs: list[str], ended: float) -> None:
         """Write the record of a round to every sink that works: an error on one rank alone must not stop training.
@@ -179,22 +136,16 @@ class JournalWriter:
         """
         replicas, now = len(record["replicas"]), datetime.now(timezone.utc).isoformat(timespec="seconds")
         record["seconds"] = {"train": ended - self._round_began, **record["seconds"]}
-        if self._knobs is None:
-            self._knobs = [] if self.is_resumed else list(knobs)
-        if knobs != self._knobs:
+        if self._has_other_knobs:
             record["knobs"] = list(knobs)
         if self._added:
             record["added"], self._added = self._added, {}
         setup = {"replicas": replicas, "knobs": knobs, "arguments": self.arguments}
         header = {"kind": "header", "schema": SCHEMA, "hdet": __version__, "time": now, **setup}
+        resume = [] if self._resumed is None else [{**self._resumed, "time": now, "replicas": replicas}]
         for output in self._outputs:
             continues = self.is_resumed and getattr(output.sink, "begun", False)
-            opening = [] if continues else [header]
-            if self._resumed is not None:
-                step, mid_round = self._resumed
-                resume = {"kind": "resume", "time": now, "step": step, "replicas": replicas, "mid_round": mid_round}
-                opening.append(resume)
-            output.write(opening, record, continues=continues)
+            output.write([*([] if continues else [header]), *resume], record)
 
     def close(self) -> None:
         """The run has ended: close the files, so that others may write to them."""
@@ -246,22 +197,16 @@ class _Output:
         self.sink = sink
         self.opened = False
         """Whether this run's header, or the record of its resume, was written."""
-        self._run = uuid.uuid4().hex[:12]
         self._lost = 0
 
-    def write(self, opening: list[dict[str, Any]], record: Mapping[str, Any], *, continues: bool) -> None:
-        """Write a record, and ``opening`` before the first one. A record that cannot be written is lost, and counted.
-
-        ``continues``: whether the sink has this run's earlier rounds, so that its id is read from there.
-        """
+    def write(self, opening: list[dict[str, Any]], record: Mapping[str, Any]) -> None:
+        """Write a record, and ``opening`` before the first. A record that cannot be written is lost, and counted."""
         try:
             if not self.opened:
-                self._run = (continues and getattr(self.sink, "run", None)) or self._run
                 for first in opening:
-                    self.sink.write({"run": self._run, **first})
+                    self.sink.write(first)
                 self.opened = True
-            missing = {"lost": self._lost} if self._lost else {}
-            self.sink.write({"run": self._run, **record, **missing})
+            self.sink.write({**record, "lost": self._lost} if self._lost else record)
         except Exception as error:  # a full disk, a sink of the user's own: never a reason to stop on one rank alone
             self._lost += 1
             if self._lost & (self._lost - 1) == 0:  # 1, 2, 4, 8, ...: a week-long run has many rounds

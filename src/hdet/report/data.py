@@ -9,14 +9,13 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
-from hdet.errors import ArgumentError, JournalError
+from hdet.errors import ArgumentError, HdetError, JournalError
 from hdet.events import Event as SearchEvent
 from hdet.events import event_of, reason_of
 from hdet.journal import JournalData, read_journal
@@ -26,26 +25,12 @@ from hdet.report.numbers import finite
 Numbers = tuple[float | None, ...]
 """One per knob, in the order of :attr:`RunData.knobs`."""
 Word = Literal["up", "down", "no signal"]
-WORDS: tuple[Word, ...] = get_args(Word)
 _MAYBE = ("validation_loss", "rate")
 """Columns that a curve need not have."""
 _DECAYS = ("exponential", "printed")
 """Of bases that have a decay of their own."""
 _CAUTION = 2.0
 """Number of standard errors by which a slope must differ from 0."""
-
-
-class Summary(NamedTuple):
-    """``run.json``: how a run was set up and how it ended. All of it may be unknown."""
-
-    name: str = ""
-    task: str = ""
-    arguments: Mapping[str, Any] = MappingProxyType({})
-    final: Mapping[str, float | None] = MappingProxyType({})
-    """The loss, under "loss", and metrics, at the end."""
-    crashed: bool = False
-    seconds: float | None = None
-    seed: int | None = None
 
 
 class Curve(NamedTuple):
@@ -58,31 +43,21 @@ class Curve(NamedTuple):
     """The rate of each step; the mean over parameter groups."""
 
 
-def read_summary(path: Path) -> Summary | None:
-    """Read ``run.json``; None if there is none."""
+def _read_about(path: Path) -> dict[str, Any]:
+    """``run.json``: how a run was set up and how it ended; empty if there is none."""
     if not path.exists():
-        return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        final = {key: finite(value) for key, value in (record.get("final") or {}).items()}
-        known = {key: record[key] for key in Summary._fields if record.get(key) is not None}
-        return Summary(**{**known, "final": final, "seconds": finite(record.get("seconds"))})
-    except (AttributeError, TypeError, ValueError) as error:
-        raise JournalError(f"{path} must hold one JSON object ({error}); remove it, or run again") from error
+        return {}
+    about = json.loads(path.read_text(encoding="utf-8"))
+    return {**about, "final": {key: finite(value) for key, value in (about.get("final") or {}).items()}}
 
 
-def read_curve(path: Path) -> Curve:
+def _read_curve(path: Path) -> Curve:
     """Read ``curve.csv``; empty if there is none. A last line that was cut off is left out."""
     if not path.exists():
         return Curve()
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if None not in row.values()]
-        found = [(float(row["step"]), *map(_cell, (row["train_loss"], *map(row.get, _MAYBE)))) for row in rows]
-    except (csv.Error, KeyError, ValueError) as error:
-        raise JournalError(
-            f"{path} must be a table with the columns step and train_loss ({error}); remove it, or run again"
-        ) from error
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    found = [(float(row["step"]), *map(_cell, (row["train_loss"], *map(row.get, _MAYBE)))) for row in rows]
     return Curve(*zip(*found, strict=True)) if found else Curve()
 
 
@@ -135,8 +110,6 @@ class Round(NamedTuple):
     base_before: Numbers
     base: Numbers
     learned: Numbers
-    plain_before: Numbers
-    """``base_before`` if nothing had been learned."""
     plain: Numbers
     """``base`` if nothing had been learned."""
     slopes: tuple[Slope | None, ...]
@@ -153,8 +126,6 @@ class Round(NamedTuple):
     """Of a search: the peak rates found so far."""
     status: str | None
     """Of a search: its status, for people."""
-    here: tuple[str, ...] = ()
-    """Of replicas that come and go: those who have trained to the end of the round."""
 
     @property
     def loss(self) -> float | None:
@@ -162,8 +133,7 @@ class Round(NamedTuple):
         return mean(row.loss for row in self.replicas)
 
 
-@dataclass(frozen=True)
-class RunData:
+class RunData(NamedTuple):
     """One run. Without a journal (a plain scheduler's run, for comparison) there are no rounds."""
 
     name: str
@@ -175,11 +145,14 @@ class RunData:
     rounds: tuple[Round, ...] = ()
     resumes: tuple[int, ...] = ()
     """Steps at which the run was resumed from a checkpoint."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = MappingProxyType({})
     made: str = ""
     """By which version of hdet, and when."""
-    summary: Summary = field(default_factory=Summary)
-    curve: Curve = field(default_factory=Curve)
+    final: Mapping[str, float | None] = MappingProxyType({})
+    """The loss, under "loss", and metrics, at the end."""
+    crashed: bool = False
+    seconds: float | None = None
+    curve: Curve = Curve()
 
     @property
     def searched(self) -> bool:
@@ -225,16 +198,26 @@ def load_run(path: str | os.PathLike[str]) -> RunData:
         JournalError: what is there was not written by hdet.
     """
     path = Path(path)
+    try:
+        return _loaded(path)
+    except HdetError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, csv.Error) as error:
+        text = f"{path} has content that hdet does not write ({error!r}); give another run, or remove what is damaged"
+        raise JournalError(text) from error
+
+
+def _loaded(path: Path) -> RunData:
     journal = journal_in(path)
     if not path.is_dir():
         name = path.resolve().parent.name if path.name == "journal.jsonl" else path.stem
-        return _run(name, path, read_journal(path), Summary(), Curve())
-    summary = read_summary(path / "run.json")
-    begun = journal.exists() and journal.stat().st_size > 0  # the file of a run that crashed early is empty
-    if not begun and summary is None:
+        return _run(name, path, read_journal(path), {}, Curve())
+    about = _read_about(path / "run.json")
+    has_begun = journal.exists() and journal.stat().st_size > 0  # the file of a run that crashed early is empty
+    if not has_begun and not about:
         raise JournalError(f"{path} has neither journal.jsonl nor run.json, so it is not a run's folder; name another")
-    data, summary = read_journal(journal) if begun else JournalData({}), summary or Summary()
-    return _run(summary.name or path.resolve().name, path, data, summary, read_curve(path / "curve.csv"))
+    data = read_journal(journal) if has_begun else JournalData({})
+    return _run(about.get("name") or path.resolve().name, path, data, about, _read_curve(path / "curve.csv"))
 
 
 def journal_in(path: Path) -> Path:
@@ -244,98 +227,87 @@ def journal_in(path: Path) -> Path:
     return path / "journal.jsonl" if path.is_dir() else path
 
 
-def _run(name: str, path: Path, data: JournalData, summary: Summary, curve: Curve) -> RunData:
+def _run(name: str, path: Path, data: JournalData, about: Mapping[str, Any], curve: Curve) -> RunData:
     header, last = data.header, data.rounds[-1] if data.rounds else {}
-    try:
-        knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
-        arguments = dict(header.get("arguments") or summary.arguments)
-        if "total_steps" in last:  # the length of the run may have been changed
-            arguments["total_steps"] = last["total_steps"]
-        given = {knob: finite(one.get("base")) for knob, one in (arguments.get("knobs") or {}).items()}
-        starts = tuple(given.get(knob, 1.0 if kind_of(knob) == "lr" else None) for knob in knobs)
-        rounds: list[Round] = []
-        for record in data.rounds:
-            learned = rounds[-1].learned if rounds else starts
-            rounds.append(_round(in_order(record, knobs), starts, learned, arguments.get("decay") in _DECAYS))
-        return RunData(
-            name=name,
-            path=path,
-            knobs=knobs,
-            starts=starts,
-            replicas=header.get("replicas") or 0,
-            rounds=tuple(rounds),
-            resumes=tuple(record["step"] for record in data.resumes),
-            arguments=arguments,
-            made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
-            summary=summary,
-            curve=curve,
-        )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise JournalError(
-            f"{path} has lines that hdet does not write ({error}); give a file written by journal="
-        ) from error
+    knobs = tuple(dict.fromkeys([*(header.get("knobs") or ()), *(last.get("knobs") or ())]))
+    arguments = {name: about[name] for name in ("task", "seed") if name in about}
+    arguments |= header.get("arguments") or about.get("arguments") or {}
+    if "total_steps" in last:  # the length of the run may have been changed
+        arguments["total_steps"] = last["total_steps"]
+    given = {knob: finite(one.get("base")) for knob, one in (arguments.get("knobs") or {}).items()}
+    starts = tuple(given.get(knob, 1.0 if kind_of(knob) == "lr" else None) for knob in knobs)
+    decays = arguments.get("decay") in _DECAYS
+    return RunData(
+        name=name,
+        path=path,
+        knobs=knobs,
+        starts=starts,
+        replicas=header.get("replicas") or 0,
+        rounds=tuple(_round(in_order(record, knobs), starts, decays) for record in data.rounds),
+        resumes=tuple(record["step"] for record in data.resumes),
+        arguments=arguments,
+        made=f"hdet {header['hdet']}, {header.get('time', '')}" if "hdet" in header else "",
+        final=about.get("final", {}),
+        crashed=bool(about.get("crashed")),
+        seconds=finite(about.get("seconds")),
+        curve=curve,
+    )
 
 
-def _round(record: Mapping[str, Any], starts: Numbers, learned_before: Numbers, decays: bool) -> Round:
-    knobs = len(starts)
-    plain_before: Numbers = (None,) * knobs
-    plain = plain_before
-    base_before, base, learned = (_numbers(record.get(name), knobs) for name in ("base_before", "base", "learned"))
-    if record.get("shape") is not None:  # of a search, whose base has a course of its own inside a round
-        plain = _scaled(_numbers(record["shape"], knobs), (1.0,) * knobs, starts)
-    elif not decays:
-        plain_before, plain = _scaled(base_before, learned_before, starts), _scaled(base, learned, starts)
-    step, back = int(record["step"]), record.get("rolled_back_to")
-    stopped, happened, why = record.get("event") == SearchEvent.STOPPED, event_of(record), reason_of(record)
-    excluded, silent = record.get("excluded") or (), record.get("not_finite") or ()
-    events = [Event(step, happened, stopped or back is not None)] if happened else []
-    names, absent = record.get("names") or (), record.get("absent") or ()
-    left_out = [r for r in excluded if r not in absent]
-    events += [Event(step, f"replica {', '.join(map(str, left_out))} left out")] if left_out else []
-    events += [Event(step, f"{', '.join(names[r] for r in absent)} gone")] if absent else []
-    events += [Event(step, f"{', '.join(record['joined'])} joined")] if record.get("joined") else []
-    events += [Event(step, f"loss of rank {', '.join(map(str, silent))} not finite")] if silent else []
+def _round(record: Mapping[str, Any], starts: Numbers, decays: bool) -> Round:
+    def per_knob(row: Mapping[str, Any], name: str) -> Numbers:
+        """A round from before a group was added has fewer numbers."""
+        found = [finite(value) for value in row.get(name) or ()]
+        return tuple((found + [None] * len(starts))[: len(starts)])
+
+    base, learned, shape = (per_knob(record, name) for name in ("base", "learned", "shape"))
+    step, status, why = int(record["step"]), record.get("status"), reason_of(record)
+    if not any(shape) and not decays:  # only a search has a shape
+        shape = tuple(v / m if v is not None and m else None for v, m in zip(base, learned, strict=True))
+    plain = tuple(
+        finite(v * x) if v is not None and x is not None else None for v, x in zip(shape, starts, strict=True)
+    )
     replicas = tuple(
         Replica(
             loss=finite(row.get("loss")),
             signal=finite(row.get("signal")),
-            values=_numbers(row.get("values"), knobs),
+            values=per_knob(row, "values"),
             divergence=finite(row.get("divergence")),
         )
         for row in record.get("replicas") or ()
     )
     # The normalised controller's errors are in units of the signals' deviation in the round, its Delta is not.
+    excluded = record.get("excluded") or ()
     signals = [row.signal for r, row in enumerate(replicas) if r not in excluded and row.signal is not None]
     unit = pstdev(signals) if signals and record.get("error") else 0.0
-    pairs = zip(_numbers(record.get("delta"), knobs), _numbers(record.get("error"), knobs), strict=True)
-    status = record.get("status")
+    pairs = zip(per_knob(record, "delta"), per_knob(record, "error"), strict=True)
     return Round(
         step=step,
         replicas=replicas,
-        base_before=base_before,
+        base_before=per_knob(record, "base_before"),
         base=base,
         learned=learned,
-        plain_before=plain_before,
         plain=plain,
         slopes=tuple(None if d is None else Slope(d, None if e is None else e * unit) for d, e in pairs),
         estimated_rate=finite(record.get("estimated_rate")) or None,
         seconds={phase: finite(value) or 0.0 for phase, value in (record.get("seconds") or {}).items()},
-        events=tuple(events),
-        alarm=why if stopped else None,
-        rolled_back_to=back,
-        found=_numbers(record.get("found_rates"), knobs),
+        events=tuple(_events(record, step)),
+        alarm=why if record.get("event") == SearchEvent.STOPPED else None,
+        rolled_back_to=record.get("rolled_back_to"),
+        found=per_knob(record, "found_rates"),
         status=f"{status} ({why})" if status and why else status,
-        here=tuple(name for r, name in enumerate(names) if r not in absent),
     )
 
 
-def _numbers(values: Sequence[Any] | None, knobs: int) -> Numbers:
-    """One per knob; a round from before a group was added has fewer."""
-    found = [finite(value) for value in values or ()]
-    return tuple((found + [None] * knobs)[:knobs])
-
-
-def _scaled(values: Numbers, by: Numbers, to: Numbers) -> Numbers:
-    """Values that were learned ``by`` a factor, as they would be with the factor ``to``."""
-    rows = zip(values, by, to, strict=True)
-    return tuple(None if v is None or not b or t is None else finite(v / b * t) for v, b, t in rows)
+def _events(record: Mapping[str, Any], step: int) -> Iterator[Event]:
+    if happened := event_of(record):
+        is_setback = record["event"] == SearchEvent.STOPPED or record.get("rolled_back_to") is not None
+        yield Event(step, happened, is_setback)
+    names, absent = record.get("names") or (), record.get("absent") or ()
+    lists = {
+        "replica {} left out": [r for r in record.get("excluded") or () if r not in absent],
+        "{} gone": [names[r] for r in absent],
+        "{} joined": record.get("joined"),
+        "loss of rank {} not finite": record.get("not_finite"),
+    }
+    yield from (Event(step, text.format(", ".join(map(str, some)))) for text, some in lists.items() if some)

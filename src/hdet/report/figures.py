@@ -55,8 +55,8 @@ def painted(figure: Figure) -> go.Figure:
     """A figure as plotly's."""
     drawn = go.Figure(layout_template=_TEMPLATE)
     if figure.bars:
-        texts = [f"{say.seconds(one.seconds)}, {say.percent(one.share)}" for one in figure.bars]
-        phases, seconds = [label(one.phase) for one in figure.bars], [one.seconds for one in figure.bars]
+        phases, seconds = [label(phase) for phase in figure.bars], list(figure.bars.values())
+        texts = [f"{say.seconds(one)}, {say.percent(one / sum(seconds))}" for one in seconds]
         bars = go.Bar(y=phases, x=seconds, text=texts, orientation="h", marker_color=_COLOURS[0])
         drawn.add_trace(bars.update(hovertemplate="%{y}: %{text}<extra></extra>", textangle=0, marker_opacity=0.6))
         drawn.update_layout(height=80 + 34 * len(texts), xaxis_title="seconds")

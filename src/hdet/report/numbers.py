@@ -60,15 +60,6 @@ def loss(value: float | None) -> str:
     return number(value, 4)
 
 
-def factor(value: float | None) -> str:
-    """How many times as much.
-
-    >>> factor(2.14), factor(1.021), factor(None)
-    ('2.1×', '1.02×', '–')
-    """
-    return NOTHING if value is None else f"{number(value, 3 if 0.9 < value < 1.1 else 2)}×"
-
-
 def percent(share: float) -> str:
     """A share of 1.
 

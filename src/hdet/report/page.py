@@ -1,19 +1,33 @@
-"""The page of a report: one HTML file with everything inside, which opens offline."""
+"""The page of a report: one HTML file with everything inside, which opens offline, or a frame in a notebook.
+
+jinja2 and plotly are imported when a page is made, since reading a run needs neither.
+"""
 
 from __future__ import annotations
 
 import base64
 import functools
+import html
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hdet.checks import must_be
 from hdet.errors import INSTALL, ArgumentError
-from hdet.report.data import RunData
-from hdet.report.series import compare, comparison_figures, events, lengthening, run_figures
-from hdet.report.verdict import CURE, Table, advice, compared, table_of, tiles, verdict, warned
+from hdet.report.data import RunData, load_run
+from hdet.report.series import comparison_figures, events, lengthening, run_figures
+from hdet.report.verdict import CURE, Table, advice, compared, table_of, verdict, warned
+
+_FRAME = """<p>{verdict}</p>
+<iframe title="hdet report" sandbox="allow-scripts allow-downloads" srcdoc="{page}" style="width: 100%; height: 720px; \
+border: 0; resize: vertical"></iframe>"""
+"""In a notebook: the verdict, for viewers that show no frames, and the page, high enough for the first figure.
+
+The frame keeps its styles to itself, and its scripts from the notebook.
+"""
 
 
 def write_report(
@@ -45,12 +59,12 @@ def page_of(
     if not runs:
         raise ArgumentError("a report needs at least one run, but got none; give the path of a journal to load_run")
     check_packages()
-    import jinja2  # here, like plotly, since reading a run needs neither
+    import jinja2
 
     from hdet.report.figures import painted
 
     several, sections = len(runs) > 1, [_section(run) for run in runs]
-    shared = comparison_figures(compare(runs)) if several else ()
+    shared = comparison_figures(runs) if several else ()
     figures = [*shared, *(figure for section in sections for figure in section["figures"])]
     loader, strict = jinja2.PackageLoader("hdet.report"), jinja2.StrictUndefined
     environment = jinja2.Environment(
@@ -84,15 +98,13 @@ def check_packages() -> None:
 
 def _section(run: RunData) -> dict[str, Any]:
     """One run on the page, with a table of how it was set up at its end."""
-    rows = {"journal": run.path, "replicas": run.replicas, "knobs": ", ".join(run.knobs), "task": run.summary.task}
-    rows |= {"seed": run.summary.seed, "written by": run.made}
-    rows |= {f"final {key}": f"{value:.6g}" for key, value in run.summary.final.items() if value is not None}
+    rows = {"journal": run.path, "replicas": run.replicas, "knobs": ", ".join(run.knobs), "written by": run.made}
+    rows |= {f"final {key}": f"{value:.6g}" for key, value in run.final.items() if value is not None}
     told = {key: v if isinstance(v, str) else json.dumps(v, default=str) for key, v in run.arguments.items()}
     return {
         "run": run,
         "verdict": verdict(run),
         "advice": advice(run),
-        "tiles": tiles(run),
         "figures": run_figures(run),
         "events": events(run),
         "setup": [(key, text) for key, text in rows.items() if text not in ("", 0, None)] + list(told.items()),
@@ -113,3 +125,35 @@ def _packed(text: str) -> str:
     (False, True)
     """
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
+
+
+class Inline:
+    """A run's report, which a notebook shows in a frame and a terminal in a sentence. Made by :func:`hdet.show`."""
+
+    def __init__(self, run: RunData) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"{verdict(self._run)} {advice(self._run) or ''}".rstrip()
+
+    def _repr_html_(self) -> str:
+        page = page_of([self._run], title=self._run.name, framed=True)
+        return _FRAME.format(verdict=html.escape(verdict(self._run)), page=html.escape(page))
+
+
+def show(journal: str | os.PathLike[str]) -> Inline:
+    """The report of a run in a notebook: as the last line of a cell, the page of ``hdet report`` with its figures.
+
+    It shows the run up to now: call it again to update it. Needs the extra ``report``. ``hdet.report`` is a
+    package.
+
+    Args:
+        journal: the path of a journal, or of a run's folder.
+
+    Raises:
+        ArgumentError: there is nothing at that path, or jinja2 or plotly is not installed.
+        JournalError: what is there was not written by hdet.
+    """
+    must_be("a path", isinstance(journal, str | os.PathLike), "give what was given as journal=", journal=journal)
+    check_packages()
+    return Inline(load_run(journal))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import geometric_mean
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from hdet.report.data import Event, Numbers, Round, RunData, Slope, kind_of, mean
@@ -22,19 +23,9 @@ _FAR_ABOVE = 10.0
 """Dots that are this many times as high as all curves are not shown: how high a diverged loss was does not matter."""
 _DECADES = 6
 """Powers of ten that are shown below the highest point, since schedules end many decades down."""
-_LOSSES = {
-    "replicas": ("train", "dots: train loss of each replica"),
-    "probe": ("probe", "dots: probe loss"),
-    "diverged": ("train", "dots: train loss of rounds that diverged"),
-    "train, per round": ("train", "blue: mean train loss of the round"),
-    "train": ("train", "grey: train loss of each step"),
-    "validation": ("validation", "orange: validation loss"),
-}
-"""For each name in the legend of the losses: which loss it is, and what the caption says of it."""
-_COMPARED = {"validation": "Validation loss", "train": "Train loss", "train, per round": "Mean train loss of a round"}
+_STEPS, _ROUNDS, _VALIDATION = "train, every step", "train, mean of the round", "validation"
+_COMPARED = {_VALIDATION: "Validation loss", _STEPS: "Train loss", _ROUNDS: "Mean train loss of a round"}
 """Losses by which runs may be compared, the best first, and their titles."""
-ESTIMATED = "estimated rate"
-SETBACKS = "upright dashes: rollbacks, and where the search stopped"
 Style = Literal["line", "curve", "dashed", "thin", "band", "dots", "verdicts"]
 """Curves are several of a kind, which may lie on top of each other. A band is given by the line around it."""
 
@@ -67,14 +58,6 @@ class Trace(NamedTuple):
     in_legend: bool = True
 
 
-class TimeShare(NamedTuple):
-    """The time that a phase took."""
-
-    phase: str
-    seconds: float
-    share: float
-
-
 class Figure(NamedTuple):
     """One figure of the page: traces over steps, or bars."""
 
@@ -87,17 +70,8 @@ class Figure(NamedTuple):
     """What is shown at first; exponents of ten on a logarithmic axis."""
     steps: tuple[float, float] = (0, 1)
     events: tuple[Event, ...] = ()
-    bars: tuple[TimeShare, ...] = ()
-
-
-class Comparison(NamedTuple):
-    """One line per run, without points if the run has none."""
-
-    names: tuple[str, ...]
-    kind: str
-    """Which loss: the best that all runs with a loss have, so that the same is compared."""
-    losses: tuple[Line, ...]
-    rates: tuple[Line, ...]
+    bars: Mapping[str, float] = MappingProxyType({})
+    """Seconds by phase."""
 
 
 def line(points: Iterable[tuple[float, float | None]], limit: int = LIMIT) -> Line:
@@ -130,34 +104,28 @@ def run_figures(run: RunData) -> tuple[Figure, ...]:
         _losses(run),
         _slopes(run),
         _divergence(run),
-        _here(run),
         _time(run),
     ]
     steps = _span([*(x for r in run.rounds for x in (r.step - 1, r.step)), *run.curve.steps])
     return tuple(one._replace(steps=steps, events=events(run)) for one in found if one is not None)
 
 
-def comparison_figures(found: Comparison) -> tuple[Figure, ...]:
-    """Curves of several runs over each other."""
-    losses, rates = (
-        [Trace(name, one, "curve", i) for i, (name, one) in enumerate(zip(found.names, lines, strict=True))]
-        for lines in (found.losses, found.rates)
-    )
-    rate = "Base rate, the geometric mean over parameter groups."
-    shown = [_figure("Loss", f"{found.kind} of every run.", found.kind.lower(), losses)] if any(found.losses) else []
-    shown += [_figure("Learning rate", rate, "learning rate", rates)] if any(found.rates) else []
-    steps = _span(x for one in (*found.losses, *found.rates) for x in one.x)
-    return tuple(one._replace(steps=steps) for one in shown)
-
-
-def compare(runs: Sequence[RunData]) -> Comparison:
-    """The runs' curves, all of one kind."""
+def comparison_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
+    """Curves of several runs over each other: of the best loss that all runs with a loss have, and of the rate."""
     rows = [{trace.name: trace.line for trace in _loss_traces(run)} for run in runs]
-    with_loss = [row for row in rows if row.keys() & _COMPARED.keys()]
-    shared = [name for name in _COMPARED if with_loss and all(name in row for row in with_loss)][:1]
-    losses = tuple(next((row[name] for name in shared or _COMPARED if name in row), Line()) for row in rows)
+    shared = [name for name in _COMPARED if all(name in row for row in rows if row.keys() & _COMPARED.keys())]
     kind = _COMPARED[shared[0]] if shared else "Validation or train loss"
-    return Comparison(tuple(run.name for run in runs), kind, losses, tuple(map(base_rate, runs)))
+    losses = [next((row[name] for name in shared[:1] or _COMPARED if name in row), Line()) for row in rows]
+    rates = [base_rate(run) for run in runs]
+    steps = _span(x for one in (*losses, *rates) for x in one.x)
+
+    def drawn(title: str, caption: str, lines: list[Line], y_title: str) -> tuple[Figure, ...]:
+        traces = [Trace(run.name, one, "curve", i) for i, (run, one) in enumerate(zip(runs, lines, strict=True))]
+        return (_figure(title, caption, y_title, traces)._replace(steps=steps),) if any(lines) else ()
+
+    rate = "Base rate, the geometric mean over parameter groups."
+    shown = drawn("Loss", f"{kind} of every run.", losses, kind.lower())
+    return shown + drawn("Learning rate", rate, rates, "learning rate")
 
 
 def base_rate(run: RunData) -> Line:
@@ -172,18 +140,18 @@ def base_rate(run: RunData) -> Line:
     return _course(run, common)
 
 
-def _course(run: RunData, pick: Callable[[Numbers], float | None], plain: bool = False) -> Line:
-    """The base, or the plain schedule, at each round's last step and at the step after it, if there is one."""
-    rounds = [(r.step, r.plain_before, r.plain) if plain else (r.step, r.base_before, r.base) for r in run.rounds]
-    points = [(x, pick(row)) for step, before, after in rounds for x, row in ((step - 1, before), (step, after))]
-    return line((x, y) for x, y in points if y is not None and x != run.total_steps)
+def _course(run: RunData, pick: Callable[[Numbers], float | None]) -> Line:
+    """The base at each round's last step and at the step after it, if there is one."""
+    rows = [(x, pick(row)) for r in run.rounds for x, row in ((r.step - 1, r.base_before), (r.step, r.base))]
+    return line((x, y) for x, y in rows if y is not None and x != run.total_steps)
 
 
 def _rates(run: RunData, kind: str) -> Figure | None:
     """Base value, band of the replicas, plain schedule and estimated rate, of every knob of one kind."""
     knobs = [g for g, knob in enumerate(run.knobs) if kind_of(knob) == kind and run.rounds]
     bases = {run.knobs[g]: _course(run, itemgetter(g)) for g in knobs} or {"lr": base_rate(run)}
-    plains = {f"plain {run.knobs[g]}": _course(run, itemgetter(g), plain=True) for g in knobs}
+    inside = [r for r in run.rounds if r.step != run.total_steps]
+    plains = {f"plain {run.knobs[g]}": line((r.step, r.plain[g]) for r in inside) for g in knobs}
     if len({tuple(f"{y:.6g}" for y in one.known) for one in plains.values()}) == 1:  # they share it
         plains = {"plain schedule" if kind == "lr" else "as given": next(iter(plains.values()))}
     ends, few = [(r.step - 1, r) for r in run.rounds], len(bases) <= FEW
@@ -192,17 +160,18 @@ def _rates(run: RunData, kind: str) -> Figure | None:
         *{band.line: band for band in reversed(bands)}.values(),  # the same area again would only be darker
         *(Trace(name, one, "curve", i, in_legend=few) for i, (name, one) in enumerate(bases.items())),
         *(Trace(name, one, "dashed", -1, in_legend=len(plains) == 1) for name, one in plains.items()),
-        Trace(ESTIMATED, line((r.step, r.estimated_rate) for r in run.rounds if 0 in knobs), "thin", 2),
+        Trace("estimated rate", line((r.step, r.estimated_rate) for r in run.rounds if 0 in knobs), "thin", 2),
         *(_verdicts(run.knobs[g], [(x, r.base_before[g], r.slopes[g]) for x, r in ends]) for g in knobs),
     ]
     if not any(bases.values()):
         return None
     lines = "Lines: the rate" if run.searched else "Lines: base value" if run.rounds else "Line: the fixed schedule"
     words = {"band": "band: lowest to highest replica", "dashed": "grey dashes: if nothing were learned"}
-    words |= {"thin": f"thin line: {ESTIMATED}", "verdicts": "markers: what the round said"}
+    words |= {"thin": "thin line: estimated rate", "verdicts": "markers: what the round said"}
     there = {trace.style for trace in traces if trace.line}
     parts = [lines, *(text for style, text in words.items() if style in there)]
-    parts += [SETBACKS] if any(one.is_setback for one in events(run)) else []
+    if any(one.is_setback for one in events(run)):
+        parts.append("upright dashes: rollbacks, and where the search stopped")
     title, y_title = ("Learning rate", "learning rate") if kind == "lr" else (kind, kind)
     return _figure(title, f"{', '.join(parts)}.", y_title, traces)
 
@@ -243,20 +212,21 @@ def _loss_traces(run: RunData) -> list[Trace]:
     """Losses by replica and round, and the run's own curves; those without points are left out."""
     replicas = [row for r in run.rounds for row in r.replicas if row.signal is not None and row.loss is not None]
     probed = any(row.signal != row.loss for row in replicas)
-    dots, colour = ("probe", 2) if probed else ("diverged", 4) if run.searched else ("replicas", 0)
-    kept = [r for r in run.rounds if dots != "diverged" or r.rolled_back_to is None]
-    dotted = [r for r in run.rounds if dots != "diverged" or r.rolled_back_to is not None]
+    dots = (
+        ("probe", 2) if probed else ("train, rounds that diverged", 4) if run.searched else ("train, every replica", 0)
+    )
+    kept = [r for r in run.rounds if probed or not run.searched or r.rolled_back_to is None]
+    dotted = [r for r in run.rounds if probed or not run.searched or r.rolled_back_to is not None]
     points = [(r, i, y) for r in dotted for i, row in enumerate(r.replicas) if (y := row.signal) is not None]
     points = points[:: math.ceil(len(points) / (2 * LIMIT)) or 1]
-    labels = tuple(_label(run, r, i) for r, i, _ in points)
-    curve = run.curve
+    labels, curve = tuple(_label(run, r, i) for r, i, _ in points), run.curve
     validation = line((x, y) for x, y in zip(curve.steps, curve.validation, strict=True) if y is not None)
     traces = [
-        Trace("train", line(zip(curve.steps, curve.train, strict=True)), "thin", -1),
+        Trace(_STEPS, line(zip(curve.steps, curve.train, strict=True)), "thin", -1),
         _band([(r.step, [row.loss for row in r.replicas]) for r in kept], 0),
-        Trace(dots, Line(tuple(r.step for r, _, _ in points), tuple(y for _, _, y in points)), "dots", colour, labels),
-        Trace("train, per round", line((r.step, r.loss) for r in kept)),
-        Trace("validation", validation, colour=1),
+        Trace(dots[0], Line(tuple(r.step for r, *_ in points), tuple(y for *_, y in points)), "dots", dots[1], labels),
+        Trace(_ROUNDS, line((r.step, r.loss) for r in kept)),
+        Trace(_VALIDATION, validation, colour=1),
     ]
     return [one for one in traces if one.line]
 
@@ -270,18 +240,8 @@ def _label(run: RunData, r: Round, i: int) -> str:
 
 def _losses(run: RunData) -> Figure | None:
     """Every replica's loss in every round, and the run's own curves."""
-    traces = _loss_traces(run)
-    if not traces:
-        return None
-    names = {trace.name for trace in traces}
-    there = [one for name, one in _LOSSES.items() if name in names]
-    text = ", ".join(words for _, words in there)
-    kinds = [kind for kind in ("train", "probe", "validation") if kind in dict(there)]
-    figure = _figure("Loss", f"{text[0].upper()}{text[1:]}.", f"loss ({', '.join(kinds)})", traces, _FAR_ABOVE)
-    top = 10 ** figure.y_range[1] if figure.is_log else figure.y_range[1]
-    above = sum(y > top for trace in traces if trace.style == "dots" for y in trace.line.known)
-    more = f" {'One dot is' if above == 1 else f'{above} dots are'} above the figure." if above else ""
-    return figure._replace(caption=figure.caption + more)
+    traces, words = _loss_traces(run), "The losses that were recorded, by step, round and replica."
+    return _figure("Loss", words, "loss", traces, _FAR_ABOVE) if traces else None
 
 
 def _slopes(run: RunData) -> Figure | None:
@@ -313,36 +273,20 @@ def _divergence(run: RunData) -> Figure | None:
     return _figure("Replica divergence", caption, "distance / norm", traces) if middle else None
 
 
-def _here(run: RunData) -> Figure | None:
-    """Which replicas were there, if they come and go: one height for each."""
-    names = sorted({name for r in run.rounds for name in r.here})
-    starts = [0, *(r.step for r in run.rounds)]
-    rows = [(x, r.here) for start, r in zip(starts, run.rounds, strict=False) for x in (start, r.step)]
-    traces = [
-        Trace(name, line((x, i + 1.0 if name in here else None) for x, here in rows), "line", i)
-        for i, name in enumerate(names)
-    ]
-    caption = "One line for each replica, over the rounds in which it has trained to the end."
-    found = Figure("Who was there", caption, "replica", tuple(traces), y_range=(0, len(names) + 1))
-    return found if names else None
-
-
 def _time(run: RunData) -> Figure | None:
     caption = "Seconds of the rank that wrote the journal; gather includes waiting for the others."
-    return Figure("Where the time went", caption, bars=bars) if (bars := time_shares(run)) else None
+    return Figure("Where the time went", caption, bars=bars) if (bars := seconds_by_phase(run)) else None
 
 
-def time_shares(run: RunData) -> tuple[TimeShare, ...]:
-    """Seconds by phase; the rest is what the run took outside its rounds (evaluation, start)."""
+def seconds_by_phase(run: RunData) -> dict[str, float]:
+    """What each phase of the rounds took; the rest is what the run took outside its rounds (evaluation, start)."""
     spent: dict[str, float] = {}
     for phase, seconds in (item for r in run.rounds for item in r.seconds.items()):
         spent[phase] = spent.get(phase, 0.0) + seconds
     inside = math.fsum(spent.values())
-    rest = (run.summary.seconds or 0.0) - inside
-    if inside > 0 and rest > 0.01 * inside:
-        spent["outside rounds"] = rest
-    total = math.fsum(spent.values())
-    return tuple(TimeShare(phase, seconds, seconds / total) for phase, seconds in spent.items() if total > 0)
+    rest = (run.seconds or 0.0) - inside
+    more = {"outside rounds": rest} if rest > 0.01 * inside > 0 else {}
+    return spent | more if inside > 0 else {}
 
 
 def _span(steps: Iterable[float]) -> tuple[float, float]:

@@ -5,23 +5,16 @@ Everything is computed from a :class:`hdet.report.data.RunData`; the page and th
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from statistics import geometric_mean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hdet.report import numbers as say
-from hdet.report.data import WORDS, RunData, journal_in, kind_of
-from hdet.report.series import time_shares
+from hdet.report.data import RunData, journal_in, kind_of
+from hdet.report.series import seconds_by_phase
 from hdet.search.reporting import NEW_CYCLE, REPLAYS
-
-_MOVED = math.log(1.01)
-"""How far the logarithm of a value must change before it counts as moved."""
-_APART = math.log(1.05)
-"""How far the logarithm of a group's change must differ from the common one before the group is named."""
 
 CURE = "Do not use the rate of this run. Fix that first, as the run's warning says, and train again."
 
@@ -39,16 +32,9 @@ class Movement(NamedTuple):
         return kind_of(self.knob) == "lr"
 
     @property
-    def factor(self) -> float | None:
-        """The last value divided by the first; None if that is 0."""
-        return self.end / self.start if self.start else None
-
-    @property
     def moved(self) -> bool:
-        """Whether the two differ beyond rounding."""
-        if self.start * self.end <= 0:
-            return self.start != self.end
-        return abs(math.log(self.end / self.start)) >= _MOVED
+        """Whether the two differ by more than a hundredth."""
+        return not math.isclose(self.start, self.end, rel_tol=0.01)
 
 
 class Ending(NamedTuple):
@@ -57,14 +43,6 @@ class Ending(NamedTuple):
     loss: float | None
     words: str
     """Which loss it is."""
-
-
-class Tile(NamedTuple):
-    """A number at the top of the page."""
-
-    label: str
-    value: str
-    note: str
 
 
 def movements(run: RunData) -> tuple[Movement, ...]:
@@ -90,18 +68,10 @@ def _movement(run: RunData, g: int) -> Movement | None:
 
 def _given_rate(run: RunData, g: int) -> float | None:
     """The rate that the user gave: the peak, which a run that ended early has not reached; of a search, the guess."""
-    names = ("guess", "max_lr") if run.searched else ("max_lr",)
-    known = [given for name in names if (given := run.arguments.get(name)) is not None]
-    given = known[0] if known and kind_of(run.knobs[g]) == "lr" else None
+    given = run.arguments.get("guess" if run.searched else "max_lr") if kind_of(run.knobs[g]) == "lr" else None
     if isinstance(given, list):
         given = given[g] if g < len(given) else None
     return say.finite(given)
-
-
-def fixed_rate(run: RunData) -> float | None:
-    """The peak rate that a run with a plain scheduler was given."""
-    arguments = run.summary.arguments
-    return say.finite(arguments.get("lr")) if arguments.get("method") == "none" else None
 
 
 def base_movement(run: RunData) -> Movement | None:
@@ -109,16 +79,17 @@ def base_movement(run: RunData) -> Movement | None:
     found = [m for m in movements(run) if m.is_rate and m.start > 0 and m.end > 0]
     found = found[:1] if run.searched else found
     if not found:
-        fixed = None if run.rounds else fixed_rate(run)
+        given = run.arguments
+        fixed = say.finite(given.get("lr")) if given.get("method") == "none" and not run.rounds else None
         return None if fixed is None else Movement("base rate", fixed, fixed)
     return Movement("base rate", geometric_mean(m.start for m in found), geometric_mean(m.end for m in found))
 
 
 def ending(run: RunData) -> Ending:
     """The final loss of ``run.json``; without one, the last of the curve, or the mean of the last round."""
-    if "loss" in run.summary.final:
+    if "loss" in run.final:
         validated = any(value is not None for value in run.curve.validation)
-        return Ending(run.summary.final["loss"], "final validation loss" if validated else "final loss")
+        return Ending(run.final["loss"], "final validation loss" if validated else "final loss")
     for values, words in ((run.curve.validation, "last validation loss"), (run.curve.train, "last train loss")):
         known = [value for value in values if value is not None]
         if known:
@@ -128,9 +99,9 @@ def ending(run: RunData) -> Ending:
 
 
 def verdict(run: RunData) -> str:
-    """One sentence: how the rate moved, which groups differ, and the last loss."""
-    parts = [*_rate_words(run), *_stopped(run), *_group_words(run), *_other_words(run), *_loss_words(run)]
-    if run.summary.crashed:
+    """One sentence: how the rates moved, and the last loss."""
+    parts = [*_rate_words(run), *_stopped(run), *_other_words(run), *_loss_words(run)]
+    if run.crashed:
         steps = [*(r.step for r in run.rounds), *map(int, run.curve.steps[-1:])]
         parts.insert(0, f"crashed after step {max(steps)}" if steps else "crashed")
     text = "; ".join(parts) if parts else "no round has ended yet"
@@ -146,11 +117,9 @@ def _rate_words(run: RunData) -> list[str]:
     if not base.moved:
         return [f"peak rate stayed at {say.rate(base.start)} over {rounds}"]
     start, end = say.rates(base.start, base.end)
-    if run.searched:
-        start, end = _listed(run, "start", start), _listed(run, "end", end)
-    if run.decays_by_itself:
-        return [f"base rate moved from {start} to {end} in {rounds}, its decay included"]
-    return [f"peak rate moved from {start} to {end} in {rounds}"]
+    start, end = _listed(run, "start", start), _listed(run, "end", end)
+    what, more = ("base rate", ", its decay included") if run.decays_by_itself else ("peak rate", "")
+    return [f"{what} moved from {start} to {end} in {rounds}{more}"]
 
 
 def _stopped(run: RunData) -> list[str]:
@@ -159,85 +128,26 @@ def _stopped(run: RunData) -> list[str]:
     return [f"the search has {status}"] if status and status.startswith("stopped") else []
 
 
-def _group_words(run: RunData) -> list[str]:
-    """Groups whose rate moved unlike the common one, the furthest first."""
-    found, base = [m for m in movements(run) if m.is_rate and m.factor], base_movement(run)
-    if base is None or not base.factor or len(found) < 2:
-        return []
-    ratios = [(_inside(m.knob), (m.factor or 1.0) / base.factor) for m in found]
-    apart = [one for one in ratios if abs(math.log(one[1])) >= _APART]
-    apart.sort(key=lambda one: -abs(math.log(one[1])))
-    more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
-    return [", ".join(f"{name} {say.factor(ratio)}" for name, ratio in apart[:4]) + more] if apart else []
-
-
-def _inside(knob: str) -> str:
-    """``embedding`` of ``lr[embedding]``; ``lr[0]`` stays, since a number alone says too little."""
-    name = knob.partition("[")[2].removesuffix("]")
-    return name if name and not name.isdigit() else knob
-
-
 def _other_words(run: RunData) -> list[str]:
     others = [m for m in movements(run) if not m.is_rate and m.moved]
-    words = ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others[:3]]
-    return words + ([f"{len(others) - 3} more knobs moved"] if len(others) > 3 else [])
+    return ["{} from {} to {}".format(m.knob, *say.rates(m.start, m.end)) for m in others]
 
 
 def _loss_words(run: RunData) -> list[str]:
     end = ending(run)
     if end.loss is None:
-        return [f"{end.words} not finite"] if "loss" in run.summary.final else []
+        return [f"{end.words} not finite"] if "loss" in run.final else []
     return [f"{end.words} {say.loss(end.loss)}"]
 
 
 def compared(runs: Sequence[RunData]) -> str:
     """Which run ended lowest, in one sentence."""
-    ranked = [(run.name, say.loss(ending(run).loss)) for run in sorted(runs, key=_rank) if not _rank(run)[0]]
-    if not ranked:
+    best = min(runs, key=_rank)
+    if _rank(best)[0]:
         return f"{len(runs)} runs, none of which has a final loss."
-    (name, loss), *others = ranked
-    text = f"{name} ended lowest, at {loss}"
-    text += f"; then {', '.join(map(' '.join, others[:3]))}" if others else ""
-    text += f" and {len(others) - 3} more" if len(others) > 3 else ""
-    crashed = ", ".join(run.name for run in runs if run.summary.crashed)
+    text = f"{best.name} ended lowest, at {say.loss(ending(best).loss)}"
+    crashed = ", ".join(run.name for run in runs if run.crashed)
     return f"{text}; crashed: {crashed}." if crashed else f"{text}."
-
-
-def tiles(run: RunData) -> tuple[Tile, ...]:
-    """The four numbers at the top: rate, loss, rounds, time."""
-    base, end, spent = base_movement(run), ending(run), time_shares(run)
-    note = end.words.removeprefix("final ") if end.loss is not None else "no finite loss"
-    total = run.summary.seconds or math.fsum(s.seconds for s in spent)
-    training = next((s.share for s in spent if s.phase == "train"), None)
-    return (
-        Tile("Base rate" if run.decays_by_itself else "Peak rate", *_rate_words_short(base)),
-        Tile("Final loss", say.loss(end.loss), note),
-        Tile("Rounds", str(len(run.rounds)), _rounds_note(run)),
-        Tile("Time", say.seconds(total or None), f"{say.percent(training)} training" if training is not None else ""),
-    )
-
-
-def _rate_words_short(base: Movement | None) -> tuple[str, str]:
-    if base is None:
-        return say.NOTHING, "no learning rate in the journal"
-    if not base.moved:
-        return say.rate(base.end), "as given, did not move"
-    start, end = say.rates(base.start, base.end)
-    return end, f"from {start}, {say.factor(base.factor)}"
-
-
-def _rounds_note(run: RunData) -> str:
-    """How often a search has raised the rate and rolled back, or what the controller has said how often."""
-    if not run.rounds:
-        return "none has ended" if fixed_rate(run) is None else "a fixed schedule has none"
-    if run.searched:
-        raised = sum((b or 0.0) > (a or 0.0) for a, b in itertools.pairwise(r.learned[0] for r in run.rounds))
-        back = sum(r.rolled_back_to is not None for r in run.rounds)
-        return f"rate raised in {raised}" + (f", rolled back in {back}" if back else "")
-    knobs = run.rates or range(len(run.knobs))
-    counts = Counter(slope.word for r in run.rounds for g in knobs if (slope := r.slopes[g]))
-    words = ", ".join(f"{counts[word]} {word}" for word in WORDS if counts[word])
-    return f"{words}{f' in {len(run.rates)} groups' if len(run.rates) > 1 else ''}" if words else "nothing was said"
 
 
 class Advice(NamedTuple):
@@ -266,14 +176,12 @@ class Warned(NamedTuple):
 def advice(run: RunData) -> Advice | None:
     """How to use the found rate; None if nothing was learned, or if it must not be used."""
     base = base_movement(run)
-    if base is None or not run.rounds or run.summary.crashed or warned(run) or _stopped(run):
+    if base is None or not run.rounds or run.crashed or warned(run) or _stopped(run):
         return None
     path = json.dumps(str(journal_in(run.path)), ensure_ascii=False)
     again = f"hdet.schedule_from({path}, optimizer)", REPLAYS
-    known = run.total_steps is not None or not (
-        run.searched and "total_steps" in run.arguments
-    )  # otherwise its length is unknown
-    so_far = "" if known and run.rounds[-1].step >= (run.total_steps or 0) else " so far"
+    length = run.arguments.get("total_steps", 0)  # None if it is unknown
+    so_far = "" if length is not None and run.rounds[-1].step >= length else " so far"
     peaks = _listed(run, "end", say.rate(base.end))
     found = f"{'Found' if base.moved else 'Stayed at'} {peaks}{so_far}."
     if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # it takes no peak
@@ -281,10 +189,10 @@ def advice(run: RunData) -> Advice | None:
     return Advice(found, ((f"max_lr={peaks}", NEW_CYCLE), again))
 
 
-def _listed(run: RunData, which: Literal["start", "end"], one: str) -> str:
-    """The rates of all parameter groups; ``one`` if they do not differ."""
+def _listed(run: RunData, which: str, one: str) -> str:
+    """The rates of all parameter groups at the "start" or "end"; ``one`` if they do not differ."""
     found = [say.rate(getattr(move, which)) for move in movements(run) if move.is_rate]
-    return one if len(set(found)) == 1 else f"[{', '.join(found)}]"
+    return one if len(set(found)) <= 1 else f"[{', '.join(found)}]"
 
 
 def warned(run: RunData) -> tuple[Warned, ...]:
@@ -315,8 +223,8 @@ def table_of(runs: Sequence[RunData]) -> Table:
 
 def _row(run: RunData) -> tuple[str, ...]:
     base, end = base_movement(run), ending(run)
-    total = run.summary.seconds or sum(one.seconds for one in time_shares(run)) or None
-    loss = "crashed" if run.summary.crashed else say.loss(end.loss)
+    total = run.seconds or sum(seconds_by_phase(run).values()) or None
+    loss = "crashed" if run.crashed else say.loss(end.loss)
     start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
     return (run.name, loss, start, found if run.rounds else "fixed", str(len(run.rounds)), say.seconds(total))
 
@@ -324,4 +232,4 @@ def _row(run: RunData) -> tuple[str, ...]:
 def _rank(run: RunData) -> tuple[bool, float]:
     """For sorting: whether the run has no final loss, and its loss."""
     loss = ending(run).loss
-    return (run.summary.crashed or loss is None, loss if loss is not None else 0.0)
+    return (run.crashed or loss is None, loss if loss is not None else 0.0)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hdet.journal.writer import round_record
-from hdet.ranks.agreement import Agreement
 from hdet.search.gathering import Gathered
 from hdet.search.memory import Memory
 from hdet.search.rule import Decision, Evidence
@@ -36,21 +34,19 @@ def record_of(
     (base, new_base), (then, now), knobs = map(list, bases), schedules, len(bases[0])
     finite = [loss for loss in gathered.losses if math.isfinite(loss)]
     loss = math.fsum(finite) / len(finite) if finite else math.nan
-    record = round_record(
-        k=memory.rounds,
-        step=evidence.span[1],
-        roll=Agreement.alone()._replace(losses=[loss], signals=[loss], has_losses=gathered.has_losses),
-        base=base,
-        values=[base],
-        multipliers=[[1.0] * knobs],
-        learned=[decision.state.peak_factor] * knobs,
-        new_base=new_base,
-        divergence=[0.0],
-        seconds=seconds,
-    )
+    model = {"loss": loss if gathered.has_losses else None, "signal": loss, "values": base}
     status, why = memory.status
     return {
-        **record,
+        "kind": "round",
+        "round": memory.rounds,
+        "step": evidence.span[1],
+        "replicas": [{**model, "multipliers": [1.0] * knobs, "divergence": 0.0}],
+        "excluded": [],
+        **dict.fromkeys(("weights", "delta", "velocity", "error")),  # there is no controller
+        "learned": [decision.state.peak_factor] * knobs,
+        "base_before": base,
+        "base": new_base,
+        "seconds": seconds,
         "shape": now,
         "estimated_rate": math.exp(evidence.estimated_level) * then[lead],
         "found": memory.rate,
