@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -55,12 +55,9 @@ class WithRun:
     """What ``hdet.OneCycleLR``, ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common."""
 
     optimizer: Optimizer
+    last_epoch: int
+    """The step that the schedule is at, as torch calls it."""
     _run: Run
-
-    @property
-    def _now(self) -> int:
-        """The step that the schedule is at."""
-        raise NotImplementedError
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss of this rank towards the round, for frameworks that call ``step()`` without one.
@@ -74,13 +71,11 @@ class WithRun:
 
         Replicas average their weights. In a search all ranks hold the same weights, and only buffers are averaged.
         """
-        self._run.converge(self.optimizer, self._now)
+        self._run.converge(self.optimizer, self.last_epoch)
 
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
+    def consensus(self) -> AbstractContextManager[None]:
         """What :meth:`converge` averages is averaged inside, and each rank's own afterwards, also after an exception.
 
         For evaluating and saving inside a round. Holds one copy of the weights meanwhile. A collective.
         """
-        with self._run.consensus(self.optimizer, self._now):
-            yield
+        return self._run.consensus(self.optimizer, self.last_epoch)
