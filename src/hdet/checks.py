@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from types import FrameType
 from typing import Any
 
-from hdet.errors import ArgumentError
+from hdet.errors import ArgumentError, HdetError
 
 _LONGEST = 200
 STATE_VERSION = 7
@@ -132,10 +132,10 @@ def warn_unless_by_steps() -> None:
 
 @contextmanager
 def reading(what: str, cure: str = _CURE) -> Iterator[None]:
-    """Inside, a state is read before anything is changed: any error becomes one that says what to do."""
+    """Inside, a state is read: any error becomes one that says what to do."""
     try:
         yield
-    except ArgumentError:
+    except HdetError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(f"{what} does not fit ({type(error).__name__}: {error}); {cure}") from error

@@ -112,8 +112,8 @@ def test_an_optimizers_own_state_is_taken(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("of", "into", "words"),
     [
-        ("Adam", "NAdam", r"does not fit a NAdam, which it is here \(KeyError: 'mu_product'\)"),
-        ("momentum", "Adam", r"does not fit a Adam.*KeyError: 'step'"),
+        ("Adam", "NAdam", r"does not fit \(KeyError: 'mu_product'\)"),
+        ("momentum", "Adam", r"does not fit.*KeyError: 'step'"),
     ],
 )
 def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, of: str, into: str, words: str) -> None:
@@ -155,8 +155,8 @@ def memory(content: dict[str, Any], parameter: int = 0) -> dict[str, Any]:
 
 def test_states_that_are_none_of_an_optimizer(tmp_path: Path) -> None:
     changes: dict[str, Callable[[dict[str, Any]], object]] = {
-        r"does not fit a Adam, which it is here \(\w+Error": lambda c: c["states"]["optimizer"].update(state=None),
-        r"does not fit a Adam.*\(TypeError": lambda c: c["states"]["optimizer"]["param_groups"][0].update(params=3),
+        r"does not fit \(\w+Error": lambda c: c["states"]["optimizer"].update(state=None),
+        r"does not fit.*\(TypeError": lambda c: c["states"]["optimizer"]["param_groups"][0].update(params=3),
     }
     for words, change in changes.items():
         path = rewritten(saved(tmp_path / "run.pt", OPTIMIZERS["Adam"]), change)
@@ -279,7 +279,7 @@ def test_an_optimizer_that_cannot_be_built_is_loaded_all_the_same(tmp_path: Path
     resumed = torch.optim.LBFGS(model.parameters(), 0.1)
     hdet.load(path, model=model, optimizer=resumed)
     assert snapshot(model=model, optimizer=resumed) == snapshot(model=whole, optimizer=optimizer)
-    refused(path, r"does not fit a Adam", model=model, optimizer=OPTIMIZERS["Adam"](model.parameters()))
+    refused(path, r"does not fit", model=model, optimizer=OPTIMIZERS["Adam"](model.parameters()))
 
 
 class Wrapper(torch.optim.SGD):
@@ -314,7 +314,7 @@ def test_what_was_loaded_is_put_back(tmp_path: Path) -> None:
     before = snapshot(**parts)
     with pytest.raises(
         hdet.ArgumentError,
-        match=r"the checkpoint's state of 'optimizer' does not fit a Own, which it is here \(KeyError: 'mu_product'\); "
+        match=r"the checkpoint's state of 'optimizer' does not fit \(KeyError: 'mu_product'\); "
         "build the parts as they were",
     ):
         hdet.load(path, **parts)
@@ -350,9 +350,9 @@ def test_a_scaler_and_schedulers_of_torch(tmp_path: Path) -> None:
 
     parts = {"model": model, "scheduler": sequence(), "scaler": torch.amp.GradScaler("cpu")}
     changes: dict[str, Callable[[dict[str, Any]], object]] = {
-        r"'scaler' does not fit a GradScaler.*\(KeyError": lambda s: s["scaler"].pop("growth_factor"),
-        "'scaler' does not fit a GradScaler": lambda s: s.update(scaler=[1]),
-        "'scheduler' does not fit a SequentialLR": lambda s: s["scheduler"].update(_schedulers=[3, 4]),
+        r"'scaler' does not fit.*\(KeyError": lambda s: s["scaler"].pop("growth_factor"),
+        "'scaler' does not fit": lambda s: s.update(scaler=[1]),
+        "'scheduler' does not fit": lambda s: s["scheduler"].update(_schedulers=[3, 4]),
     }
     for words, change in changes.items():
         hdet.save(path, **parts)

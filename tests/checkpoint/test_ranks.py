@@ -136,8 +136,8 @@ def test_an_error_of_one_rank_is_everybodys(tmp_path: Path) -> None:
     assert second[1].startswith("ArgumentError: keep must be an integer, at least 1")
     assert first[1].startswith("CheckpointError: rank 1: keep must be")
     for said in (first, second):
-        assert "the checkpoint's state of 'model' does not fit a Linear, which it is here (RuntimeError" in said[2]
-        assert "the checkpoint's state of 'model' does not fit a Linear" in said[3]
+        assert "the checkpoint's state of 'model' does not fit (RuntimeError" in said[2]
+        assert "the checkpoint's state of 'model' does not fit" in said[3]
         assert "torch.distributed.checkpoint" in said[4]
         assert "torch.distributed.checkpoint" in said[5]
     assert first[4].startswith("ShardedParametersError: the part 'model' is sharded over the ranks")

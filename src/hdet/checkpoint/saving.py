@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
-from hdet.checks import must_count, shown
+from hdet.checks import must_count, reading, shown
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
 from hdet.ranks.group import ReplicaGroup, arriving, connect, find_replica_index
@@ -232,6 +232,7 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
     file = found.file
     _refuse_another(found)
     content = read(file)
+    _refuse_another(found)  # torch opens it twice: it may have been replaced meanwhile
     if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
         raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
     states, searches = content["states"], content["searches"]
@@ -284,15 +285,8 @@ def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: di
     in_turn = sorted(parts.items(), key=lambda pair: _turn(pair[1]))
     before.update({name: _kept(name, part) for name, part in in_turn})
     for name, part in in_turn:
-        try:
+        with reading(f"the checkpoint's state of {name!r}", "build the parts as they were when they were saved"):
             part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
-        except HdetError:
-            raise
-        except Exception as error:
-            raise ArgumentError(
-                f"the checkpoint's state of {name!r} does not fit a {type(part).__name__}, which it is here "
-                f"({type(error).__name__}: {error}); build the parts as they were when they were saved"
-            ) from error
         for inside, scheduler in _searches({name: part}).items():
             scheduler.load_search_state_dict(content["searches"].get(inside, {}))
 

@@ -1,4 +1,4 @@
-"""Loading the state of a scheduler: whether it fits, what the user is told, and the rates of a loaded optimizer.
+"""Loading the state of a scheduler: whether it fits, and what the user is told.
 
 A state is refused before anything is changed. torch itself loads any dict without checking it.
 """
@@ -6,9 +6,8 @@ A state is refused before anything is changed. torch itself loads any dict witho
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-from weakref import WeakSet, ref
+from collections.abc import Mapping
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -16,13 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.checks import shown, users_level
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.ranks.group import ReplicaIndex
-from hdet.schedulers.run import Run
 
-Face = TypeVar("Face")
 NEEDED = {"total_steps", "last_epoch", "base_lrs", "_last_lr", "_step_count"}
 """Keys of a state of torch's OneCycleLR, in every version."""
-_watching: WeakSet[Any] = WeakSet()
-"""Schedulers that hear of it when their optimizer is loaded."""
 _SHOWN = 8
 
 
@@ -37,27 +32,6 @@ def tell_another_length(mine: int | None, theirs: int | None, replica_index: Rep
             ResumeWarning,
             stacklevel=users_level(),
         )
-
-
-def watch_loading(optimizer: Optimizer, face: Face, run: Run, rewrite: Callable[[Face], None]) -> None:
-    """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the scheduler.
-
-    An optimizer's checkpoint brings rank 0's values. The hook holds the scheduler weakly: no reference cycle.
-    """
-    if face in _watching:
-        return
-    held, own = ref(face), ref(run)
-
-    def after_load(_: Optimizer) -> None:
-        found, mine = held(), own()
-        if found is not None and mine is not None and mine.is_just_loaded:
-            rewrite(found)
-
-    try:
-        optimizer.register_load_state_dict_post_hook(after_load)
-    except AttributeError:  # a framework's wrapper that has no hooks: the next step() writes the values
-        return
-    _watching.add(face)
 
 
 def refuse_foreign(state: Any, needed: set[str], own: str, expected: str) -> None:

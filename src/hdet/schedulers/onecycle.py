@@ -15,7 +15,7 @@ from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.ranks.group import Group, ReplicaIndex
 from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
-from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_other_groups, tell_another_length, watch_loading
+from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_other_groups, tell_another_length
 from hdet.schedulers.onecycle_ensemble import replicas_of
 from hdet.schedulers.plan import ANNEALINGS, Plan, phase_at, take_in
 from hdet.schedulers.run import Run
@@ -340,7 +340,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         if ours["owns_rates"]:
             self._write(rates)
-            watch_loading(self.optimizer, self, self._run, OneCycleLR._write_again)
+            self._watch_loading()
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
 

@@ -67,10 +67,6 @@ class OnSchedule(WithRun):
         self._counts = group_counts(optimizer)
         run.begin(optimizer)
 
-    def _write_again(self) -> None:
-        """Write the values of this step into the optimizer, and wherever else they act."""
-        raise NotImplementedError
-
     def _take_in_new_groups(self) -> None:
         """Groups that were added to the optimizer follow the schedule from the next step on."""
         raise NotImplementedError
@@ -145,4 +141,4 @@ class OnSchedule(WithRun):
         self._plain, self._coming = [copy_rate(lr) for lr in state_dict["plain_lrs"]], None
         self._run.load(state_dict["hdet"], state_dict["total_steps"], self.last_epoch)
         self._write_again()
-        loading.watch_loading(self.optimizer, self, self._run, type(self)._write_again)
+        self._watch_loading()

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hdet.checks import must_be, must_count
+from hdet.journal import Journals
 from hdet.parameters import Rate, parts_of, with_added
-from hdet.schedulers.arguments import CommonArguments, rate_names
+from hdet.ranks.group import Group
+from hdet.schedulers.arguments import CommonArguments, check_common, rate_names
 from hdet.schedulers.peak import Peak, peak_of
-from hdet.schedulers.plain_rates import OnSchedule, Schedule
+from hdet.schedulers.plain_rates import OnSchedule, check_schedule_of
 from hdet.schedulers.plan import LengthError
-from hdet.schedulers.search_arguments import WithSearch, search_of
+from hdet.schedulers.search_arguments import WithSearch, check_search, search_of
 from hdet.search.search import Search
 
 _RISE = 0.1
@@ -24,6 +27,18 @@ schedule)."""
 def guesses_of(optimizer: Optimizer) -> list[float]:
     """The rates that a schedule was built on, or will be built on."""
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+
+
+def schedules_of(parts: Sequence[Optimizer], schedule: Any) -> list[Any]:
+    """The schedule of each optimizer: the one that was given, or those that the given function makes."""
+    is_made = callable(getattr(schedule, "step", None))
+    rule = "a scheduler of the optimizer, or a function from an optimizer to its scheduler, which several need"
+    cure = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
+    must_be(rule, len(parts) == 1 if is_made else callable(schedule), cure, schedule=schedule)
+    made = [schedule] if is_made else [schedule(part) for part in parts]
+    for part, own in zip(parts, made, strict=True):
+        check_schedule_of(part, own)
+    return made
 
 
 class AllSchedules:
@@ -59,24 +74,31 @@ class ScheduledSearch(OnSchedule, WithSearch):
     def __init__(
         self,
         optimizer: Optimizer,
-        schedule: Schedule,
+        schedule: Any,
         total_steps: int,
         every: int,
-        common: CommonArguments,
         *,
-        rollback: bool,
-        highest: Any,
+        group: Group = None,
+        model: nn.Module | None = None,
+        journal: Journals = None,
+        rollback: bool = True,
+        highest: Any = None,
     ) -> None:
+        total_steps = must_count(1, "count optimizer steps", total_steps=total_steps)
+        every = must_count(1, "leave it out for 1", high=total_steps, schedule_every=every)
+        common = CommonArguments(group, model, journal)
+        check_common(common, optimizer)
+        check_search(optimizer, common, guesses_of(optimizer), highest)  # before a schedule writes
+        parts = parts_of(optimizer)
+        schedules = schedules_of(parts, schedule)
         guesses = guesses_of(optimizer)
         lead = min(g for g, guess in enumerate(guesses) if guess > 0)
-        schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
-        kind = type(schedules[0]).__name__
-        self._peak = peak_of(list(zip(parts_of(optimizer), schedules, strict=True)), total_steps, every, lead)
+        self._peak = peak_of(list(zip(parts, schedules, strict=True)), total_steps, every, lead)
         alike = {"the schedule's peak": repr(tuple(self._peak))}
         told = {
             "max_lr": "auto",
             "guess": guesses,
-            "schedule": kind,
+            "schedule": type(schedules[0]).__name__,
             "schedule_every": every,
             "rollback": rollback,
             "highest": highest,
@@ -84,7 +106,7 @@ class ScheduledSearch(OnSchedule, WithSearch):
         }
         run = search_of(optimizer, common, guesses, total_steps, told, alike, rollback=rollback, highest=highest)
         self.search, self._every = run, every
-        super().__init__(optimizer, schedule, run)
+        super().__init__(optimizer, schedules[0] if len(schedules) == 1 else AllSchedules(schedules), run)
         self._write_again()
 
     # -- the loop -----------------------------------------------------------------------------------------------------

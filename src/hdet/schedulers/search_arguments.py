@@ -118,7 +118,6 @@ def searched(
     steps = rehearsed(optimizer, schedule).total_steps
     if not (auto_lr and steps >= DEFAULT.min_steps) and {"momentum", "betas"} & set(optimizer.defaults):
         schedule["cycle_momentum"] = cycled  # a search gains nothing by it, and torch refuses it for Adagrad
-        rehearsed(optimizer, schedule)
     length, more = steps if has_end else None, {name: given[name] for name in ("rollback", "highest")}
     known = {name: value for name, value in schedule.items() if has_end or name not in _PARTS}
     told = told_of({**known, "max_lr": "auto", "guess": guesses, "auto_lr": auto_lr, **more}) | {"total_steps": length}

@@ -9,14 +9,12 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.checks import must_be, must_count
+from hdet.checks import must_be
 from hdet.errors import ArgumentError
-from hdet.parameters import hook_steps, parts_of, stands_still, unwrapped
-from hdet.schedulers.arguments import CommonArguments, check_common
+from hdet.parameters import hook_steps, stands_still, unwrapped
 from hdet.schedulers.onecycle import OneCycleLR
-from hdet.schedulers.plain_rates import Schedule, check_schedule_of
-from hdet.schedulers.scheduled import AllSchedules, ScheduledSearch, guesses_of
-from hdet.schedulers.search_arguments import check_search
+from hdet.schedulers.plain_rates import Schedule
+from hdet.schedulers.scheduled import ScheduledSearch
 
 Arguments: TypeAlias = tuple[Any, ...]
 Keywords: TypeAlias = dict[str, Any]
@@ -67,7 +65,7 @@ def auto(
     found = _optimizers(optimizers)
     one = found[0] if len(found) == 1 else CombinedOptimizer(found)
     if schedule is not None:
-        return _scheduled(one, schedule, total_steps, schedule_every, **more)
+        return ScheduledSearch(one, schedule, total_steps, schedule_every, **more)  # type: ignore[arg-type]  # checked
     must_be("1 without schedule=", schedule_every == 1, "leave it out", schedule_every=schedule_every)
     more.setdefault("cycle_momentum", False)
     return OneCycleLR(one, "auto", total_steps=total_steps, **more)
@@ -81,35 +79,6 @@ def _optimizers(optimizers: Any) -> list[Optimizer]:
     rule, cure = "an optimizer of torch or some of them", "for instance hdet.auto([muon, adamw], ...)"
     must_be(rule, fits, cure, optimizers=optimizers)
     return found
-
-
-def _scheduled(
-    optimizer: Optimizer,
-    schedule: Any,
-    total_steps: Any,
-    every: Any,
-    *,
-    group: Any = None,
-    model: Any = None,
-    journal: Any = None,
-    rollback: bool = True,
-    highest: Any = None,
-) -> ScheduledSearch:
-    """A search on the user's own schedule. Raises before a schedule is made."""
-    total_steps = must_count(1, "count optimizer steps", total_steps=total_steps)
-    every = must_count(1, "leave it out for 1", high=total_steps, schedule_every=every)
-    common = CommonArguments(group, model, journal)
-    check_common(common, optimizer)
-    check_search(optimizer, common, guesses_of(optimizer), highest)  # before a schedule writes
-    parts, is_made = parts_of(optimizer), callable(getattr(schedule, "step", None))
-    rule = "a scheduler of the optimizer, or a function from an optimizer to its scheduler, which several need"
-    cure = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
-    must_be(rule, len(parts) == 1 if is_made else callable(schedule), cure, schedule=schedule)
-    made = [schedule] if is_made else [schedule(part) for part in parts]
-    for part, own in zip(parts, made, strict=True):
-        check_schedule_of(part, own)
-    whole = made[0] if len(made) == 1 else AllSchedules(made)
-    return ScheduledSearch(optimizer, whole, total_steps, every, common, rollback=rollback, highest=highest)
 
 
 class CombinedOptimizer(Optimizer):
