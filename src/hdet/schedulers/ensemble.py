@@ -221,7 +221,7 @@ def flat_knobs(knobs: Any) -> list[Knob]:
     flat = [knob for item in rows for knob in (item if isinstance(item, (list, tuple)) else [item])]
     fits = isinstance(knobs, Iterable) and all(isinstance(knob, Knob) for knob in flat)
     cure = "for instance knobs=[hdet.knobs.lr(optimizer)]"
-    must_be("a list of what hdet.knobs.* have made", fits, cure, knobs=knobs)
+    must_be("a list of knobs made by hdet.knobs.*", fits, cure, knobs=knobs)
     return flat
 
 
