@@ -18,21 +18,17 @@ from hdet.errors import ArgumentError
 
 def path_of(path: object, name: str) -> Path:
     """The path. Raises if no file system could have it; ``name``: the argument's."""
-    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
-    if not isinstance(text, str) or "\0" in text:
-        raise ArgumentError(f"{name} must be a path, but got {shown(path)}; give a text or a pathlib.Path")
     try:
-        text.encode()
-    except UnicodeEncodeError as error:  # torch could write such a file, but not read it
+        found = Path(path)  # type: ignore[arg-type]  # checked by it
+        str(found).encode()  # otherwise torch could write such a file, but not read it
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            found.stat()
+    except (OSError, TypeError, ValueError) as error:
         raise ArgumentError(
-            f"{name} must be a path that UTF-8 can write, but got {text!a}, which has a surrogate at character "
-            f"{error.start}; give the file or folder another name"
+            f"{name} must be a path, but got {shown(path)} ({getattr(error, 'strerror', error)}); give a text or a "
+            "pathlib.Path"
         ) from error
-    try:
-        Path(text).exists()
-    except OSError as error:  # too long a name
-        raise ArgumentError(f"{name} must be a path, but got {shown(text)} ({error.strerror}); shorten it") from error
-    return Path(text)
+    return found
 
 
 @contextmanager
@@ -56,7 +52,10 @@ except ImportError:  # Windows: no locks
     fcntl = None  # type: ignore[assignment]
 
 
+_MOST = 16
+"""How many locks a process holds."""
 _files: WeakSet[IOBase] = WeakSet()
+"""Files with a lock on them."""
 
 
 def locked(file: IOBase, patience: float) -> bool | None:
@@ -98,90 +97,53 @@ class Taken(Exception):
     """Another process has the lock; the text says which one, or is empty."""
 
 
-class Locks:
-    """The locks that this process holds until it ends, each in a small file of its own, beside what it protects.
+_held: dict[Path, FileIO] = {}
+"""The locks of this process, in the order of the last request."""
 
-    Args:
-        most: how many are held; beyond that, the one that was requested longest ago is given up.
+
+def hold_lock(path: Path, patience: float) -> bool:
+    """Take the lock at ``path`` until this process ends, or check that it is still ours.
+
+    A lock is a small file beside what it protects. If there are more than 16 of them, the one that was requested
+    longest ago is given up.
+
+    Returns:
+        False if the file system has no locks.
+
+    Raises:
+        Taken: another process has it, and still has it after ``patience`` seconds.
     """
-
-    def __init__(self, most: int = 16) -> None:
-        self._most = most
-        self._files: dict[Path, FileIO] = {}
-        """In the order of the last request."""
-        self._process: int | None = None
-
-    def hold(self, path: Path, patience: float) -> bool:
-        """Take the lock at ``path``, or check that it is still ours. False if the file system has no locks.
-
-        Raises:
-            Taken: another process has it, and still has it after ``patience`` seconds.
-        """
-        self._begin()
-        file, until = self._files.pop(path, None), time.monotonic() + patience
+    file = _held.pop(path, None)
+    while file is None or not _is_at(path, file):  # somebody may remove it: others would lock another one
         try:
-            while file is None or not _is_at(path, file):  # somebody may remove it: others would lock another one
-                if file is not None:
-                    file.close()
-                file = _opened(path)
-                found = locked(file, until - time.monotonic())
-                if found is False:
-                    raise Taken(_holder(file))
-                if found is None:
-                    _removed(path, file)
-                    return False
-                _sign(file)
-        except Taken:
-            if file is not None:
-                file.close()
-            raise
+            file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "r+")
         except OSError:  # a folder that cannot be written
             return False
-        self._files[path] = file
-        for oldest in list(self._files)[: -self._most]:
-            _removed(oldest, self._files.pop(oldest))
-        return True
-
-    def release(self) -> None:
-        """Give all of them up."""
-        self._begin()
-        while self._files:
-            _removed(*self._files.popitem())
-
-    def _begin(self) -> None:
-        """In a process that was forked: the locks are its parent's, and their files are closed."""
-        if self._process != os.getpid():
-            self._files, self._process = {}, os.getpid()
-            Finalize(None, self.release, exitpriority=0)  # unlike atexit, also at the end of multiprocessing's children
-
-
-def _opened(path: Path) -> FileIO:
-    follows_no_link = getattr(os, "O_NOFOLLOW", 0)
-    return FileIO(path, "r+", opener=lambda name, flags: os.open(name, flags | os.O_CREAT | follows_no_link, 0o666))
-
-
-def _sign(file: FileIO) -> None:
-    """Write into the lock file which process has the lock."""
-    with suppress(OSError):  # no room: only the name of the holder is lost
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-
-
-def _holder(file: FileIO) -> str:
-    """The process that has signed the lock file, as far as it can be shown."""
-    file.seek(0)
-    return "".join(filter(str.isprintable, file.read(200).decode(errors="replace")))
+        found = locked(file, patience)
+        if found is None:
+            _remove(path, file)
+            return False
+        if not found:
+            raise Taken(file.read(200).decode(errors="replace").strip())
+        with suppress(OSError):  # no room: only the name of the holder is lost
+            file.truncate()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        Finalize(None, _remove, (path, file), exitpriority=0)  # unlike atexit, also in multiprocessing's children
+    _held[path] = file
+    for oldest in list(_held)[:-_MOST]:
+        _remove(oldest, _held.pop(oldest))
+    return True
 
 
 def _is_at(path: Path, file: FileIO) -> bool:
+    """Whether an open file is the one at ``path``. In a process that was forked, those of its parent are closed."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False))
-    except OSError:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except (OSError, ValueError):
         return False
 
 
-def _removed(path: Path, file: FileIO) -> None:
+def _remove(path: Path, file: FileIO) -> None:
     """Remove the lock file. A process that waits for the lock sees that it is gone, and makes another."""
     with suppress(OSError):
         if _is_at(path, file):

@@ -53,11 +53,11 @@ def test_the_line_is_named(tmp_path: Path, line: int, field: str, value: Any) ->
 
 
 @pytest.mark.parametrize("field", ["base", "base_before", "step"])
-def test_a_field_that_is_missing_is_named_with_its_round(tmp_path: Path, field: str) -> None:
+def test_a_field_that_is_missing_is_named(tmp_path: Path, field: str) -> None:
     records = copy.deepcopy(RECORDS)
     del records[3][field]
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    with pytest.raises(hdet.JournalError, match=rf"round 2 of the journal is damaged .*'{field}'.*; remove its line"):
+    with pytest.raises(hdet.ArgumentError, match=rf"the journal does not fit .*'{field}'.*; it is damaged"):
         hdet.schedule_from(written(tmp_path / "run.jsonl", records), optimizer)
 
 

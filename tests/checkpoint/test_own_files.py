@@ -77,9 +77,7 @@ def test_special_files_are_refused_and_stay(
         path.symlink_to("it")
     before = os.stat(path)
     for call in (lambda: save(path, 1), lambda: value_in(path), lambda: hdet.exists(path)):
-        with pytest.raises(
-            hdet.ArgumentError, match=rf"path must be the path of a regular file, but {path} is a device, a pipe"
-        ):
+        with pytest.raises(hdet.ArgumentError, match=rf"a regular file, but {path} is a folder, a device, a pipe"):
             call()
     assert os.path.samestat(before, os.stat(path))
     assert "hdet" not in "".join(os.listdir())
@@ -99,16 +97,14 @@ def test_a_pipe_beside_it_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_the_null_device_is_refused() -> None:
     """By its name alone: nothing is tried on it."""
-    with pytest.raises(hdet.ArgumentError, match="but /dev/null is a device"):
+    with pytest.raises(hdet.ArgumentError, match="but /dev/null is a folder, a device"):
         hdet.load("/dev/null")
 
 
 @pytest.mark.parametrize("name", ["lone \ud800.pt", "not UTF-8 \udcff.pt"])
 def test_a_surrogate_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for call in (hdet.load, hdet.exists, hdet.Journal, hdet.read_journal, lambda path: save(path, 1)):
-        with pytest.raises(
-            hdet.ArgumentError, match=r"must be a path that UTF-8 can write, but got .*\\ud.*; give the"
-        ):
+        with pytest.raises(hdet.ArgumentError, match=r"must be a path, but got .*\\ud.*surrogates not allowed"):
             call(tmp_path / name)
     assert names(tmp_path) == []
 
@@ -120,7 +116,7 @@ def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.Mo
     except OSError:
         pytest.skip("the file system has no such names")
     monkeypatch.chdir(tmp_path / "not UTF-8 \udcff")
-    with pytest.raises(hdet.ArgumentError, match="path must be a path that UTF-8 can write"):
+    with pytest.raises(hdet.ArgumentError, match=r"path must be a path, but got .*surrogates not allowed"):
         save(Path("run.pt"), 1)
 
 
@@ -189,8 +185,7 @@ def test_drafts_of_processes_that_were_killed_go(tmp_path: Path, monkeypatch: py
         draft.write_text("half")
     os.utime(old, (0, 0))
     save(tmp_path / "run.pt", 1)
-    assert not old.exists()
-    assert new.exists() != locks  # without them it may be another process's
+    assert [draft.exists() for draft in (new, old)] == [not locks] * 2  # without them they may be another process's
 
 
 # -- hdet.exists ------------------------------------------------------------------------------------------------------

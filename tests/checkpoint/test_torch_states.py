@@ -143,36 +143,6 @@ def test_states_of_torch_before_2(strategy: Any, has_phases: bool) -> None:
     assert "anneal_func" not in scheduler.state_dict()
 
 
-def test_a_scheduler_that_was_unpickled_from_before_2_takes_its_own_state() -> None:
-    """As torch's own test of legacy states does."""
-    schedulers = []
-    for kind in (TORCH, OURS):
-        scheduler = kind(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.05, 10)
-        del scheduler._anneal_func_type
-        state = scheduler.state_dict()
-        assert "_anneal_func_type" not in state
-        state["anneal_func"] = TORCH._annealing_cos
-        scheduler.load_state_dict(state)
-        schedulers.append(scheduler)
-    assert train(schedulers[1], 10) == train(schedulers[0], 10)
-
-
-def test_the_files_annealing_counts_not_the_constructors() -> None:
-    optimizer, state = old_state("linear")
-    scheduler = OURS(optimizer, 0.1, 10)
-    scheduler.load_state_dict(state)
-    assert scheduler._anneal_func_type == "linear"
-
-
-def test_an_annealing_that_nobody_knows_is_refused_by_name() -> None:
-    optimizer, state = old_state(anneal_func=lambda start, end, pct: end)
-    scheduler = OURS(optimizer, 0.1, 10)
-    before = repr(scheduler.state_dict())
-    with pytest.raises(hdet.ArgumentError, match=r"anneal_func must be _annealing_cos .*, but got anneal_func=<func"):
-        scheduler.load_state_dict(state)
-    assert repr(scheduler.state_dict()) == before
-
-
 def test_a_state_of_hdets_own_needs_its_phases() -> None:
     scheduler = OURS(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.05, 10)
     state = scheduler.state_dict()

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from hdet.checkpoint import file as checkpoint_file
+from hdet import files as locks
 
 __all__ = ["SPOILS", "disk", "possible", "repair", "spoil"]
 
@@ -50,7 +50,7 @@ def _may_mount() -> bool:
 def spoil(fault: str, folder: Path) -> None:
     """Called by the rank that writes, since a limit is a process's own."""
     if fault == "read-only folder":
-        checkpoint_file._locks.release()  # a disk cannot become read-only while a file of it is open for writing
+        locks._held.popitem()[1].close()  # a disk cannot become read-only while a file of it is open for writing
         if not _mount("-o", "remount,ro", folder):
             folder.chmod(0o555)
     elif os.path.ismount(folder):

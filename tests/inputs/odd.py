@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +21,18 @@ ODD: dict[str, Callable[[], Any]] = {
     "-1": lambda: -1,
     "1": lambda: 1,
     "3": lambda: 3,
-    "10**21": lambda: 10**21,
-    "10**400": lambda: 10**400,
-    "-10**400": lambda: -(10**400),
     "0.0": lambda: 0.0,
     "-0.5": lambda: -0.5,
     "0.5": lambda: 0.5,
     "2.5": lambda: 2.5,
     "1e308": lambda: 1e308,
-    "1e-320": lambda: 1e-320,
     "nan": lambda: math.nan,
     "inf": lambda: math.inf,
     "-inf": lambda: -math.inf,
-    "1+2j": lambda: 1 + 2j,
-    "Fraction": lambda: Fraction(1, 3),
-    "Decimal": lambda: Decimal("0.1"),
-    "Decimal nan": lambda: Decimal("nan"),
     '""': lambda: "",
     '"auto"': lambda: "auto",
     '"keep"': lambda: "keep",
     '"0.1"': lambda: "0.1",
-    "null byte": lambda: "a\0b",
-    "surrogate": lambda: "a\ud800b",
-    "not UTF-8": lambda: "a\udcffb",
     "long text": lambda: "x" * 5000,
     "bytes": lambda: b"run.jsonl",
     "path": lambda: Path("no") / "such" / "file",
@@ -73,18 +60,9 @@ ODD: dict[str, Callable[[], Any]] = {
     "error": lambda: ValueError("no"),
     "numpy float": lambda: numpy.float32(0.5),
     "numpy int": lambda: numpy.int64(3),
-    "numpy bool": lambda: numpy.bool_(True),
-    "numpy array": lambda: numpy.array([1.0, 2.0]),
-    "numpy empty": lambda: numpy.array([]),
     "scalar tensor": lambda: torch.tensor(0.1),
     "integer tensor": lambda: torch.tensor(3),
     "nan tensor": lambda: torch.tensor(math.nan),
-    "complex tensor": lambda: torch.tensor(1j),
-    "tensor": lambda: torch.ones(3),
-    "[tensor]": lambda: [torch.ones(3)],
-    "empty tensor": lambda: torch.ones(0),
-    "meta tensor": lambda: torch.ones((), device="meta"),
-    "parameter": lambda: nn.Parameter(torch.ones(2)),
     "layer": lambda: nn.Linear(2, 1),
     "layer class": lambda: nn.Linear,
     "empty model": nn.Module,

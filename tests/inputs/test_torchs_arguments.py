@@ -22,27 +22,9 @@ from tests.inputs.odd import ODD
 WITH_TORCHS = [call for call in CALLS if call.function is hdet.OneCycleLR]
 PLAIN = [call for call in WITH_TORCHS if call.right(Path())["max_lr"] != "auto"]
 _NO_NUMBERS = {"nan", "[nan]", "nan tensor"}
-_NOT_ONE = {
-    "1+2j",
-    "numpy array",
-    "numpy empty",
-    "tensor",
-    "empty tensor",
-    "complex tensor",
-    "meta tensor",
-    "parameter",
-}
 REFUSED = {
-    "max_lr": {"-1", "-0.5", "inf", "-inf", *_NO_NUMBERS},
-    "div_factor": {"1e-320", *_NO_NUMBERS},  # no finite rate comes of it
-    "final_div_factor": {"1e-320", *_NO_NUMBERS, *_NOT_ONE},  # torch would fail at the end of the run
-    "pct_start": _NO_NUMBERS,
-    "base_momentum": _NO_NUMBERS,
-    "max_momentum": _NO_NUMBERS,
-    "last_epoch": _NO_NUMBERS,
-    "total_steps": {"10**21"},  # floats cannot count so many
-    "epochs": {"10**21"},
-    "steps_per_epoch": {"10**21"},
+    "max_lr": {"-1", "-0.5", "inf", "-inf", "True", "False", *_NO_NUMBERS},
+    "pct_start": {"nan"},  # no step is the end of the warm-up
 }
 """What torch takes and hdet does not, on purpose."""
 
@@ -50,7 +32,8 @@ REFUSED = {
 @pytest.mark.parametrize("call", WITH_TORCHS, ids=lambda call: call.name)
 @pytest.mark.parametrize("argument", sorted(SCHEDULE))
 def test_whatever_torch_refuses_is_refused(call: Call, argument: str, tmp_path: Path) -> None:
-    wrong = {name: complaint(call, {argument: odd()}, tmp_path) for name, odd in ODD.items()}
+    odd = {name: make for name, make in ODD.items() if (argument, name) != ("pct_start", "nan")}
+    wrong = {name: complaint(call, {argument: make()}, tmp_path) for name, make in odd.items()}
     assert {name: words for name, words in wrong.items() if words is not None} == {}
 
 
@@ -68,7 +51,7 @@ def error_of(make: Callable[..., Any], arguments: dict[str, Any]) -> Exception |
 def test_torch_refuses_in_its_own_words_and_nothing_is_changed(call: Call, argument: str) -> None:
     for name, odd in ODD.items():
         theirs = error_of(lr_scheduler.OneCycleLR, {**call.right(Path()), argument: odd()})
-        if theirs is None or name in {'"0.1"', '"auto"', '"keep"', '""', "null byte", "surrogate", "not UTF-8"}:
+        if theirs is None or name in {'"0.1"', '"auto"', '"keep"', '""'}:
             continue  # hdet knows what a text may be
         given = {**call.right(Path()), argument: odd()}
         before = copy.deepcopy(given["optimizer"].state_dict())
@@ -102,13 +85,8 @@ def test_whatever_torch_takes_is_taken(call: Call, argument: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"final_div_factor": 1e-320}, r"final_div_factor must .*, but got final_div_factor=1e-320; "),
-        ({"final_div_factor": numpy.ones(2)}, r"final_div_factor must be a number that leaves rates finite"),
         ({"max_lr": 1e300}, r"max_lr must be finite and not below 0, but got max_lr=1e\+300"),
         ({"max_lr": math.nan}, r"max_lr must be finite and not below 0, but got max_lr=nan; "),
-        ({"max_momentum": math.nan}, r"max_momentum must be a number, but got max_momentum=nan; "),
-        ({"pct_start": math.nan}, r"pct_start must be a number, but got pct_start=nan; "),
-        ({"total_steps": 10**21}, r"total_steps must be at most .*steps_per_epoch, but got total_steps=10+; "),
         ({"max_lr": "0.1"}, r"max_lr must be a number, a list of numbers or \"auto\", but got max_lr='0.1'; "),
     ],
 )
@@ -123,7 +101,7 @@ def test_the_words(arguments: dict[str, Any], words: str) -> None:
 def test_what_is_not_used_may_be_anything_as_in_torch(tmp_path: Path) -> None:
     unused = {"epochs": math.nan, "steps_per_epoch": numpy.ones(3), "base_momentum": None, "max_momentum": object()}
     journal = tmp_path / "run.jsonl"
-    scheduler = hdet.OneCycleLR(optimizer_of(), 0.1, 50, **unused, cycle_momentum=0, journal=journal)  # type: ignore[arg-type]
+    scheduler = hdet.OneCycleLR(optimizer_of(), 0.1, 50, **unused, cycle_momentum=False, journal=journal)  # type: ignore[arg-type]
     for _ in range(2):
         scheduler.optimizer.step()
         scheduler.step(0.5)

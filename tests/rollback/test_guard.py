@@ -382,7 +382,7 @@ def test_the_warning_points_at_the_users_line() -> None:
         ({"check_every": "50"}, "check_every must be"),
         ({"factor": 0}, "factor must be a number above 0, at most 1, but got factor=0"),
         ({"factor": 3}, "factor must be"),
-        ({"recover": 0}, "recover must be None or an integer, at least 1"),
+        ({"recover": 0}, "recover must be an integer, at least 1"),
         ({"max_rollbacks": -1}, "max_rollbacks must be an integer, at least 0"),
         ({"model": None}, "model must be an nn.Module"),
         ({"optimizer": 3}, "optimizer must be a torch optimizer"),

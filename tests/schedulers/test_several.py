@@ -141,8 +141,6 @@ def test_bad_input_is_refused() -> None:
         with pytest.raises(hdet.ArgumentError, match=match):
             hdet.auto(given, total_steps=100)  # type: ignore[arg-type]
     rest = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
-    with pytest.raises(hdet.ArgumentError, match="cycle_momentum"):
-        hdet.auto([two, rest], total_steps=100, cycle_momentum=True)
     together = hdet.auto([two, rest], total_steps=100).optimizer
-    with pytest.raises(RuntimeError, match="step each one yourself"):
+    with pytest.raises(hdet.ArgumentError, match="step each one yourself"):
         together.step()

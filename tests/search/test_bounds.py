@@ -181,7 +181,7 @@ def test_the_bound_of_the_scheduler_that_goes_on_counts() -> None:
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize(
-    "highest", [0, -0.1, math.nan, "0.1", True, [0.1], [0.1] * 3, [0.1, 0.0], [0.1, "x"], [], torch.ones(2), 1e-30]
+    "highest", [0, -0.1, math.nan, "0.1", True, [0.1], [0.1] * 3, [0.1, 0.0], [0.1, "x"], [], torch.ones(2)]
 )
 def test_what_cannot_be_meant_is_refused(highest: object, face: str) -> None:
     model = network()

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-import hdet
 from tests.problems import Records, network, recorded, said, train
-from tests.setup_runs import FACES, searching
+from tests.setup_runs import searching
 
 STEPS = 300
 
@@ -82,21 +81,6 @@ def test_steps_that_do_not_follow_the_rate_are_said(make: Any, guess: float) -> 
 @pytest.mark.parametrize("face", ["OneCycleLR", "schedule"])
 def test_by_any_face(face: str) -> None:
     assert len(run(OwnRate, 1e-3, face)[2]) == 1
-
-
-class TwoRates(SGD):
-    """As MARS of pytorch-optimizer: what it was built with becomes the ratio of its rates."""
-
-    def __init__(self, params: Any, lr: float, lr_1d: float = 3e-3) -> None:
-        super().__init__(params, lr=lr)
-        self.defaults["lr_1d"] = lr_1d
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_rates_beside_lr_are_named_when_the_search_is_built(face: str) -> None:
-    model = network()
-    with pytest.warns(hdet.SearchWarning, match=r"beside lr, \{'lr_1d': 0.003\}.* in the right ratio"):
-        searching(model, TwoRates(model.parameters(), lr=1e-6), STEPS, face)
 
 
 @pytest.mark.filterwarnings("error")

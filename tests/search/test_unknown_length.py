@@ -259,11 +259,11 @@ def run_with(max_lr: Any, total: int | None, made: int = 0) -> Any:
     return scheduler
 
 
-@pytest.mark.parametrize("steps", [0, -1, 2.0, True, "3", None, math.nan, 2**53 + 1])
+@pytest.mark.parametrize("steps", [0, -1, 2.0, True, "3", None, math.nan])
 def test_steps_are_a_positive_integer(steps: Any) -> None:
     scheduler = run_with("auto", None)
     before = repr(scheduler.state_dict())
-    with pytest.raises(hdet.ArgumentError, match=r"steps must be an integer from 1 to .*, but got steps=.*; "):
+    with pytest.raises(hdet.ArgumentError, match=r"steps must be an integer, at least 1, but got steps=.*; "):
         scheduler.finish(steps)
     assert repr(scheduler.state_dict()) == before
 
@@ -281,9 +281,9 @@ def finished(steps: int) -> Any:
     ("make", "match"),
     [
         (lambda: run_with(0.1, 100), "number as max_lr"),
-        (lambda: run_with("auto", 100, 99), "ends at step 100, and this is step 99"),
-        (lambda: run_with("auto", 100, 100), "this is step 100"),
-        (lambda: finished(10), "ends at step 10, and this is step 10"),
+        (lambda: run_with("auto", 100, 99), "is at step 99 of 100"),
+        (lambda: run_with("auto", 100, 100), "is at step 100 of 100"),
+        (lambda: finished(10), "is at step 10 of 10"),
     ],
 )
 def test_what_has_ended_cannot_be_finished(make: Any, match: str) -> None:
@@ -468,7 +468,7 @@ def test_a_run_that_falls_keeps_its_length(first: int, then: int | None, cut: in
     Searching(steps=first).go(0, cut).save(path)
     run = Searching(seed=1, steps=then)
     before = repr((run.scheduler.state_dict(), run.numbers))
-    match = rf"total_steps must be 60 .* got total_steps={then}; make the scheduler with total_steps=60, .*max_lr=\d"
+    match = rf"total_steps must be 60 .* got total_steps={then}; give that, or .*max_lr=\d"
     with pytest.raises(hdet.ArgumentError, match=match):
         hdet.load(path, **run.parts)
     assert repr((run.scheduler.state_dict(), run.numbers)) == before
@@ -477,7 +477,7 @@ def test_a_run_that_falls_keeps_its_length(first: int, then: int | None, cut: in
 def test_a_shorter_schedule_must_not_have_begun_to_fall(tmp_path: Path) -> None:
     path = tmp_path / "late.pt"
     Searching(steps=None).go(0, 50).save(path)
-    with pytest.raises(hdet.ArgumentError, match=r"falls from step 29 on; .* total_steps=None and call .*finish"):
+    with pytest.raises(hdet.ArgumentError, match=r"falls from step 29 on; give more"):
         Searching.loaded(path, steps=100)
 
 
@@ -497,9 +497,7 @@ def test_a_schedule_of_ones_own_keeps_its_length() -> None:
 
     state, longer = made(80).state_dict(), made(160)
     before = repr(longer.state_dict())
-    with pytest.raises(
-        hdet.ArgumentError, match=r"total_steps must be 80 .*got total_steps=160; make .*total_steps=80"
-    ):
+    with pytest.raises(hdet.ArgumentError, match=r"total_steps must be 80 .*got total_steps=160; give that"):
         longer.load_state_dict(state)
     assert repr(longer.state_dict()) == before
     made(80).load_state_dict(state)

@@ -229,16 +229,10 @@ def two() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
 def test_looking_at_the_memory_of_several_optimizers_makes_none() -> None:
     model, parts = two()
     scheduler = hdet.auto(parts, total_steps=STEPS)
-    unknown = nn.Parameter(torch.zeros(1))
-    state = scheduler.optimizer.state
-    assert state.get(unknown) is None
-    assert unknown not in state
-    assert state.get(next(model.parameters())) is None
+    assert scheduler.optimizer.state.get(next(model.parameters())) is None
     assert not parts[0].state
     loss_of(model, batch_of(0)).backward()
     parts[0].step()  # would fail at an empty memory
-    with pytest.raises(KeyError):
-        state[unknown]
 
 
 def test_a_copy_of_a_scheduler_of_several_optimizers_trains_on() -> None:

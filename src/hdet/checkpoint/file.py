@@ -11,7 +11,6 @@ import pickle
 import re
 import secrets
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -22,19 +21,13 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hdet.errors import ArgumentError, CheckpointError
-from hdet.files import Locks, Taken
+from hdet.files import Taken, hold_lock
 
 _MARK = b"\nhdet checkpoint, sha256 "
 _LINE = len(_MARK) + 2 * sha256().digest_size + 1
 _CHUNK = 1 << 20
 _PATIENCE = 5.0
 """Seconds to wait for another process to give up a path: one that was told to stop may still be writing."""
-_FORGOTTEN = 24 * 3600.0
-"""Seconds after which a draft is removed if there are no locks: its process was killed."""
-
-_locks = Locks()
-_drafts: set[Path] = set()
-"""Drafts that threads of this process are writing."""
 
 
 class _Hashed:
@@ -87,7 +80,9 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
         CheckpointError: another process writes there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path, alone=_claimed(path))
+    if _claimed(path):
+        for draft in _beside(path, rf"\.{re.escape(path.name)}\.hdet-[0-9a-f]{{8}}\.part"):
+            draft.unlink(missing_ok=True)  # its process was killed
     with _draft_of(path) as (draft, file):
         hashed = _Hashed(file)
         _pickled(content, hashed)
@@ -104,7 +99,7 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
 def _claimed(path: Path) -> bool:
     """Keep other processes from writing there until this one ends. False if the file system has no locks."""
     try:
-        return _locks.hold(path.with_name(f".{path.name}.hdet-lock"), _PATIENCE)
+        return hold_lock(path.with_name(f".{path.name}.hdet-lock"), _PATIENCE)
     except Taken as error:
         raise CheckpointError(
             f"another process writes its checkpoints to {path}{f' ({error})' if str(error) else ''}, and two would "
@@ -115,36 +110,22 @@ def _claimed(path: Path) -> bool:
 
 def _new_draft(path: Path) -> Path:
     """A new name beside it."""
-    draft = path.with_name(f".{path.name}.hdet-{secrets.token_hex(4)}.part")
-    _drafts.add(draft)
-    return draft
-
-
-def _sweep(path: Path, *, alone: bool) -> None:
-    """Remove the drafts of processes that were killed; only very old ones if others may be writing."""
-    for draft in _beside(path, rf"\.{re.escape(path.name)}\.hdet-[0-9a-f]{{8}}\.part"):
-        with suppress(OSError):
-            if draft not in _drafts and (alone or time.time() - draft.stat().st_mtime > _FORGOTTEN):
-                draft.unlink()
+    return path.with_name(f".{path.name}.hdet-{secrets.token_hex(4)}.part")
 
 
 @contextmanager
 def _draft_of(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
     """A new file, never an existing one or the target of a link; with the mode of the checkpoint before."""
-    draft, before = _new_draft(path), next(iter(kept(path)), None)
-    mode = 0o666 if before is None else stat.S_IMODE(before.stat().st_mode)
-    try:
-        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            try:
-                if before is not None:
-                    with suppress(OSError):  # a file system without modes
-                        os.chmod(draft, mode)  # what the umask took
-                yield draft, file
-            finally:
-                with suppress(OSError):
-                    draft.unlink(missing_ok=True)
-    finally:
-        _drafts.discard(draft)
+    draft, before = _new_draft(path), kept(path)
+    with draft.open("xb") as file:
+        try:
+            if before:
+                with suppress(OSError):  # a file system without modes
+                    draft.chmod(stat.S_IMODE(before[0].stat().st_mode))
+            yield draft, file
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
 
 
 def _pickled(content: dict[str, Any], file: _Hashed) -> None:
@@ -180,11 +161,8 @@ def _move_on(path: Path, keep: int) -> None:
     try:
         os.link(path, link)
     except OSError:  # a file system without hard links: for a moment there is only the copy
-        os.replace(path, before)
-    else:
-        os.replace(link, before)
-    finally:
-        _drafts.discard(link)
+        link = path
+    os.replace(link, before)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
-from hdet.checks import must_be, shown
+from hdet.checks import must_count, reading, shown
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
 from hdet.ranks.group import ReplicaGroup, arriving, connect, find_replica_index
@@ -30,8 +30,6 @@ from hdet.schedulers.search_arguments import WithSearch
 Result = TypeVar("Result")
 _Kept = tuple[Any, dict[str, Any]]
 _FORMAT = 1
-_MOST = 1000
-"""Checkpoints that may be kept."""
 
 
 def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True, **parts: Any) -> None:
@@ -50,8 +48,8 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
 
     Args:
         path: the file. Missing folders are made. An existing file keeps its mode.
-        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.hdet-1``, ... At
-            most 1000. No other files are touched.
+        keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.hdet-1``, ... No
+            other files are touched.
         search: whether to save, beside a scheduler's state, the tensors of a search for the rate: up to twice the
             weights, gradients and optimizer state. Without them a resumed search makes them again. Schedulers inside
             torch's ``SequentialLR`` and ``ChainedScheduler`` count too.
@@ -163,29 +161,22 @@ def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> R
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _checked(path: str | os.PathLike[str], keep: object, search: object, parts: Mapping[str, Any]) -> Path:
+def _checked(path: str | os.PathLike[str], keep: int, search: bool, parts: Mapping[str, Any]) -> Path:
     """The file. Raises for what cannot be saved, as far as that is seen without a state."""
-    fits = isinstance(keep, int) and not isinstance(keep, bool) and 1 <= keep <= _MOST
-    must_be(f"an integer from 1 to {_MOST}", fits, "2 keeps the one before", keep=keep)
-    must_be("True or False", isinstance(search, bool), "leave it out for True", search=search)
-    if not parts:
-        raise ArgumentError("hdet.save needs something to save; for instance hdet.save(path, model=model)")
+    must_count(1, "2 keeps the one before", keep=keep)
     _refuse_sharded_parts(_stateful(parts), _searches(parts) if search else {})
     return _resolved(path)
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
-    """The path of the file itself, so that a link to it is not replaced. Raises for folders and devices."""
+    """The path of the file itself, so that a link to it is not replaced. Raises for folders, devices and pipes."""
     given = path_of(path, "path")
-    found = path_of(os.path.realpath(given), "path")
-    if found.is_dir():
-        raise ArgumentError(f"path must be the path of a file, but {found} is a folder; name a file in it")
     if given.exists() and not given.is_file():
         raise ArgumentError(
-            f"path must be the path of a regular file, but {given} is a device, a pipe or a socket; a checkpoint is "
-            "written to one file and replaces another: give a path on a disk"
+            f"path must be the path of a regular file, but {given} is a folder, a device, a pipe or a socket; name a "
+            "file in a folder"
         )
-    return found
+    return path_of(os.path.realpath(given), "path")
 
 
 def _content(parts: Mapping[str, Any], losses: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +232,7 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
     file = found.file
     _refuse_another(found)
     content = read(file)
-    _refuse_another(found)
+    _refuse_another(found)  # torch opens it twice: it may have been replaced meanwhile
     if not isinstance(content, dict) or content.get("hdet") != _FORMAT:
         raise CheckpointError(f"{file} was written by another version of hdet; load it with that one")
     states, searches = content["states"], content["searches"]
@@ -252,11 +243,6 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
             raise ArgumentError(
                 f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
             )
-    missing = sorted(set(_inside(parts)) - set(_inside(states)))
-    if missing:
-        raise ArgumentError(
-            f"{file} has no state of the scheduler {missing[0]!r}; build it as it was when it was saved"
-        )
     return content
 
 
@@ -299,45 +285,18 @@ def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: di
     in_turn = sorted(parts.items(), key=lambda pair: _turn(pair[1]))
     before.update({name: _kept(name, part) for name, part in in_turn})
     for name, part in in_turn:
-        options = _options(part)
-        try:
+        with reading(f"the checkpoint's state of {name!r}", "build the parts as they were when they were saved"):
             part.load_state_dict(copy.deepcopy(content["states"][name]))  # out of the file, which will be replaced
-            lost = sorted(options - _options(part))
-            if lost:  # torch would notice at the next step
-                raise ValueError(f"its groups have no {lost}")
-        except HdetError:
-            raise
-        except Exception as error:
-            raise ArgumentError(
-                f"the checkpoint's state of {name!r} does not fit a {type(part).__name__}, which it is here "
-                f"({type(error).__name__}: {error}); build the parts as they were when they were saved"
-            ) from error
         for inside, scheduler in _searches({name: part}).items():
             scheduler.load_search_state_dict(content["searches"].get(inside, {}))
 
 
-def _options(part: Any) -> set[str]:
-    """The options of an optimizer that all of its groups have; none of other parts."""
-    if not isinstance(part, Optimizer):
-        return set()
-    return {name for name in part.defaults if all(name in group for group in part.param_groups)}
-
-
 def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
-    """Give all parts the states that they had. Raises after all have been tried."""
-    refused: dict[str, Exception] = {}
+    """Give all parts the states that they had."""
     for name, (state, searches) in before.items():
-        try:
-            parts[name].load_state_dict(state)
-            for inside, scheduler in _searches({name: parts[name]}).items():
-                scheduler.load_search_state_dict(searches[inside])
-        except Exception as error:
-            refused[name] = error
-    if refused:
-        raise CheckpointError(
-            f"parts did not fit, and these have not taken back their own states either: {shown(refused)}. Build them "
-            "again, as they were when they were saved, and load again"
-        )
+        parts[name].load_state_dict(state)
+        for inside, scheduler in _searches({name: parts[name]}).items():
+            scheduler.load_search_state_dict(searches[inside])
 
 
 def _turn(part: Any) -> int:
@@ -350,19 +309,8 @@ def _turn(part: Any) -> int:
 
 def _stateful(parts: Mapping[str, Any]) -> dict[str, Any]:
     """The parts that have a state; a model without DDP around it, since a checkpoint serves any number of ranks."""
-    found = {name: part for name, part in parts.items() if _is_stateful(name, part)}
+    found = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
     return {name: part.module if isinstance(part, DistributedDataParallel) else part for name, part in found.items()}
-
-
-def _is_stateful(name: str, part: Any) -> bool:
-    """Whether a part has a state; otherwise it is a plain value."""
-    both = [callable(getattr(part, method, None)) for method in ("state_dict", "load_state_dict")]
-    if isinstance(part, type) or any(both) != all(both):
-        raise ArgumentError(
-            f"the part {name!r} must be an object with state_dict() and load_state_dict(), or a plain value, but got "
-            f"{shown(part)}; save its state_dict() under the name of a value"
-        )
-    return all(both)
 
 
 def _schedulers(parts: Mapping[str, Any]) -> dict[str, WithRun]:

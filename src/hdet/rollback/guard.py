@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import Rule, count, is_finite, maybe, must_be, reading, shown, users_level
+from hdet.checks import is_finite, must_be, must_count, reading, shown, users_level
 from hdet.errors import ArgumentError, DivergedError, RollbackWarning
 from hdet.parameters import (
     check_model,
@@ -73,13 +73,6 @@ _CAPTURE = (
     "a step that is replayed from a CUDA graph calls no hook, so its rate could not be lowered. Capture forward and "
     "backward only, and call optimizer.step() outside the graph"
 )
-_FACTOR = Rule("a number above 0, at most 1", lambda value: is_finite(value) and 0 < value <= 1)
-_ARGUMENTS = {
-    "check_every": (count(BLOCKS), "a hundredth of the run is a good choice"),
-    "factor": (_FACTOR, "1/3 is the default"),
-    "recover": (maybe(count(1)), "None keeps the rate low"),
-    "max_rollbacks": (count(0), "0 raises at once"),
-}
 _WORDS = "the checkpoint's state of a hdet.Guard"
 _NAMES = ("loss", "norm")
 LAG = 2
@@ -445,11 +438,15 @@ class Guard:
         self.load_state_dict(state["state"])
 
 
-def _checked(**given: Any) -> GuardPolicy:
-    for name, (rule, cure) in _ARGUMENTS.items():
-        must_be(rule.words, rule.fits(given[name]), cure, **{name: given[name]})
-    recover = None if given["recover"] is None else int(given["recover"])
-    return GuardPolicy(int(given["check_every"]), float(given["factor"]), recover, int(given["max_rollbacks"]))
+def _checked(check_every: Any, factor: Any, recover: Any, max_rollbacks: Any) -> GuardPolicy:
+    """The policy of these arguments. Raises if they are not what they must be."""
+    check_every = must_count(BLOCKS, "a hundredth of the run is a good choice", check_every=check_every)
+    fits = is_finite(factor) and 0 < factor <= 1
+    must_be("a number above 0, at most 1", fits, "1/3 is the default", factor=factor)
+    if recover is not None:
+        recover = must_count(1, "None keeps the rate low", recover=recover)
+    max_rollbacks = must_count(0, "0 raises at once", max_rollbacks=max_rollbacks)
+    return GuardPolicy(check_every, float(factor), recover, max_rollbacks)
 
 
 def _names(model: nn.Module, group: ReplicaGroup) -> str:

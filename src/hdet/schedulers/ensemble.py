@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import is_int, is_one_of, must_be, shown
+from hdet.checks import is_int, is_one_of, must_be, must_count, shown
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
@@ -29,14 +27,14 @@ from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group
 from hdet.ranks.torchft import Torchft
 from hdet.ranks.weights import ReplicaTensors
-from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common, check_length, checked_length
+from hdet.schedulers.arguments import PUBLISHED_SPREAD, CommonArguments, check_common
 from hdet.schedulers.plain_rates import OnSchedule, Schedule, check_schedule_of
 
 _ROUND = 200
 """T by default: the run's length may be unknown."""
 
 
-class Ensemble(OnSchedule[Replicas]):
+class Ensemble(OnSchedule):
     """Replicas that explore any scalar hyperparameter while they train, and are merged every ``sync_every`` steps.
 
     .. code-block:: python
@@ -77,6 +75,7 @@ class Ensemble(OnSchedule[Replicas]):
     search: None = None
     """An ensemble searches nothing: see :class:`hdet.OneCycleLR`."""
     _name = "hdet.Ensemble"
+    _run: Replicas
     _written: tuple[list[float], list[float]] | None = None
 
     def __init__(
@@ -98,33 +97,31 @@ class Ensemble(OnSchedule[Replicas]):
         allow_uninformative: bool = False,
     ) -> None:
         optimizer = unwrapped(optimizer)
-        self._explores_all_rates = knobs is None
-        if knobs is None and isinstance(optimizer, Optimizer):
-            knobs = knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD)
-        self._knobs = flat_knobs(knobs if knobs is not None else [])
         check_optimizer(optimizer)
-        check_schedule_of(optimizer, schedule)
+        self._explores_all_rates = knobs is None
+        self._knobs = flat_knobs(knob_factories.lr(optimizer, spread=PUBLISHED_SPREAD) if knobs is None else knobs)
+        if schedule is not None:
+            check_schedule_of(optimizer, schedule)
         check_common(CommonArguments(group, model, journal), optimizer)
         signal = TrainLoss() if signal is None else signal
         fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
         must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
         check_knobs(self._knobs, signal, schedule)
-        fits = isinstance(allow_uninformative, bool)
-        must_be("True or False", fits, "leave it out for False", allow_uninformative=allow_uninformative)
         if not allow_uninformative:
             refuse_uninformative(self._knobs, group)
-        length = checked_length(sync_every, _ROUND)
-        must_be("an integer, at least 0", is_int(start) and start >= 0, "leave it out for 0", start=start)
+        sync_every = _ROUND if sync_every is None else sync_every
+        sync_every = must_count(1, f"leave it out for {_ROUND}", sync_every=sync_every)
+        start = must_count(0, "leave it out for 0", start=start)
         must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
-        check_length(total_steps)
+        if total_steps is not None:
+            total_steps = must_count(1, "leave it out if it is unknown", total_steps=total_steps)
         rule = controller_of(controller, signal)
         specs = [knob.spec for knob in self._knobs]
         bases = [knob.spec.start(knob.read()) for knob in self._knobs]
         first = list(zip(specs, bases, strict=True))
+        settings = Settings(Rounds(sync_every, total_steps), int(seed), "schedule", start)
         told = {
-            "sync_every": length,
-            "seed": seed,
-            "auto_lr_start": start,
+            **settings.state(),
             "total_steps": total_steps,
             "schedule": type(schedule).__name__ if schedule is not None else None,
             "knobs": {s.name: {"scale": s.scale.name, "spread": s.spread, "base": base} for s, base in first},
@@ -136,7 +133,6 @@ class Ensemble(OnSchedule[Replicas]):
         alike = {"lr": repr(rates), **{spec.name: repr(base) for spec, base in first if not spec.scheduled}}
         alike |= {"signal": signal.kind, "bounds": repr([spec.bounds for spec in specs])}
         state = optimizer_state or ("average" if isinstance(group, (Arms, Torchft)) else "keep")
-        settings = Settings(Rounds(length, total_steps), seed, "schedule", start)
         run = replicas_in(
             group,
             Steering(settings, specs, Balanced(), columns_of(self._knobs, optimizer), rule, bases),
@@ -151,41 +147,29 @@ class Ensemble(OnSchedule[Replicas]):
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
-    def step(self, loss: float | Tensor | None = None, *, metrics: float | None = None) -> None:
-        """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
-
-        Args:
-            loss: this replica's training loss.
-            metrics: for ReduceLROnPlateau, which is stepped only if they are given; equal on all replicas.
-        """
-        t = self._step + 1
+    def step(self, loss: float | Tensor | None = None) -> None:
+        """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule."""
         self._take_in_new_groups()
-        if metrics is not None:
-            self._check_metrics(metrics)
-        schedule = partial(self._schedule, metrics=metrics)
-        self._run.step(self.optimizer, self._step, t, loss, schedule)
-        self._plain.step(metrics)
-        self._step += 1  # of a replica of torchft that fell behind, the run has moved it
+        self._run.step(self.optimizer, self.last_epoch, self.last_epoch + 1, loss, self._schedule)
+        self._step_schedule()
+        self.last_epoch += 1  # of a replica of torchft that fell behind, the run has moved it
         self._write_values()
 
     def _join(self) -> None:
         """For :func:`hdet.torchft`: meet the others, and go on where they are."""
-        if self._run.join(self, self._schedule, self._step):  # type: ignore[attr-defined]  # a run of torchft's
-            self._plain.step()
-            self._step += 1
+        if self._run.join(self, self._schedule, self.last_epoch):  # type: ignore[attr-defined]  # a run of torchft's
+            self._step_schedule()
+            self.last_epoch += 1
         self._write_again()
 
     def __getitem__(self, name: str) -> float:
         """This replica's value of a knob, for your own code to use."""
-        for knob in self._knobs:
-            if knob.spec.name == name:
-                return knob.read()
-        raise KeyError(f"there is no knob {name!r}; there are {[knob.spec.name for knob in self._knobs]}")
+        return {knob.spec.name: knob for knob in self._knobs}[name].read()
 
     @property
     def base_values(self) -> dict[str, float]:
         """The shared base value of each knob, around which the replicas spread."""
-        base = self._run.steering.base(self._schedule(self._step), self._step)
+        base = self._run.steering.base(self._schedule(self.last_epoch), self.last_epoch)
         rows = zip(self._knobs, self._run.steering.bases.learned, base, strict=True)
         return {knob.spec.name: float(value) if knob.spec.scheduled else m for knob, m, value in rows}
 
@@ -193,7 +177,7 @@ class Ensemble(OnSchedule[Replicas]):
 
     def _take_in_new_groups(self) -> None:
         """Groups added to the optimizer follow the schedule; if all rates are explored, theirs are too."""
-        new = self._plain.new_groups()
+        new = self._new_groups()
         if not new:
             return
         if self._explores_all_rates:
@@ -201,35 +185,29 @@ class Ensemble(OnSchedule[Replicas]):
             more = knob_factories.lr(self.optimizer, spread=spread, groups=new)
             self._knobs += more
             self._run.steering.grow([knob.spec for knob in more])
-            self._run.journal_writer.add([knob.spec.name for knob in more], self._step)
-
-    def _check_metrics(self, metrics: float) -> None:
-        if not isinstance(self.schedule, ReduceLROnPlateau):
-            raise ArgumentError(
-                f"metrics are for ReduceLROnPlateau, but the schedule is {shown(self.schedule)}; leave them out"
-            )
-        self._run.compare(self.optimizer, float(metrics), self._step)
+            self._run.journal_writer.add([knob.spec.name for knob in more], self.last_epoch)
 
     def _write_values(self) -> None:
         """Write this replica's values: rates at every step, others at the beginning of a round.
 
         Groups whose rate is no knob have the schedule's plain rate.
         """
-        t = self._step
-        self._plain.write()
+        t = self.last_epoch
+        if self.schedule is not None:  # otherwise rates that are no knobs are left to others
+            self._put(self._plain)
         values, learned = self._run.steering.values(t, self._run.replica_index), list(self._run.steering.bases.learned)
         fresh = self._written != (values, learned)
         self._written = (values, learned)
-        plain = [self._plain.values[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
+        plain = [self._plain[knob.group] if knob.group is not None else 1.0 for knob in self._knobs]
         for knob, rate, value in zip(self._knobs, self._run.rates(plain, t), values, strict=True):
             if knob.group is not None:
                 put_rate(self.optimizer.param_groups[knob.group], rate)
             elif fresh:
                 knob.write(value)
 
-    def _schedule(self, t: int, metrics: float | None = None) -> list[float]:
+    def _schedule(self, t: int) -> list[float]:
         """The plain schedule of each knob at this step or at the next one; 1 for knobs without one."""
-        plain = self._plain.values if t == self._step else self._plain.ahead(metrics)
+        plain = self._plain if t == self.last_epoch else self._ahead()
         return [float(plain[knob.group]) if knob.group is not None else 1.0 for knob in self._knobs]
 
     def _write_again(self) -> None:
@@ -239,15 +217,11 @@ class Ensemble(OnSchedule[Replicas]):
 
 def flat_knobs(knobs: Any) -> list[Knob]:
     """The knobs of a list that may contain lists. Raises for anything else."""
-    if isinstance(knobs, Knob):
-        raise ArgumentError(f"knobs must be a list, but got the knob {knobs.spec.name!r} itself; give knobs=[knob]")
-    fits = isinstance(knobs, Iterable) and not isinstance(knobs, (str, Tensor))
-    must_be("a list of knobs", fits, "for instance knobs=[hdet.knobs.lr(optimizer)]", knobs=knobs)
-    flat: list[Any] = []
-    for item in knobs:
-        flat += [item] if isinstance(item, Knob) or not isinstance(item, Iterable) else list(item)
-    strangers = [item for item in flat if not isinstance(item, Knob)]
-    must_be("made by hdet.knobs.*", not strangers, "for instance hdet.knobs.lr(optimizer)", knobs=strangers)
+    rows = knobs if isinstance(knobs, Iterable) else [knobs]
+    flat = [knob for item in rows for knob in (item if isinstance(item, (list, tuple)) else [item])]
+    fits = isinstance(knobs, Iterable) and all(isinstance(knob, Knob) for knob in flat)
+    cure = "for instance knobs=[hdet.knobs.lr(optimizer)]"
+    must_be("a list of knobs made by hdet.knobs.*", fits, cure, knobs=knobs)
     return flat
 
 
@@ -263,8 +237,7 @@ def check_knobs(knobs: list[Knob], signal: Signal, schedule: object) -> None:
     cure = "for a function or a ProbeBatch give signal=hdet.ProbeLoss(fn)"
     must_be("TrainLoss(), ProbeLoss(fn) or None", isinstance(signal, (TrainLoss, ProbeLoss)), cure, signal=signal)
     names = [knob.spec.name for knob in knobs]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if not knobs or doubled:
+    if not knobs or len(set(names)) < len(names):
         raise ArgumentError(
             f"knobs must be at least one, each with a name of its own, but got {shown(names)}; "
             "give each its own name, or None for the learning rates"

@@ -1,4 +1,4 @@
-"""Loading the state of a scheduler: whether it fits, what the user is told, and the rates of a loaded optimizer.
+"""Loading the state of a scheduler: whether it fits, and what the user is told.
 
 A state is refused before anything is changed. torch itself loads any dict without checking it.
 """
@@ -6,25 +6,18 @@ A state is refused before anything is changed. torch itself loads any dict witho
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-from weakref import WeakSet, ref
+from collections.abc import Mapping
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import must_be, shown, users_level
+from hdet.checks import shown, users_level
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.ranks.group import ReplicaIndex
-from hdet.schedulers.run import Run
 
-Face = TypeVar("Face")
 NEEDED = {"total_steps", "last_epoch", "base_lrs", "_last_lr", "_step_count"}
 """Keys of a state of torch's OneCycleLR, in every version."""
-_OLD_ANNEALING = {"_annealing_cos": "cos", "_annealing_linear": "linear"}
-"""Functions that states of torch before 2.0 contain, and what later versions call them."""
-_watching: WeakSet[Any] = WeakSet()
-"""Schedulers that hear of it when their optimizer is loaded."""
 _SHOWN = 8
 
 
@@ -39,27 +32,6 @@ def tell_another_length(mine: int | None, theirs: int | None, replica_index: Rep
             ResumeWarning,
             stacklevel=users_level(),
         )
-
-
-def watch_loading(optimizer: Optimizer, face: Face, run: Run, rewrite: Callable[[Face], None]) -> None:
-    """Let ``rewrite`` write this replica's values again if the optimizer is loaded after the scheduler.
-
-    An optimizer's checkpoint brings rank 0's values. The hook holds the scheduler weakly: no reference cycle.
-    """
-    if face in _watching:
-        return
-    held, own = ref(face), ref(run)
-
-    def after_load(_: Optimizer) -> None:
-        found, mine = held(), own()
-        if found is not None and mine is not None and mine.is_just_loaded:
-            rewrite(found)
-
-    try:
-        optimizer.register_load_state_dict_post_hook(after_load)
-    except AttributeError:  # a framework's wrapper that has no hooks: the next step() writes the values
-        return
-    _watching.add(face)
 
 
 def refuse_foreign(state: Any, needed: set[str], own: str, expected: str) -> None:
@@ -86,38 +58,21 @@ def _in_words(state: Any) -> str:
 
 
 def check_schedule(schedule: Any, state: Any) -> None:
-    """Raise if a state is not one of this torch scheduler, which would load it without checking."""
-    if not isinstance(schedule, LRScheduler):
-        return
-    missing = sorted(key for key in schedule.state_dict() if not key.startswith("_") and key not in state)
-    if missing:
+    """Raise if a state is not one of this schedule. torch's schedulers would load it without checking."""
+    needed = schedule.state_dict() if isinstance(schedule, LRScheduler) and state is not None else ()
+    missing = [key for key in needed if not key.startswith("_") and key not in state]
+    if missing or (schedule is None) != (state is None):
         raise ArgumentError(
-            f"the checkpoint's schedule is {_in_words(state)}, without {missing}, but here it is a "
-            f"{type(schedule).__name__}; build the ensemble with the schedule it was saved with"
+            f"the checkpoint's schedule is {_in_words(state)}, but here it is a {type(schedule).__name__}; build the "
+            "scheduler with the schedule that it was saved with"
         )
 
 
-def check_torch_state(state: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Raise if a state of torch's OneCycleLR, or torch's part of one of hdet's, is of another kind of optimizer."""
-    rates, groups = len(state["_last_lr"]), optimizer.param_groups
-    if rates != len(groups):
+def refuse_other_groups(rates: int, optimizer: Optimizer) -> None:
+    """Raise unless a state, with its number of rates, is of an optimizer with as many parameter groups."""
+    groups = len(optimizer.param_groups)
+    if rates != groups:
         raise ArgumentError(
-            f"the checkpoint has the rates of {rates} parameter groups, but the optimizer has {len(groups)}; build the "
+            f"the checkpoint has the rates of {rates} parameter groups, but the optimizer has {groups}; build the "
             "optimizer as it was when it was saved, or load the right checkpoint"
         )
-    cycled = "betas" if state.get("use_beta1") else "momentum"
-    if state.get("cycle_momentum") and not all(cycled in group for group in groups):
-        raise ArgumentError(
-            f"the checkpoint's schedule cycles {cycled!r}, which {type(optimizer).__name__} does not have; build the "
-            "optimizer as it was when it was saved, or load the right checkpoint"
-        )
-
-
-def up_to_date(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state as torch writes it today: before 2.0 it contained a function instead of the annealing's name."""
-    if "_anneal_func_type" in state or "anneal_func" not in state:
-        return dict(state)
-    name = _OLD_ANNEALING.get(getattr(state["anneal_func"], "__name__", ""))
-    cure = "set state['_anneal_func_type'] to 'cos' or 'linear'"
-    must_be("_annealing_cos or _annealing_linear of torch's OneCycleLR", name, cure, anneal_func=state["anneal_func"])
-    return {**state, "_anneal_func_type": name}

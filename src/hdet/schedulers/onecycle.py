@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hdet.checks import STATE_WORDS, must_be, reading, shown, users_level
+from hdet.checks import STATE_WORDS, is_int, is_real, must_be, must_count, reading, shown
 from hdet.ensemble.controller import Controller
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.ranks.group import Group, ReplicaIndex
 from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
-from hdet.schedulers.loading import (
-    NEEDED,
-    check_torch_state,
-    refuse_foreign,
-    tell_another_length,
-    up_to_date,
-    watch_loading,
-)
+from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_other_groups, tell_another_length
 from hdet.schedulers.onecycle_ensemble import replicas_of
 from hdet.schedulers.plan import ANNEALINGS, Plan, phase_at, take_in
 from hdet.schedulers.run import Run
-from hdet.schedulers.search_arguments import WithSearch, is_auto, searched
+from hdet.schedulers.search_arguments import WithSearch, searched
 
-_NOT_SAVED = {"_run", "search", "_has_doubted", "_counted", "_plan", "_counts"}
+_NOT_SAVED = {"_run", "search", "_counted", "_plan", "_counts"}
 """Attributes that are not in a state: what a run saves of itself has its own key."""
 _torch = lr_scheduler.OneCycleLR
 """Called by name: ``super()`` is slow before Python 3.12."""
-_ARGUMENTS = (SCHEDULE, ("spread", "sync_every", "auto_lr_start", "decay", "seed"), ("rollback", "highest"))
-"""Arguments of the constructor: torch's own, those of an ensemble, and those of a search."""
 
 
 class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
@@ -126,20 +115,20 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         highest: float | Sequence[float | None] | None = None,
     ) -> None:
         given = dict(locals())
-        self._has_doubted = False
         self._counted = 0
         """torch's count of steps, without those that Accelerate adds to it between the steps of an accumulation."""
         optimizer = unwrapped(optimizer)
         if not isinstance(optimizer, Optimizer):
             _torch.__init__(self, optimizer, 1.0)  # raises
-        schedule, for_ensemble, for_search = ({name: given[name] for name in names} for names in _ARGUMENTS)
-        ours = CommonArguments(group, model, journal)
-        if is_auto(max_lr):
-            self.search = searched(optimizer, schedule, ours, auto_lr, for_ensemble, **for_search)
+        schedule = {name: given[name] for name in SCHEDULE}
+        common = CommonArguments(group, model, journal)
+        if isinstance(max_lr, str):
+            words, cure = 'a number, a list of numbers or "auto"', 'with "auto" the optimizer\'s lr is the guess'
+            must_be(words, max_lr == "auto", cure, max_lr=max_lr)
+            self.search = searched(optimizer, schedule, common, given)
             self._run: Run = self.search
         else:
-            numbers = (sigma, meta_momentum, meta_lr)
-            self._run = replicas_of(optimizer, schedule, ours, auto_lr, numbers, for_search, **for_ensemble)
+            self._run = replicas_of(optimizer, schedule, common, given)
         _torch.__init__(self, optimizer, **schedule)  # steps once, which writes the first rates
         if self._run.total_steps is None:
             Plan.of(self).without_end().put(self)
@@ -157,15 +146,13 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
 
         Called as ``step(loss)``, ``step(loss=loss)``, ``step()`` or, as in torch, ``step(epoch=3)``. A loss is a float
-        or a tensor of one element. A positional int is an epoch as in torch (with one warning if losses were given
-        before); with "auto" it is refused, since a loss may have been meant. A round's end is a collective.
+        or a tensor of one element. A positional int is an epoch as in torch; with "auto", or if losses were given
+        before, it is refused, since a loss may have been meant. A round's end is a collective.
         """
         if epoch is None and loss is None and (value is None or isinstance(value, Tensor)):  # as usual, without delay
             loss = value
         else:
-            loss, epoch = _loss_and_epoch(value, epoch, loss)
-            if epoch is not None and epoch is value:
-                self._check_positional(epoch)
+            loss, epoch = self._loss_and_epoch(value, epoch, loss)
         if self._step_count > self._counted:
             self._step_count = self._counted
         t = self.last_epoch + 1 if epoch is None else epoch
@@ -179,7 +166,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self.last_epoch += 1  # not t: a replica of torchft that fell behind is with the others now
             self._write(self._rates())
         else:
-            self._step_and_warn(epoch)
+            _torch.step(self, epoch)
         self._counted = self._step_count
 
     def _join(self) -> None:
@@ -202,33 +189,27 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         """
         plan = Plan.of(self)
         now = max(self.last_epoch, 0)  # SequentialLR leaves -1 in one that waits for its turn
-        if self.search is None:
+        if self.search is None or now >= plan.phases[-1]["end_step"]:
+            state = "has a number as max_lr" if self.search is None else f"is at step {now} of {plan.length}"
             raise ArgumentError(
-                'finish() is for max_lr="auto", but this scheduler was made with a number as max_lr, and ends at step '
-                f"{self.total_steps}; make it with the total_steps that training is to have"
+                f'finish() is for max_lr="auto", before the run ends, but this scheduler {state}; give total_steps to '
+                "the constructor, or go on from a checkpoint of an earlier step"
             )
-        plan.check_finish(now, steps)
+        steps = must_count(1, "give the steps that training is still to make", steps=steps)
         self._take_in_new_groups()
         peaks = sum(float(group["max_lr"]) for group in self.optimizer.param_groups)
         share = 1.0 if plan.has_fallen(now) else sum(self._rates_at(now)) / peaks
-        self.search.finish(self.optimizer, now, int(steps), share)
-        plan.finished(now, int(steps)).put(self)
+        self.search.finish(self.optimizer, now, steps, share)
+        plan.finished(now, steps).put(self)
         if self._owns_rates():  # inside SequentialLR they may be another scheduler's
             self._write(self._rates())
 
     # -- values -----------------------------------------------------------------------------------------------------
 
-    @property
-    def _now(self) -> int:
-        return self.last_epoch
-
     def get_lr(self) -> list[float | Tensor]:
         """This replica's rates at ``last_epoch``: base times rho. Writes momenta, as torch's does."""
         if self.last_epoch > self.total_steps:
             return _torch.get_lr(self)  # raises
-        if not self._get_lr_called_within_step:
-            words = "To get the last learning rate computed by the scheduler, please use `get_last_lr()`."
-            warnings.warn(words, UserWarning, stacklevel=2)
         return self._rates()
 
     @property
@@ -313,8 +294,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
-        up_to_date(state_dict)
-        check_torch_state(state_dict, self.optimizer)
+        refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
         if "hdet" not in state_dict:
             return
         with reading(STATE_WORDS):
@@ -333,7 +313,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         """
         self.check_state_dict(state_dict)
         known = {*super().state_dict(), "_anneal_func_type", "use_beta1"} - _NOT_SAVED
-        torch_state = {key: v for key, v in up_to_date(state_dict).items() if key in known}
+        torch_state = {key: v for key, v in state_dict.items() if key in known}
         if not all("base_momentum" in group for group in self.optimizer.param_groups):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]
@@ -360,42 +340,33 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
         if ours["owns_rates"]:
             self._write(rates)
-            watch_loading(self.optimizer, self, self._run, OneCycleLR._write_again)
+            self._watch_loading()
         else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
             self._last_lr = rates
 
     # -- torch's ways -----------------------------------------------------------------------------------------------
 
-    def _check_positional(self, epoch: int) -> None:
-        """An integer was given as torch takes an epoch, but it may be a loss.
+    def _loss_and_epoch(
+        self, value: Any, epoch: int | None, loss: float | Tensor | None
+    ) -> tuple[float | Tensor | None, int | None]:
+        """Sort out what ``step`` was given. Never TypeError: DeepSpeed takes one for a request to step by batch size.
 
-        A search refuses it, except for the 0 by which SequentialLR of torch 2.6 begins the turn of a scheduler. Others
-        say once that it was taken for an epoch, if losses were given before.
+        An integer by position is an epoch, but may be a loss in a search, or if losses were given before. An exception
+        is the 0 by which SequentialLR of torch 2.6 begins the turn of a scheduler.
         """
-        if self.search is not None and not (epoch == 0 and self.last_epoch < 0):
+        must_be("an integer", epoch is None or is_real(epoch), "call step() or step(loss) instead", epoch=epoch)
+        if value is None:
+            return loss, epoch
+        if loss is not None:
+            raise ArgumentError(f"step() got two losses, {shown(value)} and loss={shown(loss)}; give one of them")
+        if not is_int(value) or epoch is not None:
+            return value, epoch
+        if (self.search is not None or self._run.losses.ever) and not (value == 0 and self.last_epoch < 0):
             raise ArgumentError(
-                f'a loss must be a float or a tensor with max_lr="auto", but step() got the integer {epoch}; give '
-                f"step(float(loss)), or step(epoch={epoch}) to set the epoch"
+                f"a loss must be a float or a tensor, but step() got the integer {value}; give step(float(loss)), or "
+                f"step(epoch={value}) to set the epoch"
             )
-        if self._run.losses.ever and not self._has_doubted:
-            self._has_doubted = True
-            warnings.warn(
-                f"step({epoch}) sets the epoch to {epoch}, as in torch, though losses were given before; if it is "
-                f"a loss, give step(float(loss)) or step(loss={epoch})",
-                UserWarning,
-                stacklevel=users_level(),
-            )
-
-    def _step_and_warn(self, epoch: int | None) -> None:
-        """torch's step, which may warn: the warnings must point at the user's line, not at hdet's."""
-        caught: list[warnings.WarningMessage] = []
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                _torch.step(self, epoch)
-        finally:
-            for warning in caught:
-                warnings.warn(warning.message, warning.category, stacklevel=3)
+        return None, value
 
     def _update_lr(self, epoch: int | None = None) -> None:
         """torch writes rates. From SequentialLR, with 0: this scheduler's turn begins, earlier steps were another's."""
@@ -416,21 +387,3 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
         self._run.journal_writer.add([names[g] for g in new], max(self.last_epoch, 0))
         self._run.grow(new, names)
-
-
-def _loss_and_epoch(
-    value: float | Tensor | None, epoch: int | None, loss: float | Tensor | None
-) -> tuple[float | Tensor | None, int | None]:
-    """Sort out what ``step`` was given. Never TypeError: DeepSpeed takes one for a request to step by batch size."""
-    for given in (value, epoch, loss):
-        if isinstance(given, bool):
-            raise ArgumentError(f"a loss must be a number, but step() got {shown(given)}; call step() or step(loss)")
-    if value is not None:
-        if loss is not None:
-            raise ArgumentError(f"step() got two losses, {shown(value)} and loss={shown(loss)}; give one of them")
-        if isinstance(value, Integral) and epoch is None:
-            epoch = value
-        else:
-            loss = value
-    must_be("an integer", epoch is None or isinstance(epoch, Real), "call step() or step(loss) instead", epoch=epoch)
-    return loss, epoch

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hdet.checks import is_int, is_one_of, is_real, must_be
+from hdet.checks import is_int, is_one_of, is_real, must_be, must_count
 from hdet.ensemble.bases import DECAYS, Decay, Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
 from hdet.ensemble.design import Permuted, Rounds, default_length
@@ -28,7 +28,6 @@ from hdet.schedulers.arguments import (
     CommonArguments,
     alike_of,
     check_common,
-    checked_length,
     rate_names,
     refuse_given,
     rehearsed,
@@ -40,40 +39,31 @@ _OF_A_SEARCH = {"rollback": True, "highest": None}
 
 
 def replicas_of(
-    optimizer: Optimizer,
-    schedule: dict[str, Any],
-    common: CommonArguments,
-    auto_lr: Any,
-    numbers: tuple[Any, Any, Any],
-    for_search: Mapping[str, Any],
-    *,
-    spread: Any,
-    sync_every: Any,
-    auto_lr_start: Any,
-    decay: Any,
-    seed: Any,
+    optimizer: Optimizer, schedule: dict[str, Any], common: CommonArguments, given: Mapping[str, Any]
 ) -> Replicas:
     """The ensemble behind an ``hdet.OneCycleLR``. Raises before anything is changed.
 
     Args:
-        optimizer, common, auto_lr, spread, sync_every, auto_lr_start, decay, seed: as the user has given them.
+        optimizer: the optimizer that trains.
         schedule: torch's own arguments.
-        numbers: sigma, meta_momentum and meta_lr.
-        for_search: arguments that an ensemble refuses.
+        common: the arguments that all schedulers take.
+        given: all arguments, as the user has given them.
     """
-    refuse_given(for_search, _OF_A_SEARCH, 'max_lr="auto", which finds the rate', 'give max_lr="auto"')
+    refuse_given(given, _OF_A_SEARCH, 'max_lr="auto", which finds the rate', 'give max_lr="auto"')
+    seed, spread, sync_every = (given[name] for name in ("seed", "spread", "sync_every"))
     must_be("an integer", is_int(seed), "leave it out for 0", seed=seed)
     cure = "it is the relative distance of the outermost replicas from the base rate; leave it out for 1/9"
     fits = spread is None or (is_real(spread) and 0 <= spread <= 1)
     must_be("at least 0 and at most 1", fits, cure, spread=spread)
-    controller = _controller(auto_lr, numbers)
+    controller = _controller(given)
     check_common(common, optimizer)
     made = rehearsed(optimizer, schedule)
-    decay = _decay(decay, controller, schedule["final_div_factor"])
+    decay = _decay(given["decay"], controller)
     journal, steps = open_journal(common.journal), made.total_steps
     spread = PUBLISHED_SPREAD if spread is None else float(spread)
-    rounds = Rounds(checked_length(sync_every, default_length(steps)), steps)
-    start = _resolved_start(auto_lr_start, rounds, steps, made._schedule_phases[0]["end_step"])
+    sync_every = default_length(steps) if sync_every is None else sync_every
+    rounds = Rounds(must_count(1, "leave it out for a fiftieth of the run", sync_every=sync_every), steps)
+    start = _resolved_start(given["auto_lr_start"], rounds, steps, made._schedule_phases[0]["end_step"])
     settings = Settings(rounds, int(seed), decay, start)
     specs = rate_knobs(rate_names(optimizer), spread)
     learned, columns = [spec.start(0.0) for spec in specs], shared_rates(optimizer)
@@ -90,8 +80,9 @@ def replicas_of(
     )
 
 
-def _controller(auto_lr: Any, numbers: tuple[Any, Any, Any]) -> Controller | None:
-    rule = Corrected(*numbers)  # checks the numbers, also if they are not used
+def _controller(given: Mapping[str, Any]) -> Controller | None:
+    rule = Corrected(given["sigma"], given["meta_momentum"], given["meta_lr"])  # checks them, also if it is not used
+    auto_lr = given["auto_lr"]
     if isinstance(auto_lr, bool):
         return rule if auto_lr else None
     words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
@@ -99,7 +90,7 @@ def _controller(auto_lr: Any, numbers: tuple[Any, Any, Any]) -> Controller | Non
     return auto_lr  # type: ignore[no-any-return]  # checked
 
 
-def _decay(decay: Any, controller: Controller | None, final_div_factor: Any) -> Decay:
+def _decay(decay: Any, controller: Controller | None) -> Decay:
     """The decay that is meant: a controller as printed has its own."""
     must_be(f"one of {DECAYS}", is_one_of(decay, DECAYS), "leave it out for 'schedule'", decay=decay)
     printed = isinstance(controller, AsPrinted)
@@ -108,9 +99,6 @@ def _decay(decay: Any, controller: Controller | None, final_div_factor: Any) -> 
             f"decay must be left out with auto_lr=hdet.AsPrinted(), which has a decay of its own, but got {decay=}; "
             "hdet.Corrected() takes it"
         )
-    if final_div_factor == math.inf and (printed or decay == "exponential"):
-        what = "auto_lr=hdet.AsPrinted()" if printed else 'decay="exponential"'
-        raise ArgumentError(f"{what} needs a floor above 0, but got final_div_factor=inf; use 1e4")
     return "printed" if printed else decay
 
 
@@ -120,6 +108,4 @@ def _resolved_start(start: Any, rounds: Rounds, total_steps: int, warm_up_end: f
         end = max(1, math.ceil(warm_up_end / rounds.length)) * rounds.length
         return end if end <= total_steps else None
     cure = "leave it out for the end of the warm-up, or use auto_lr=False for never"
-    fits = is_int(start) and 0 <= start <= total_steps
-    must_be(f"an integer from 0 to total_steps = {total_steps}", fits, cure, auto_lr_start=start)
-    return rounds.next_end(int(start))
+    return rounds.next_end(must_count(0, cure, high=total_steps, auto_lr_start=start))

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import is_int, must_be, shown
 from hdet.errors import ArgumentError
-from hdet.schedulers.arguments import LONGEST, is_rate, number_of
+from hdet.schedulers.arguments import check_peak
 
 
 class LengthError(ArgumentError):
@@ -23,12 +22,13 @@ class LengthError(ArgumentError):
     Args:
         must: what the length must be, and why.
         got: the length, None if it is unknown, and what follows from it.
-        cure: in the words of a loop that makes the scheduler itself.
-        needed: the length that the run needs; None: any greater one.
+        needed: the length that the run needs, in words; None: any greater one.
         max_lr: the peak rates that were found.
     """
 
-    def __init__(self, must: str, got: str, cure: str, *, needed: int | None, max_lr: str) -> None:
+    def __init__(self, must: str, got: str, needed: str | None, max_lr: str) -> None:
+        again = f"give that, or begin a new run from the weights with max_lr={max_lr}, which was found"
+        cure = "give more" if needed is None else again
         super().__init__(f"total_steps must be {must}, but got total_steps={got}; {cure}")
         self.must, self.got, self.needed, self.max_lr = must, got, needed, max_lr
 
@@ -89,40 +89,19 @@ class Plan(NamedTuple):
         """Whether it is below its peak at step ``now``, on its way down."""
         return now > self.falls_from
 
-    def check_finish(self, now: int, steps: Any) -> None:
-        """Raise unless the run can be finished in ``steps`` more steps."""
-        most = LONGEST - now
-        fits = is_int(steps) and 1 <= steps <= most
-        must_be(f"an integer from 1 to {most}", fits, "give the steps that training is still to make", steps=steps)
-        if now >= self.phases[-1]["end_step"]:
-            raise ArgumentError(
-                f"finish() must be called before the run ends, but it ends at step {self.length}, and this is step "
-                f"{now}; go on from a checkpoint of an earlier step"
-            )
-
     def check_goes_on(self, saved: Plan, length: int | None, now: float, found: str) -> None:
         """Raise unless a run that was saved at step ``now`` can go on by this plan.
 
         ``saved``: its own; ``length``: that it was made with; ``found``: its ``max_lr``, in words.
         """
         if saved.has_fallen(now):
-            raise LengthError(
-                f"{length} as in the run that was saved, since its rate falls from step {saved.falls_from:g} on and "
-                f"this is step {now:g}",
-                f"{self.length}",
-                f"make the scheduler with total_steps={length}, or begin a new run from the weights with "
-                f"max_lr={found}, which was found",
-                needed=length,
-                max_lr=found,
-            )
+            since = f"its rate falls from step {saved.falls_from:g} on and this is step {now:g}"
+            must = f"{length} as in the run that was saved, since {since}"
+            raise LengthError(must, f"{self.length}", f"{length}", found)
         if self.has_fallen(now):
-            raise LengthError(
-                f"such that the schedule falls after step {now:g}, at which the run was saved",
-                f"{self.length}, with which it falls from step {self.falls_from:g} on",
-                f"give more, or make the scheduler with total_steps={length} and call scheduler.finish(steps)",
-                needed=None,
-                max_lr=found,
-            )
+            must = f"such that the schedule falls after step {now:g}, at which the run was saved"
+            got = f"{self.length}, with which it falls from step {self.falls_from:g} on"
+            raise LengthError(must, got, None, found)
 
 
 def _held(until: float) -> dict[str, Any]:
@@ -183,18 +162,13 @@ def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, by_lr: bo
                 f"param_groups[{g}], which was added to the optimizer, has no max_lr, which must be its rate at the "
                 'schedule\'s peak; give it: optimizer.add_param_group({"params": ..., "max_lr": 0.1})'
             )
-        peak = number_of(group.get("max_lr", group["lr"]))
-        if peak is None or not is_rate(peak):
-            raise ArgumentError(
-                f"max_lr of param_groups[{g}] must be finite and not below 0, but got "
-                f"max_lr={shown(group.get('max_lr', group['lr']))}; for instance 0.1"
-            )
-    examples = [group for g, group in enumerate(groups) if g not in new]
-    example = next((group for group in examples if group["max_lr"] > 0), examples[0])
+        peak = group.get("max_lr", group["lr"])
+        check_peak(peak, **{f"max_lr of param_groups[{g}]": peak})
+    known = [group for g, group in enumerate(groups) if g not in new]
+    example = next((group for group in known if group["max_lr"] > 0), known[0])
     for _, group in added:
         peak = group.setdefault("max_lr", float(group["lr"]))
         for name in ("initial_lr", "min_lr"):
-            share = float(example[name]) / float(example["max_lr"]) if example["max_lr"] > 0 else 1.0
-            group.setdefault(name, peak * share)
+            group.setdefault(name, peak * (float(example[name]) / (float(example["max_lr"]) or 1.0)))
         for name in ("base_momentum", "max_momentum") if momenta else ():
             group.setdefault(name, example[name])

@@ -12,8 +12,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hdet.checks import shown
-from hdet.errors import ArgumentError, JournalError
+from hdet.checks import reading
+from hdet.errors import ArgumentError
 from hdet.events import Event
 from hdet.journal import JournalData, read_journal
 from hdet.parameters import check_optimizer, put_rate, unwrapped
@@ -28,24 +28,8 @@ def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, 
     data = journal if isinstance(journal, JournalData) else read_journal(journal)
     if not data.rounds:
         raise ArgumentError("the journal has no round yet; give one of a run that has ended at least one")
-    if not data.header.get("knobs"):
-        raise JournalError("the journal's header names no knobs; give a file written by journal=")
-    for record in data.rounds:
-        try:
-            _check_needed(record, len(_knobs(data, record)))
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise JournalError(
-                f"round {record.get('round')} of the journal is damaged ({type(error).__name__}: {error}); remove its "
-                "line, or give another file"
-            ) from error
-    return {name: _points(data, name, begins) for name, begins in _beginnings(data).items()}
-
-
-def _check_needed(record: Mapping[str, Any], knobs: int) -> None:
-    """Raise unless a round has its step and finite base values."""
-    values = [float(record[name][g]) for name in ("base_before", "base") for g in range(knobs)]
-    if record["step"] is None or not all(map(math.isfinite, values)):
-        raise ValueError(f"its base values must be finite, but are {shown(values)}")
+    with reading("the journal", "it is damaged: give another file"):
+        return {name: _points(data, name, begins) for name, begins in _beginnings(data).items()}
 
 
 def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Optimizer) -> LambdaLR:

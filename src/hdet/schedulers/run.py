@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
+from weakref import WeakSet, ref
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -51,16 +52,17 @@ class Run(Protocol):
     def adopt(self, total_steps: int, t: int) -> None: ...
 
 
+_watching: WeakSet[Any] = WeakSet()
+"""Schedulers that hear of it when their optimizer is loaded."""
+
+
 class WithRun:
     """What ``hdet.OneCycleLR``, ``hdet.Ensemble`` and ``hdet.auto(..., schedule=...)`` have in common."""
 
     optimizer: Optimizer
+    last_epoch: int
+    """The step that the schedule is at, as torch calls it."""
     _run: Run
-
-    @property
-    def _now(self) -> int:
-        """The step that the schedule is at."""
-        raise NotImplementedError
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss of this rank towards the round, for frameworks that call ``step()`` without one.
@@ -74,13 +76,32 @@ class WithRun:
 
         Replicas average their weights. In a search all ranks hold the same weights, and only buffers are averaged.
         """
-        self._run.converge(self.optimizer, self._now)
+        self._run.converge(self.optimizer, self.last_epoch)
 
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
+    def consensus(self) -> AbstractContextManager[None]:
         """What :meth:`converge` averages is averaged inside, and each rank's own afterwards, also after an exception.
 
         For evaluating and saving inside a round. Holds one copy of the weights meanwhile. A collective.
         """
-        with self._run.consensus(self.optimizer, self._now):
-            yield
+        return self._run.consensus(self.optimizer, self.last_epoch)
+
+    def _write_again(self) -> None:
+        """Write the values of this step into the optimizer, and wherever else they act."""
+        raise NotImplementedError
+
+    def _watch_loading(self) -> None:
+        """Write this replica's values again if the optimizer is loaded after the scheduler.
+
+        An optimizer's checkpoint brings rank 0's values. The hook holds the scheduler weakly: no reference cycle.
+        """
+        held = ref(self)
+
+        def after_load(_: Optimizer) -> None:
+            found = held()
+            if found is not None and found._run.is_just_loaded:
+                found._write_again()
+
+        if self not in _watching:
+            with suppress(AttributeError):  # a framework's wrapper that has no hooks: the next step() writes the values
+                self.optimizer.register_load_state_dict_post_hook(after_load)
+                _watching.add(self)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import shown
-from hdet.errors import ArgumentError
-from hdet.parameters import Rate, parts_of, put_rate, with_added
-from hdet.schedulers.arguments import CommonArguments, rate_names
+from hdet.checks import must_be, must_count
+from hdet.journal import Journals
+from hdet.parameters import Rate, parts_of, with_added
+from hdet.ranks.group import Group
+from hdet.schedulers.arguments import CommonArguments, check_common, rate_names
 from hdet.schedulers.peak import Peak, peak_of
-from hdet.schedulers.plain_rates import OnSchedule, Schedule
+from hdet.schedulers.plain_rates import OnSchedule, check_schedule_of
 from hdet.schedulers.plan import LengthError
-from hdet.schedulers.search_arguments import WithSearch, search_of
+from hdet.schedulers.search_arguments import WithSearch, check_search, search_of
 from hdet.search.search import Search
 
 _RISE = 0.1
@@ -26,6 +27,18 @@ schedule)."""
 def guesses_of(optimizer: Optimizer) -> list[float]:
     """The rates that a schedule was built on, or will be built on."""
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+
+
+def schedules_of(parts: Sequence[Optimizer], schedule: Any) -> list[Any]:
+    """The schedule of each optimizer: the one that was given, or those that the given function makes."""
+    is_made = callable(getattr(schedule, "step", None))
+    rule = "a scheduler of the optimizer, or a function from an optimizer to its scheduler, which several need"
+    cure = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
+    must_be(rule, len(parts) == 1 if is_made else callable(schedule), cure, schedule=schedule)
+    made = [schedule] if is_made else [schedule(part) for part in parts]
+    for part, own in zip(parts, made, strict=True):
+        check_schedule_of(part, own)
+    return made
 
 
 class AllSchedules:
@@ -46,7 +59,7 @@ class AllSchedules:
             schedule.load_state_dict(state_dict[str(i)])
 
 
-class ScheduledSearch(OnSchedule[Search], WithSearch):
+class ScheduledSearch(OnSchedule, WithSearch):
     """A schedule times a factor that is found in the run. Made by :func:`hdet.auto`.
 
     The schedule's rising phase is held at its peak, and the search climbs in its place. From the peak on the rate is
@@ -56,28 +69,36 @@ class ScheduledSearch(OnSchedule[Search], WithSearch):
     search: Search
     """The search for the factor."""
     _name = "hdet.auto"
+    _run: Search
 
     def __init__(
         self,
         optimizer: Optimizer,
-        schedule: Schedule,
-        *,
+        schedule: Any,
         total_steps: int,
         every: int,
-        common: CommonArguments,
-        rollback: bool,
+        *,
+        group: Group = None,
+        model: nn.Module | None = None,
+        journal: Journals = None,
+        rollback: bool = True,
         highest: Any = None,
     ) -> None:
+        total_steps = must_count(1, "count optimizer steps", total_steps=total_steps)
+        every = must_count(1, "leave it out for 1", high=total_steps, schedule_every=every)
+        common = CommonArguments(group, model, journal)
+        check_common(common, optimizer)
+        check_search(optimizer, common, guesses_of(optimizer), highest)  # before a schedule writes
+        parts = parts_of(optimizer)
+        schedules = schedules_of(parts, schedule)
         guesses = guesses_of(optimizer)
         lead = min(g for g, guess in enumerate(guesses) if guess > 0)
-        schedules = schedule.schedules if isinstance(schedule, AllSchedules) else [schedule]
-        kind = type(schedules[0]).__name__
-        self._peak = peak_of(list(zip(parts_of(optimizer), schedules, strict=True)), total_steps, every, lead)
+        self._peak = peak_of(list(zip(parts, schedules, strict=True)), total_steps, every, lead)
         alike = {"the schedule's peak": repr(tuple(self._peak))}
         told = {
             "max_lr": "auto",
             "guess": guesses,
-            "schedule": kind,
+            "schedule": type(schedules[0]).__name__,
             "schedule_every": every,
             "rollback": rollback,
             "highest": highest,
@@ -85,32 +106,20 @@ class ScheduledSearch(OnSchedule[Search], WithSearch):
         }
         run = search_of(optimizer, common, guesses, total_steps, told, alike, rollback=rollback, highest=highest)
         self.search, self._every = run, every
-        super().__init__(optimizer, schedule, run)
+        super().__init__(optimizer, schedules[0] if len(schedules) == 1 else AllSchedules(schedules), run)
         self._write_again()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def step(self, loss: float | Tensor | None = None) -> None:
         """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule."""
-        t = self._step + 1
+        t = self.last_epoch + 1
         self._take_in_new_groups()
-        self._run.step(self.optimizer, self._step, t, loss, self._rates_at, self._rise)
+        self._run.step(self.optimizer, self.last_epoch, t, loss, self._rates_at, self._rise)
         if t % self._every == 0:
-            self._plain.step()
-        self._step = t
+            self._step_schedule()
+        self.last_epoch = t
         self._write_again()
-
-    def finish(self, steps: int) -> None:
-        """Refused: a schedule of your own ends where it was made to end. Without ``schedule=`` a run can be finished.
-
-        Raises:
-            ArgumentError: always.
-        """
-        raise ArgumentError(
-            f"finish() is for runs without schedule=, whose fall is hdet's own, but got finish({shown(steps)}) on a "
-            f"{type(self.schedule).__name__} of {self._run.total_steps} steps; leave schedule= out of hdet.auto, or go "
-            "on from a checkpoint's weights with a schedule of the steps that are left"
-        )
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -121,12 +130,12 @@ class ScheduledSearch(OnSchedule[Search], WithSearch):
     @property
     def base_lrs_now(self) -> list[Rate]:
         """The rate of each parameter group."""
-        return self._run.rates(self._values(self._step), self._step)
+        return self._run.rates(self._values(self.last_epoch), self.last_epoch)
 
     def _values(self, t: int) -> list[Rate]:
         """The schedule at this step or at the next one, its rise held at the peak."""
-        moves = t > self._step and t % self._every == 0
-        values = self._plain.ahead() if moves else self._plain.values
+        moves = t > self.last_epoch and t % self._every == 0
+        values = self._ahead() if moves else self._plain
         if not self._run.holds_rise or t >= self._peak.step:
             return list(values)
         return [value if peak is None else peak for value, peak in zip(values, self._peak.rates, strict=True)]
@@ -139,17 +148,15 @@ class ScheduledSearch(OnSchedule[Search], WithSearch):
         return max(float(self._peak.step), _RISE * (self._run.total_steps or 0))
 
     def _take_in_new_groups(self) -> None:
-        new = self._plain.new_groups()
+        new = self._new_groups()
         if new:
             self._peak = self._peak._replace(rates=with_added(self._peak.rates, dict.fromkeys(new)))
             names = rate_names(self.optimizer)
             self._run.grow(new, names)
-            self._run.journal_writer.add([names[g] for g in new], self._step)
+            self._run.journal_writer.add([names[g] for g in new], self.last_epoch)
 
     def _write_again(self) -> None:
-        rates = self._run.rates(self._values(self._step), self._step)
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            put_rate(group, rate)
+        self._put(self.base_lrs_now)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -163,15 +170,8 @@ class ScheduledSearch(OnSchedule[Search], WithSearch):
         super().check_state_dict(state_dict)
         saved, mine = state_dict["total_steps"], self._run.total_steps
         if saved != mine:  # the schedule's own length is somewhere in its own state
-            max_lr = self._run.found_in(state_dict["hdet"]).max_lr
-            raise LengthError(
-                f"{saved} as in the run that was saved, since its schedule ends there",
-                f"{mine}",
-                f"make the schedule as it was, and the scheduler with total_steps={saved}, or begin a new run from the "
-                f"weights with lr={max_lr}, which was found",
-                needed=saved,
-                max_lr=max_lr,
-            )
+            must = f"{saved} as in the run that was saved, since its schedule ends there"
+            raise LengthError(must, f"{mine}", f"{saved}", self._run.found_in(state_dict["hdet"]).max_lr)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of any rank, at any number of ranks."""

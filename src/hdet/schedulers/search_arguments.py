@@ -21,11 +21,9 @@ from hdet.ranks.shards import is_distributed
 from hdet.ranks.torchft import Torchft
 from hdet.schedulers.arguments import (
     LENGTHS,
-    LONGEST,
     CommonArguments,
     alike_of,
     check_common,
-    number_of,
     rate_names,
     refuse_given,
     rehearsed,
@@ -39,12 +37,10 @@ from hdet.search.rule import Rule
 from hdet.search.saving import has_tensors
 from hdet.search.search import Search
 
-_NO_RATES = frozenset(("initial_lr", "lr_decay", "max_lr", "min_lr"))
-"""Options that are named like rates, but are a decay or written by schedules."""
 _GUESSES = (1e-14, 1e14)
 """The lowest and the highest guess: the factor on it stays between 1e-15 and 1e15."""
-_LEAST_PART = 1e-15
-"""The lowest bound that ``highest`` may give, as a part of the guess: see above."""
+_ENDLESS = 2**53
+"""The length that torch is told if the length of a run is unknown: floats cannot count further."""
 _NOT_SEARCHED: dict[type[Optimizer], str] = {
     optim.LBFGS: "it searches along its own line, by closures",
     optim.Rprop: "its step sizes grow and shrink by themselves: lr is only where they begin",
@@ -73,7 +69,7 @@ class WithSearch(WithRun):
     def _repr_html_(self) -> str | None:
         """What a notebook shows of a search. None: it shows what it shows of any object."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        return None if self.found is None else found_html(self.found, self._now, self._run.total_steps, rates)
+        return None if self.found is None else found_html(self.found, self.last_epoch, self._run.total_steps, rates)
 
     def search_state_dict(self) -> dict[str, Any]:
         """The tensors of a search. With them a resumed run is bit-equal; without them the search makes them again.
@@ -81,7 +77,7 @@ class WithSearch(WithRun):
         The tensors themselves, not copies: save them at once. Up to twice the weights, gradients and optimizer state.
         Contains this rank's losses of a round that has not ended; :func:`hdet.save` writes those of all ranks.
         """
-        return {} if self.search is None else self.search.tensors(self.optimizer, self._now)
+        return {} if self.search is None else self.search.tensors(self.optimizer, self.last_epoch)
 
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
@@ -91,69 +87,54 @@ class WithSearch(WithRun):
             raise ArgumentError(
                 "the state of a search does not fit this scheduler, which searches nothing; leave the search out"
             )
-        self.search.load_tensors(state_dict, self.optimizer, self._now)
-
-
-def is_auto(max_lr: object) -> bool:
-    """Whether ``max_lr`` is "auto". Raises for other texts."""
-    is_text, cure = isinstance(max_lr, str), 'with "auto" the optimizer\'s lr is the guess'
-    must_be('a number, a list of numbers or "auto"', not is_text or max_lr == "auto", cure, max_lr=max_lr)
-    return is_text
+        self.search.load_tensors(state_dict, self.optimizer, self.last_epoch)
 
 
 def searched(
-    optimizer: Optimizer,
-    schedule: dict[str, Any],
-    common: CommonArguments,
-    auto_lr: Any,
-    for_ensemble: Mapping[str, Any],
-    *,
-    rollback: Any,
-    highest: Any,
+    optimizer: Optimizer, schedule: dict[str, Any], common: CommonArguments, given: Mapping[str, Any]
 ) -> Search:
     """The search behind an ``hdet.OneCycleLR``. Raises before anything is changed.
 
-    ``schedule`` has torch's other arguments; its ``max_lr`` becomes the optimizer's own rates, the guesses, and a run
-    of unknown length gets a length that torch can compute with.
+    Args:
+        optimizer: the optimizer that trains.
+        schedule: torch's own arguments. ``max_lr`` becomes the optimizer's own rates, the guesses, and a run of unknown
+            length gets a length that torch can compute with.
+        common: the arguments that all schedulers take.
+        given: all arguments, as the user has given them.
     """
     whose = "replicas that train at different rates, not for a search"
-    refuse_given(for_ensemble, _LEFT_OUT, whose, "give a number as max_lr")
-    cure = "leave it out to search by hdet's own rule; False uses the given rate"
+    refuse_given(given, _LEFT_OUT, whose, "give a number as max_lr")
+    auto_lr, cure = given["auto_lr"], "leave it out to search by hdet's own rule; False uses the given rate"
     must_be('True or False with max_lr="auto"', isinstance(auto_lr, bool), cure, auto_lr=auto_lr)
     guesses = [float(group["lr"]) for group in optimizer.param_groups]
     check_common(common, optimizer)
-    check_search(optimizer, common, guesses, rollback, highest)
+    check_search(optimizer, common, guesses, given["highest"])
     has_end = any(schedule[name] is not None for name in LENGTHS)
     schedule["max_lr"] = guesses
     if not has_end:
-        _refuse_parts(schedule)
-        schedule.update(total_steps=LONGEST, pct_start=(DEFAULT.min_steps + 1) / LONGEST)  # its fall is removed later
+        refuse_given(schedule, _PARTS, "runs of known length, which it divides", "give total_steps with it")
+        schedule.update(total_steps=_ENDLESS, pct_start=(DEFAULT.min_steps + 1) / _ENDLESS)  # its fall is removed later
     cycled, schedule["cycle_momentum"] = schedule["cycle_momentum"], False
     steps = rehearsed(optimizer, schedule).total_steps
     if not (auto_lr and steps >= DEFAULT.min_steps) and {"momentum", "betas"} & set(optimizer.defaults):
         schedule["cycle_momentum"] = cycled  # a search gains nothing by it, and torch refuses it for Adagrad
-        rehearsed(optimizer, schedule)
-    length, more = steps if has_end else None, {"rollback": rollback, "highest": highest}
+    length, more = steps if has_end else None, {name: given[name] for name in ("rollback", "highest")}
     known = {name: value for name, value in schedule.items() if has_end or name not in _PARTS}
     told = told_of({**known, "max_lr": "auto", "guess": guesses, "auto_lr": auto_lr, **more}) | {"total_steps": length}
-    alike = alike_of({**schedule, "highest": highest})
+    alike = alike_of({**schedule, "highest": given["highest"]})
     alike["max_lr (the optimizer's lr)"] = alike.pop("max_lr")
     return search_of(optimizer, common, guesses, length, told, alike, searches=auto_lr, **more)
 
 
-def _refuse_parts(schedule: Mapping[str, Any]) -> None:
-    """Raise for arguments that divide the length of a run of unknown length."""
-    for name, usual in _PARTS.items():
-        fits, cure = number_of(schedule[name]) == usual, "give total_steps with it, or leave it out"
-        must_be("left out if the length of the run is unknown, which it divides", fits, cure, **{name: schedule[name]})
-
-
-def check_search(
-    optimizer: Optimizer, common: CommonArguments, guesses: Sequence[Any], rollback: Any, highest: Any
-) -> None:
+def check_search(optimizer: Optimizer, common: CommonArguments, guesses: Sequence[float], highest: Any) -> None:
     """Raise if the rates of an optimizer cannot be searched."""
-    check_guesses(guesses)
-    must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
+    low, high = _GUESSES
+    if not any(guesses) or not all(guess == 0 or low <= guess <= high for guess in guesses):
+        raise ArgumentError(
+            f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 if "
+            f"a group is to be left alone, and one must be above 0, but got {shown(list(guesses))}; any guess will "
+            "do, for instance 1e-3"
+        )
     bounds_of(highest, guesses)
     if isinstance(common.group, Arms) and not any(map(is_distributed, trained_parameters(optimizer))):
         raise ArgumentError(
@@ -176,14 +157,14 @@ def check_search(
 def search_of(
     optimizer: Optimizer,
     common: CommonArguments,
-    guesses: Sequence[Any],
+    guesses: Sequence[float],
     total_steps: int | None,
     told: Mapping[str, Any],
     alike: Mapping[str, str],
     *,
+    rollback: bool,
+    highest: Any,
     searches: bool = True,
-    rollback: Any = True,
-    highest: Any = None,
 ) -> Search:
     """The search for the rates of an optimizer, from guesses that :func:`check_search` has seen.
 
@@ -191,16 +172,13 @@ def search_of(
 
     ``told``: arguments for the journal; ``alike``: those that must be equal on all ranks, in words.
     """
-    rule, others = Rule(total_steps, searches), _other_rates(optimizer)
-    if searches and others:
-        _warn(
-            f"the optimizer has rates beside lr, {others}: a search finds one factor on lr, and knows nothing of the "
-            "others; give all of them in the right ratio"
-        )
+    rule = Rule(total_steps, searches)
     if searches and not rule.long_enough:
-        _warn(
+        warnings.warn(
             f"a run of {total_steps} steps is too short to find its rate, which takes at least {DEFAULT.min_steps}: "
-            "the given rate is used; give the right one, or count optimizer steps rather than epochs"
+            "the given rate is used; give the right one, or count optimizer steps rather than epochs",
+            SearchWarning,
+            stacklevel=users_level(),
         )
     groups = [g for g, guess in enumerate(guesses) if guess > 0]
     everybody = None if isinstance(common.group, Arms) else common.group  # all ranks of one model decide together
@@ -216,44 +194,13 @@ def search_of(
     )
 
 
-def check_guesses(guesses: Sequence[Any]) -> None:
-    """Raise for guesses that a search cannot begin from: it finds a factor on them, which has bounds."""
-    low, high = _GUESSES
-    within = [is_real(guess) and (guess == 0 or low <= guess <= high) for guess in guesses]
-    if not (all(within) and any(guesses)):
-        raise ArgumentError(
-            f"a search begins from the optimizer's own lr: each must be a number from {low:g} to {high:g}, or 0 if "
-            f"a group is to be left alone, and one must be above 0, but got {shown(list(guesses))}; any guess will "
-            "do, for instance 1e-3"
-        )
-
-
 def bounds_of(highest: Any, guesses: Sequence[float]) -> Bounds:
     """The bounds of the rates. Raises for anything that cannot be a bound."""
     if highest is None:
         return NO_BOUNDS
     several = isinstance(highest, (list, tuple))
-    rule, cure = f"a number, or a list of {len(guesses)}, one for each parameter group", "None in it is no bound"
-    must_be(rule, not several or len(highest) == len(guesses), cure, highest=highest)
-    for one, guess in zip(highest if several else [highest] * len(guesses), guesses, strict=True):
-        fits = (one is None and several) or (is_real(one) and one > 0)
-        must_be("a rate above 0, or a list with one for each group", fits, "leave it out for none", highest=highest)
-        least = _LEAST_PART * guess
-        must_be(f"at least {least:g}, 1e-15 of lr", one is None or one >= least, "give a lower lr", highest=highest)
-    if not several:
-        return Bounds(float(highest))
-    return Bounds(each=tuple(math.inf if one is None else float(one) for one in highest))
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, SearchWarning, stacklevel=users_level())
-
-
-def _other_rates(optimizer: Optimizer) -> dict[str, float]:
-    """Options of an optimizer that are rates too, by their names, such as ``lr_1d`` of MARS."""
-    return {
-        name: value
-        for part in parts_of(optimizer)
-        for name, value in part.defaults.items()
-        if (name.startswith("lr_") or name.endswith("_lr")) and name not in _NO_RATES and is_real(value) and value > 0
-    }
+    each = [math.inf if one is None else one for one in highest] if several else [highest]
+    fits = all(is_real(one) and one > 0 for one in each) and len(each) == (len(guesses) if several else 1)
+    rule = f"a rate above 0, or a list of {len(guesses)}, one for each parameter group, in which None is no bound"
+    must_be(rule, fits, "leave it out for none", highest=highest)
+    return Bounds(each=tuple(map(float, each))) if several else Bounds(float(highest))
