@@ -64,13 +64,11 @@ COVERED = {
     "search/search": "search: hooks rounds saving golden found ranks search parity; checkpoint: search_resume",
     # rollback: snapshots, the judge, the guard
     "rollback/guard": "rollback: guard guard_ranks; checkpoint: guard_resume",
-    "rollback/loans": "rollback: guard",
-    "rollback/losses": "rollback: losses; search: golden parity",
-    "rollback/readings": "rollback: guard; checkpoint: guard_resume",
+    "rollback/guarded_step": "rollback: guard guard_ranks",
+    "rollback/losses": "rollback: losses; search: golden parity; rollback: guard; checkpoint: guard_resume",
     "rollback/policy": "rollback: policy; search: rule; rollback: guard",
     "rollback/judge": "rollback: policy judge; search: golden parity",
     "rollback/saving": "search: saving; checkpoint: guard_resume",
-    "rollback/sizes": "rollback: guard guard_ranks",
     "rollback/snapshots": "rollback: storage snapshots; search: rollbacks; rollback: guard; checkpoint: guard_resume",
     # schedulers: what users construct
     "schedulers/ensemble": "schedulers: rates_without_knobs rates_table; ensemble: journal_of_a_run knobs ensemble",

@@ -155,7 +155,7 @@ class Run:
             estimated_level=estimated_level,
             has_losses=self.losses,
             has_fallen=progress.is_below,
-            lost=progress.lost,
+            undone=progress.undone,
         )
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state

@@ -510,7 +510,7 @@ rounds = st.lists(
         ),
         estimated_level=st.floats(allow_nan=False) | st.floats(-5, 30),
         has_fallen=st.booleans(),
-        lost=st.none() | st.tuples(numbers, numbers),
+        undone=st.none() | st.tuples(numbers, numbers),
         highest=st.just(math.inf) | st.floats(-20, 20),
     ),
     max_size=40,

@@ -122,7 +122,7 @@ def follow(seed: int) -> Counter[str]:
             estimated_level=math.log(seen.estimated_rate / guess) if seen.estimated_rate > 0 else -math.inf,
             has_losses=run.has_losses,
             has_fallen=progress.is_below,
-            lost=progress.lost,
+            undone=progress.undone,
         )
         if not s.rollback:
             state = rule.remembering(state, ())

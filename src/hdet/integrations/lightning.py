@@ -471,6 +471,6 @@ def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
 def _rate(scheduler: Scheduler | None) -> float | Tensor:
     """The base rate of the first parameter group; of a search, that of the first group that is searched."""
     if isinstance(scheduler, (OneCycleLR, ScheduledSearch)):
-        return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.lead]
+        return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.memory.lead]
     rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"] if scheduler is not None else math.nan
     return rate

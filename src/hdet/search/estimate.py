@@ -103,9 +103,10 @@ def estimate(sums: Sums) -> float:
     return sums.numerator * sums.rates / sums.denominator
 
 
-def straightness(sums: Sums) -> float:
-    """kappa: 1 along a straight path, 0 if the sums say nothing."""
-    return estimate(sums) / sums.straight if sums.straight > 0 else 0.0
+def straightness(sums: Sums, estimated: float | None = None) -> float:
+    """kappa: 1 along a straight path, 0 if the sums say nothing. ``estimated``: :func:`estimate`, if it is known."""
+    rate = estimate(sums) if estimated is None else estimated
+    return rate / sums.straight if sums.straight > 0 else 0.0
 
 
 def _dot(gradient: Sequence[float], start: Sequence[float], now: Sequence[float]) -> float:
@@ -128,7 +129,7 @@ class Measured(NamedTuple):
     """The sum of the rates of all steps ..."""
     stretch: int = 0
     """... and their number."""
-    lost: bool = False
+    is_broken: bool = False
     """Whether some gradient was NaN or infinite, so that a new path must begin."""
     rounding: float = FP32_ROUNDING
     """How much rounding may change a weight, as a part of it: half a unit in its last place."""

@@ -10,11 +10,11 @@ gradients cancel, a *ceiling* is set a little above the rate. While the schedule
 target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is raised.
 
 **When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
-is back where it began (``Evidence.lost``), or if weights are NaN or infinite, training has diverged: it is rolled back
-to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). Weights that become NaN or infinite
-for the first time, after losses that were fine, are the fault of a batch: training is rolled back to the last snapshot,
-at the same rate. If the losses after a rollback are as high as before it, the data have become harder, and the rate is
-raised back. Which snapshots are kept and restored is decided in :mod:`hdet.rollback.policy`, which serves
+is back where it began (``Evidence.undone``), or if weights are NaN or infinite, training has diverged. It is rolled
+back to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). Weights that become NaN or
+infinite for the first time, after losses that were fine, are the fault of a batch: training is rolled back to the last
+snapshot, at the same rate. If the losses after a rollback are as high as before it, the data have become harder, and
+the rate is raised back. Which snapshots are kept and restored is decided in :mod:`hdet.rollback.policy`, which serves
 ``hdet.Guard`` too.
 
 All numbers are in :mod:`hdet.search.constants`. :class:`hdet.search.search.Search` carries the decisions out.
@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from hdet.events import Event, Reason
 from hdet.rollback.judge import FEWEST, LIMITS, Block, Limits, LossHistory, Verdict, judge
-from hdet.rollback.policy import Action, Snapshot, is_due, present, rolled_back, with_another
+from hdet.rollback.policy import Action, Snapshot, is_due, rolled_back, with_another
 from hdet.search.constants import DEFAULT, Constants
 from hdet.search.estimate import FP32_ROUNDING, Measured
 from hdet.search.progress import Progress
@@ -134,8 +134,12 @@ class Evidence(NamedTuple):
     """Whether ``blocks`` are losses; if not, they are sizes of gradients."""
     has_fallen: bool = True
     """Whether the loss is below where it began, beyond its noise; also true if nothing is known of it."""
-    lost: tuple[float, float] | None = None
+    undone: tuple[float, float] | None = None
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
+    is_finite: bool = True
+    """Whether all weights are finite, and no buffer is NaN."""
+    losses: tuple[float, ...] = ()
+    """The mean loss of each rank, for the journal; empty: none were given."""
     highest: float = math.inf
     """log of the largest m that the user allows."""
 
@@ -209,7 +213,7 @@ class Rule:
 
     def remembering(self, state: State, slots: Container[int]) -> State:
         """The state if only the snapshots in some slots exist: a checkpoint may have none."""
-        return state._replace(snapshots=present(state.snapshots, slots))
+        return state._replace(snapshots=tuple([one for one in state.snapshots if one.slot in slots]))
 
     def after_round(self, state: State, evidence: Evidence) -> Decision:
         """What follows from one round."""
@@ -220,7 +224,7 @@ class Rule:
             return Decision(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
             return self._after_first_step(state, evidence)
-        if self._lags(state, evidence.measured):
+        if self._ignores_rate(state, evidence.measured):
             return self._stop(Reason.RATE_IGNORED)
         falling = evidence.shape < self.constants.fall_start
         if not math.isfinite(moved) and self._is_bad_batch(state, evidence, falling):
@@ -268,7 +272,7 @@ class Rule:
             return restart._replace(state=state, event=Event.RESTARTED)
         return self._keeping(found._replace(state=state), evidence.span[1])
 
-    def _lags(self, state: State, measured: Measured) -> bool:
+    def _ignores_rate(self, state: State, measured: Measured) -> bool:
         """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
         c, (moved, rates, stretch) = self.constants, (measured.moved, measured.rates, measured.stretch)
         if not (1 < stretch <= c.lag_window and rates > 0 and moved > 0):
@@ -285,9 +289,9 @@ class Rule:
         """
         doubted = evidence.has_losses and evidence.measured.has_estimate and evidence.estimated_level == -math.inf
         history, verdict = judge(state.history, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
-        lost = evidence.lost if self.limits.noise < math.inf and not falling else None
-        if verdict is Verdict.FINE and lost is not None and state.snapshots:
-            history, verdict = history.suspecting(lost[1], good=lost[0]), Verdict.DIVERGED
+        undone = evidence.undone if self.limits.noise < math.inf and not falling else None
+        if verdict is Verdict.FINE and undone is not None and state.snapshots:
+            history, verdict = history.suspecting(undone[1], good=undone[0]), Verdict.DIVERGED
         return state._replace(history=history), verdict
 
     def _is_bad_batch(self, state: State, evidence: Evidence, falling: bool) -> bool:
@@ -295,7 +299,7 @@ class Rule:
         known = [block for block in evidence.blocks if math.isfinite(block.mean)]
         verdict = judge(state.history, known, falling=falling, limits=self.limits)[1]
         can = state.snapshots and math.isnan(state.slowed_from) and not state.excused
-        return bool(can) and evidence.has_losses and verdict is Verdict.FINE and evidence.lost is None
+        return bool(can) and evidence.has_losses and verdict is Verdict.FINE and evidence.undone is None
 
     def _rolled_back(self, state: State, event: Event) -> Decision:
         """To the older snapshot at a third of the rate; if a batch is to blame, to the last one at the same rate.
