@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from hdet.rollback.judge import Block, merged, table_of
+from hdet.rollback.judge import merged, table_of
 from hdet.search.progress import Progress
 from hdet.search.rule import next_end
 
@@ -95,24 +95,6 @@ def test_few_losses_say_nothing(losses: list[float]) -> None:
     assert not progress.is_known
     assert not progress.has_fallen()
     assert not progress.is_flat
-    assert not progress.is_in_vain
-
-
-def back(then: float, *later: float) -> Progress:
-    """Rolled back at a loss of 1, in the middle of a run."""
-    progress = after([2.0 - t / 50 for t in range(50)])
-    progress = progress.rolled_back(50)
-    for loss in later:
-        progress = progress.after([Block(loss + then, 2)] * 4)
-    return progress
-
-
-def test_rolled_back_in_vain() -> None:
-    assert not after([2.0 - t / 50 for t in range(50)]).is_in_vain
-    assert not back(0.0, *[0.5] * 6).is_in_vain
-    assert back(1.0, *[0.5] * 6).is_in_vain
-    assert not back(1.0, 0.5).is_in_vain  # it is too early to say
-    assert back(1.0, *[0.5] * 6).rolled_back(60).before == back(1.0).before  # the first one counts
 
 
 def noisy(history: Callable[[int], float], steps: int, seed: int = 0) -> list[float]:
@@ -149,4 +131,4 @@ def test_what_came_after_the_weights_that_are_put_back_is_forgotten() -> None:
     assert back.latest < 1.6 < progress.latest
     assert back.undone is None
     assert not back.fell
-    assert (back.start, back.before) == (progress.start, progress.latest)
+    assert back.start == progress.start

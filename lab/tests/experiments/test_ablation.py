@@ -117,10 +117,10 @@ def test_parts_are_switched_off() -> None:
     for name in (AS_IT_IS, "never straight", "no estimate", "no ceiling"):
         run = run_of(name, 200, 1e-5, 0)
         after_round(run, (0, 1), fine)
-        first = run.state.level
+        first = run.state.log_factor
         straight = Sums(numerator=1.0, denominator=1.0, rates=1e-9, straight=1e-9)
         after_round(run, (1, 3), fine._replace(sums=straight))
-        levels[name] = run.state.level - first
+        levels[name] = run.state.log_factor - first
         after_round(run, (3, 5), fine._replace(sums=straight._replace(numerator=-1.0)))
         assert math.isinf(run.state.ceiling) == (name == "no ceiling"), name
     assert levels[AS_IT_IS] == levels["no estimate"] == pytest.approx(math.log(2))

@@ -159,7 +159,7 @@ class Guard:
         self._optimizer, self._model = optimizer, model
         self._replica_tensors = ReplicaTensors(model)
         self._replica_tensors.remember(optimizer)
-        self._replica_tensors.set_aside(nan_buffers(model) | infinite_buffers(model))
+        self._replica_tensors.set_aside(nan_buffers(model) | infinite_buffers(model))  # they say nothing of divergence
         self._state, self._snapshots = GuardState(), Snapshots(host=OLD)
         self._t = self._looked = 0
         """Calls of :meth:`step` so far, and how many of these steps were looked at."""
@@ -256,7 +256,7 @@ class Guard:
         self._loans.give_back()  # a step that has raised did not
         self._snapshots.watch(self._optimizer)
         self._rank_group.check_step(t)
-        self._meet()
+        self._connect()
         self._t = t + 1
         self._calls += self._calls >= 0
         if self._calls >= _PATIENCE:
@@ -285,7 +285,7 @@ class Guard:
         self._readings.add(t, size=largest(trained_parameters(self._optimizer)), rest=rest)
         self._screened = screened(self._optimizer)  # layers may have been added, frozen or thawed
 
-    def _meet(self) -> None:
+    def _connect(self) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
         if not self._rank_group.is_due:
             return

@@ -9,9 +9,10 @@ so far, *and* by more than single batches differ:
 
 The gain is how far the level has fallen in all, and :math:`\sigma` is the noise: the standard deviation of a single
 step's loss, estimated from second differences of the blocks. If the gradients have turned against the path so far,
-which harder data do not do, 3 deviations are enough, once 48 second differences are known. While the schedule falls, it
-takes the whole gain. Four steps in a row without a finite loss have diverged, too. All these numbers are in
-:class:`Limits`: change them there.
+which harder data do not do, the round is *doubted*: 3 deviations are enough, once 48 second differences are known.
+While the schedule falls, it takes the whole gain. Four steps in a row without a finite loss have diverged, too. All
+these numbers are in :class:`Limits`: change them there. LOG is ``lab/experiments/LOG.md``, whose entries are named by
+their headings.
 
 For rounds of a few steps (:data:`LOOKS`) the last changes of the level stand in place of the gain: a leap has diverged
 if it is twice the largest of them and above the noise, even if little of all that was gained is lost.
@@ -179,8 +180,8 @@ class LossHistory(NamedTuple):
         ordered = sorted(self.second_differences)
         usual = ordered[3 * count // 4] / 2.82
         sizes = [size for size in ordered if size > 0]
-        bits = sizes[1] / 2 if len(sizes) > 1 else 0.0  # losses of few bits: half a step between neighbours
-        return max(usual, bits) * (1 + 5 / math.sqrt(count))
+        grain = sizes[1] / 2 if len(sizes) > 1 else 0.0  # losses of few digits: half the distance of neighbours
+        return max(usual, grain) * (1 + 5 / math.sqrt(count))
 
 
 def judge(

@@ -25,7 +25,7 @@ from hdet.parameters import (
     trained_parameters,
     write_,
 )
-from hdet.ranks.shards import local, refresh, reshard, reshard_all, rewrapped
+from hdet.ranks.shards import PLAIN, local, refresh, reshard, reshard_all, rewrapped
 
 START = -1
 """The slot of the snapshot from before the first step."""
@@ -124,6 +124,8 @@ class Snapshots:
         self._retiring.wait()
         parameters = trained_parameters(optimizer)
         ids, buffers, states = [id(p) for p in parameters], _buffers(model), _states(optimizer, parameters)
+        if not all(type(p) in PLAIN for p in parameters):  # sharded: a copy holds this rank's part
+            parameters, buffers, states = _mapped([parameters, buffers, states], local)
         old, numbers = self._copies.pop(slot, None), _numbers(optimizer)
         if old is not None and (old.parameters != ids or any(old is other for other in self._copies.values())):
             old = None  # its memory cannot be used again
@@ -272,7 +274,7 @@ def _saved(copy: _Copy, names: Collection[str], optimizer: Optimizer) -> dict[st
 
 
 def _places(tensors: Iterable[Tensor]) -> list[int]:
-    return [local(tensor).data_ptr() for tensor in tensors]
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _by_id(optimizer: Optimizer) -> dict[int, Tensor]:
@@ -310,7 +312,7 @@ def _remember_(optimizer: Optimizer, parameters: Sequence[Tensor], states: Seque
         for name, value in state.items():
             current = now.get(name)
             if isinstance(value, Tensor) and isinstance(current, Tensor) and local(current).shape == value.shape:
-                pairs.append((current, value))
+                pairs.append((local(current), value))
             else:
                 now[name] = _cloned(value, p.device, p)
         for name in set(now) - set(state):
@@ -443,8 +445,6 @@ class Slabs:
 def copied(value: Any, old: Any, on_device: bool, pairs: _Pairs, slabs: Slabs) -> Any:
     """A copy's structure; what is still to be copied is added to ``pairs``, for :meth:`Storage.fill_`.
 
-    Of a sharded tensor a copy holds this rank's part.
-
     Args:
         value: tensors in lists and dicts, as optimizers keep them.
         old: an earlier copy, whose memory is used again if its tensors are of the same shapes, in the same order.
@@ -455,7 +455,7 @@ def copied(value: Any, old: Any, on_device: bool, pairs: _Pairs, slabs: Slabs) -
     earlier = iter(leaves(old))
 
     def copy(tensor: Tensor) -> Tensor:
-        source, before = local(tensor).detach(), next(earlier, None)
+        source, before = tensor.detach(), next(earlier, None)
         target = before if _fits(before, source, on_device) else _memory_for(source, on_device, slabs)
         pairs.append((target, source))
         return target

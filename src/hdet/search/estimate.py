@@ -8,7 +8,7 @@ estimated rate is
     \quad s = \sum_k w_k g_k, \quad \bar u = \frac{x_0 - x_n}{\sum_k \eta_k}.
 
 The numerator says how much further down the gradients still point along the path; the denominator is what the mean
-update gains per unit of the rate. While gradients agree, the estimate stays ahead of the rate and grows with it. Once
+update gains per unit of the rate. While gradients agree, the estimate stays above the rate and grows with it. Once
 the rate is high enough for steps to go to and fro, gradients cancel, and it stops growing. The weights :math:`w_k` grow
 as :math:`\eta_k^2` while the rate rises and stay the same if it falls, so that the small first steps count little.
 

@@ -1,6 +1,11 @@
 """What the ranks of a search do together: they check that they agree, average buffers, and gather what each has seen.
 
 After each of these all ranks know the same, so that all make the same decision. A search on one rank skips them.
+
+:mod:`hdet.ranks` serves replica ensembles too, so to its code each rank is a *replica*, although the ranks of a search
+hold one model. What it needs here: an :class:`Occasion` is the call of the user's in which ranks communicate, and
+:class:`Shown` is what a rank shows the others then; :func:`arriving` adds to the error of a failed collective which
+ranks are missing; buffers that are *set aside* are expected to be equal.
 """
 
 from __future__ import annotations

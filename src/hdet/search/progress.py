@@ -13,6 +13,8 @@ maximised.
 
 If the loss is above all beginnings, or had fallen and is back where it began, what was learned is *undone*: the network
 is dead, or about to be.
+
+LOG is ``lab/experiments/LOG.md``; its entries are named by their headings.
 """
 
 from __future__ import annotations
@@ -68,12 +70,8 @@ class Progress(NamedTuple):
     """One for each round, without those that were rolled back."""
     last: tuple[Block, ...] = ()
     """The last two blocks: the noise of short rounds needs neighbours."""
-    before: float = math.nan
-    """The latest loss before training was first rolled back ..."""
-    turned: int = 0
-    """... and how many stretches there were when it last was."""
     fell: bool = False
-    """Whether the loss had clearly fallen at the end of any round since then."""
+    """Whether the loss had clearly fallen at the end of any round since the last rollback."""
 
     def after(self, blocks: Sequence[Block], end: int = 0) -> Progress:
         """A round has ended with these losses, at a step of the schedule.
@@ -97,9 +95,8 @@ class Progress(NamedTuple):
 
     def rolled_back(self, step: int) -> Progress:
         """The losses after a rollback to the weights of ``step``."""
-        before = self.latest if math.isnan(self.before) else self.before
         kept = tuple(one for one in self.stretches if one.end <= step)
-        return self._replace(stretches=kept, before=before, turned=len(kept), last=(), fell=False)
+        return self._replace(stretches=kept, last=(), fell=False)
 
     @property
     def first(self) -> float:
@@ -151,11 +148,6 @@ class Progress(NamedTuple):
         has_risen = all(-one.fall > doubt * one.noise for one in falls)
         is_undone = falls and (has_risen or (self.fell and all(one.fall <= 0 for one in falls)))
         return (self.first, self.latest) if is_undone else None
-
-    @property
-    def is_in_vain(self) -> bool:
-        """Whether training was rolled back, and the loss is not below what it was before."""
-        return self.turned <= len(self.stretches) - len(_latest(self.stretches)) and self.latest >= self.before
 
 
 class _Fall(NamedTuple):

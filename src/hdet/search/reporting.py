@@ -119,21 +119,15 @@ def warn_of_missing_losses(t: int) -> None:
     )
 
 
-def warn_of_losses(found: Found, progress: Progress, t: int, sign: float, *, ends: bool) -> None:
-    """Warn, at the schedule's peak and at the end, of losses that have not fallen and of rollbacks in vain.
+def warn_of_losses(progress: Progress, t: int, sign: float, *, ends: bool) -> None:
+    """Warn, at the schedule's peak and at the end, of losses that have not fallen.
 
     ``sign``: what losses were multiplied by, so that lower is better.
     """
-    first, before, latest = (sign * loss for loss in (progress.first, progress.before, progress.latest))
     if progress.is_flat or (ends and not progress.has_fallen()):
         verdict = "nothing was learned" if progress.is_flat else "it has not fallen beyond its noise, or hardly"
-        so_far = "" if ends else " so far"
-        warn(f"the train loss was {first:.4g} and is {latest:.4g} at step {t}: {verdict}{so_far}. {_LEARN}")
-    elif ends and progress.is_in_vain:
-        warn(
-            f"training was rolled back in vain: the train loss was {before:.4g} before and is {latest:.4g} at the end. "
-            f"Clip gradients, or keep the rate below: highest={found.max_lr}"
-        )
+        words = f"the train loss was {sign * progress.first:.4g} and is {sign * progress.latest:.4g} at step {t}"
+        warn(f"{words}: {verdict}{'' if ends else ' so far'}. {_LEARN}")
 
 
 def log_end(found: Found, *, has_peak: bool) -> None:
@@ -186,7 +180,7 @@ def record_of(
     return {
         **record,
         "shape": now,
-        "estimated_rate": math.exp(evidence.estimated_level) * then[memory.lead],
+        "estimated_rate": math.exp(evidence.estimated_log_factor) * then[memory.lead],
         "found": found.rate,
         "found_rates": list(found.rates),
         "status": found.status,

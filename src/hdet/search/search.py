@@ -29,14 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import (
-    STATE_VERSION,
-    STATE_WORDS,
-    check_run,
-    reading,
-    run_state,
-    warn_unless_by_steps,
-)
+from hdet.checks import STATE_VERSION, STATE_WORDS, check_run, reading, run_state, warn_unless_by_steps
 from hdet.errors import DivergedError, ResumeWarning
 from hdet.events import Reason
 from hdet.journal.writer import JournalWriter
@@ -231,9 +224,9 @@ class Search:
         return Sampling.NONE if self.memory.is_falling else Sampling.SOME
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        """The hook: a step is about to be made, or a further part of one."""
+        """The hook: a step is about to be made, or a further part of one that the optimizer makes in parts, as ZeRO."""
         self._snapshots.wait()
-        if not stands_still(optimizer):
+        if not stands_still(optimizer):  # a step at the rate 0, as torch.distributed.checkpoint makes, does not count
             self._keep_start(optimizer)
             self._sampler.before_step(optimizer, self._sampling)
 
@@ -271,7 +264,7 @@ class Search:
         if _is_distributed():
             self.ranks.connect(optimizer, before)
         if not self.journal_writer.is_locked and self.replica_index.size == 1:
-            self.journal_writer.lock(Solo(), writes=True)
+            self.journal_writer.lock(Solo(), writes=True)  # a group of one rank
         self._hook.inside = False
         self._snapshots.watch(optimizer)
         end_step(optimizer)
@@ -329,6 +322,7 @@ class Search:
         then, now = schedule(span[0]), schedule(span[1])
         rates = self.rates(then, span[0])
         is_alone = not _is_distributed() or self.rank_group.group.replica_index.size == 1
+        # arriving: the error of a failed collective names the ranks that are missing
         with nullcontext() if is_alone else arriving(f"the end of a round, at step {span[1]}"):
             evidence, writes = self._gather(optimizer, span, is_alone)
         gathered = time.perf_counter()
@@ -424,7 +418,7 @@ class Search:
                 moved=measured.moved if seen.is_finite else math.inf,
                 gradients=() if measured.is_broken else measured.gradients,
             ),
-            estimated_level=_level(measured.estimated_rate, then[memory.lead]),
+            estimated_log_factor=_log_ratio(measured.estimated_rate, then[memory.lead]),
             made=self._sampler.made,
             has_losses=memory.has_losses,
             has_fallen=progress.is_below,
@@ -488,7 +482,7 @@ class Search:
             return
         told = memory.told
         if (ends or peaks_now) and self.rule.searches and memory.progress.is_known:
-            reporting.warn_of_losses(told, memory.progress, t, sign, ends=ends)
+            reporting.warn_of_losses(memory.progress, t, sign, ends=ends)
         if ends and self.holds_rise:
             # a schedule of the user's own has no peak to be given
             reporting.log_end(told, has_peak="schedule" not in self.journal_writer.arguments)
@@ -632,6 +626,6 @@ def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
     return Memory.loaded(state), bool(state["searches"]), int(state["made"]), int(state["begun"])
 
 
-def _level(rate: float, guess: float) -> float:
+def _log_ratio(rate: float, guess: float) -> float:
     """log m of an estimated rate; -inf if the gradients say nothing."""
     return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf
