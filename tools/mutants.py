@@ -55,12 +55,11 @@ COVERED = {
     "search/constants": "search: rule golden twin parity",
     "search/estimate": "search: estimate measure rule golden twin parity",
     "search/measure": "search: measure estimate pieces golden saving twin found parity",
-    "search/memory": "search: words golden found search parity",
+    "search/memory": "search: words golden saving found search parity; checkpoint: search_resume",
     "search/pieces": "search: measure pieces golden saving; schedulers: late_groups; search: parity",
     "search/gathering": "search: golden rounds found ranks parity",
     "search/rule": "search: measure rounds estimate rule golden twin parity",
     "search/sampling": "search: hooks rounds golden found search parity",
-    "search/saving": "search: saving; checkpoint: search_resume",
     "search/search": "search: hooks rounds saving golden found ranks search parity; checkpoint: search_resume",
     # rollback: snapshots, the judge, the guard
     "rollback/guard": "rollback: guard guard_ranks; checkpoint: guard_resume",
