@@ -132,12 +132,12 @@ class Run:
         self._stretch += end - begin
         sums = measured.sums or Sums(0.0, 0.0, 0.0)
         rate, straight = estimate(sums), straightness(sums)
-        estimated_level = math.log(rate / (self.guess * self.shape[end - 1])) if rate > 0 else -math.inf
+        estimated_log_factor = math.log(rate / (self.guess * self.shape[end - 1])) if rate > 0 else -math.inf
         blocks = blocks_of(measured.losses) if self.losses else self._judged(measured.sizes)
         if self._dice is not None:
             self._rounds.append(blocks)
             blocks = self._dice.choice(self._rounds)
-            estimated_level, straight = -math.inf, float(self._dice.random() < 0.5)
+            estimated_log_factor, straight = -math.inf, float(self._dice.random() < 0.5)
         progress = self._progress.after(blocks, end) if self.losses else self._progress
         evidence = Evidence(
             span=(begin, end),
@@ -152,10 +152,10 @@ class Run:
                 rates=sums.rates,
                 stretch=self._stretch,
             ),
-            estimated_level=estimated_level,
+            estimated_log_factor=estimated_log_factor,
             has_losses=self.losses,
             has_fallen=progress.is_below,
-            lost=progress.lost,
+            undone=progress.undone,
         )
         decision = self.rule.after_round(self.state, evidence)
         self.state = decision.state

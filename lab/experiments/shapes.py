@@ -42,7 +42,7 @@ def factors(state: State, steps: Factors, constants: Constants = DEFAULT) -> Fac
     """:meth:`State.factor` at many steps."""
     rises = (state.phase is Phase.SEARCHING) & (steps < state.peak)
     rise = np.where(rises, np.maximum(constants.min_rise, (steps + 1) / (state.peak + 1)), 1.0)
-    return np.minimum(math.exp(state.level) * rise, math.exp(min(state.ceiling, HIGHEST)))
+    return np.minimum(math.exp(state.log_factor) * rise, math.exp(min(state.ceiling, HIGHEST)))
 
 
 def _fall(t: Factors, top: float, steps: int) -> Factors:

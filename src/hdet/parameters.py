@@ -262,7 +262,7 @@ def write_(tensors: Sequence[Tensor], values: Iterable[Tensor]) -> None:
     Inside ``torch.autocast`` the casts of earlier weights are cached, and forward passes would go on using them: the
     cache is cleared.
     """
-    copy_all_(zip(tensors, values, strict=True))
+    copy_all_(zip(map(local, tensors), map(local, values), strict=True))
     torch.clear_autocast_cache()
 
 
@@ -276,13 +276,13 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def copy_all_(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy the second of each pair into the first: a few launches for those of one device and kind.
+    """Copy the second of each pair into the first: a few launches for those of one device and kind. None is sharded.
 
     If memory of the host is pinned, nothing waits for copies between it and a device: wait for the device before you
     read them on the host. Other copies are there at once, on every kind of device.
     """
     alike: dict[tuple[torch.device, torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in ((local(one), local(other)) for one, other in pairs):
+    for target, source in pairs:
         targets, sources = alike.setdefault((target.device, source.device, target.dtype, source.dtype), ([], []))
         targets.append(target)
         sources.append(source)

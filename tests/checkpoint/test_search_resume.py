@@ -101,11 +101,11 @@ def damaged(state: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
         ("version", 5),
         ("way", "replicas"),
         ("way", "probed"),
-        ("found", [["level", 0.0]]),
+        ("found", [["log_factor", 0.0]]),
         ("found", None),
         ("begun", "one"),
         ("rounds", None),
-        ("highest", "high"),
+        ("peaks", ["high"]),
         ("knobs", ["lr[0]", "lr[1]"]),
     ],
 )
@@ -179,7 +179,7 @@ def test_copies_of_a_scheduler_go_their_own_way() -> None:
     for other in (copy.deepcopy(scheduler), pickle.loads(pickle.dumps(scheduler.state_dict()))):
         state = other if isinstance(other, dict) else other.state_dict()
         search = dict(state["hdet"]["found"])
-        assert search["level"] == pytest.approx(math.log(scheduler._run.found.peak_factor))
+        assert search["log_factor"] == pytest.approx(math.log(scheduler._run.found.peak_factor))
         assert repr(search) == repr(dict(scheduler.state_dict()["hdet"]["found"]))
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdet.errors import ArgumentError
-from hdet.rollback.judge import BLOCKS, Block
-from hdet.rollback.losses import Losses, merged, table_of
+from hdet.rollback.judge import BLOCKS, Block, merged, table_of
+from hdet.rollback.losses import Losses
 
 pytestmark = pytest.mark.quick
 
@@ -85,15 +85,15 @@ def test_an_infinite_loss_beside_some_near_the_largest_float_has_an_infinite_mea
 
 def test_a_round_is_remembered_until_it_is_reset() -> None:
     losses = Losses()
-    assert (losses.count, losses.ever, losses.values()) == (0, False, [])
+    assert (losses.count, losses.ever, losses.read()) == (0, False, [])
     assert math.isnan(losses.mean())
     losses.add(1.0, 0)
     losses.add(torch.tensor([3.0]), 1)
     losses.add(2, 2)
-    assert (losses.count, losses.ever, losses.values(), losses.mean()) == (3, True, [1.0, 3.0, 2.0], 2.0)
-    assert losses.table(3) == table_of([(0, 1.0), (1, 3.0), (2, 2.0)], 3)
+    assert (losses.count, losses.ever, losses.mean()) == (3, True, 2.0)
+    assert losses.read() == [(0, 1.0), (1, 3.0), (2, 2.0)]
     losses.reset()
-    assert (losses.count, losses.ever, losses.values()) == (0, True, [])
+    assert (losses.count, losses.ever, losses.read()) == (0, True, [])
 
 
 @pytest.mark.parametrize("infinite", [[math.inf, 1.0], [-math.inf, math.inf], [math.nan]])
@@ -108,40 +108,45 @@ def test_a_tensor_may_be_written_to_at_once() -> None:
     losses, loss = Losses(), torch.tensor(1.0)
     losses.add(loss)
     loss.fill_(9.0)
-    assert losses.values() == [1.0]
+    assert losses.read() == [(0, 1.0)]
 
 
-class Elsewhere(Losses):
-    """Takes tensors for those of another device."""
+class Elsewhere(torch.Tensor):
+    """Stands for a tensor of another device."""
 
-    def add(self, loss: float | torch.Tensor, step: int = 0) -> None:
-        if isinstance(loss, torch.Tensor):
-            self._store(loss)
-            self._device_steps.append(step)
-        else:
-            super().add(loss, step)
+    is_cpu = False
+
+
+def elsewhere(loss: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.tensor(loss, dtype=dtype).as_subclass(Elsewhere)
 
 
 def test_losses_on_a_device_stay_there_until_they_are_read() -> None:
-    losses, numbers = Elsewhere(), [float(k) for k in range(150)]  # more than there is room for at first
+    losses, numbers = Losses(), [float(k) for k in range(150)]
     for k, number in enumerate(numbers):
-        losses.add(torch.tensor(number, dtype=torch.bfloat16 if k < 100 else torch.float32), k)
-    (held,) = losses.on_device()
-    assert held.tolist() == numbers
-    assert held.dtype == torch.float32
-    losses.take(held.tolist())
+        losses.add(elsewhere(number, torch.bfloat16 if k < 100 else torch.float32), k)
+    held = losses.on_device()
+    assert torch.stack(held).tolist() == numbers
+    assert {loss.dtype for loss in held} == {torch.float32}
+    assert losses.read(numbers) == list(enumerate(numbers))
     assert losses.on_device() == []
-    assert losses.values() == numbers
     assert losses.count == 150
 
 
+def test_a_tensor_of_a_device_may_be_written_to_at_once() -> None:
+    losses, loss = Losses(), elsewhere(1.0)
+    losses.add(loss)
+    loss.fill_(9.0)
+    assert losses.read() == [(0, 1.0)]
+
+
 def test_losses_of_host_and_device_keep_their_steps() -> None:
-    losses = Elsewhere()
-    for step, loss in enumerate([torch.tensor(1.0), 2.0, torch.tensor(3.0), 4.0]):
+    losses = Losses()
+    for step, loss in enumerate([elsewhere(1.0), 2.0, elsewhere(3.0), 4.0]):
         losses.add(loss, step)
     assert losses.count == 4
-    assert sorted(losses.saved()) == [[0, 1.0], [1, 2.0], [2, 3.0], [3, 4.0]]
-    assert losses.table(4) == Losses.loaded(losses.saved()).table(4)
+    assert losses.saved() == [[0, 1.0], [1, 2.0], [2, 3.0], [3, 4.0]]
+    assert losses.read() == Losses.loaded(losses.saved()).read()
     losses.reset()
     assert (losses.count, losses.ever) == (0, True)
 

@@ -153,8 +153,8 @@ def test_snapshots_are_near_once_two_of_them_have_found_room(monkeypatch: pytest
     near = []
     for slot in (0, 1):
         monkeypatch.setattr(Storage, "has_room", lambda self, tensors: False)
-        near.append(kept.is_near(optimizer))
+        near.append(kept.fit_on_device(optimizer))
         monkeypatch.setattr(Storage, "has_room", lambda self, tensors: True)
         kept.keep(slot, optimizer, None)
     monkeypatch.setattr(Storage, "has_room", lambda self, tensors: False)
-    assert [*near, kept.is_near(optimizer)] == [False, False, True]
+    assert [*near, kept.fit_on_device(optimizer)] == [False, False, True]

@@ -115,7 +115,7 @@ def test_a_step_that_raises_is_followed_by_others() -> None:
 
     with pytest.raises(KeyError):
         optimizer.step(fails)
-    owner.hook.step_is_over()  # as a scheduler says where it is stepped
+    owner.hook.inside = False  # as a scheduler says where it is stepped
     p.grad = torch.tensor(1.0)
     optimizer.step()
     optimizer.step()

@@ -78,7 +78,7 @@ def test_it_is_the_formula_for_any_optimizer_and_any_unit_of_the_loss(make: type
     way, origin = (torch.cat([p.detach().flatten() for p in ps]) for ps in (parameters, places[0]))
     assert found.moved == pytest.approx(float((way - origin).norm() / origin.norm()))
     assert (found.rates, found.stretch) == (pytest.approx(sum(rates)), 9)
-    assert not found.lost
+    assert not found.is_broken
 
 
 def descend(
@@ -142,18 +142,22 @@ def test_a_gradient_that_is_not_finite_is_said(bad: float) -> None:
     """Sums that went through it are lost; its size is not hidden."""
     measure, p = Measure([0]), doubles(1.0, 1.0)
     found = descend(measure, p, [1.0, [bad, 1.0]], [0.1, 0.1])
-    assert (found.lost, found.estimated_rate, found.straightness) == (True, 0.0, 0.0)
+    assert (found.is_broken, found.estimated_rate, found.straightness) == (True, 0.0, 0.0)
     assert found.gradients == (1.0, pytest.approx(bad, nan_ok=True))
     measure.begin_path()
     found = descend(measure, p, [1.0] * 3, [0.1] * 3)
-    assert (found.estimated_rate, found.straightness, found.lost) == (pytest.approx(0.1), pytest.approx(1.0), False)
+    assert (found.estimated_rate, found.straightness, found.is_broken) == (
+        pytest.approx(0.1),
+        pytest.approx(1.0),
+        False,
+    )
 
 
 def test_weights_that_are_no_numbers_are_infinitely_far() -> None:
     measure, p = Measure([0]), doubles(1.0)
     optimizer = torch.optim.SGD([p], lr=0.1)
     measure.set_origin(optimizer)
-    measure.look(optimizer)
+    measure.sample_sizes(optimizer)
     with torch.no_grad():
         p.fill_(math.nan)
     assert result(measure, optimizer).moved == math.inf
@@ -203,8 +207,10 @@ def test_steps_that_are_not_sampled_count_with_their_rates_only() -> None:
 
 
 def test_before_a_first_step_is_known_only_sizes_are_looked_at() -> None:
-    found = descend(Measure([0]), doubles(1.0), [3.0, -4.0], [0.1, 0.1], lambda m, optimizer, k: m.look(optimizer))
-    assert (found.estimated_rate, found.straightness, found.lost) == (0.0, 0.0, False)
+    found = descend(
+        Measure([0]), doubles(1.0), [3.0, -4.0], [0.1, 0.1], lambda m, optimizer, k: m.sample_sizes(optimizer)
+    )
+    assert (found.estimated_rate, found.straightness, found.is_broken) == (0.0, 0.0, False)
     assert (found.gradients, found.rates, found.stretch) == ((3.0, 4.0), pytest.approx(0.2), 2)
 
 
@@ -234,7 +240,7 @@ def test_a_scaled_gradient_is_read_without_its_scale_and_a_step_left_out_counts_
 
     found = descend(Measure([0]), doubles(1.0), [1024.0, math.inf, 2048.0], [0.1] * 3, see)
     assert found.gradients == (1.0, 0.0, 2.0)
-    assert not found.lost
+    assert not found.is_broken
 
 
 def test_layers_that_are_frozen_or_thawed_are_noticed() -> None:
@@ -302,7 +308,7 @@ def test_rates_of_zero_that_are_tensors_forget_nothing() -> None:
         found.append(descend(Measure([0]), doubles(1.0, 1.0), [1.0] * 4, rates))
     assert found[1].estimated_rate == pytest.approx(found[0].estimated_rate)
     assert found[0].estimated_rate > 0
-    assert not found[1].lost
+    assert not found[1].is_broken
 
 
 @pytest.mark.parametrize("kind", ["plain", "a large bias", "an unused table"])
@@ -319,7 +325,7 @@ def test_no_minority_of_the_numbers_decides_how_long_weights_are(kind: str) -> N
         optimizer.zero_grad()
         model(torch.ones(4, 6)).sum().backward()
         measure.set_origin(optimizer)
-        measure.look(optimizer) if k == 0 else measure.sample(optimizer)
+        measure.sample_sizes(optimizer) if k == 0 else measure.sample(optimizer)
         optimizer.step()
         moved.append(result(measure, optimizer).moved)
         measure.begin_path()

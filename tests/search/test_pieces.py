@@ -37,10 +37,8 @@ def test_there_and_back(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = Pieces(tensors)
     kept = pieces.copied(tensors)
     assert {vector.dtype for vector in kept} == {torch.float32, torch.float64}
-    others = [torch.zeros_like(tensor) for tensor in tensors]
-    pieces.write_(others, kept)
-    for mine, theirs in zip(others, tensors, strict=True):
-        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(pieces.as_tensors(kept, tensors), tensors, strict=True):
+        assert torch.equal(mine, theirs.to(mine.dtype))
     for vector, whole in zip(pieces.gathered(tensors, 0), kept, strict=True):
         assert torch.equal(vector, whole)
     assert all(map(torch.equal, tensors, some_tensors()))  # read, never written to

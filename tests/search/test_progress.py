@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from hdet.rollback.judge import Block
-from hdet.rollback.losses import merged, table_of
+from hdet.rollback.judge import merged, table_of
 from hdet.search.progress import Progress
 from hdet.search.rule import next_end
 
@@ -96,24 +95,6 @@ def test_few_losses_say_nothing(losses: list[float]) -> None:
     assert not progress.is_known
     assert not progress.has_fallen()
     assert not progress.is_flat
-    assert not progress.is_in_vain
-
-
-def back(then: float, *later: float) -> Progress:
-    """Rolled back at a loss of 1, in the middle of a run."""
-    progress = after([2.0 - t / 50 for t in range(50)])
-    progress = progress.rolled_back(50)
-    for loss in later:
-        progress = progress.after([Block(loss + then, 2)] * 4)
-    return progress
-
-
-def test_rolled_back_in_vain() -> None:
-    assert not after([2.0 - t / 50 for t in range(50)]).is_in_vain
-    assert not back(0.0, *[0.5] * 6).is_in_vain
-    assert back(1.0, *[0.5] * 6).is_in_vain
-    assert not back(1.0, 0.5).is_in_vain  # it is too early to say
-    assert back(1.0, *[0.5] * 6).rolled_back(60).before == back(1.0).before  # the first one counts
 
 
 def noisy(history: Callable[[int], float], steps: int, seed: int = 0) -> list[float]:
@@ -123,7 +104,7 @@ def noisy(history: Callable[[int], float], steps: int, seed: int = 0) -> list[fl
 
 @pytest.mark.parametrize("offset", [0.0, -1e3, 1e6])
 @pytest.mark.parametrize(
-    ("history", "below", "lost"),
+    ("history", "below", "undone"),
     [
         (lambda t: 2.3, False, False),
         (lambda t: 2.3 - t / 60, True, False),
@@ -133,13 +114,13 @@ def noisy(history: Callable[[int], float], steps: int, seed: int = 0) -> list[fl
     ],
     ids=["flat", "falls", "rises", "dies", "suffers"],
 )
-def test_what_is_lost(history: Callable[[int], float], below: bool, lost: bool, offset: float) -> None:
+def test_what_is_undone(history: Callable[[int], float], below: bool, undone: bool, offset: float) -> None:
     """Whatever the losses are counted from."""
     found = [after([loss + offset for loss in noisy(history, 104, seed)]) for seed in range(20)]
     assert sum(progress.is_below for progress in found) >= 19 if below else sum(p.is_below for p in found) <= 1
-    assert sum(progress.is_lost for progress in found) >= 19 if lost else sum(p.is_lost for p in found) == 0
+    assert (19 if undone else 0) <= sum(progress.undone is not None for progress in found) <= (20 if undone else 0)
     for progress in found:
-        assert progress.lost == ((progress.first, progress.latest) if progress.is_lost else None)
+        assert progress.undone in (None, (progress.first, progress.latest))
 
 
 def test_what_came_after_the_weights_that_are_put_back_is_forgotten() -> None:
@@ -148,6 +129,6 @@ def test_what_came_after_the_weights_that_are_put_back_is_forgotten() -> None:
     back = progress.rolled_back(43)
     assert max(one.end for one in back.stretches) == 43
     assert back.latest < 1.6 < progress.latest
-    assert not back.is_lost
+    assert back.undone is None
     assert not back.fell
-    assert (back.start, back.before) == (progress.start, progress.latest)
+    assert back.start == progress.start

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 import hdet
 from hdet.errors import DisagreementError
-from hdet.rollback.losses import Losses
-from hdet.search.gathering import _none_is_nan
 from tests.problems import network
 from tests.processes import error_of, run_ranks
 from tests.search.runs import built, final_loss, search_of, train, two_groups
@@ -128,18 +126,13 @@ def test_an_argument_that_differs_is_named(name: str) -> None:
         assert re.search(f"rank 1: .*{name} = False", words)
 
 
-@pytest.mark.parametrize(("last", "sound"), [(1.0, True), (math.inf, True), (math.nan, False)])
-def test_buffers_are_sound_unless_one_of_them_is_no_number(last: float, sound: bool) -> None:
-    buffers = [torch.ones(3), torch.tensor(7), torch.tensor([0.0, last])]
-    assert _none_is_nan(buffers, torch.device("cpu")).item() is sound
-    assert _none_is_nan([], torch.device("cpu")).item() is True
-
-
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("name", ["weights", "buffers", "neither"])
-def test_weights_and_buffers_must_both_be_sound(name: str) -> None:
+def test_weights_must_be_finite_and_buffers_not_nan(name: str, value: float) -> None:
     model = nn.BatchNorm1d(2)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     search = search_of(hdet.OneCycleLR(optimizer, max_lr="auto", total_steps=60, model=model))
     with torch.no_grad():
-        {"weights": model.weight, "buffers": model.running_mean, "neither": torch.ones(1)}[name].fill_(math.nan)  # type: ignore[union-attr]
-    assert search.ranks.gather(optimizer, (3, 4), None, Losses(), 4).is_sound is (name == "neither")
+        {"weights": model.weight, "buffers": model.running_mean, "neither": torch.ones(1)}[name].fill_(value)  # type: ignore[union-attr]
+    is_fine = name == "neither" or (name == "buffers" and value == math.inf)
+    assert search._gather(optimizer, (3, 4), is_alone=True)[0].is_finite is is_fine

@@ -25,7 +25,8 @@ HISTORY = LossHistory(
     lowest=1.0, gain=2.0, before=(1.0, 1.1), recent=(Block(1.1, 1),) * 4, second_differences=(0.01,) * 20
 )
 """The level fell from 3 to 1; 0.6 more is too much."""
-SEARCHING = State(Phase.SEARCHING, level=0.0, peak=PEAK, history=HISTORY, snapshots=(Snapshot(90, 0), Snapshot(100, 1)))
+KEPT = (Snapshot(90, 0), Snapshot(100, 1))
+SEARCHING = State(Phase.SEARCHING, log_factor=0.0, peak=PEAK, history=HISTORY, snapshots=KEPT)
 """Well into a search, at the guess itself."""
 AGAIN = Event.RESTARTED
 CLIMB = math.exp(c.max_climb * 20 / (PEAK + 1))
@@ -92,10 +93,10 @@ def test_a_first_step_that_was_too_long_is_undone(moved: float, undone: bool) ->
 def test_a_first_step_to_nowhere_is_undone_and_tried_far_lower() -> None:
     decision = first_step(math.inf)
     assert (decision.action, decision.event, decision.resets_path) == (Action.RESTART, AGAIN, True)
-    assert decision.state == RULE.begin()._replace(level=pytest.approx(math.log(1e-6)))
+    assert decision.state == RULE.begin()._replace(log_factor=pytest.approx(math.log(1e-6)))
     for _ in range(9):
         decision = first_step(math.inf, decision.state)
-    assert decision.state.level == math.log(1e-15)  # the bound of all factors: a lower level would not be the rate's
+    assert decision.state.log_factor == math.log(1e-15)  # the bound of all factors: a lower one would not be the rate's
 
 
 @pytest.mark.parametrize(
@@ -117,25 +118,25 @@ def test_a_first_step_of_which_much_may_be_rounding_is_made_again(
     assert (decision.action is Action.RESTART) == (decision.state.phase is Phase.FIRST) == (longer is not None)
     assert (decision.event, decision.resets_path) == (Event.FIRST_STEP, True)
     if longer is not None:
-        assert decision.state == RULE.begin()._replace(level=pytest.approx(math.log(c.initial_factor * longer)))
+        assert decision.state == RULE.begin()._replace(log_factor=pytest.approx(math.log(c.initial_factor * longer)))
 
 
 def test_a_first_step_that_may_not_be_longer_counts() -> None:
     """The user's bound, or the largest factor that there is."""
-    level = RULE.begin().level
+    level = RULE.begin().log_factor
     assert first_step(1e-9, highest=level).state.phase is Phase.SEARCHING
     assert first_step(1e-9, RULE.begin().at(math.inf)).state.phase is Phase.SEARCHING
-    assert first_step(1e-9, highest=level + 1).state.level == level + 1
+    assert first_step(1e-9, highest=level + 1).state.log_factor == level + 1
 
 
 @pytest.mark.parametrize("moved", [0.0, math.nan])
 def test_a_first_step_that_was_lost_is_repeated_higher(moved: float) -> None:
     decision = first_step(moved)
     assert (decision.action, decision.event, decision.resets_path) == (Action.NOTHING, Event.FIRST_STEP, True)
-    assert decision.state == RULE.begin()._replace(level=pytest.approx(0.0))
+    assert decision.state == RULE.begin()._replace(log_factor=pytest.approx(0.0))
     for _ in range(50):
         decision = first_step(moved, decision.state)
-    assert decision.state.level == math.log(1e15)
+    assert decision.state.log_factor == math.log(1e15)
 
 
 @pytest.mark.parametrize(
@@ -157,25 +158,25 @@ def test_the_first_step_tells_how_far_a_rate_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimated_level", "growth"),
+    ("estimated_log_factor", "growth"),
     [(0.0, 1.0), (1.0, 1.0), (1 / 0.25, 1.0), (6.0, 1.5), (8.0, CLIMB), (1e9, CLIMB)],
 )
-def test_the_target_is_raised_to_a_part_of_the_reach(estimated_level: float, growth: float) -> None:
+def test_the_target_is_raised_to_a_part_of_the_reach(estimated_log_factor: float, growth: float) -> None:
     """To q * 2.5 of it, a quarter."""
-    numerator = math.log(estimated_level) if estimated_level else -math.inf
-    decision = after(SEARCHING, estimated_level=numerator)
-    assert math.exp(decision.state.level) == pytest.approx(growth)
+    numerator = math.log(estimated_log_factor) if estimated_log_factor else -math.inf
+    decision = after(SEARCHING, estimated_log_factor=numerator)
+    assert math.exp(decision.state.log_factor) == pytest.approx(growth)
     assert (decision.action, decision.slot, decision.event, decision.resets_path) == (Action.KEEP, 0, None, False)
     assert decision.state.snapshots == (Snapshot(100, 1), Snapshot(120, 0))
-    fallen = after(SEARCHING, estimated_level=numerator, shape=0.89)
-    assert (fallen.state.level, fallen.state.ceiling) == (SEARCHING.level, math.inf)
-    assert after(SEARCHING, estimated_level=numerator, shape=0.9) == decision
+    fallen = after(SEARCHING, estimated_log_factor=numerator, shape=0.89)
+    assert (fallen.state.log_factor, fallen.state.ceiling) == (SEARCHING.log_factor, math.inf)
+    assert after(SEARCHING, estimated_log_factor=numerator, shape=0.9) == decision
 
 
 @pytest.mark.parametrize(("straightness", "growth"), [(1.0, CLIMB), (0.81, CLIMB), (0.79, 1.0)])
 def test_while_the_way_is_straight_the_target_is_raised_whatever_the_reach(straightness: float, growth: float) -> None:
     decision = after(SEARCHING, straightness=straightness)
-    assert math.exp(decision.state.level) == pytest.approx(growth)
+    assert math.exp(decision.state.log_factor) == pytest.approx(growth)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +197,11 @@ def test_the_climb_takes_a_part_of_the_schedules_rise_once_the_loss_has_fallen(
 ) -> None:
     state = SEARCHING._replace(pace=1.0, rate=1.0, peak=peak)
     decision = after(state, steps=steps, peak=peak, straightness=1.0, **known)
-    assert math.exp(decision.state.level) == pytest.approx(growth)
+    assert math.exp(decision.state.log_factor) == pytest.approx(growth)
 
 
 def test_after_a_roll_back_the_climb_is_slow() -> None:
-    assert math.exp(after(SEARCHING, straightness=1.0, has_fallen=False).state.level) == pytest.approx(CLIMB)
+    assert math.exp(after(SEARCHING, straightness=1.0, has_fallen=False).state.log_factor) == pytest.approx(CLIMB)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +210,8 @@ def test_after_a_roll_back_the_climb_is_slow() -> None:
 def test_a_longer_run_wants_a_lower_rate(total: int | None, end: int, numerator: float) -> None:
     """q = S^(-1/3): 1/10, 1/20, and 1/6.5 where S is 30 times the 9 steps so far. The estimate is 1.5 in all."""
     rule = Rule(total)
-    decision = after(SEARCHING, rule=rule, estimated_level=math.log(numerator), span=(end - 1, end))
-    assert math.exp(decision.state.level) == pytest.approx(1.5, rel=1e-3)
+    decision = after(SEARCHING, rule=rule, estimated_log_factor=math.log(numerator), span=(end - 1, end))
+    assert math.exp(decision.state.log_factor) == pytest.approx(1.5, rel=1e-3)
 
 
 def test_once_gradients_ask_for_nothing_the_rate_has_a_ceiling() -> None:
@@ -220,8 +221,8 @@ def test_once_gradients_ask_for_nothing_the_rate_has_a_ceiling() -> None:
     assert state.factor(120) == pytest.approx(121 / 300)
     assert state.factor(299) == state.peak_factor == pytest.approx(1.5 * 121 / 300)
     again = after(state, span=(140, 144)).state
-    assert (again.ceiling, again.level) == (state.ceiling, state.level)  # it is set once
-    more = after(again, estimated_level=math.log(6.0)).state
+    assert (again.ceiling, again.log_factor) == (state.ceiling, state.log_factor)  # it is set once
+    more = after(again, estimated_log_factor=math.log(6.0)).state
     assert more.ceiling == math.inf  # until the estimate is higher
     late = after(SEARCHING, span=(298, 299)).state
     assert math.exp(late.ceiling) == pytest.approx(1.5)
@@ -233,7 +234,7 @@ def test_once_gradients_ask_for_nothing_the_rate_has_a_ceiling() -> None:
 def test_the_rate_rises_to_the_target_until_the_peak_and_stays(
     a: float, b: float, peak: float, phase: Phase, ceiling: float
 ) -> None:
-    state = State(phase, level=0.0, peak=peak)
+    state = State(phase, log_factor=0.0, peak=peak)
     low, high = state.factor(min(a, b)), state.factor(max(a, b))
     assert 0 < low <= high <= 1
     assert state.factor(max(peak, 0.0)) == 1.0
@@ -243,7 +244,7 @@ def test_the_rate_rises_to_the_target_until_the_peak_and_stays(
 
 
 def test_the_rise_by_hand() -> None:
-    state = State(Phase.SEARCHING, level=0.0, peak=31.0)
+    state = State(Phase.SEARCHING, log_factor=0.0, peak=31.0)
     assert [state.factor(t) for t in (7, 15, 31, 32)] == [0.3, 0.5, 1.0, 1.0]
     assert [state.factor(t) for t in (0, 1, 3)] == [0.3] * 3
 
@@ -257,17 +258,17 @@ def test_steps_of_the_optimizer_for_each_of_the_schedule(made: int, expected: fl
 def test_steps_that_were_not_made_say_nothing() -> None:
     """Gradients are still being accumulated, or GradScaler skipped the step."""
     for state in (RULE.begin(), SEARCHING, RULE.stopped()):
-        assert after(state, 9.0, estimated_level=9.0, steps=0) == Decision(state)
-    assert after(SEARCHING, 9.0, estimated_level=9.0, steps=0, span=(400, 480)) == Decision(SEARCHING)
+        assert after(state, 9.0, estimated_log_factor=9.0, steps=0) == Decision(state)
+    assert after(SEARCHING, 9.0, estimated_log_factor=9.0, steps=0, span=(400, 480)) == Decision(SEARCHING)
 
 
-@pytest.mark.parametrize("known", [{"straightness": 1.0}, {"estimated_level": 5.0}, {}])
+@pytest.mark.parametrize("known", [{"straightness": 1.0}, {"estimated_log_factor": 5.0}, {}])
 @pytest.mark.parametrize("gradients", [(), (0.0, 0.0)])
 def test_a_round_without_a_gradient_says_nothing_about_the_rate(
     known: dict[str, float], gradients: tuple[float, ...]
 ) -> None:
     decision = after(SEARCHING, gradients=gradients, **known)
-    assert (decision.state.level, decision.state.ceiling, decision.action) == (0.0, math.inf, Action.KEEP)
+    assert (decision.state.log_factor, decision.state.ceiling, decision.action) == (0.0, math.inf, Action.KEEP)
 
 
 @pytest.mark.parametrize(
@@ -303,11 +304,11 @@ def test_only_snapshots_that_exist_are_remembered() -> None:
 @pytest.mark.parametrize("known", [{"level": 1.61}, {"level": 1e9}, {"level": math.nan}])
 def test_diverged_weights_are_rolled_back(known: dict[str, float]) -> None:
     """0.3 of the gain of 2 above the lower of the last two levels."""
-    decision = after(SEARCHING, estimated_level=9.0, **known)
+    decision = after(SEARCHING, estimated_log_factor=9.0, **known)
     assert (decision.action, decision.slot, decision.rolled_back_to) == (Action.ROLL_BACK, 0, 90)
     assert (decision.event, decision.rolled_back_to, decision.resets_path) == (Event.ROLLED_BACK, 90, True)
     state = decision.state
-    assert math.exp(state.level) == pytest.approx(1 / 3)
+    assert math.exp(state.log_factor) == pytest.approx(1 / 3)
     assert (state.snapshots, state.slowed_from) == ((Snapshot(90, 0),), 0.0)
     assert math.isnan(state.pace)
 
@@ -322,12 +323,12 @@ def test_a_little_worse_has_not_diverged(level: float, shape: float) -> None:
 @pytest.mark.parametrize(
     ("known", "action"),
     [
-        ({"estimated_level": -math.inf}, Action.ROLL_BACK),
-        ({"estimated_level": -9.0}, Action.KEEP),  # the estimate is below the rate, and gradients do not turn back
-        ({"estimated_level": -math.inf, "has_losses": False}, Action.KEEP),  # sizes of gradients were judged
-        ({"estimated_level": -math.inf, "gradients": ()}, Action.KEEP),  # none were sampled
-        ({"estimated_level": -math.inf, "stretch": 1}, Action.KEEP),
-        ({"estimated_level": -math.inf, "shape": 0.5}, Action.KEEP),
+        ({"estimated_log_factor": -math.inf}, Action.ROLL_BACK),
+        ({"estimated_log_factor": -9.0}, Action.KEEP),  # the estimate is below the rate, and gradients do not turn back
+        ({"estimated_log_factor": -math.inf, "has_losses": False}, Action.KEEP),  # sizes of gradients were judged
+        ({"estimated_log_factor": -math.inf, "gradients": ()}, Action.KEEP),  # none were sampled
+        ({"estimated_log_factor": -math.inf, "stretch": 1}, Action.KEEP),
+        ({"estimated_log_factor": -math.inf, "shape": 0.5}, Action.KEEP),
     ],
 )
 def test_where_gradients_turn_against_the_way_a_smaller_rise_is_ruin(known: dict[str, Any], action: Action) -> None:
@@ -341,7 +342,7 @@ def test_after_going_back_the_snapshot_stays_and_is_gone_back_to_again() -> None
     back = after(SEARCHING, math.nan)
     again = after(back.state, moved=math.inf)
     assert (again.rolled_back_to, again.state.snapshots) == (90, (Snapshot(90, 0),))
-    assert math.exp(again.state.level) == pytest.approx(1 / 9)
+    assert math.exp(again.state.log_factor) == pytest.approx(1 / 9)
     well = after(again.state)
     assert (well.slot, well.state.snapshots) == (1, (Snapshot(90, 0), Snapshot(120, 1)))
     assert math.isnan(well.state.slowed_from)
@@ -359,13 +360,13 @@ def test_where_it_was_the_data_the_rate_is_as_before() -> None:
     back = after(SEARCHING._replace(ceiling=-0.5), 5.0).state
     cleared = after(back, 5.0)
     assert cleared.event == HARDER
-    assert (cleared.action, cleared.state.level) == (Action.KEEP, 0.0)
+    assert (cleared.action, cleared.state.log_factor) == (Action.KEEP, 0.0)
     assert cleared.state.ceiling == pytest.approx(-0.5)
     free = after(after(SEARCHING, 5.0, shape=0.5).state, 5.0, shape=0.5).state
-    assert (free.level, free.ceiling) == (0.0, math.inf)
+    assert (free.log_factor, free.ceiling) == (0.0, math.inf)
     assert math.isnan(cleared.state.slowed_from)
     helped = after(back, 1.0)
-    assert (helped.event, helped.state.level) == (None, pytest.approx(-math.log(3)))
+    assert (helped.event, helped.state.log_factor) == (None, pytest.approx(-math.log(3)))
     assert math.isnan(helped.state.slowed_from)
 
 
@@ -386,10 +387,10 @@ def test_a_run_that_cannot_go_back_slows_down_and_is_judged_from_there() -> None
     decision = after(state, 9.0)
     assert (decision.action, decision.event, decision.resets_path) == (Action.GO_ON, Event.SLOWED_DOWN, True)
     assert (decision.rolled_back_to, decision.slot) == (None, None)
-    assert math.exp(decision.state.level) == pytest.approx(1 / 3)
+    assert math.exp(decision.state.log_factor) == pytest.approx(1 / 3)
     assert math.isnan(decision.state.slowed_from)
     same = after(decision.state, 9.0)
-    assert (same.action, same.state.level) == (Action.KEEP, decision.state.level)
+    assert (same.action, same.state.log_factor) == (Action.KEEP, decision.state.log_factor)
     worse = after(RULE.remembering(same.state, ()), 12.0)
     assert worse.action is Action.GO_ON
 
@@ -477,7 +478,7 @@ def test_after_a_rollback_that_is_not_compared() -> None:
 def test_runs_that_are_too_short_or_not_searched_keep_to_the_guess() -> None:
     assert Rule(40).begin() == Rule(None).begin() == State()
     for rule in (Rule(39), Rule(1000, searches=False)):
-        assert rule.begin() == State(Phase.STOPPED, level=0.0)
+        assert rule.begin() == State(Phase.STOPPED, log_factor=0.0)
         assert (rule.begin().factor(0), rule.begin().peak_factor) == (1.0, 1.0)
     assert [Rule(steps).long_enough for steps in (39, 40, None)] == [False, True, True]
 
@@ -485,7 +486,7 @@ def test_runs_that_are_too_short_or_not_searched_keep_to_the_guess() -> None:
 def test_another_table_of_constants_is_another_rule() -> None:
     rule = Rule(1000, constants=c._replace(initial_factor=0.1, max_growth=4.0))
     assert rule.begin().factor(0) == pytest.approx(0.1)
-    found = after(SEARCHING, rule=rule, straightness=1.0, steps=200).state.level
+    found = after(SEARCHING, rule=rule, straightness=1.0, steps=200).state.log_factor
     assert math.exp(found) == pytest.approx(4.0)
 
 
@@ -508,9 +509,9 @@ rounds = st.lists(
             stretch=st.integers(1, 100),
             rounding=st.sampled_from([0.0, 2.0**-24, 2.0**-9]),
         ),
-        estimated_level=st.floats(allow_nan=False) | st.floats(-5, 30),
+        estimated_log_factor=st.floats(allow_nan=False) | st.floats(-5, 30),
         has_fallen=st.booleans(),
-        lost=st.none() | st.tuples(numbers, numbers),
+        undone=st.none() | st.tuples(numbers, numbers),
         highest=st.just(math.inf) | st.floats(-20, 20),
     ),
     max_size=40,
@@ -537,14 +538,14 @@ def test_any_rounds_keep_the_rules(rows: list[Evidence], rule: Rule) -> None:
         state = decision.state
         assert all(copies[one.slot] == one.step for one in state.snapshots)
         assert len({one.slot for one in state.snapshots}) == len(state.snapshots) <= 2
-        assert math.log(1e-15) <= state.level <= math.log(1e15)
-        assert 0 < state.peak_factor <= math.exp(state.level) * (1 + 1e-9)
+        assert math.log(1e-15) <= state.log_factor <= math.log(1e15)
+        assert 0 < state.peak_factor <= math.exp(state.log_factor) * (1 + 1e-9)
         assert not math.isnan(state.ceiling)
 
 
 def check_decision(state: State, evidence: Evidence, decision: Decision) -> None:
     """What holds of every round."""
-    moved, end = decision.state.level - state.level, evidence.span[1]
+    moved, end = decision.state.log_factor - state.log_factor, evidence.span[1]
     if state.phase is Phase.STOPPED or (evidence.steps == 0 and decision.why is None):
         assert decision == Decision(state) or "nan" in repr(decision)
     elif decision.why is not None:
@@ -557,7 +558,7 @@ def check_decision(state: State, evidence: Evidence, decision: Decision) -> None
         assert diverged or excused or math.isfinite(evidence.measured.moved)
         assert not (excused and state.excused)
         if diverged:
-            low = math.log(1e-15) - state.level
+            low = math.log(1e-15) - state.log_factor
             assert moved == pytest.approx(max(-math.log(c.backoff), low), abs=1e-9)
         elif excused:
             assert moved == 0
@@ -590,7 +591,7 @@ def decisions(rows: list[tuple[Block, ...]]) -> list[tuple[Any, ...]]:
     state, t, found = SEARCHING._replace(history=LossHistory(), snapshots=()), 20, []
     for row in rows:
         began, t = t, next_end(t)
-        decision = after(state, blocks=row, span=(began, t), estimated_level=1.0)
+        decision = after(state, blocks=row, span=(began, t), estimated_log_factor=1.0)
         state = decision.state
-        found.append((decision.action, decision.event, state.level, state.ceiling))
+        found.append((decision.action, decision.event, state.log_factor, state.ceiling))
     return found

@@ -35,7 +35,7 @@ histories = st.builds(
 states = st.builds(
     State,
     phase=st.sampled_from(Phase),
-    level=st.floats(math.log(1e-15), math.log(1e15)),
+    log_factor=st.floats(math.log(1e-15), math.log(1e15)),
     peak=st.floats(-1, 1e6),
     ceiling=numbers,
     history=histories,
@@ -72,8 +72,8 @@ def test_a_state_with_something_missing_is_refused(name: str) -> None:
     [
         ("phase", 3),
         ("phase", "first"),
-        ("level", None),
-        ("level", [1.0]),
+        ("log_factor", None),
+        ("log_factor", [1.0]),
         ("ceiling", "high"),
         ("history", 3),
         ("history", []),

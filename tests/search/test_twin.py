@@ -78,7 +78,7 @@ class World:
 
 
 def agree(state: State, run: Run, times: Sequence[int]) -> None:
-    assert math.exp(state.level) == pytest.approx(run.m, rel=1e-9)
+    assert math.exp(state.log_factor) == pytest.approx(run.m, rel=1e-9)
     assert math.exp(min(state.ceiling, 700.0)) == pytest.approx(min(run.C, math.exp(700.0)), rel=1e-9)
     assert state.phase is PHASES[run.phase]
     assert [one.step for one in state.snapshots] == [kept.t for kept in run.kept]
@@ -119,14 +119,14 @@ def follow(seed: int) -> Counter[str]:
                 rates=math.fsum(seen.eta),
                 stretch=len(seen.eta),
             ),
-            estimated_level=math.log(seen.estimated_rate / guess) if seen.estimated_rate > 0 else -math.inf,
+            estimated_log_factor=math.log(seen.estimated_rate / guess) if seen.estimated_rate > 0 else -math.inf,
             has_losses=run.has_losses,
             has_fallen=progress.is_below,
-            lost=progress.lost,
+            undone=progress.undone,
         )
         if not s.rollback:
             state = rule.remembering(state, ())
-        decision, level = rule.after_round(state, evidence), state.level
+        decision, level = rule.after_round(state, evidence), state.log_factor
         event = run.end_round(t, steps, blocks, seen)
         code, detail = [*(event or "").split(), None, None][:2]
         assert (decision.event, str(decision.rolled_back_to or (decision.why and decision.why.value))) == (
@@ -135,7 +135,7 @@ def follow(seed: int) -> Counter[str]:
         )
         if s.rollback:
             assert (decision.action is Action.KEEP) == bool(run.kept and run.kept[-1].t == t)
-        raised = decision.state.level - level
+        raised = decision.state.log_factor - level
         told = (
             event
             if code == "stopped"

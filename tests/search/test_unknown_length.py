@@ -444,7 +444,7 @@ def test_a_run_goes_on_with_another_length(first: int | None, then: int | None, 
     assert found["peak"] == peak
     rate = run.optimizer.param_groups[0]["lr"]
     assert rate == run.scheduler.get_last_lr()[0]
-    rises = math.exp(found["level"]) * max(0.3, 46 / (peak + 1))
+    rises = math.exp(found["log_factor"]) * max(0.3, 46 / (peak + 1))
     assert rate == pytest.approx(1e-5 * min(rises, math.exp(found["ceiling"])))
     run.go(45, 180 if then is None else then)
     if then is None:

@@ -148,8 +148,7 @@ def test_gradients_and_weights_may_lie_otherwise_in_memory_than_at_first(long: i
     pieces = Pieces([first])
     turned = first.t().contiguous().t()
     assert torch.equal(torch.cat([v.clone() for v in pieces.gathered([turned], 0)]), first.flatten())
-    other = torch.zeros(6, 4).t()
-    pieces.write_([other], pieces.copied([first]))
+    (other,) = pieces.as_tensors(pieces.copied([first]), [torch.zeros(6, 4).t()])
     assert torch.equal(other, first)
 
 

@@ -215,7 +215,7 @@ def test_a_resumed_run_says_the_same(loss: Losses, at: int, lines: Callable[[], 
     ("name", "value"),
     [
         ("progress", [["start", [[1.0]]]]),
-        ("progress", [["start", []], ["stretches", [[1.0, 2]]], ["last", []], ["before", 0.0], ["turned", 0]]),
+        ("progress", [["start", []], ["stretches", [[1.0, 2]]], ["last", []], ["fell", False]]),
     ],
 )
 def test_a_damaged_state_is_refused(name: str, value: object) -> None:
@@ -224,21 +224,6 @@ def test_a_damaged_state_is_refused(name: str, value: object) -> None:
     state["hdet"][name] = value
     with pytest.raises(hdet.ArgumentError, match="hdet state"):
         run.scheduler.load_state_dict(state)
-
-
-def test_rolled_back_in_vain() -> None:
-    run = Run(steps=200).go_on(70).spoil().go_on(15)
-    assert run.found.rolled_back == 1
-    run.loss = lambda model, t: learns(model, t) + 0.4
-    words = run.go_on(115).said[-1]
-    assert words.startswith("training was rolled back in vain: the train loss was ")
-    assert "highest=" in words
-
-
-def test_rolled_back_for_good() -> None:
-    run = Run(steps=200).go_on(70).spoil().go_on(130)
-    assert run.found.rolled_back == 1
-    assert not any("in vain" in words for words in run.said)
 
 
 def _told(rank: int) -> tuple[str, str, list[str]]:

@@ -326,10 +326,10 @@ class Run:
         has_estimate = G != 0 and len(seen.eta) != 1  # a single step gives no estimate
         doubted = self.has_losses and has_estimate and seen.estimated_rate == 0
         progress = self.progress.after(blocks, t) if self.has_losses else self.progress
-        if not math.isfinite(q) and self.innocent(blocks) and not progress.is_lost:
+        if not math.isfinite(q) and self.innocent(blocks) and progress.undone is None:
             return self.spare()
         self.history, verdict = judge(self.history, blocks, falling=self.falling, doubted=doubted)
-        if verdict is Verdict.FINE and progress.is_lost and not self.falling and self.kept:
+        if verdict is Verdict.FINE and progress.undone is not None and not self.falling and self.kept:
             level, before = progress.latest, (progress.first,)
             self.history = self.history._replace(
                 recent=(), latest=(), nonfinite_streak=0, suspect_level=level, before=before

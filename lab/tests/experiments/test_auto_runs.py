@@ -159,7 +159,7 @@ def test_a_placebo_sees_losses_of_other_rounds(monkeypatch: pytest.MonkeyPatch) 
     assert all(number <= round for round, number in enumerate(shown))
     assert shown != list(range(len(seen)))
     assert {evidence.measured.straightness for evidence in seen} == {0.0, 1.0}
-    assert {evidence.estimated_level for evidence in seen} == {-math.inf}
+    assert {evidence.estimated_log_factor for evidence in seen} == {-math.inf}
 
 
 @pytest.mark.parametrize("steps", [40, 100, 1001])

@@ -20,7 +20,7 @@ from hdet.checks import is_one_of, must_be, shown, takes
 from hdet.errors import ArgumentError, ProbeWarning
 from hdet.parameters import check_model, copies_of, copy_all_
 from hdet.ranks.group import ReplicaGroup
-from hdet.ranks.shards import resharded
+from hdet.ranks.shards import local, resharded
 
 _END = object()
 LossFn = Callable[[Any, Any], Tensor]
@@ -205,7 +205,7 @@ def probing(model: nn.Module, mode: str) -> Iterator[None]:
             m.training = flag
         for m, mean, variance in statistics:
             m.running_mean, m.running_var = mean, variance
-        copy_all_(zip((buffer for *_, buffer in buffers), values, strict=True))
+        copy_all_(zip((local(buffer) for *_, buffer in buffers), values, strict=True))
         for m, name, buffer in buffers:
             m._buffers[name] = buffer  # forward may have put another tensor there
 

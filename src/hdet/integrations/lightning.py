@@ -408,4 +408,4 @@ def _rate(scheduler: Scheduler) -> float | Tensor:
     if isinstance(scheduler, Ensemble):
         rate: float | Tensor = scheduler.optimizer.param_groups[0]["lr"]
         return rate
-    return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.lead]
+    return scheduler.base_lrs_now[0 if scheduler.search is None else scheduler.search.memory.lead]

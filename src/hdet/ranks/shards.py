@@ -17,13 +17,14 @@ from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
 
-_PLAIN = (Tensor, nn.Parameter)
+PLAIN = (Tensor, nn.Parameter)
+"""Types of tensors of which this rank holds everything."""
 _MARK = "_hdet_part"
 
 
 def is_distributed(tensor: Tensor) -> TypeGuard[Any]:
     """Whether it is a DTensor. Does not import DTensor, which takes a second: unless it is imported there are none."""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in PLAIN:
         return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
-from hdet.ranks.shards import check_sharded, is_distributed, local, reshard
+from hdet.ranks.shards import PLAIN, check_sharded, is_distributed, local, reshard
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WEIGHT = -7046029254386353131  # odd, as a signed 64-bit number: the golden ratio times 2**64
@@ -67,7 +67,7 @@ def fingerprint_of_words(parts: Iterable[str]) -> float:
 
 def real_of(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor, as real numbers: a complex one is two. A conjugate view is copied."""
-    own = local(tensor).detach()
+    own = (tensor if type(tensor) in PLAIN else local(tensor)).detach()
     return torch.view_as_real(own.resolve_conj()) if own.is_complex() else own
 
 

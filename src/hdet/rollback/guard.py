@@ -4,8 +4,8 @@ A guard does three things. Around each step of the optimizer it notes the gradie
 decided, and makes the first snapshot (:meth:`Guard._before_step`, :meth:`Guard._screen`). :meth:`Guard.step` notes the
 loss. Every fourth step is a *look* (:meth:`Guard._look`): the ranks show each other these numbers, the policy decides
 (:mod:`hdet.rollback.policy`: when to roll back, to which snapshot, at which rate), and the decision is carried out on
-:class:`hdet.rollback.snapshots.Snapshots`. On a GPU numbers are read :data:`LAG` steps late, so that it always has work
-to do (:mod:`hdet.rollback.readings`).
+:class:`hdet.rollback.snapshots.Snapshots`. On a GPU numbers are read :data:`DELAY` steps late, so that it always has
+work to do (:mod:`hdet.rollback.losses`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from hdet.ranks.group import ReplicaGroup, Solo, arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import refuse_partitions
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, infinite_buffers, nan_buffers
+from hdet.rollback.guarded_step import Loans, gradient_norm, largest, memory_of, not_finite, screened
 from hdet.rollback.judge import BLOCKS
-from hdet.rollback.loans import Loans
+from hdet.rollback.losses import Readings
 from hdet.rollback.policy import (
     GROWN,
     OLD,
@@ -58,9 +59,7 @@ from hdet.rollback.policy import (
     Step,
     is_due,
 )
-from hdet.rollback.readings import Readings
 from hdet.rollback.saving import fields_of, from_fields, rows_of
-from hdet.rollback.sizes import gradient_norm, largest, memory_of, not_finite, screened
 from hdet.rollback.snapshots import Snapshots
 
 __all__ = ["Guard"]
@@ -75,7 +74,7 @@ _CAPTURE = (
 )
 _WORDS = "the checkpoint's state of a hdet.Guard"
 _NAMES = ("loss", "norm")
-LAG = 2
+DELAY = 2
 """Steps after which numbers are read off a device: it has work to do meanwhile."""
 _SHOWN = 4
 _NOT_FINITE = ": NaN or infinite"
@@ -94,7 +93,7 @@ class _Seen(NamedTuple):
     """Whether weights, buffers and optimizer state are."""
     size: float | None
     """The largest weight; None: it was not measured."""
-    is_near: bool
+    on_device: bool
     """Whether snapshots are on the device, where they are quickly made."""
 
 
@@ -153,7 +152,7 @@ class Guard:
         self._optimizer, self._model = optimizer, model
         self._replica_tensors = ReplicaTensors(model)
         self._replica_tensors.remember(optimizer)
-        self._replica_tensors.set_aside(nan_buffers(model) | infinite_buffers(model))
+        self._replica_tensors.set_aside(nan_buffers(model) | infinite_buffers(model))  # they say nothing of divergence
         self._state, self._snapshots = GuardState(), Snapshots(host=OLD)
         self._t = self._looked = 0
         """Calls of :meth:`step` so far, and how many of these steps were looked at."""
@@ -214,7 +213,7 @@ class Guard:
         norm = gradient_norm(self._screened)
         if norm is None:
             return
-        if self._lag == 0 and self._is_alone and self._state.is_bad(Step(norm=float(norm))):
+        if self._delay == 0 and self._is_alone and self._state.is_bad(Step(norm=float(norm))):
             self._withheld.add(self._t)
             self._loans.hide_gradients(self._optimizer)
         self._readings.add(self._t, norm=norm)
@@ -224,14 +223,13 @@ class Guard:
         return self._rank_group.replica_index.size == 1
 
     @property
-    def _lag(self) -> int:
+    def _delay(self) -> int:
         """How many steps late numbers are read: a device that must show its last ones at once runs out of work.
 
         After a rollback one process reads them at once all the same, to keep bad gradients from the optimizer.
         """
-        is_near = all(p.is_cpu for group in self._optimizer.param_groups for p in group["params"][:1])
-        is_alert = self._state.since_well > 0 and self._is_alone
-        return 0 if is_near or is_alert else LAG
+        on_host = all(p.is_cpu for group in self._optimizer.param_groups for p in group["params"][:1])
+        return 0 if on_host or (self._state.since_well > 0 and self._is_alone) else DELAY
 
     def _keep(self, slot: int) -> None:
         self._snapshots.keep(slot, self._optimizer, self._model)
@@ -251,7 +249,7 @@ class Guard:
         self._loans.give_back()  # a step that has raised did not
         self._snapshots.watch(self._optimizer)
         self._rank_group.check_step(t)
-        self._meet()
+        self._connect()
         self._t = t + 1
         self._calls += self._calls >= 0
         if self._calls >= _PATIENCE:
@@ -259,10 +257,10 @@ class Guard:
                 f"guard.step() was called {self._calls} times, but the optimizer that it was given has made no step: "
                 f"{_CAPTURE}; or give the optimizer that is stepped"
             )
-        length, lag = self._policy.until_next_look(state), self._lag
-        known = t + 1 - lag
+        length, delay = self._policy.until_next_look(state), self._delay
+        known = t + 1 - delay
         is_bad = looked < known and self._was_bad(known - 1)
-        may_keep = t + 1 - looked == length and is_due(state.recent, t + 1 + lag, self._spacing)
+        may_keep = t + 1 - looked == length and is_due(state.recent, t + 1 + delay, self._spacing)
         if may_keep or (is_bad and known > t):
             self._measure(t)
         if is_bad or known - looked >= length:
@@ -280,7 +278,7 @@ class Guard:
         self._readings.add(t, size=largest(trained_parameters(self._optimizer)), rest=rest)
         self._screened = screened(self._optimizer)  # layers may have been added, frozen or thawed
 
-    def _meet(self) -> None:
+    def _connect(self) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
         if not self._rank_group.is_due:
             return
@@ -304,7 +302,7 @@ class Guard:
             seen = self._gather(steps)
         is_sound = None if seen.size is None else seen.is_finite and seen.size <= GROWN * max(self._size, 1.0)
         state = self._state.remembering(self._snapshots.present(self._optimizer))
-        self._spacing = SPACING if seen.is_near else self._policy.check_every
+        self._spacing = SPACING if seen.on_device else self._policy.check_every
         decision = self._policy.after_look(state, t, seen.steps, is_sound, spacing=self._spacing, known=known)
         self._act(decision, is_finite=seen.is_finite)
         has_jumped = decision.action in (Action.ROLL_BACK, Action.TAKE_BACK)  # later readings are of other weights
@@ -324,7 +322,7 @@ class Guard:
         row = {
             "finite": [float(finite)],
             "size": [max((one["size"] for one in own if "size" in one), default=-1.0)],
-            "near": [float(self._snapshots.is_near(self._optimizer))],
+            "on_device": [float(self._snapshots.fit_on_device(self._optimizer))],
             "steps": [number for one in own for name in _NAMES for number in (name in one, one.get(name, math.nan))],
         }
         trained = self._trained
@@ -338,7 +336,7 @@ class Guard:
             tuple(self._step_of(found, step) for found, step in zip(shown, steps, strict=True)),
             is_finite=all(one["finite"][0] for one in rows),
             size=None if size < 0 else size,
-            is_near=all(one["near"][0] for one in rows),
+            on_device=all(one["on_device"][0] for one in rows),
         )
 
     def _step_of(self, shown: Sequence[Mapping[str, float]], step: int) -> Step:

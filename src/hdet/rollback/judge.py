@@ -9,9 +9,10 @@ so far, *and* by more than single batches differ:
 
 The gain is how far the level has fallen in all, and :math:`\sigma` is the noise: the standard deviation of a single
 step's loss, estimated from second differences of the blocks. If the gradients have turned against the path so far,
-which harder data do not do, 3 deviations are enough, once 48 second differences are known. While the schedule falls, it
-takes the whole gain. Four steps in a row without a finite loss have diverged, too. All these numbers are in
-:class:`Limits`: change them there.
+which harder data do not do, the round is *doubted*: 3 deviations are enough, once 48 second differences are known.
+While the schedule falls, it takes the whole gain. Four steps in a row without a finite loss have diverged, too. All
+these numbers are in :class:`Limits`: change them there. LOG is ``lab/experiments/LOG.md``, whose entries are named by
+their headings.
 
 For rounds of a few steps (:data:`LOOKS`) the last changes of the level stand in place of the gain: a leap has diverged
 if it is twice the largest of them and above the noise, even if little of all that was gained is lost.
@@ -27,10 +28,8 @@ weights, too. If the losses after the rollback are as high at once, it was a fal
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from itertools import pairwise
-from statistics import fmean
 from typing import NamedTuple
 
 BLOCKS = 8
@@ -82,11 +81,43 @@ def blocks_of(losses: Sequence[float]) -> tuple[Block, ...]:
     >>> blocks_of([1.0, 2.0, math.nan] * 8)[:2]
     (Block(mean=1.5, steps=3), Block(mean=1.5, steps=3))
     """
-    count = min(len(losses), BLOCKS)
-    cuts = [k * len(losses) // count for k in range(count + 1)] if count else []
-    rows = [losses[begin:end] for begin, end in pairwise(cuts)]
-    finite = [[loss for loss in row if math.isfinite(loss)] for row in rows]
-    return tuple(Block(fmean(own) if own else math.nan, len(row)) for own, row in zip(finite, rows, strict=True))
+    return merged([table_of(enumerate(losses), len(losses))], len(losses))
+
+
+def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
+    """(step, loss) of a round of ``length`` steps, in eight blocks: as many numbers on every rank.
+
+    For each block: whether it has a loss, and the mean of those that are finite.
+    """
+    count = min(max(length, 1), BLOCKS)
+    found: list[list[float]] = [[] for _ in range(BLOCKS)]
+    for step, loss in losses:
+        found[min(((step + 1) * count - 1) // max(length, 1), count - 1)].append(loss)
+    return [number for own in found for number in (float(bool(own)), mean_of(filter(math.isfinite, own)))]
+
+
+def merged(tables: Sequence[Sequence[float]], length: int) -> tuple[Block, ...]:
+    """The blocks of a round from the tables of all ranks: means over those that have a finite one.
+
+    >>> merged([table_of([(0, 4.0), (1, 2.0), (2, math.nan)], 3), table_of([(0, 2.0), (2, math.inf)], 3)], length=3)
+    (Block(mean=3.0, steps=1), Block(mean=2.0, steps=1), Block(mean=nan, steps=1))
+    """
+    count, found = min(max(length, 1), BLOCKS), []
+    for k in range(count):
+        given, means = ([table[2 * k + i] for table in tables] for i in (0, 1))
+        if any(given):
+            steps = (k + 1) * length // count - k * length // count
+            found.append(Block(mean_of(filter(math.isfinite, means)), steps))
+    return tuple(found)
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """The mean; NaN if there are none."""
+    found = list(values)
+    try:
+        return math.fsum(found) / len(found) if found else math.nan
+    except (OverflowError, ValueError):  # losses near the largest float; or infinite ones of both signs
+        return sum(value / len(found) for value in found)
 
 
 class Verdict(IntEnum):
@@ -149,8 +180,8 @@ class LossHistory(NamedTuple):
         ordered = sorted(self.second_differences)
         usual = ordered[3 * count // 4] / 2.82
         sizes = [size for size in ordered if size > 0]
-        bits = sizes[1] / 2 if len(sizes) > 1 else 0.0  # losses of few bits: half a step between neighbours
-        return max(usual, bits) * (1 + 5 / math.sqrt(count))
+        grain = sizes[1] / 2 if len(sizes) > 1 else 0.0  # losses of few digits: half the distance of neighbours
+        return max(usual, grain) * (1 + 5 / math.sqrt(count))
 
 
 def judge(

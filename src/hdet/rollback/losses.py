@@ -1,83 +1,66 @@
-"""The losses of a round, kept without synchronising host and device, and cut into blocks for the judge."""
+"""Losses, gradient norms and other numbers of single steps, kept without synchronising host and device."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hdet.checks import shown
 from hdet.errors import ArgumentError
-from hdet.rollback.judge import BLOCKS, Block
+from hdet.ranks.weights import to_host
+from hdet.rollback.judge import mean_of
 
-_FIRST_ROOM = 64
-"""The number of losses for which there is room on a device at first. It doubles when it is full."""
+__all__ = ["Losses", "Readings"]
 
 
 class Losses:
-    """The losses of a round: numbers and CPU tensors on the host, others on their own device.
-
-    A value is copied at once, since the caller may use the tensor again: one launch per loss.
-    """
+    """The losses of a round: numbers and CPU tensors on the host, others on their own device until the round ends."""
 
     def __init__(self) -> None:
         self.ever = False
         """Whether a loss was added in any round."""
-        self.reset()
+        self._losses: list[tuple[int, float | Tensor]] = []
+        """The step of the round that each loss belongs to, and the loss."""
 
     @property
     def count(self) -> int:
         """The number of losses in this round."""
-        return len(self._on_host) + len(self._device_steps)
+        return len(self._losses)
 
     def reset(self) -> None:
         """Forget the losses: a new round begins."""
-        self._on_host: list[tuple[int, float]] = []
-        """The step of the round that each loss belongs to, and the loss."""
-        self._on_device: Tensor | None = None
-        self._device_steps: list[int] = []
-        """The steps of those on the device."""
+        self._losses = []
 
     def add(self, loss: float | Tensor, step: int = 0) -> None:
         """Add the loss of a step of the round: a number or a tensor of one element."""
         value = scalar_of(loss)
         self.ever = True
-        if isinstance(value, (float, int)):  # asked first: whether something is a tensor takes five times as long
-            self._on_host.append((step, value))
-        else:
-            self._store(value)
-            self._device_steps.append(step)
+        self._losses.append(
+            (step, value if isinstance(value, (float, int)) else _copied(value))
+        )  # a tensor is slow to tell
 
-    def _store(self, loss: Tensor) -> None:
-        """Keep a loss on its device, at least in fp32. Not in float64, which not every device has."""
-        room = self._on_device
-        if room is None or room.device != loss.device:
-            self._pairs()
-            room = torch.empty(_FIRST_ROOM, device=loss.device, dtype=torch.promote_types(loss.dtype, torch.float32))
-        elif len(self._device_steps) == len(room):
-            room = torch.cat([room, torch.empty_like(room)])
-        self._on_device = room
-        room[len(self._device_steps)].copy_(loss.detach().reshape(()))
+    def on_device(self) -> list[Tensor]:
+        """The losses that are on a device, so that they can be read together with other numbers."""
+        return [loss for _, loss in self._losses if isinstance(loss, Tensor)]
 
-    def _pairs(self) -> list[tuple[int, float]]:
-        """Step and loss of each. Synchronises host and device if some are on a device."""
-        self.take([loss for stored in self.on_device() for loss in stored.tolist()])
-        return self._on_host
-
-    def values(self) -> list[float]:
-        """All losses of the round. Synchronises host and device if some are on a device."""
-        return [loss for _, loss in self._pairs()]
+    def read(self, values: Iterable[float] | None = None) -> list[tuple[int, float]]:
+        """Step and loss of each. ``values``: those of :meth:`on_device`; None: host and device are synchronised."""
+        held = iter(to_host(self.on_device()) if values is None else values)
+        found = [(step, next(held) if isinstance(loss, Tensor) else loss) for step, loss in self._losses]
+        self._losses = list(found)
+        return found
 
     def mean(self) -> float:
-        """The mean of the round's losses; NaN if there are none."""
-        return _mean(self.values())
+        """The mean of the round's losses; NaN if there are none. Synchronises if some are on a device."""
+        return mean_of([loss for _, loss in self.read()])
 
     def saved(self) -> list[list[float]]:
         """Pairs of step and loss, for a checkpoint inside a round. Synchronises if some are on a device."""
-        return [[step, loss] for step, loss in self._pairs()]
+        return [[step, loss] for step, loss in self.read()]
 
     @classmethod
     def loaded(cls, rows: Iterable[Sequence[float]]) -> Losses:
@@ -87,58 +70,71 @@ class Losses:
             found.add(_number(loss), int(step))
         return found
 
-    def on_device(self) -> list[Tensor]:
-        """The losses on a device as one tensor, so that they can be read together with other numbers."""
-        return [] if self._on_device is None else [self._on_device[: len(self._device_steps)]]
 
-    def take(self, values: Sequence[float]) -> None:
-        """The values of :meth:`on_device`, which the caller has read."""
-        self._on_host += zip(self._device_steps, values, strict=True)
-        self._on_device, self._device_steps = None, []
+class _Reading(NamedTuple):
+    """A number that is copied to the host while training goes on."""
 
-    def table(self, length: int) -> list[float]:
-        """:func:`table_of` the losses of a round of ``length`` steps. Synchronises if some are on a device."""
-        return table_of(self._pairs(), length)
+    host: Tensor
+    """In pinned memory; if the device is not a CUDA GPU, a copy on that device."""
+    arrived: torch.cuda.Event | None
+
+    def read(self) -> float:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return float(self.host.item())
 
 
-def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
-    """(step, loss) of a round of ``length`` steps, in eight blocks: as many numbers on every rank.
+class Readings:
+    """Named numbers of each step. A tensor is copied at once, since the caller may use it again.
 
-    For each block: whether it has a loss, and the mean of those that are finite.
+    To read a step waits for that step alone. If some more were made since, the device has work to do meanwhile.
     """
-    count = _count(length)
-    found: list[list[float]] = [[] for _ in range(BLOCKS)]
-    for step, loss in losses:
-        found[min(((step + 1) * count - 1) // max(length, 1), count - 1)].append(loss)
-    return [number for own in found for number in (float(bool(own)), _mean([x for x in own if math.isfinite(x)]))]
+
+    def __init__(self) -> None:
+        self._steps: dict[int, dict[str, float | _Reading]] = {}
+
+    def add(self, step: int, **values: float | Tensor | None) -> None:
+        """Note the numbers of a step that are known; a loss must be a number or a tensor of one element."""
+        found = {name: scalar_of(value) for name, value in values.items() if value is not None}
+        row = self._steps.setdefault(step, {})
+        row.update({name: _under_way(value) if isinstance(value, Tensor) else value for name, value in found.items()})
+
+    def at(self, step: int) -> dict[str, float]:
+        """The numbers of a step, by name."""
+        row = self._steps.get(step, {})
+        return {name: value.read() if isinstance(value, _Reading) else value for name, value in row.items()}
+
+    def forget(self, until: int) -> None:
+        """Forget all steps before ``until``."""
+        self._steps = {step: row for step, row in self._steps.items() if step >= until}
+
+    def saved(self) -> list[list[Any]]:
+        """For a checkpoint: step, name and number of each. Waits for all of them."""
+        return [[step, name, value] for step in self._steps for name, value in self.at(step).items()]
+
+    @classmethod
+    def loaded(cls, rows: Iterable[Sequence[Any]]) -> Readings:
+        """New readings from :meth:`saved`; of several ranks the last one counts. What does not fit raises."""
+        found = cls()
+        for step, name, value in rows:
+            found.add(int(step), **{str(name): float(value)})
+        return found
 
 
-def merged(tables: Sequence[Sequence[float]], length: int) -> tuple[Block, ...]:
-    """The blocks of a round from the tables of all ranks: means over those that have a finite one.
-
-    >>> merged([table_of([(0, 4.0), (1, 2.0), (2, math.nan)], 3), table_of([(0, 2.0), (2, math.inf)], 3)], length=3)
-    (Block(mean=3.0, steps=1), Block(mean=2.0, steps=1), Block(mean=nan, steps=1))
-    """
-    count = _count(length)
-    steps = [(k + 1) * length // count - k * length // count for k in range(count)]
-    means = [[table[2 * k + 1] for table in tables] for k in range(count)]
-    given = [any(table[2 * k] for table in tables) for k in range(count)]
-    return tuple(
-        Block(_mean([mean for mean in means[k] if math.isfinite(mean)]), steps[k]) for k in range(count) if given[k]
-    )
+def _under_way(value: Tensor) -> _Reading:
+    own = _copied(value)
+    if not own.is_cuda:
+        return _Reading(own, None)
+    host = torch.empty((), dtype=own.dtype, pin_memory=True)
+    host.copy_(own, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(own.device))
+    return _Reading(host, arrived)
 
 
-def _count(length: int) -> int:
-    return min(max(length, 1), BLOCKS)
-
-
-def _mean(values: Sequence[float]) -> float:
-    if not values:
-        return math.nan
-    try:
-        return math.fsum(values) / len(values)
-    except (OverflowError, ValueError):  # losses near the largest float; or infinite ones of both signs
-        return sum(value / len(values) for value in values)
+def _copied(value: Tensor) -> Tensor:
+    """A copy on its device, since the caller may use the tensor again; at least fp32, for sums. One launch."""
+    return value.detach().reshape(()).to(torch.promote_types(value.dtype, torch.float32), copy=True)
 
 
 def scalar_of(loss: object) -> float | Tensor:
@@ -154,14 +150,12 @@ def scalar_of(loss: object) -> float | Tensor:
 
 
 def _number(loss: object) -> float:
-    if not isinstance(loss, Real) or isinstance(loss, bool):
-        raise ArgumentError(
-            f"a loss must be a number or a tensor of one element, but got {shown(loss)}; "
-            "pass the loss itself, or call step() without an argument"
-        )
     try:
-        return float(loss)
-    except OverflowError:
-        raise ArgumentError(
-            "a loss must be a number that a float can hold, but got a far larger integer; pass the loss itself"
-        ) from None
+        if isinstance(loss, Real) and not isinstance(loss, bool):
+            return float(loss)
+    except OverflowError:  # an integer that no float can hold
+        pass
+    raise ArgumentError(
+        f"a loss must be a number or a tensor of one element, but got {shown(loss)}; "
+        "pass the loss itself, or call step() without an argument"
+    )

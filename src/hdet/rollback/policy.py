@@ -97,11 +97,6 @@ def rolled_back(kept: Sequence[Snapshot], latest: float, *, further: bool = Fals
     return fitting[:-1] if further and len(fitting) > 1 else fitting
 
 
-def present(kept: Sequence[Snapshot], slots: Container[int]) -> tuple[Snapshot, ...]:
-    """The snapshots whose slots can be restored: a checkpoint may have none."""
-    return tuple(one for one in kept if one.slot in slots)
-
-
 class Action(IntEnum):
     """What is to be done with the weights."""
 
@@ -178,10 +173,10 @@ class Slowed(NamedTuple):
 class GuardState(NamedTuple):
     """What a guard remembers; plain numbers."""
 
-    near: LossHistory = LossHistory()
-    """What the judge remembers of looks ..."""
-    far: LossHistory = LossHistory()
-    """... and of rounds."""
+    looks: LossHistory = LossHistory()
+    """What the judge remembers of the losses, look by look ..."""
+    rounds: LossHistory = LossHistory()
+    """... and round by round."""
     begun: int = 0
     """When this round began ..."""
     losses: tuple[float, ...] = ()
@@ -230,7 +225,9 @@ class GuardState(NamedTuple):
     def remembering(self, slots: Container[int]) -> GuardState:
         """The state if only the snapshots in some slots can be restored."""
         is_there = self.replaced is not None and self.replaced.slot in slots
-        return self._replace(kept=present(self.kept, slots), replaced=self.replaced if is_there else None)
+        return self._replace(
+            kept=tuple(one for one in self.kept if one.slot in slots), replaced=self.replaced if is_there else None
+        )
 
 
 class Cause(IntEnum):
@@ -328,24 +325,24 @@ class GuardPolicy:
         if state.withheld > 1 and state.since_well == 0:  # once may be the data's fault
             return self._diverged(state, t, t - state.withheld - 1, Cause.STEP)
         blocks = [Block(one.loss, 1) for one in steps if one.loss is not None]
-        near, verdict = judge(state.near, blocks, falling=False, limits=LOOKS)
+        looks, verdict = judge(state.looks, blocks, falling=False, limits=LOOKS)
         if verdict is Verdict.DIVERGED and state.withheld:
             return GuardDecision(state)  # training was rolled back already: gradients that are not finite are withheld
-        state, began = state._replace(near=near, losses=(*state.losses, *(x.mean for x in blocks))), state.begun
+        state, began = state._replace(looks=looks, losses=(*state.losses, *(x.mean for x in blocks))), state.begun
+        latest = known - SPACING
         if verdict is Verdict.FINE and known - began >= self.check_every:
-            far, verdict = judge(state.far, blocks_of(state.losses), falling=False, limits=ROUNDS)
-            state = state._replace(far=far, begun=known, losses=())
+            rounds, verdict = judge(state.rounds, blocks_of(state.losses), falling=False, limits=ROUNDS)
+            state, latest = state._replace(rounds=rounds, begun=known, losses=()), min(latest, began)
         if verdict is Verdict.DIVERGED:
-            is_nonfinite, is_far = math.isinf(near.suspect_level), state.begun == known
-            latest = min(known - SPACING, began) if is_far else known - SPACING
-            return self._diverged(state, t, latest, Cause.STEP if is_nonfinite else Cause.LOSSES)
+            cause = Cause.STEP if math.isinf(looks.suspect_level) else Cause.LOSSES
+            return self._diverged(state, t, latest, cause)
         if verdict is Verdict.FALSE_ALARM:
             return _taken_back(state)
-        if blocks and math.isnan(state.near.suspect_level) and math.isnan(state.far.suspect_level):
+        if blocks and math.isnan(state.looks.suspect_level) and math.isnan(state.rounds.suspect_level):
             state = state._replace(before=None, replaced=None)
         if is_sound is None or not is_due(state.recent, t, spacing):
             return GuardDecision(state)
-        if state.withheld or (blocks and not is_well(near, blocks[-1], LOOKS)):
+        if state.withheld or (blocks and not is_well(looks, blocks[-1], LOOKS)):
             return GuardDecision(state)  # the next look will show what became of these weights
         return self._keeping(state, t, spacing)
 
@@ -353,11 +350,11 @@ class GuardPolicy:
         """Back to a snapshot of step ``latest`` or before, if there is one: later ones may have diverged already."""
         if state.slowed.rollbacks >= self.max_rollbacks:
             return GuardDecision(state, Action.GIVE_UP, cause=cause)
-        near, far = (history.suspecting(history.suspect_level) for history in (state.near, state.far))
+        looks, rounds = (history.suspecting(history.suspect_level) for history in (state.looks, state.rounds))
         is_worse = cause is not Cause.LOSSES and state.since_well > 0  # not finite once more, right after a rollback
         state = state._replace(
-            near=near,
-            far=far,
+            looks=looks,
+            rounds=rounds,
             begun=t,
             losses=(),
             slowed=self._slowed(state, t),
@@ -365,16 +362,13 @@ class GuardPolicy:
             since_well=state.since_well + 1,
         )
         if not state.kept:  # these weights stay, and are the measure now
-            state = state._replace(near=near.cleared(), far=far.cleared(), before=None)
+            state = state._replace(looks=looks.cleared(), rounds=rounds.cleared(), before=None)
             return GuardDecision(state, Action.GO_ON, cause=cause)
         *older, back = rolled_back(state.kept, latest, further=is_worse)
         kept = (*(one for one in older if one.slot == OLD and one.step < back.step), back)
-        if cause is Cause.WEIGHTS:  # these will never be restored
-            return GuardDecision(
-                state._replace(kept=kept, replaced=None), Action.ROLL_BACK, back.slot, back.step, cause
-            )
-        aside = 1 - back.slot if back.slot != OLD else 0
-        state = state._replace(kept=kept, replaced=Snapshot(t, aside))
+        aside = None if cause is Cause.WEIGHTS else 1 - back.slot if back.slot != OLD else 0
+        replaced = None if aside is None else Snapshot(t, aside)  # broken weights will never be restored
+        state = state._replace(kept=kept, replaced=replaced)
         return GuardDecision(state, Action.ROLL_BACK, back.slot, back.step, cause, aside)
 
     def _slowed(self, state: GuardState, t: int) -> Slowed:
@@ -404,7 +398,7 @@ class GuardPolicy:
 def _taken_back(state: GuardState) -> GuardDecision:
     """The last rollback was a false alarm: the data are harder. What was usual before them no longer counts."""
     replaced = state.replaced
-    state = state._replace(near=state.near.cleared(), far=state.far.cleared(), usual=Usual(), losses=())
+    state = state._replace(looks=state.looks.cleared(), rounds=state.rounds.cleared(), usual=Usual(), losses=())
     state = state._replace(slowed=state.before or state.slowed, before=None, replaced=None, since_well=0)
     if replaced is None:
         return GuardDecision(state)

@@ -25,7 +25,7 @@ from hdet.parameters import (
     trained_parameters,
     write_,
 )
-from hdet.ranks.shards import local, refresh, reshard, reshard_all, rewrapped
+from hdet.ranks.shards import PLAIN, local, refresh, reshard, reshard_all, rewrapped
 
 START = -1
 """The slot of the snapshot from before the first step."""
@@ -88,6 +88,10 @@ class _Copy(NamedTuple):
     """The numbers of its parameter groups, by the id of the first parameter."""
     on_device: bool
     """Whether copies of tensors on a device are there too."""
+    at_once: _Pairs
+    """What :meth:`Snapshots.keep` has copied at once ..."""
+    beside: _Pairs
+    """... and beside training: optimizer state, which only the next step changes."""
 
 
 class Snapshots:
@@ -106,8 +110,6 @@ class Snapshots:
         self._retiring = Storage()
         """For copies of copies: training need not wait for them, but what overwrites the latter must."""
         self._copies: dict[int, _Copy] = {}
-        self._filled: dict[int, tuple[_Pairs, _Pairs]] = {}
-        """What was last copied into a slot: at once, and beside training."""
         self._host = host
         self._slabs = Slabs()
         self._own = OwnNumbers() if own is None else own
@@ -122,45 +124,41 @@ class Snapshots:
         self._retiring.wait()
         parameters = trained_parameters(optimizer)
         ids, buffers, states = [id(p) for p in parameters], _buffers(model), _states(optimizer, parameters)
-        old = self._copies.pop(slot, None)
-        if old is not None and self._filled_again(slot, old, ids, [*parameters, *buffers.values()], states):
-            self._copies[slot] = old._replace(numbers=_numbers(optimizer))
+        if not all(type(p) in PLAIN for p in parameters):  # sharded: a copy holds this rank's part
+            parameters, buffers, states = _mapped([parameters, buffers, states], local)
+        old, numbers = self._copies.pop(slot, None), _numbers(optimizer)
+        if old is not None and (old.parameters != ids or any(old is other for other in self._copies.values())):
+            old = None  # its memory cannot be used again
+        if old is not None and self._filled_again(old, [*parameters, *buffers.values()], states):
+            self._copies[slot] = old._replace(numbers=numbers)
             return
-        if old is None or old.parameters != ids or any(old is other for other in self._copies.values()):
-            on_device = slot != self._host and self._has_room(parameters, buffers, states)
-            old = _Copy(ids, [], {}, [], {}, on_device)  # no memory that could be used again
+        stays = old.on_device if old else slot != self._host and self._has_room(parameters, buffers, states)
         at_once: _Pairs = []
         beside: _Pairs = []
-        own = copied(parameters, old.weights, old.on_device, at_once, self._slabs)
-        own_buffers = copied(buffers, old.buffers, old.on_device, at_once, self._slabs)
-        own_states = copied(states, old.states, old.on_device, beside, self._slabs)
-        self._fill_(at_once, beside)
-        self._filled[slot] = (at_once, beside)
-        self._copies[slot] = _Copy(ids, own, own_buffers, own_states, _numbers(optimizer), old.on_device)
+        weights = copied(parameters, old and old.weights, stays, at_once, self._slabs)
+        own_buffers = copied(buffers, old and old.buffers, stays, at_once, self._slabs)
+        own_states = copied(states, old and old.states, stays, beside, self._slabs)
+        new = _Copy(ids, weights, own_buffers, own_states, numbers, stays, at_once, beside)
+        self._copies[slot] = new
+        self._fill_(new)
 
-    def _fill_(self, at_once: _Pairs, beside: _Pairs) -> None:
-        """``beside``: optimizer state, which only the next step changes."""
-        self._storage.fill_(at_once)
-        self._storage.fill_(beside, beside=True)
+    def _fill_(self, copy: _Copy) -> None:
+        self._storage.fill_(copy.at_once)
+        self._storage.fill_(copy.beside, beside=True)
 
-    def _filled_again(
-        self, slot: int, old: _Copy, ids: list[int], held: list[Tensor], states: Sequence[dict[str, Any]]
-    ) -> bool:
+    def _filled_again(self, old: _Copy, held: list[Tensor], states: Sequence[dict[str, Any]]) -> bool:
         """Copy the same tensors into the same memory as the last time, if they are the same.
 
         Those of the last time are held, so that no other tensor can have their memory.
         """
-        at_once, beside = self._filled.get(slot, ([], []))
         values = [value for state in states for value in state.values()]
         is_same = (
-            old.parameters == ids
-            and not any(old is other for other in self._copies.values())
-            and all(isinstance(value, Tensor) for value in values)
-            and _places(source for _, source in at_once) == _places(held)
-            and _places(source for _, source in beside) == _places(values)
+            all(isinstance(value, Tensor) for value in values)
+            and _places(source for _, source in old.at_once) == _places(held)
+            and _places(source for _, source in old.beside) == _places(values)
         )
         if is_same:
-            self._fill_(at_once, beside)
+            self._fill_(old)
         return is_same
 
     def _has_room(self, parameters: Sequence[Tensor], buffers: Any, states: Sequence[Any]) -> bool:
@@ -168,7 +166,7 @@ class Snapshots:
         expected = states if any(states) else [parameters, parameters]
         return self._storage.has_room(leaves([parameters, buffers, expected]))
 
-    def is_near(self, optimizer: Optimizer) -> bool:
+    def fit_on_device(self, optimizer: Optimizer) -> bool:
         """Whether all slots but the host's are on the device, or will be."""
         if not all(copy.on_device for slot, copy in self._copies.items() if slot != self._host):
             return False
@@ -184,18 +182,16 @@ class Snapshots:
             self._copies[host] = copy  # it is on the host already: the next one gets memory of its own
             return
         pairs: _Pairs = []
-        fits = old is not None and old.parameters == copy.parameters
-        weights, buffers, states = (
-            copied(getattr(copy, name), getattr(old, name) if fits else None, False, pairs, self._slabs)
+        own = {
+            name: copied(getattr(copy, name), getattr(old, name, None), False, pairs, self._slabs)
             for name in ("weights", "buffers", "states")
-        )
+        }
         self._retiring.fill_(pairs, beside=True)
-        self._copies[host] = _Copy(copy.parameters, weights, buffers, states, copy.numbers, on_device=False)
+        self._copies[host] = copy._replace(**own, on_device=False, at_once=[], beside=[])
 
     def keep_only(self, slots: Collection[int]) -> None:
         """Free all other slots."""
         self._copies = {slot: copy for slot, copy in self._copies.items() if slot in slots}
-        self._filled = {slot: pairs for slot, pairs in self._filled.items() if slot in slots}
         self._slabs = self._slabs if self._copies else Slabs()
 
     def present(self, optimizer: Optimizer) -> frozenset[int]:
@@ -261,6 +257,8 @@ class Snapshots:
             [_cloned(state, device) for state, device in zip(row["states"], devices, strict=True)],
             {id(parameters_at([place], optimizer)[0]): dict(numbers) for place, numbers in row["numbers"]},
             stays,
+            [],
+            [],
         )
 
 
@@ -276,7 +274,7 @@ def _saved(copy: _Copy, names: Collection[str], optimizer: Optimizer) -> dict[st
 
 
 def _places(tensors: Iterable[Tensor]) -> list[int]:
-    return [local(tensor).data_ptr() for tensor in tensors]
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _by_id(optimizer: Optimizer) -> dict[int, Tensor]:
@@ -314,7 +312,7 @@ def _remember_(optimizer: Optimizer, parameters: Sequence[Tensor], states: Seque
         for name, value in state.items():
             current = now.get(name)
             if isinstance(value, Tensor) and isinstance(current, Tensor) and local(current).shape == value.shape:
-                pairs.append((current, value))
+                pairs.append((local(current), value))
             else:
                 now[name] = _cloned(value, p.device, p)
         for name in set(now) - set(state):
@@ -447,8 +445,6 @@ class Slabs:
 def copied(value: Any, old: Any, on_device: bool, pairs: _Pairs, slabs: Slabs) -> Any:
     """A copy's structure; what is still to be copied is added to ``pairs``, for :meth:`Storage.fill_`.
 
-    Of a sharded tensor a copy holds this rank's part.
-
     Args:
         value: tensors in lists and dicts, as optimizers keep them.
         old: an earlier copy, whose memory is used again if its tensors are of the same shapes, in the same order.
@@ -459,7 +455,7 @@ def copied(value: Any, old: Any, on_device: bool, pairs: _Pairs, slabs: Slabs) -
     earlier = iter(leaves(old))
 
     def copy(tensor: Tensor) -> Tensor:
-        source, before = local(tensor).detach(), next(earlier, None)
+        source, before = tensor.detach(), next(earlier, None)
         target = before if _fits(before, source, on_device) else _memory_for(source, on_device, slabs)
         pairs.append((target, source))
         return target

@@ -34,7 +34,6 @@ from hdet.search.bounds import NO_BOUNDS, Bounds
 from hdet.search.constants import DEFAULT
 from hdet.search.reporting import Found, found_html
 from hdet.search.rule import Rule
-from hdet.search.saving import has_tensors
 from hdet.search.search import Search
 
 _GUESSES = (1e-14, 1e14)
@@ -81,7 +80,9 @@ class WithSearch(WithRun):
 
     def load_search_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Resume a search. Call it after :meth:`load_state_dict` and after the optimizer was loaded."""
-        if not has_tensors(state_dict):
+        fits, cure = isinstance(state_dict, Mapping), "give what search_state_dict() returned"
+        must_be("a dict", fits, cure, state_dict=state_dict)
+        if not state_dict:
             return
         if self.search is None:
             raise ArgumentError(

@@ -62,11 +62,11 @@ NO_BOUNDS = Bounds()
 
 
 def bounded(state: State, most: float) -> State:
-    """The state with a level that is not above what is used; ``most``: :meth:`Bounds.factor`."""
+    """The state with a factor that is not above what is used; ``most``: :meth:`Bounds.factor`."""
     top = max(math.log(most), LOWEST)
-    return state if state.level <= top else state._replace(level=top)
+    return state if state.log_factor <= top else state._replace(log_factor=top)
 
 
 def is_bound(state: State, most: float) -> bool:
     """Whether the rate is at the bound, and not at a ceiling below it."""
-    return most < math.inf and min(state.level, state.ceiling) >= math.log(most) - _CLOSE
+    return most < math.inf and min(state.log_factor, state.ceiling) >= math.log(most) - _CLOSE

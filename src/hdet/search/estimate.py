@@ -8,7 +8,7 @@ estimated rate is
     \quad s = \sum_k w_k g_k, \quad \bar u = \frac{x_0 - x_n}{\sum_k \eta_k}.
 
 The numerator says how much further down the gradients still point along the path; the denominator is what the mean
-update gains per unit of the rate. While gradients agree, the estimate stays ahead of the rate and grows with it. Once
+update gains per unit of the rate. While gradients agree, the estimate stays above the rate and grows with it. Once
 the rate is high enough for steps to go to and fro, gradients cancel, and it stops growing. The weights :math:`w_k` grow
 as :math:`\eta_k^2` while the rate rises and stay the same if it falls, so that the small first steps count little.
 
@@ -103,9 +103,10 @@ def estimate(sums: Sums) -> float:
     return sums.numerator * sums.rates / sums.denominator
 
 
-def straightness(sums: Sums) -> float:
-    """kappa: 1 along a straight path, 0 if the sums say nothing."""
-    return estimate(sums) / sums.straight if sums.straight > 0 else 0.0
+def straightness(sums: Sums, estimated: float | None = None) -> float:
+    """kappa: 1 along a straight path, 0 if the sums say nothing. ``estimated``: :func:`estimate`, if it is known."""
+    rate = estimate(sums) if estimated is None else estimated
+    return rate / sums.straight if sums.straight > 0 else 0.0
 
 
 def _dot(gradient: Sequence[float], start: Sequence[float], now: Sequence[float]) -> float:
@@ -128,7 +129,7 @@ class Measured(NamedTuple):
     """The sum of the rates of all steps ..."""
     stretch: int = 0
     """... and their number."""
-    lost: bool = False
+    is_broken: bool = False
     """Whether some gradient was NaN or infinite, so that a new path must begin."""
     rounding: float = FP32_ROUNDING
     """How much rounding may change a weight, as a part of it: half a unit in its last place."""

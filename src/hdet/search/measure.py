@@ -47,7 +47,7 @@ class _Origin(NamedTuple):
             yield torch.sub(origin, now, out=out)
 
 
-_NUMBERS = ("rates", "stretch", "ahead", "weight", "rate", "typical")
+_NUMBERS = ("rates", "stretch", "rates_before", "weight", "rate", "typical")
 """Attributes of a Measure that a checkpoint has as they are."""
 
 
@@ -76,8 +76,8 @@ class Measure:
         """Sum of the rates of all steps ..."""
         self._stretch = 0
         """... and their number."""
-        self._ahead: Rate = 0.0
-        """Sum of w times the sum of rates before ..."""
+        self._rates_before: Rate = 0.0
+        """Sum of w times the sum of rates before the step ..."""
         self._weight: Rate = 0.0
         """... and sum of w."""
         self._rate: Rate | None = None
@@ -108,36 +108,31 @@ class Measure:
         self._rates, self._stretch = self._rates + optimizer.param_groups[self.groups[0]]["lr"], self._stretch + 1
 
     @torch.no_grad()
-    def sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = ()) -> None:
+    def sample(self, optimizer: Optimizer, weights: Sequence[Tensor] = (), *, continued: bool = False) -> None:
         """Add the gradients of the step to come. Does not synchronise, even if the rate is a tensor on a device.
 
-        ``weights``: those at which the gradients were taken, if not those of now.
+        Args:
+            optimizer: its parameters hold the gradients.
+            weights: those at which the gradients were taken, if not those of now.
+            continued: whether the optimizer makes its step in parts, as ZeRO does, and these gradients are of a further
+                part of the step that was sampled last: its weights have not moved yet.
         """
-        rate = self.rate(optimizer)
-        decay = _weight_ratio(self._rate, rate)
-        own = self.searched(optimizer)
+        own, rate = self.searched(optimizer), copy_rate(optimizer.param_groups[self.groups[0]]["lr"])
+        decay = 1.0 if continued else _weight_ratio(self._rate, rate)
         self._add(optimizer, own if weights else stepping_now(optimizer, own), weights or own, decay)
-        self._ahead, self._weight = self._ahead * decay + self._rates, self._weight * decay + 1.0
-        self.pass_by(optimizer)
-        self._rate = rate
+        if not continued:
+            self._rates_before = self._rates_before * decay + self._rates
+            self._weight = self._weight * decay + 1.0
+            self._rate = rate
+            self.pass_by(optimizer)
 
     @torch.no_grad()
-    def sample_part(self, optimizer: Optimizer) -> None:
-        """The gradients of a further part of the step that was sampled last: its weights have not moved yet."""
-        own = self.searched(optimizer)
-        self._add(optimizer, stepping_now(optimizer, own), own, 1.0)
-
-    @torch.no_grad()
-    def look(self, optimizer: Optimizer) -> None:
+    def sample_sizes(self, optimizer: Optimizer, *, continued: bool = False) -> None:
         """Measure how large the gradients of the step to come are, and nothing else."""
-        self.look_part(optimizer)
-        self.pass_by(optimizer)
-
-    @torch.no_grad()
-    def look_part(self, optimizer: Optimizer) -> None:
-        """The same for a further part of that step."""
         gradients = self._gradients(optimizer, stepping_now(optimizer, self.searched(optimizer)))
         self._sizes.append(self._by_place([_size(gradient) for gradient in gradients], torch.max))
+        if not continued:
+            self.pass_by(optimizer)
 
     def _add(
         self, optimizer: Optimizer, holding: Sequence[Tensor | None], weights: Sequence[Tensor], decay: Rate
@@ -171,10 +166,6 @@ class Measure:
         """One value for each piece, folded for each of the pieces' places, on the device of its first piece."""
         assert self._origin is not None
         return [_folded(own, fold) for own in self._origin.pieces.by_place(values)]
-
-    def rate(self, optimizer: Optimizer) -> Rate:
-        """The rate of the leading group; a tensor stays on its device."""
-        return copy_rate(optimizer.param_groups[self.groups[0]]["lr"])
 
     # -- the end of a round -------------------------------------------------------------------------------------------
 
@@ -221,23 +212,23 @@ class Measure:
         if self._origin is None or not rows[0]:
             return Measured()
         width = len(rows[0]) // len(self._origin.pieces.places)
-        moves, origins, *more = counted_once(rows, width)
-        rest, sums, lost = more[len(self._sizes) :], Sums(0.0, 0.0, 0.0), False
+        moves, origins, *more = counted_once(rows, width) if len(rows) > 1 else _columns(rows[0], width)
+        count, sums = len(self._sizes), Sums(0.0, 0.0, 0.0)
         if self._numerators:
-            numerator, denominator = map(sum, rest)
-            lost = not (math.isfinite(numerator) and math.isfinite(denominator))
-            if not lost:
-                sums = Sums(numerator, denominator, float(self._rates), float(self._ahead / self._weight))
+            numerator, denominator = map(sum, more[count:])
+            sums = Sums(numerator, denominator, float(self._rates), float(self._rates_before / self._weight))
         else:
-            self._learn_norm([math.hypot(*found) for found in rest], math.hypot(*origins))
+            self._learn_norm([math.hypot(*found) for found in more[count:]], math.hypot(*origins))
+        is_broken = not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator))
+        rate = 0.0 if is_broken else estimate(sums)
         return Measured(
             moved=_relative(moves, origins, self._typical),
-            estimated_rate=estimate(sums),
-            straightness=straightness(sums),
-            gradients=tuple(largest_size(found) for found in more[: len(self._sizes)]),
+            estimated_rate=rate,
+            straightness=straightness(sums, rate),
+            gradients=tuple([largest_size(found) for found in more[:count]]),
             rates=float(self._rates),
             stretch=self._stretch,
-            lost=lost,
+            is_broken=is_broken,
             rounding=self._origin.pieces.rounding,
         )
 
@@ -280,7 +271,6 @@ class Measure:
         device = found._origin.vectors[0].device if found._origin.vectors else torch.device("cpu")
         found._numerators = [numerator.to(device, copy=True) for numerator in saved["numerators"]]
         vars(found).update({f"_{name}": copy_rate(saved[name]) for name in _NUMBERS})
-        found._stretch = int(found._stretch)  # raises for what is no count
         found._sizes = [[size.to(device, copy=True) for size in sizes] for sizes in saved["sizes"]]
         return found
 
@@ -298,6 +288,15 @@ def _weight_ratio(before: Rate | None, now: Rate) -> Rate:
 def _folded(values: Sequence[Tensor], fold: Callable[[Tensor], Tensor]) -> Tensor:
     """Scalars as one, on the first one's device. One alone is not touched: each launch counts."""
     return values[0] if len(values) == 1 else fold(torch.stack([value.to(values[0].device) for value in values]))
+
+
+def _columns(row: Sequence[float], width: int) -> list[list[float]]:
+    """The row of a rank that is alone as :func:`counted_once` would have it: a list for each number of a block.
+
+    >>> _columns([1.0, 3.0, 4.0, 2.0, 5.0, 6.0], 3)
+    [[3.0, 5.0], [4.0, 6.0]]
+    """
+    return [list(row[k::width]) for k in range(1, width)]
 
 
 def _size(gradient: Tensor) -> Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from hdet.checks import in_pairs
 from hdet.events import Reason
 from hdet.rollback.judge import Block, LossHistory
+from hdet.rollback.saving import fields_of, from_fields, plain
 from hdet.search.progress import CLEAR, SURE, Progress
 from hdet.search.reporting import Found, Status
-from hdet.search.rule import Decision, Phase, State
+from hdet.search.rule import Decision, Evidence, Phase, State
 
 
 @dataclass
@@ -19,10 +22,10 @@ class Memory:
 
     found: State
     """The state of the rule."""
+    lead: int = 0
+    """The number of the parameter group whose rate stands for all: the first one that is searched."""
     rounds: int = 0
     """Rounds that have ended."""
-    highest: float = 0.0
-    """The schedule's highest value so far, of the leading group."""
     is_falling: bool = False
     """Whether the schedule has fallen so far that nothing is raised any more."""
     has_losses: bool = False
@@ -32,7 +35,7 @@ class Memory:
     rolled_back: int = 0
     """How often training was rolled back."""
     peaks: list[float] = field(default_factory=list)
-    """The schedule's highest value so far, of each parameter group."""
+    """The schedule's highest value so far, of each parameter group; none until a round has ended."""
     stopped_for: Reason | None = None
     """Why the search has stopped, if it has."""
     rests: bool = False
@@ -45,6 +48,15 @@ class Memory:
     """Whether the schedule has reached its peak."""
     progress: Progress = field(default_factory=Progress)
     """The losses, from the first on; none if gradients are judged in their place."""
+
+    def saved(self) -> dict[str, Any]:
+        """For a checkpoint: its fields by name, as plain numbers in lists. Snapshots are saved with their tensors."""
+        return {**fields_of(self), "found": in_pairs(fields_of(self.found._replace(snapshots=())))}
+
+    @classmethod
+    def loaded(cls, state: Mapping[str, Any]) -> Memory:
+        """A new one from :meth:`saved`. What does not fit raises."""
+        return from_fields(cls, {**state, "found": plain(from_fields(State, dict(state["found"])))})
 
     @property
     def status(self) -> tuple[Status, Reason | None]:
@@ -59,28 +71,11 @@ class Memory:
 
     @property
     def told(self) -> Found:
-        """What was found, for people."""
-        status, why = self.status
-        return Found(self.rate, status, self.rolled_back, self.rates, why.text if why else "")
-
-    @property
-    def rate(self) -> float:
-        """The peak rate that was found, of the leading group; NaN until a round has ended."""
-        return self.highest * self.found.peak_factor if self.highest else math.nan
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """The peak rate of each parameter group; none until a round has ended."""
-        return tuple(peak * self.found.peak_factor for peak in self.peaks)
-
-    def note(self, decision: Decision) -> None:
-        """A round has ended with this decision."""
-        after = decision.state
-        is_raised = after.peak_factor > self.found.peak_factor or after.phase is not self.found.phase
-        self.quiet = 0 if is_raised else self.quiet + 1
-        self.rolled_back += decision.rolled_back_to is not None
-        self.stopped_for = decision.why or self.stopped_for
-        self.found = after
+        """What was found, for people: the peak rates, which are unknown until a round has ended."""
+        (status, why), factor = self.status, self.found.peak_factor
+        rates = tuple([peak * factor for peak in self.peaks])
+        rate = (rates[self.lead] if rates else 0.0) or math.nan
+        return Found(rate, status, self.rolled_back, rates, why.text if why else "")
 
     def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
         """The losses of a round, lower is better; if none is ever given, the logarithms of the gradients' sizes.
@@ -91,21 +86,30 @@ class Memory:
             self.has_losses = True
             self.found = self.found._replace(history=LossHistory())  # gradients were judged until now
         if self.has_losses:
-            return tuple(Block(sign * mean, steps) for mean, steps in blocks) if sign else ()
+            return tuple([Block(sign * mean, steps) for mean, steps in blocks]) if sign else ()
         sizes = gradients if self.found.phase is Phase.SEARCHING else ()
         return tuple(Block(math.log(size) if 0 < size < math.inf else math.nan, 1) for size in sizes if size != 0)
 
-    def shape(self, before: Sequence[float], now: Sequence[float], lead: int, *, climbs: bool) -> float:
+    def shape(self, before: Sequence[float], now: Sequence[float], *, climbs: bool) -> float:
         """The schedule over its highest value so far; 1 while it climbs, even if it falls from its first step on.
 
         Args:
             before, now: the schedule of each parameter group, at the step that was made and at the one to come. A new
                 group, whose peak is still 0, has fallen as far as the leading one.
-            lead: the leading group.
             climbs: whether the schedule still rises.
         """
-        fallen = (now[lead] / self.highest if self.highest else 1.0) or 1.0
-        rows = zip(self.peaks or [0.0] * len(now), before, now, strict=True)
+        lead, peaks = self.lead, self.peaks or [0.0] * len(now)
+        fallen = (now[lead] / peaks[lead] if peaks[lead] else 1.0) or 1.0
+        rows = zip(peaks, before, now, strict=True)
         self.peaks = [max(peak or value / fallen, then, value) for peak, then, value in rows]
-        self.highest = max(self.highest, before[lead], now[lead])
-        return 1.0 if climbs or not self.highest else now[lead] / self.highest
+        return 1.0 if climbs or not self.peaks[lead] else now[lead] / self.peaks[lead]
+
+    def note(self, decision: Decision, evidence: Evidence, progress: Progress) -> None:
+        """A round has ended with this decision. ``progress``: the losses so far, with those of the round."""
+        before, after, back = self.found, decision.state, decision.rolled_back_to
+        is_raised = after.peak_factor > before.peak_factor or after.phase is not before.phase
+        self.quiet = 0 if is_raised else self.quiet + 1
+        self.stopped_for = decision.why or self.stopped_for
+        self.found = after
+        self.rolled_back += back is not None
+        self.progress = decision.progress(self.progress, progress, evidence)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.parameters import leading_part, wide
-from hdet.ranks.shards import local, local_gradient, place
+from hdet.ranks.shards import is_distributed, local, local_gradient, place
 from hdet.ranks.weights import real_of
 
 __all__ = ["Pieces", "Reading", "Vectors"]
@@ -65,34 +65,46 @@ class Reading(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A tensor, or some of its numbers in the order of memory, at its place in a vector."""
+    """A tensor, or some of its numbers in their order, at its place in a vector."""
 
     tensor: int
     numbers: slice | None
     """None: all of them, in the tensor's shape."""
-    real: bool
-    """Whether the tensor's numbers are real."""
     shape: tuple[int, ...]
     offset: int
     length: int
 
+    def of(self, tensor: Tensor) -> Tensor:
+        """What a tensor has there, as real numbers."""
+        real = real_of(tensor)
+        return real if self.numbers is None else real.reshape(-1)[self.numbers]
 
-class _Piece:
-    """Parts on one device. ``place``: which part of its tensors this rank holds, by a name that all ranks use."""
 
-    def __init__(self, parts: list[_Part], device: torch.device, dtype: torch.dtype, place: str) -> None:
-        self.parts, self.device, self.dtype, self.place = parts, device, dtype, place
-        self.length = sum(part.length for part in parts)
-        self._whole = all(part.numbers is None and part.real for part in parts)
-        """Whether it is made of uncut tensors of real numbers: they are copied as they are, which saves time."""
+class _Piece(NamedTuple):
+    """Parts on one device."""
+
+    parts: list[_Part]
+    device: torch.device
+    dtype: torch.dtype
+    place: str
+    """Which part of its tensors this rank holds, by a name that all ranks use."""
+    is_plain: bool
+    """Whether it is made of whole tensors of real numbers: they are copied as they are, which saves time."""
+
+    @property
+    def length(self) -> int:
+        return self.parts[-1].offset + self.parts[-1].length
 
     def sources(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """What goes to each part's place."""
-        whole = (tensors[part.tensor] for part in self.parts)
-        found = [t if t is None else local(t) for t in whole]
-        if self._whole:
+        found = [tensors[part.tensor] for part in self.parts]
+        if self.is_plain:
             return found
-        return [t if t is None else _of(t, part) for t, part in zip(found, self.parts, strict=True)]
+        return [t if t is None else part.of(t) for t, part in zip(found, self.parts, strict=True)]
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Each part's place in a vector, in the part's shape."""
+        return [vector[part.offset : part.offset + part.length].view(part.shape) for part in self.parts]
 
 
 class Pieces:
@@ -114,10 +126,13 @@ class Pieces:
         for i, tensor in enumerate(tensors):
             real = real_of(tensor)
             dtype = torch.promote_types(real.dtype, torch.float32)
-            places.setdefault((real.device, dtype, place(tensor)), []).extend(
-                _cut(i, real, not tensor.is_complex(), longest)
-            )
-        self._pieces = [_Piece(parts, *where) for where, whole in places.items() for parts in _packed(whole, longest)]
+            places.setdefault((real.device, dtype, place(tensor)), []).extend(_cut(i, real, longest))
+        plain = [not (tensor.is_complex() or is_distributed(tensor)) for tensor in tensors]
+        self._pieces = [
+            _Piece(parts, *where, is_plain=all(part.numbers is None and plain[part.tensor] for part in parts))
+            for where, whole in places.items()
+            for parts in _packed(whole, longest)
+        ]
         self.sizes = [tensor.numel() * (2 if tensor.is_complex() else 1) for tensor in tensors]
         """How many numbers each tensor has, on all ranks together."""
         self.rounding = max((torch.finfo(tensor.dtype).eps / 2 for tensor in tensors), default=0.0)
@@ -125,7 +140,7 @@ class Pieces:
         self.places = list(dict.fromkeys(piece.place for piece in self._pieces))
         """Which parts of tensors this rank holds; all ranks list them in one order."""
         self._scratch = [self._shared_scratch(), self._shared_scratch()]
-        self._views = [[_views(p, v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self._scratch]
+        self._views = [[p.views(v) for p, v in zip(self._pieces, vs, strict=True)] for vs in self._scratch]
 
     def zeros(self) -> Vectors:
         """A new vector for each piece."""
@@ -136,22 +151,15 @@ class Pieces:
         """The tensors in vectors of their own."""
         vectors = self.zeros()
         for piece, vector in zip(self._pieces, vectors, strict=True):
-            _gather_(_views(piece, vector), piece.sources(tensors))
+            _gather_(piece.views(vector), piece.sources(tensors))
         return vectors
-
-    @torch.no_grad()
-    def write_(self, tensors: Sequence[Tensor], vectors: Vectors) -> None:
-        """Vectors back into tensors, in place."""
-        for piece, vector in zip(self._pieces, vectors, strict=True):
-            for part, view in zip(piece.parts, _views(piece, vector), strict=True):
-                _write_(real_of(tensors[part.tensor]), part, view)
 
     def norms_by_place(self, vectors: Iterable[Tensor]) -> list[list[Tensor]]:
         """For each of :attr:`places` the norm of what each tensor has there; on one device."""
         found: dict[tuple[str, int], list[Tensor]] = {}
         zero = None
         for piece, vector in zip(self._pieces, vectors, strict=True):
-            norms = torch._foreach_norm(_views(piece, vector))
+            norms = torch._foreach_norm(piece.views(vector))
             zero = torch.zeros_like(norms[0]) if zero is None else zero
             for part, norm in zip(piece.parts, norms, strict=True):
                 found.setdefault((piece.place, part.tensor), []).append(norm.to(zero))
@@ -168,8 +176,10 @@ class Pieces:
 
     def as_tensors(self, vectors: Vectors, like: Sequence[Tensor]) -> list[Tensor]:
         """Vectors as new tensors, in the shapes of ``like`` and at least fp32."""
-        found = [wide(tensor) for tensor in like]
-        self.write_(found, vectors)
+        found = [wide(tensor).contiguous() for tensor in like]
+        for piece, vector in zip(self._pieces, vectors, strict=True):
+            for part, values in zip(piece.parts, piece.views(vector), strict=True):
+                part.of(found[part.tensor]).copy_(values)
         return found
 
     @property
@@ -210,15 +220,15 @@ def _length(norms: Sequence[Tensor]) -> Tensor:
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
-def _cut(i: int, numbers: Tensor, real: bool, longest: int) -> Iterator[_Part]:
+def _cut(i: int, numbers: Tensor, longest: int) -> Iterator[_Part]:
     """A tensor in parts of a piece's length at most; offsets are set later."""
     total = numbers.numel()
     if total <= longest or not numbers.is_contiguous():
-        yield _Part(i, None, real, tuple(numbers.shape), 0, total)
+        yield _Part(i, None, tuple(numbers.shape), 0, total)
         return
     for begin in range(0, total, longest):
         length = min(longest, total - begin)
-        yield _Part(i, slice(begin, begin + length), real, (length,), 0, length)
+        yield _Part(i, slice(begin, begin + length), (length,), 0, length)
 
 
 def _packed(parts: list[_Part], longest: int) -> Iterator[list[_Part]]:
@@ -233,28 +243,6 @@ def _packed(parts: list[_Part], longest: int) -> Iterator[list[_Part]]:
         offset += part.length
     if full:
         yield full
-
-
-def _views(piece: _Piece, vector: Tensor) -> list[Tensor]:
-    """Each part's place in a vector, in the part's shape."""
-    return [vector[part.offset : part.offset + part.length].view(part.shape) for part in piece.parts]
-
-
-def _of(tensor: Tensor, part: _Part) -> Tensor:
-    """The part of a tensor."""
-    real = real_of(tensor)
-    return real if part.numbers is None else real.reshape(-1)[part.numbers]
-
-
-def _write_(real: Tensor, part: _Part, values: Tensor) -> None:
-    """Write a part of a tensor, in the order of its numbers, whatever its layout in memory is."""
-    if part.numbers is None:
-        real.copy_(values)
-        return
-    flat = real.contiguous().view(-1)  # itself, if it is contiguous
-    flat[part.numbers].copy_(values)
-    if not real.is_contiguous():
-        real.copy_(flat.view_as(real))
 
 
 @torch.no_grad()

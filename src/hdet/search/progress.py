@@ -11,15 +11,17 @@ Long beginnings are for runs that learn slowly under a large noise. A stretch af
 a beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller negates losses that are
 maximised.
 
-A loss that is above all beginnings, or that had fallen and is back where it began, is *lost*: the network is dead, or
-about to be.
+If the loss is above all beginnings, or had fallen and is back where it began, what was learned is *undone*: the network
+is dead, or about to be.
+
+LOG is ``lab/experiments/LOG.md``; its entries are named by their headings.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, takewhile
+from collections.abc import Sequence
+from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
 
@@ -68,12 +70,8 @@ class Progress(NamedTuple):
     """One for each round, without those that were rolled back."""
     last: tuple[Block, ...] = ()
     """The last two blocks: the noise of short rounds needs neighbours."""
-    before: float = math.nan
-    """The latest loss before training was first rolled back ..."""
-    turned: int = 0
-    """... and how many stretches there were when it last was."""
     fell: bool = False
-    """Whether the loss had clearly fallen at the end of any round since then."""
+    """Whether the loss had clearly fallen at the end of any round since the last rollback."""
 
     def after(self, blocks: Sequence[Block], end: int = 0) -> Progress:
         """A round has ended with these losses, at a step of the schedule.
@@ -87,19 +85,18 @@ class Progress(NamedTuple):
         known = tuple(block for block in blocks if math.isfinite(block.mean) and block.steps)
         if not known:
             return self
-        near = (*self.last, *known)
-        noises = [_noise(*three) for three in zip(near, near[1:], near[2:], strict=False)]
+        neighbours = (*self.last, *known)
+        noises = [_noise(*three) for three in zip(neighbours, neighbours[1:], neighbours[2:], strict=False)]
         steps = sum(block.steps for block in known)
         new = Stretch(median(block.mean for block in known), steps, median(noises) if noises else math.nan, end)
         start = (*self.start, *known)[:2]
-        found = self._replace(start=start, stretches=(*self.stretches, new), last=near[-2:])
+        found = self._replace(start=start, stretches=(*self.stretches, new), last=neighbours[-2:])
         return found._replace(fell=self.fell or found._is_below(found._doubt))
 
     def rolled_back(self, step: int) -> Progress:
         """The losses after a rollback to the weights of ``step``."""
-        before = self.latest if math.isnan(self.before) else self.before
         kept = tuple(one for one in self.stretches if one.end <= step)
-        return self._replace(stretches=kept, before=before, turned=len(kept), last=(), fell=False)
+        return self._replace(stretches=kept, last=(), fell=False)
 
     @property
     def first(self) -> float:
@@ -109,16 +106,20 @@ class Progress(NamedTuple):
     @property
     def latest(self) -> float:
         """The loss as it is now; NaN: none is known."""
-        return _mean(self._latest())[0]
+        return _mean(_latest(self.stretches))[0]
+
+    @property
+    def _falls(self) -> tuple[_Fall, ...]:
+        return _falls(self.start, self.stretches)
 
     @property
     def is_known(self) -> bool:
         """Whether there are enough losses to compare."""
-        return math.isfinite(self.first) and len(self.stretches) > len(self._latest()) + 1
+        return bool(self._falls)
 
     def has_fallen(self, sure: float = SURE) -> bool:
         """Whether the loss is lower than it was, beyond its noise. Not if nothing is known."""
-        return any(fall > max(sure * noise, least) for fall, noise, least in self._falls())
+        return any(one.fall > max(sure * one.noise, one.least) for one in self._falls)
 
     @property
     def is_below(self) -> bool:
@@ -127,64 +128,73 @@ class Progress(NamedTuple):
         return math.isnan(self.first) or self._is_below(1.0)
 
     def _is_below(self, doubt: float) -> bool:
-        return any(fall > max(CLEAR * doubt * noise, ROUNDED * abs(self.first)) for fall, noise, _ in self._falls())
+        least = ROUNDED * abs(self.first)
+        return any(one.fall > max(CLEAR * doubt * one.noise, least) for one in self._falls)
 
     @property
     def _doubt(self) -> float:
         """What the noise is multiplied by, since few rounds do not show how large it is."""
-        return 1 + 5 / math.sqrt(max(sum(not math.isnan(one.noise) for one in self.stretches), 1))
+        return 1 + 5 / math.sqrt(max(len(_noises(self.stretches)), 1))
 
     @property
     def is_flat(self) -> bool:
         """Whether the loss has certainly not fallen. Between the two, more steps will tell."""
-        return self.is_known and all(fall + FLAT * noise <= least for fall, noise, least in self._falls())
+        return self.is_known and all(one.fall + FLAT * one.noise <= one.least for one in self._falls)
 
     @property
-    def lost(self) -> tuple[float, float] | None:
-        """Where the loss began and where it is, if :attr:`is_lost`."""
-        return (self.first, self.latest) if self.is_lost else None
+    def undone(self) -> tuple[float, float] | None:
+        """Where the loss began and where it is, if it is above that beyond its noise, or back there after a fall."""
+        falls, doubt = self._falls, RISEN * self._doubt
+        has_risen = all(-one.fall > doubt * one.noise for one in falls)
+        is_undone = falls and (has_risen or (self.fell and all(one.fall <= 0 for one in falls)))
+        return (self.first, self.latest) if is_undone else None
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the loss is above where it began, beyond its noise, or back there after it had fallen."""
-        falls = list(self._falls())
-        has_risen = all(-fall > RISEN * self._doubt * noise for fall, noise, _ in falls)
-        return bool(falls) and (has_risen or (self.fell and all(fall <= 0 for fall, _, _ in falls)))
 
-    @property
-    def is_in_vain(self) -> bool:
-        """Whether training was rolled back, and the loss is not below what it was before."""
-        return self.turned <= len(self.stretches) - len(self._latest()) and self.latest >= self.before
+class _Fall(NamedTuple):
+    """The latest losses, compared with a beginning of the run."""
 
-    def _falls(self) -> Iterator[tuple[float, float, float]]:
-        """How far the loss has fallen from each beginning, the deviation of that, and the least that counts."""
-        latest, steps = _mean(self._latest())
-        for mean, many in self._beginnings() if self.is_known else ():
-            least = max(min(LEAST * abs(mean), FAR * self._noise_of(1)), ROUNDED * abs(mean))
-            yield mean - latest, self._noise_of(many, steps), least
+    fall: float
+    """How far the loss has fallen since then."""
+    noise: float
+    """The standard deviation of that."""
+    least: float
+    """The least that counts."""
 
-    def _noise_of(self, *steps: int) -> float:
-        """The standard deviation of a difference between means over these numbers of steps; of a single step: 1."""
-        noise = median([one.noise for one in self.stretches if not math.isnan(one.noise)] or [0.0])
-        return noise * math.sqrt(sum(1 / many for many in steps))
 
-    def _latest(self) -> tuple[Stretch, ...]:
-        least = max(LATEST * sum(one.steps for one in self.stretches), FEWEST)
-        steps, count = 0, 0
-        while steps < least and count < len(self.stretches):
-            count += 1
-            steps += self.stretches[-count].steps
-        return self.stretches[len(self.stretches) - count :]
+@lru_cache(maxsize=1)  # the end of a round asks three times
+def _falls(start: tuple[Block, ...], stretches: tuple[Stretch, ...]) -> tuple[_Fall, ...]:
+    """A comparison for each beginning; none if there are too few losses."""
+    latest = _latest(stretches)
+    (first, few), (now, steps) = _mean(start), _mean(latest)
+    if not (math.isfinite(first) and len(stretches) > len(latest) + 1):
+        return ()
+    noise = median(_noises(stretches) or [0.0])
+    beginnings, total, many = [(first, few)], 0.0, 0
+    for one in stretches[: len(stretches) - len(latest)]:
+        if not one.level - first <= RISEN * (noise * math.sqrt(1 / few + 1 / one.steps)):
+            break
+        total, many = total + one.level * one.steps, many + one.steps
+        if many > few:
+            beginnings.append((total / many, many))
+    found = []
+    for mean, many in beginnings:
+        least = max(min(LEAST * abs(mean), FAR * noise), ROUNDED * abs(mean))
+        found.append(_Fall(mean - now, noise * math.sqrt(1 / many + 1 / steps), least))
+    return tuple(found)
 
-    def _beginnings(self) -> list[tuple[float, int]]:
-        """The mean loss and the number of steps of each beginning."""
-        first, few = _mean(self.start)
-        earlier = self.stretches[: len(self.stretches) - len(self._latest())]
-        level = takewhile(lambda one: one.level - first <= RISEN * self._noise_of(few, one.steps), earlier)
-        found = accumulate(
-            level, lambda sums, one: (sums[0] + one.level * one.steps, sums[1] + one.steps), initial=(0.0, 0)
-        )
-        return [(first, few), *((total / steps, steps) for total, steps in found if steps > few)]
+
+def _latest(stretches: tuple[Stretch, ...]) -> tuple[Stretch, ...]:
+    """The last quarter of the steps."""
+    least = max(LATEST * sum([one.steps for one in stretches]), FEWEST)
+    steps, count = 0, 0
+    while steps < least and count < len(stretches):
+        count += 1
+        steps += stretches[-count].steps
+    return stretches[len(stretches) - count :]
+
+
+def _noises(stretches: tuple[Stretch, ...]) -> list[float]:
+    return [one.noise for one in stretches if not math.isnan(one.noise)]
 
 
 def _noise(a: Block, b: Block, c: Block) -> float:
@@ -194,5 +204,5 @@ def _noise(a: Block, b: Block, c: Block) -> float:
 
 def _mean(parts: Sequence[Block | Stretch]) -> tuple[float, int]:
     """The mean over steps, and their number."""
-    steps = sum(one.steps for one in parts)
-    return (math.fsum(one[0] * one.steps for one in parts) / steps if steps else math.nan), steps
+    steps = sum([one.steps for one in parts])
+    return (math.fsum([one[0] * one.steps for one in parts]) / steps if steps else math.nan), steps

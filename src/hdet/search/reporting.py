@@ -1,4 +1,4 @@
-"""What a search tells people: what it has found, warnings, and lines of the log."""
+"""What a search tells people: what it has found, warnings, lines of the log, and records of the journal."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import math
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from hdet.checks import users_level
 from hdet.errors import SearchWarning
 from hdet.events import Event, Reason
 from hdet.parameters import Rate
-from hdet.ranks.rank_group import RankGroup
-from hdet.search.progress import Progress
-from hdet.search.rule import Decision
+
+if TYPE_CHECKING:
+    from hdet.search.memory import Memory
+    from hdet.search.progress import Progress
+    from hdet.search.rule import Decision, Evidence
 
 NEW_CYCLE = "begins a new OneCycle with that peak"
 """What ``max_lr=`` does with a rate that was found ..."""
 REPLAYS = "replays the rates of the run step by step"
 """... and what ``hdet.schedule_from`` does."""
 _logger = logging.getLogger("hdet")
-_NO_LOSSES = (
-    "no loss was given until step {step}: training that diverges is only seen if gradients show it, or if weights are "
-    "NaN or infinite. Give the loss: scheduler.step(loss)"
-)
 Status: TypeAlias = Literal["searching", "settled", "stopped", "too short"]
 _LEARN = (
     "See whether the model learns a single batch, and whether its layers are dead; another guess, another "
@@ -91,59 +89,102 @@ class Found:
         return f"{verb} {self.max_lr}, {status}{why}, {often}"
 
 
-class Reporter:
-    """Warns people at once of what they must know, and logs what was found; on the first rank only."""
+def warn(text: str, kind: type[Warning] = SearchWarning) -> None:
+    """Warn at the user's own line."""
+    warnings.warn(text, kind, stacklevel=users_level())
 
-    def __init__(self, rank_group: RankGroup) -> None:
-        self._rank_group = rank_group
-        self._has_asked = False
-        """Whether people were told that no loss was given."""
 
-    def warn_of(self, decision: Decision, t: int, *, lacks_losses: bool) -> None:
-        """Warn of what was decided at a round's end, and once of missing losses."""
-        text = _warning_of(decision, t)
-        if text is None and lacks_losses and not self._has_asked:
-            self._has_asked, text = True, _NO_LOSSES.format(step=t)
-        if text is not None:
-            self.warn(text, SearchWarning)
+def warn_of(decision: Decision, t: int) -> None:
+    """Warn of what people must know at once about the end of a round: that a search has stopped, or of a rollback."""
+    back = f"rolled back to step {decision.rolled_back_to}"
+    if decision.why is not None:
+        why, cure = decision.why.text, _CURES[decision.why]
+        warn(f"search stopped at step {t}: {why}; using the given rate. {cure}")
+    elif decision.event is Event.BAD_BATCH:
+        warn(f"the weights were NaN or infinite at step {t}: {back}, at the same rate. Look at its batch")
+    elif decision.rolled_back_to is not None:
+        warn(
+            f"training diverged at step {t}: {back}, and the rate is lowered. If the loss says nothing about the "
+            "weights (as in GANs), give none: scheduler.step()"
+        )
 
-    def warn(self, text: str, kind: type[Warning]) -> None:
-        """Warn at the user's own line."""
-        if self._rank_group.replica_index.replica == 0:
-            warnings.warn(text, kind, stacklevel=users_level())
 
-    def warn_of_losses(self, found: Found, progress: Progress, t: int, sign: float, *, ends: bool) -> None:
-        """Warn, at the schedule's peak and at the end, of losses that have not fallen and of rollbacks in vain.
+def warn_of_missing_losses(t: int) -> None:
+    """Warn that no loss was given."""
+    warn(
+        f"no loss was given until step {t}: training that diverges is only seen if gradients show it, or if weights "
+        "are NaN or infinite. Give the loss: scheduler.step(loss)"
+    )
 
-        ``sign``: what losses were multiplied by, so that lower is better.
-        """
-        if progress.is_flat or (ends and not progress.has_fallen()):
-            first, latest = sign * progress.first, sign * progress.latest
-            words = f"the train loss was {first:.4g} and is {latest:.4g} at step {t}"
-            verdict = "nothing was learned" if progress.is_flat else "it has not fallen beyond its noise, or hardly"
-            self.warn(f"{words}: {verdict}{'' if ends else ' so far'}. {_LEARN}", SearchWarning)
-        elif ends and progress.is_in_vain:
-            before, latest = sign * progress.before, sign * progress.latest
-            self.warn(
-                f"training was rolled back in vain: the train loss was {before:.4g} before and is {latest:.4g} at the "
-                f"end. Clip gradients, or keep the rate below: highest={found.max_lr}",
-                SearchWarning,
-            )
 
-    def log(self, found: Found, t: int, *, ends: bool, settles: bool, has_peak: bool) -> None:
-        """Log a line when the run ends, and one when the rate has settled.
+def warn_of_losses(progress: Progress, t: int, sign: float, *, ends: bool) -> None:
+    """Warn, at the schedule's peak and at the end, of losses that have not fallen.
 
-        ``has_peak``: whether the schedule is OneCycle, which is given its peaks.
-        """
-        if self._rank_group.replica_index.replica != 0:
-            return
-        if ends and found.status == "stopped":
-            _logger.info("%s", found)
-        elif ends:
-            peak = f"max_lr={found.max_lr} {NEW_CYCLE}, and " if has_peak else ""
-            _logger.info("%s; use again: %shdet.schedule_from(journal, optimizer) %s", found, peak, REPLAYS)
-        elif settles:
-            _logger.info("the rate has settled at step %d: %s", t, found.max_lr)
+    ``sign``: what losses were multiplied by, so that lower is better.
+    """
+    if progress.is_flat or (ends and not progress.has_fallen()):
+        verdict = "nothing was learned" if progress.is_flat else "it has not fallen beyond its noise, or hardly"
+        words = f"the train loss was {sign * progress.first:.4g} and is {sign * progress.latest:.4g} at step {t}"
+        warn(f"{words}: {verdict}{'' if ends else ' so far'}. {_LEARN}")
+
+
+def log_end(found: Found, *, has_peak: bool) -> None:
+    """Log what was found in a run. ``has_peak``: whether the schedule is OneCycle, which is given its peaks."""
+    if found.status == "stopped":
+        _logger.info("%s", found)
+        return
+    peak = f"max_lr={found.max_lr} {NEW_CYCLE}, and " if has_peak else ""
+    _logger.info("%s; use again: %shdet.schedule_from(journal, optimizer) %s", found, peak, REPLAYS)
+
+
+def log_settled(found: Found, t: int) -> None:
+    """Log that the rate has settled."""
+    _logger.info("the rate has settled at step %d: %s", t, found.max_lr)
+
+
+def record_of(
+    memory: Memory,
+    evidence: Evidence,
+    decision: Decision,
+    rates: tuple[list[float], list[float]],
+    schedules: tuple[list[float], list[float]],
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """A round as one record of the journal. Its fields for replicas have one entry: the model, with the mean loss.
+
+    Args:
+        memory: what the search remembers, after the round.
+        evidence, decision: what the ranks have seen, and what was decided.
+        rates: those of the round's last step, and of the step after it.
+        schedules: the schedule at these steps: another one afterwards if the search has stopped.
+        seconds: by what was done at the round's end.
+    """
+    (base, new_base), (then, now) = rates, schedules
+    finite, knobs, found = [loss for loss in evidence.losses if math.isfinite(loss)], len(base), memory.told
+    loss = math.fsum(finite) / len(finite) if finite else math.nan
+    model = {"loss": loss if evidence.losses else None, "signal": loss, "values": base}
+    why = memory.status[1]
+    return {
+        "kind": "round",
+        "round": memory.rounds,
+        "step": evidence.span[1],
+        "replicas": [{**model, "multipliers": [1.0] * knobs, "divergence": 0.0}],
+        "excluded": [],
+        **dict.fromkeys(("weights", "delta", "velocity", "error")),  # there is no controller
+        "learned": [decision.state.peak_factor] * knobs,
+        "base_before": base,
+        "base": new_base,
+        "seconds": seconds,
+        "shape": now,
+        "estimated_rate": math.exp(evidence.estimated_log_factor) * then[memory.lead],
+        "found": found.rate,
+        "found_rates": list(found.rates),
+        "status": found.status,
+        "why": None if why is None else why.value,
+        "not_finite": [r for r, own in enumerate(evidence.losses) if not math.isfinite(own)],
+        "event": None if decision.event is None else decision.event.value,
+        "rolled_back_to": decision.rolled_back_to,
+    }
 
 
 def listed(rates: Iterable[Rate]) -> str:
@@ -170,27 +211,11 @@ def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable
     return f"<div>step {step} of {total_steps}: {told}<br>\n{bar}</div>"
 
 
-def _warning_of(decision: Decision, step: int) -> str | None:
-    """What people must know at once about the end of a round; None: nothing."""
-    if decision.why is not None:
-        why, cure = decision.why.text, _CURES[decision.why]
-        return f"search stopped at step {step}: {why}; using the given rate. {cure}"
-    if decision.rolled_back_to is not None:
-        back = f"rolled back to step {decision.rolled_back_to}"
-        if decision.event is Event.BAD_BATCH:
-            return f"the weights were NaN or infinite at step {step}: {back}, at the same rate. Look at its batch"
-        return (
-            f"training diverged at step {step}: {back}, and the rate is lowered. If the loss says nothing about the "
-            "weights (as in GANs), give none: scheduler.step()"
-        )
-    return None
-
-
-def lost_words(step: int, *, is_falling: bool) -> str:
+def resumed_words(step: int, *, is_falling: bool) -> str:
     """What is missing if a run goes on without the tensors of its search."""
-    lost = "its snapshots" + ("" if is_falling else " and the path measured so far")
+    missing = "its snapshots" + ("" if is_falling else " and the path measured so far")
     return (
-        f"resumed at step {step} with the rate found so far, but without {lost}: the rounds from here on make new "
+        f"resumed at step {step} with the rate found so far, but without {missing}: the rounds from here on make new "
         "ones; hdet.save keeps them, in a framework what hdet.integrations has for it (AutoLR, auto, keep_search), and "
         "elsewhere search_state_dict() beside state_dict()"
     )

@@ -1,20 +1,21 @@
 r"""The rule behind ``max_lr="auto"``: what the end of a round means for the rate and for the weights. Pure.
 
-**How the rate is raised.** The *target* of a step is guess x m x schedule, and the search looks for the factor
-:math:`m`; its logarithm is the *level*. It begins at 1/1000, and the first step shows how far a step moves the weights:
-from that follows an :math:`m` at which a step moves them by 0.5 % of their norm, whatever the guess was
-(:meth:`Rule._after_first_step`). From then on each round compares the target with the estimated rate
-(:mod:`hdet.search.estimate`): it is raised while past gradients still point along the path taken, because longer steps
-would have helped (:meth:`Rule._steered`). What one round may add is limited (:meth:`Rule._largest_raise`). Once
-gradients cancel, a *ceiling* is set a little above the rate. While the schedule rises, the rate is only a part of the
-target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is raised.
+**How the rate is raised.** The *guess* is the ``lr`` that the optimizer was given. The *target* of a step is guess x m
+x schedule, and the search looks for the factor :math:`m`, whose logarithm is ``log_factor``. It begins at 1/1000, and
+the first step shows how far a step moves the weights: from that follows an :math:`m` at which a step moves them by 0.5
+% of their norm, whatever the guess was (:meth:`Rule._after_first_step`). From then on each round compares the target
+with the estimated rate (:mod:`hdet.search.estimate`): it is raised while past gradients still point along the path
+taken, because longer steps would have helped (:meth:`Rule._steered`). What one round may add is limited
+(:meth:`Rule._largest_raise`). Once gradients cancel, a *ceiling* is set a little above the rate. While the schedule
+rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is
+raised.
 
 **When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
-is back where it began (``Evidence.lost``), or if weights are NaN or infinite, training has diverged: it is rolled back
-to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). Weights that become NaN or infinite
-for the first time, after losses that were fine, are the fault of a batch: training is rolled back to the last snapshot,
-at the same rate. If the losses after a rollback are as high as before it, the data have become harder, and the rate is
-raised back. Which snapshots are kept and restored is decided in :mod:`hdet.rollback.policy`, which serves
+is back where it began (``Evidence.undone``), or if weights are NaN or infinite, training has diverged. It is rolled
+back to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). Weights that become NaN or
+infinite for the first time, after losses that were fine, are the fault of a batch: training is rolled back to the last
+snapshot, at the same rate. If the losses after a rollback are as high as before it, the data have become harder, and
+the rate is raised back. Which snapshots are kept and restored is decided in :mod:`hdet.rollback.policy`, which serves
 ``hdet.Guard`` too.
 
 All numbers are in :mod:`hdet.search.constants`. :class:`hdet.search.search.Search` carries the decisions out.
@@ -31,7 +32,7 @@ from typing import NamedTuple
 
 from hdet.events import Event, Reason
 from hdet.rollback.judge import FEWEST, LIMITS, Block, Limits, LossHistory, Verdict, judge
-from hdet.rollback.policy import Action, Snapshot, is_due, present, rolled_back, with_another
+from hdet.rollback.policy import Action, Snapshot, is_due, rolled_back, with_another
 from hdet.search.constants import DEFAULT, Constants
 from hdet.search.estimate import FP32_ROUNDING, Measured
 from hdet.search.progress import Progress
@@ -55,7 +56,7 @@ class State(NamedTuple):
     """Everything that a search has learned; plain numbers."""
 
     phase: Phase = Phase.FIRST
-    level: float = math.log(DEFAULT.initial_factor)
+    log_factor: float = math.log(DEFAULT.initial_factor)
     """log of m, the factor on the user's guess: the target is m times the schedule."""
     peak: float = 0.0
     """The step at which the schedule's rising phase ends: until there the rate is below the target."""
@@ -66,7 +67,7 @@ class State(NamedTuple):
     snapshots: tuple[Snapshot, ...] = ()
     """The ends of good rounds, the last two at most."""
     slowed_from: float = math.nan
-    """The level before training was rolled back, in case that was wrong."""
+    """Its value before training was rolled back, in case that was wrong."""
     pace: float = math.nan
     """How far the first step that was measured moved the weights, over its rate; NaN after a rollback ..."""
     rate: float = math.nan
@@ -78,18 +79,18 @@ class State(NamedTuple):
     @property
     def peak_factor(self) -> float:
         """The factor on the guess that has been found: that of the schedule's peak."""
-        return math.exp(min(self.level, self.ceiling))
+        return math.exp(min(self.log_factor, self.ceiling))
 
     def factor(self, t: float, constants: Constants = DEFAULT) -> float:
         """The factor on the guess and the schedule at step ``t``: m r(t), and below the ceiling.
 
         r(t) = max(0.3, (t + 1) / (peak + 1)) until the peak, then 1.
 
-        >>> state = State(Phase.SEARCHING, level=0.0, peak=99.0)
+        >>> state = State(Phase.SEARCHING, log_factor=0.0, peak=99.0)
         >>> state.factor(9), state.factor(49), state.factor(99), state._replace(ceiling=math.log(0.7)).factor(99)
         (0.3, 0.5, 1.0, 0.7)
         """
-        return min(math.exp(self.level) * self.rise(t, constants), math.exp(min(self.ceiling, HIGHEST)))
+        return min(math.exp(self.log_factor) * self.rise(t, constants), math.exp(min(self.ceiling, HIGHEST)))
 
     def rise(self, t: float, constants: Constants = DEFAULT) -> float:
         """r(t)."""
@@ -99,16 +100,18 @@ class State(NamedTuple):
     def peaking(self, peak: float, share: float = 1.0) -> State:
         """The state on a schedule with another peak; ``share``: what the factor is multiplied by.
 
-        >>> State(Phase.SEARCHING, level=0.0, peak=99.0).peaking(49, share=0.5).factor(50)
+        >>> State(Phase.SEARCHING, log_factor=0.0, peak=99.0).peaking(49, share=0.5).factor(50)
         0.5
         """
         left = math.log(share) if share > 0 else -math.inf
-        return self._replace(peak=peak, level=max(self.level + left, LOWEST), slowed_from=self.slowed_from + left)
+        return self._replace(
+            peak=peak, log_factor=max(self.log_factor + left, LOWEST), slowed_from=self.slowed_from + left
+        )
 
-    def at(self, level: float) -> State:
-        """The state at another level, within bounds; the ceiling falls with it."""
-        level = min(max(level, LOWEST), HIGHEST)
-        return self._replace(level=level, ceiling=self.ceiling + min(level - self.level, 0.0))
+    def at(self, log_factor: float) -> State:
+        """The state at another factor, within bounds; the ceiling falls with it."""
+        log_factor = min(max(log_factor, LOWEST), HIGHEST)
+        return self._replace(log_factor=log_factor, ceiling=self.ceiling + min(log_factor - self.log_factor, 0.0))
 
 
 class Evidence(NamedTuple):
@@ -126,7 +129,7 @@ class Evidence(NamedTuple):
     """The schedule at the round's end, over its highest value."""
     measured: Measured = Measured()
     """What the steps since the beginning of the path have shown."""
-    estimated_level: float = -math.inf
+    estimated_log_factor: float = -math.inf
     """log m of the estimated rate; -inf if the gradients say nothing."""
     made: int = 0
     """Steps that the optimizer has made in all; 0: as many as the schedule."""
@@ -134,8 +137,12 @@ class Evidence(NamedTuple):
     """Whether ``blocks`` are losses; if not, they are sizes of gradients."""
     has_fallen: bool = True
     """Whether the loss is below where it began, beyond its noise; also true if nothing is known of it."""
-    lost: tuple[float, float] | None = None
+    undone: tuple[float, float] | None = None
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
+    is_finite: bool = True
+    """Whether all weights are finite, and no buffer is NaN."""
+    losses: tuple[float, ...] = ()
+    """The mean loss of each rank, for the journal; empty: none were given."""
     highest: float = math.inf
     """log of the largest m that the user allows."""
 
@@ -200,16 +207,16 @@ class Rule:
     def begin(self) -> State:
         """The state before the first step."""
         if self.searches and self.long_enough:
-            return State(level=math.log(self.constants.initial_factor))
+            return State(log_factor=math.log(self.constants.initial_factor))
         return self.stopped()
 
     def stopped(self) -> State:
         """The state at the given rate, without a search."""
-        return State(Phase.STOPPED, level=0.0)
+        return State(Phase.STOPPED, log_factor=0.0)
 
     def remembering(self, state: State, slots: Container[int]) -> State:
         """The state if only the snapshots in some slots exist: a checkpoint may have none."""
-        return state._replace(snapshots=present(state.snapshots, slots))
+        return state._replace(snapshots=tuple([one for one in state.snapshots if one.slot in slots]))
 
     def after_round(self, state: State, evidence: Evidence) -> Decision:
         """What follows from one round."""
@@ -220,7 +227,7 @@ class Rule:
             return Decision(state)  # no step: skipped, or gradients are still being accumulated
         if state.phase is Phase.FIRST:
             return self._after_first_step(state, evidence)
-        if self._lags(state, evidence.measured):
+        if self._ignores_rate(state, evidence.measured):
             return self._stop(Reason.RATE_IGNORED)
         falling = evidence.shape < self.constants.fall_start
         if not math.isfinite(moved) and self._is_bad_batch(state, evidence, falling):
@@ -230,7 +237,7 @@ class Rule:
             return self._rolled_back(state, Event.ROLLED_BACK)
         event, is_harder = None, verdict is Verdict.FALSE_ALARM
         if is_harder and math.isfinite(state.slowed_from):
-            state = state._replace(ceiling=state.ceiling + state.slowed_from - state.level).at(state.slowed_from)
+            state = state._replace(ceiling=state.ceiling + state.slowed_from - state.log_factor).at(state.slowed_from)
             event = Event.FALSE_ALARM
         if evidence.blocks:  # a round without losses says nothing about the one before it
             state = state._replace(slowed_from=math.nan, excused=state.excused and not falling)
@@ -249,26 +256,26 @@ class Rule:
             return found  # without gradients, or skipped because of them: it says nothing
         found = found._replace(event=Event.FIRST_STEP)
         if not moved > 0:  # all of it is lost in rounding
-            return found._replace(state=state.at(state.level - math.log(c.initial_factor)))
+            return found._replace(state=state.at(state.log_factor - math.log(c.initial_factor)))
         restart = found._replace(action=Action.RESTART)
         if math.isinf(moved):
-            lower = state.at(state.level + math.log(c.initial_factor))
+            lower = state.at(state.log_factor + math.log(c.initial_factor))
             return restart._replace(state=lower, event=Event.RESTARTED)
         raised = math.log(min(c.relative_step / moved, 1 / c.initial_factor))
-        longer = state.at(min(state.level + raised, evidence.highest))
+        longer = state.at(min(state.log_factor + raised, evidence.highest))
         least = min(max(measured.rounding, FP32_ROUNDING) / c.relative_step, c.relative_step / c.max_growth)
-        if moved < least and longer.level > state.level:  # much of it is lost in rounding
+        if moved < least and longer.log_factor > state.log_factor:  # much of it is lost in rounding
             return restart._replace(state=longer)
         state = state._replace(phase=Phase.SEARCHING, peak=evidence.peak)
         if measured.rates > 0:
             state = state._replace(pace=moved / measured.rates, rate=measured.rates / measured.stretch)
         rise = state.rise(evidence.span[1], c)
-        state = state.at(state.level + math.log(c.relative_step) - math.log(moved) - math.log(rise))
+        state = state.at(state.log_factor + math.log(c.relative_step) - math.log(moved) - math.log(rise))
         if moved >= c.relative_step * c.max_growth:
             return restart._replace(state=state, event=Event.RESTARTED)
         return self._keeping(found._replace(state=state), evidence.span[1])
 
-    def _lags(self, state: State, measured: Measured) -> bool:
+    def _ignores_rate(self, state: State, measured: Measured) -> bool:
         """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
         c, (moved, rates, stretch) = self.constants, (measured.moved, measured.rates, measured.stretch)
         if not (1 < stretch <= c.lag_window and rates > 0 and moved > 0):
@@ -283,11 +290,12 @@ class Rule:
 
         Limits with an infinite noise switch both off, in experiments.
         """
-        doubted = evidence.has_losses and evidence.measured.has_estimate and evidence.estimated_level == -math.inf
+        # doubted: by the gradients, which no longer say anything in favour of the path
+        doubted = evidence.has_losses and evidence.measured.has_estimate and evidence.estimated_log_factor == -math.inf
         history, verdict = judge(state.history, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
-        lost = evidence.lost if self.limits.noise < math.inf and not falling else None
-        if verdict is Verdict.FINE and lost is not None and state.snapshots:
-            history, verdict = history.suspecting(lost[1], good=lost[0]), Verdict.DIVERGED
+        undone = evidence.undone if self.limits.noise < math.inf and not falling else None
+        if verdict is Verdict.FINE and undone is not None and state.snapshots:
+            history, verdict = history.suspecting(undone[1], good=undone[0]), Verdict.DIVERGED
         return state._replace(history=history), verdict
 
     def _is_bad_batch(self, state: State, evidence: Evidence, falling: bool) -> bool:
@@ -295,7 +303,7 @@ class Rule:
         known = [block for block in evidence.blocks if math.isfinite(block.mean)]
         verdict = judge(state.history, known, falling=falling, limits=self.limits)[1]
         can = state.snapshots and math.isnan(state.slowed_from) and not state.excused
-        return bool(can) and evidence.has_losses and verdict is Verdict.FINE and evidence.lost is None
+        return bool(can) and evidence.has_losses and verdict is Verdict.FINE and evidence.undone is None
 
     def _rolled_back(self, state: State, event: Event) -> Decision:
         """To the older snapshot at a third of the rate; if a batch is to blame, to the last one at the same rate.
@@ -309,12 +317,12 @@ class Rule:
             excused=is_excused,
         )
         if not is_excused:
-            after = after.at(state.level - math.log(self.constants.backoff))
+            after = after.at(state.log_factor - math.log(self.constants.backoff))
         if not after.snapshots:  # these weights stay
             after = after._replace(history=state.history.cleared())
             return Decision(after, Action.GO_ON, event=Event.SLOWED_DOWN, resets_path=True)
         if not is_excused:
-            after = after._replace(slowed_from=state.level)
+            after = after._replace(slowed_from=state.log_factor)
         back = after.snapshots[-1]
         return Decision(after, Action.ROLL_BACK, back.slot, event, rolled_back_to=back.step, resets_path=True)
 
@@ -343,11 +351,13 @@ class Rule:
         length = (self.total_steps or c.assumed_length * end) * evidence.steps_per_call
         q, most = length**-c.length_exponent, self._largest_raise(state, evidence)
         straight = evidence.measured.straightness >= 1 - q * c.straight_tolerance
-        wanted = most if straight else evidence.estimated_level + math.log(q * c.estimate_fraction) - state.level
+        wanted = (
+            most if straight else evidence.estimated_log_factor + math.log(q * c.estimate_fraction) - state.log_factor
+        )
         if wanted > 0:
-            # The ceiling bounds m r(t), the level is log m: the raise starts from the rate in use, not from a target
+            # The ceiling bounds m r(t), log_factor is log m: the raise starts from the rate in use, not from a target
             # that the ceiling has hidden.
-            capped = min(state.ceiling - math.log(state.rise(end, c)), state.level)
+            capped = min(state.ceiling - math.log(state.rise(end, c)), state.log_factor)
             return state._replace(ceiling=math.inf).at(capped + min(wanted, most))
         if math.isfinite(state.ceiling):
             return state

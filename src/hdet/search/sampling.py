@@ -34,12 +34,12 @@ class StepHook:
         self.captured = False
         """Whether a step was captured into a CUDA graph: replays make steps for which no hook is called."""
         self._begun = False
-        self._inside = False
-        """Whether a step is being made. A step that calls its base class's step calls hooks twice, and is one step."""
+        self.inside = False
+        """Whether a step is being made. A step that calls its base class's step calls hooks twice, and is one step. One
+        that raises an error has not called its last hook: the owner clears this between steps."""
 
-    def step_is_over(self, *_: Any) -> None:
-        """The step is made, or the scheduler is stepped: a step that raised an error has not called its last hook."""
-        self._inside = False
+    def _step_is_over(self, *_: Any) -> None:
+        self.inside = False
 
     def begin(self, optimizer: Optimizer, owner: Owner, before_step: Callable[[Owner, Optimizer], None]) -> None:
         """Set the hook, if that has not been done. It holds the owner weakly, and goes when the owner does."""
@@ -47,12 +47,12 @@ class StepHook:
             return
         self._begun = True
         self._owner, self._before_step = ref(owner), before_step
-        hook_steps(optimizer, self, StepHook._step_begins, StepHook.step_is_over)
+        hook_steps(optimizer, self, StepHook._step_begins, StepHook._step_is_over)
 
     def _step_begins(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> Any:
-        if self._inside:
+        if self.inside:
             return None
-        self._inside = True
+        self.inside = True
         return once_gradients_are_there(args, kwargs, lambda: self._tell(optimizer))
 
     def _tell(self, optimizer: Optimizer) -> None:
@@ -102,32 +102,17 @@ class Sampler:
         self.made = self.begun = 0
         self._awaits_replay = False
 
-    @property
-    def progress(self) -> int:
-        """Steps of the round so far."""
-        return self.made - self.begun
-
-    @property
-    def is_round_full(self) -> bool:
-        """Whether as many steps were made as a round has."""
-        return self.made >= next_end(self.begun, self._constants)
-
-    def begin_round(self) -> None:
-        """The next round begins here."""
-        self.begun = self.made
-        self.measure.begin_round()
-
     def before_step(self, optimizer: Optimizer, sampling: Sampling) -> None:
         """A step is about to be made, or a further part of one."""
-        if is_continued(optimizer):
-            if sampling is not Sampling.NONE and self._sampled_last:
-                is_first = sampling is Sampling.FIRST
-                (self.measure.look_part if is_first else self.measure.sample_part)(optimizer)
-            return
-        if sampling is not Sampling.NONE:
-            self._sample(optimizer, sampling)
-        self.made += 1
-        self.is_heard = True
+        if not is_continued(optimizer):
+            if sampling is not Sampling.NONE:
+                self._sample(optimizer, sampling)
+            self.made += 1
+            self.is_heard = True
+        elif self._sampled_last and sampling is Sampling.FIRST:
+            self.measure.sample_sizes(optimizer, continued=True)
+        elif self._sampled_last and sampling is Sampling.SOME:
+            self.measure.sample(optimizer, continued=True)
 
     def set_out(self, optimizer: Optimizer) -> None:
         """Before a step: begin a path, if there is none. Layers may have been frozen or thawed since."""
@@ -143,7 +128,7 @@ class Sampler:
             return
         self.set_out(optimizer)
         if sampling is Sampling.FIRST:
-            self.measure.look(optimizer)
+            self.measure.sample_sizes(optimizer)
         else:
             self.measure.sample(optimizer, weights)
 
@@ -151,7 +136,7 @@ class Sampler:
     def _is_due(self) -> bool:
         """Whether the gradient of the step to come is sampled."""
         length = next_end(self.begun, self._constants) - self.begun
-        return is_sampled(self.progress, length, self._constants)
+        return is_sampled(self.made - self.begun, length, self._constants)
 
     # -- steps that are replayed from a CUDA graph, for which no hook is called ------------------------------------
 

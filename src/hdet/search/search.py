@@ -6,11 +6,14 @@ end.
 1. Before every step of the optimizer a hook calls :meth:`Search._before_step`: the gradients of up to eight steps of a
    round are sampled (:mod:`hdet.search.sampling`) and added to the sums along the path (:mod:`hdet.search.measure`).
 2. After it the scheduler calls :meth:`Search.step` with the loss.
-3. When a round ends, :meth:`Search._end_round` gathers what all ranks have (:mod:`hdet.search.gathering`), makes the
-   evidence of it (:meth:`Search._take_evidence`), and asks the rule (:mod:`hdet.search.rule`), which says how far the
-   rate is raised and whether the weights go back. To change either, change the rule.
+3. When a round ends, :meth:`Search._end_round` reads these sums and the losses off the device and makes the evidence of
+   them (:meth:`Search._gather`; several ranks exchange theirs in :mod:`hdet.search.gathering`). It asks the rule
+   (:mod:`hdet.search.rule`), which says how far the rate is raised and whether the weights go back. To change either,
+   change the rule.
 4. :meth:`Search._act` carries the decision out: keep a snapshot, roll back to one, or go on
    (:mod:`hdet.rollback.snapshots`).
+
+One rank, no bound of the user's, no journal, nothing to say: then none of the code for these is entered.
 """
 
 from __future__ import annotations
@@ -19,35 +22,38 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import STATE_VERSION, STATE_WORDS, check_run, reading, run_state, warn_unless_by_steps
 from hdet.errors import DivergedError, ResumeWarning
 from hdet.events import Reason
-from hdet.journal.writer import Clock, JournalWriter
-from hdet.parameters import Rate, direction, end_step, stands_still, with_added
-from hdet.ranks.agreement import Occasion
+from hdet.journal.writer import JournalWriter
+from hdet.parameters import Rate, direction, end_step, stands_still, trained_parameters, with_added
+from hdet.ranks.agreement import Occasion, fingerprints_of
 from hdet.ranks.group import ReplicaIndex, Solo, arriving
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import refuse_partitions
+from hdet.ranks.weights import NO_WEIGHTS, read
+from hdet.rollback.judge import mean_of, merged, table_of
 from hdet.rollback.losses import Losses
-from hdet.rollback.policy import Action
-from hdet.rollback.saving import plain
+from hdet.rollback.policy import Action, Snapshot
+from hdet.rollback.saving import plain, rows_of
 from hdet.rollback.snapshots import START, Snapshots
+from hdet.search import reporting
 from hdet.search.bounds import NO_BOUNDS, Bounds, bounded, is_bound
-from hdet.search.gathering import Gathered, Ranks
+from hdet.search.estimate import Measured
+from hdet.search.gathering import Ranks
 from hdet.search.measure import Measure
 from hdet.search.memory import Memory
 from hdet.search.progress import Progress
-from hdet.search.record import record_of
-from hdet.search.reporting import Found, Reporter, lost_words
-from hdet.search.rule import Decision, Evidence, Phase, Rule, State
+from hdet.search.reporting import Found
+from hdet.search.rule import Decision, Evidence, Phase, Rule, State, next_end
 from hdet.search.sampling import Sampler, Sampling, StepHook
-from hdet.search.saving import has_tensors, loaded_memory, read_tensors, saved_memory
 
 _Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
@@ -59,20 +65,9 @@ _NOT_SEARCHED = (
     "what is written into them does not reach the model. Leave lr_scheduler out of deepspeed.initialize, and call "
     "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
 )
-
-
-class _Ending(NamedTuple):
-    """The end of a round."""
-
-    optimizer: Optimizer
-    before: int
-    """The step of the schedule that was just made."""
-    after: int
-    """The step to come."""
-    schedule: Callable[[int], list[float]]
-    """The plain schedule of each parameter group at a step."""
-    peak: float
-    """The step at which its rising phase ends."""
+_FIRST = "load the scheduler's own state first, of the same checkpoint, or leave the search out"
+_is_distributed: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
+"""Whether there may be other ranks: every step asks, since torch.distributed may be initialised later."""
 
 
 class Search:
@@ -117,19 +112,21 @@ class Search:
         self.rank_group = rank_group
         self.journal_writer = journal_writer
         self.losses = Losses()
+        self.ranks = Ranks(rank_group, journal_writer, model)
         why = None if rule.searches and rule.long_enough else Reason.TOO_SHORT if rule.searches else Reason.NOT_SEARCHED
-        self.memory = Memory(rule.begin(), stopped_for=why)
+        self.memory = Memory(rule.begin(), lead=groups[0], stopped_for=why)
         self.is_just_loaded = False
         """Between loading a checkpoint and the next step."""
         self._rollback = rollback
         self._bounds = bounds
+        self._is_bounded = bounds.lowest < math.inf
         self._groups = list(groups)
-        self.ranks = Ranks(rank_group, journal_writer, model)
         self._hook = StepHook()
         self._sampler = Sampler(groups, rule.constants)
         self._snapshots = Snapshots()
         self._is_finished = False
-        self._reporter = Reporter(rank_group)
+        self._has_asked = False
+        """Whether people were told that no loss was given."""
         self._lacks_tensors = False
         """Whether the search goes on from a checkpoint without what it held in tensors."""
         self._optimizer: Optimizer | None = None
@@ -153,11 +150,6 @@ class Search:
         return self.rank_group.replica_index
 
     @property
-    def lead(self) -> int:
-        """The group whose rate stands for all: the first one that is searched."""
-        return self._groups[0]
-
-    @property
     def holds_rise(self) -> bool:
         """Whether the schedule's rising phase is held at its peak, since the search climbs by itself."""
         return self.found.phase is not Phase.STOPPED
@@ -165,7 +157,7 @@ class Search:
     def rates(self, schedule: Sequence[_Rate], t: int) -> list[_Rate]:
         """m r(t) times the schedule, within the bounds; each keeps its type."""
         factor = self.found.factor(t, self.rule.constants)
-        if self._bounds.lowest == math.inf:  # every step asks
+        if not self._is_bounded:
             return [value * factor for value in schedule]
         factor = min(factor, self._bounds.factor(schedule, self.memory.peaks))
         return self._bounds.held([value * factor for value in schedule])
@@ -192,6 +184,7 @@ class Search:
         known = [g for g in range(len(knobs)) if g not in new]
         self._groups = [*(known[g] for g in self._groups), *new]
         self._sampler.measure.groups = list(self._groups)
+        self.memory.lead = self._groups[0]
         if self.memory.peaks:
             self.memory.peaks = with_added(self.memory.peaks, dict.fromkeys(new, 0.0))
         self._bounds = self._bounds.grown(new)
@@ -214,7 +207,12 @@ class Search:
 
     def observe(self, loss: float | Tensor) -> None:
         """Count a loss towards the round."""
-        self.losses.add(loss, self._sampler.progress)
+        self.losses.add(loss, self._steps)
+
+    @property
+    def _steps(self) -> int:
+        """Steps that the optimizer has made in this round."""
+        return self._sampler.made - self._sampler.begun
 
     @property
     def _sampling(self) -> Sampling:
@@ -226,9 +224,9 @@ class Search:
         return Sampling.NONE if self.memory.is_falling else Sampling.SOME
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        """The hook: a step is about to be made, or a further part of one."""
+        """The hook: a step is about to be made, or a further part of one that the optimizer makes in parts, as ZeRO."""
         self._snapshots.wait()
-        if not stands_still(optimizer):
+        if not stands_still(optimizer):  # a step at the rate 0, as torch.distributed.checkpoint makes, does not count
             self._keep_start(optimizer)
             self._sampler.before_step(optimizer, self._sampling)
 
@@ -255,17 +253,19 @@ class Search:
             schedule: the plain schedule of each parameter group at a step.
             peak: the step at which its rising phase ends.
         """
-        self.rank_group.check_step(before)
+        if self.rank_group.in_consensus:
+            self.rank_group.check_step(before)  # raises
         if before == 0 and self.replica_index.replica == 0:
             warn_unless_by_steps()
         if loss is not None:
             self._take_loss(loss)
         if self.is_just_loaded:
             self._tell_what_is_missing(before)
-        self.ranks.meet(optimizer, before)
+        if _is_distributed():
+            self.ranks.connect(optimizer, before)
         if not self.journal_writer.is_locked and self.replica_index.size == 1:
-            self.journal_writer.lock(Solo(), writes=True)
-        self._hook.step_is_over()
+            self.journal_writer.lock(Solo(), writes=True)  # a group of one rank
+        self._hook.inside = False
         self._snapshots.watch(optimizer)
         end_step(optimizer)
         self._is_finished = after >= (self.total_steps or math.inf)
@@ -280,16 +280,17 @@ class Search:
             self._sampler.set_out(optimizer)  # weights that move from here on without a step are moved by a graph
         self._sampler.is_heard = False
         if self._round_ends(after):
-            self._end_round(_Ending(optimizer, before, after, schedule, peak()))
+            self._end_round(optimizer, (before, after), schedule, peak())
 
     def _take_loss(self, loss: float | Tensor) -> None:
         """Add the loss of the last step, which was counted already, unless it was replayed from a graph.
 
         Accelerate gives it once for each process. If the round has ended in between, it does not count for the next.
         """
-        is_replayed = self._hook.captured and not self._sampler.is_heard
-        if is_replayed or self._sampler.is_heard or self._sampler.progress > 0 or self._sampler.made == 0:
-            self.losses.add(loss, max(self._sampler.progress - (not is_replayed), 0))
+        steps, is_heard = self._steps, self._sampler.is_heard
+        is_replayed = self._hook.captured and not is_heard
+        if is_replayed or is_heard or steps > 0 or self._sampler.made == 0:
+            self.losses.add(loss, max(steps - (not is_replayed), 0))
 
     def _await_replay(self, optimizer: Optimizer) -> None:
         """Prepare for a step that is replayed from a graph: no hook is called before it."""
@@ -304,145 +305,201 @@ class Search:
         last = self.total_steps
         if last is not None and last - 1 <= t:
             return 0 < t <= last
-        is_alone = self.found.phase is Phase.FIRST and self._sampler.progress > 0
-        return self._sampler.is_round_full or is_alone or (self._sampler.made == 0 and t > 0)
+        made, begun = self._sampler.made, self._sampler.begun
+        if made == begun:
+            return made == 0 and t > 0
+        return self.found.phase is Phase.FIRST or made >= next_end(begun, self.rule.constants)
 
-    def _end_round(self, end: _Ending) -> None:
+    def _end_round(
+        self, optimizer: Optimizer, span: tuple[int, int], schedule: Callable[[int], list[float]], peak: float
+    ) -> None:
         """Gather, decide, act, and report.
 
         Cost: one synchronisation of host and device, two small gathers; with buffers a third, and an all-reduce of
         those.
         """
-        ended, clock = time.perf_counter(), Clock()
-        then, now = (end.schedule(t) for t in (end.before, end.after))
-        base = self.rates(then, end.before)
-        with arriving(f"the end of a round, at step {end.after}"):
-            self.ranks.average_buffers(end.before, Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
-            measure = None if self._sampling is Sampling.NONE else self._sampler.measure
-            span, length = (end.before, end.after), self._sampler.progress
-            gathered = self.ranks.gather(end.optimizer, span, measure, self.losses, length)
-        clock.lap("gather")
-        evidence, progress = self._take_evidence(end, gathered, then, now)
-        decision = self._decide(end, evidence, now)
-        self.memory.progress = decision.progress(self.memory.progress, progress, evidence)
-        peaks = end.after >= end.peak and not self.memory.has_peaked
-        self.memory.has_peaked |= peaks
-        self.memory.is_falling = evidence.shape < self.rule.constants.fall_start
-        self._act(decision, end, gathered)
-        self.memory.rests = self._rests(end)
-        clock.lap("controller")
+        began, memory, journal = time.perf_counter(), self.memory, self.journal_writer
+        then, now = schedule(span[0]), schedule(span[1])
+        rates = self.rates(then, span[0])
+        is_alone = not _is_distributed() or self.rank_group.group.replica_index.size == 1
+        # arriving: the error of a failed collective names the ranks that are missing
+        with nullcontext() if is_alone else arriving(f"the end of a round, at step {span[1]}"):
+            evidence, writes = self._gather(optimizer, span, is_alone)
+        gathered = time.perf_counter()
+        sign = direction([optimizer.param_groups[g] for g in self._groups])
+        evidence, progress = self._take_in(evidence, sign, then, now, peak)
+        decision = self._decide(optimizer, evidence, now)
+        has_peaked = memory.has_peaked or span[1] >= peak
+        peaks_now, memory.has_peaked = has_peaked and not memory.has_peaked, has_peaked
+        memory.is_falling = evidence.shape < self.rule.constants.fall_start
+        self._act(decision, evidence, progress, optimizer)
+        ends = span[1] == self.total_steps
+        memory.rests = memory.is_bound or (ends if self.total_steps else has_peaked and memory.quiet >= _QUIET)
         self.losses.reset()
-        if gathered.writer == self.rank_group.group.rank:
-            now = end.schedule(end.after)  # another one, if the search has stopped
-            bases, schedules = (base, self.rates(now, end.after)), (then, now)
-            record = record_of(self.memory, gathered, evidence, decision, bases, schedules, self.lead, clock.seconds)
-            self.journal_writer.write({**record, "total_steps": self.total_steps}, self.knobs, ended)
-        if end.after == self.total_steps:
-            self.journal_writer.close()
-        self.memory.rounds += 1
-        self._reporter.warn_of(decision, end.after, lacks_losses=self._lacks_losses)
-        self._tell(end, peaks=peaks)
-        self.journal_writer.begin_round()
+        if writes:
+            seconds = {"gather": gathered - began, "controller": time.perf_counter() - gathered}
+            now = schedule(span[1])  # another one, if the search has stopped
+            both = (rates, self.rates(now, span[1])), (then, now)
+            record = reporting.record_of(memory, evidence, decision, *both, seconds)
+            journal.write({**record, "total_steps": self.total_steps}, self.knobs, began)
+        if ends:
+            journal.close()
+        memory.rounds += 1
+        if decision.why is not None or decision.rolled_back_to is not None or not memory.has_losses:
+            self._warn_of(decision, span[1])
+        self._tell(span[1], sign, ends=ends, peaks_now=peaks_now)
+        if journal.sinks:
+            journal.begin_round()
 
-    def _rests(self, end: _Ending) -> bool:
-        if self.total_steps is None:
-            return self.memory.is_bound or (self.memory.has_peaked and self.memory.quiet >= _QUIET)
-        return self.memory.is_bound or end.after == self.total_steps
+    def _gather(self, optimizer: Optimizer, span: tuple[int, int], is_alone: bool) -> tuple[Evidence, bool]:
+        """Read everything off the device at once, and gather it from all ranks. Collective.
 
-    def _tell(self, end: _Ending, *, peaks: bool) -> None:
-        """Report, if the rate has settled, if the schedule has just reached its peak, or if the run ends."""
-        memory, ends = self.memory, end.after == self.total_steps
-        told = memory.told
-        if (ends or peaks) and self.rule.searches and memory.progress.is_known:
-            sign = direction(end.optimizer.param_groups[g] for g in self._groups)
-            self._reporter.warn_of_losses(told, memory.progress, end.after, sign, ends=ends)
-        settles = told.settled and not memory.has_settled
-        memory.has_settled |= settles
-        has_peak = "schedule" not in self.journal_writer.arguments  # one of the user's own has none to be given
-        self._reporter.log(told, end.after, ends=ends and self.holds_rise, settles=settles, has_peak=has_peak)
+        Returns:
+            what all ranks have seen, and whether this rank writes the journal.
+        """
+        measure = None if self._sampling is Sampling.NONE else self._sampler.measure
+        if not is_alone:
+            self.ranks.average_buffers(span[0], Occasion.BUFFERS)  # before snapshots are made: all ranks' are equal
+        weights, steps = NO_WEIGHTS._replace(parameters=trained_parameters(optimizer)), self._steps
+        buffers = self.ranks.buffers if self.model is not None else []
+        own = read(
+            {
+                "finite": [weights.all_finite().float()],
+                "nan": [buffer.isnan().any().float() for buffer in buffers],
+                "measured": measure.scalars(optimizer) if measure is not None else [],
+                "losses": self.losses.on_device(),
+                "fingerprints": [] if is_alone else fingerprints_of(weights, expect_equal=True),
+            }
+        )
+        losses = self.losses.read(own["losses"])
+        row: dict[str, list[float]] = {
+            "sound": [not any(own["nan"])],
+            "table": table_of(losses, steps),
+            "mean": [mean_of([loss for _, loss in losses])],
+            "measured": measure.row(own["measured"]) if measure is not None else [],
+        }
+        rows, is_finite, writes = [row], bool(own["finite"][0]), bool(self.journal_writer.sinks)
+        if not is_alone:
+            rows, agreed = self.ranks.exchange(span, weights, row, [*own["finite"], *own["fingerprints"]])
+            is_finite, writes = all(agreed.finite), agreed.writer == self.rank_group.group.rank
+        blocks = merged([one["table"] for one in rows], steps)
+        evidence = Evidence(
+            span=span,
+            steps=steps,
+            blocks=blocks,
+            measured=measure.measured([one["measured"] for one in rows]) if measure is not None else Measured(),
+            is_finite=is_finite and all(one["sound"][0] for one in rows),
+            losses=tuple([one["mean"][0] for one in rows]) if blocks else (),
+        )
+        return evidence, writes
 
-    @property
-    def _lacks_losses(self) -> bool:
-        searches, is_time = self.found.phase is Phase.SEARCHING, self._sampler.made > self.rule.constants.min_round
-        return searches and is_time and not self.memory.has_losses
+    def _take_in(
+        self, seen: Evidence, sign: float, then: Sequence[float], now: Sequence[float], peak: float
+    ) -> tuple[Evidence, Progress]:
+        """What the rule gets to know, and the losses so far with those of this round.
 
-    def _decide(self, end: _Ending, evidence: Evidence, schedule: Sequence[float]) -> Decision:
+        Args:
+            seen: what all ranks have seen.
+            sign: what losses are multiplied by, so that lower is better.
+            then, now: the schedule at the step that was just made, and at the one to come.
+            peak: the step at which its rising phase ends.
+        """
+        memory, measured, end = self.memory, seen.measured, seen.span[1]
+        if seen.steps == 0 and measured.moved > 0:  # a graph was captured before the hook was set
+            self._hook.captured = True
+            self._sampler.measure.begin_path()
+        blocks = memory.judged(seen.blocks, measured.gradients, sign)
+        progress = memory.progress.after(blocks, end) if memory.has_losses else memory.progress
+        evidence = seen._replace(
+            blocks=blocks,
+            peak=peak,
+            shape=memory.shape(then, now, climbs=end <= peak),
+            measured=measured._replace(
+                moved=measured.moved if seen.is_finite else math.inf,
+                gradients=() if measured.is_broken else measured.gradients,
+            ),
+            estimated_log_factor=_log_ratio(measured.estimated_rate, then[memory.lead]),
+            made=self._sampler.made,
+            has_losses=memory.has_losses,
+            has_fallen=progress.is_below,
+            undone=progress.undone,
+        )
+        return evidence, progress
+
+    def _decide(self, optimizer: Optimizer, evidence: Evidence, schedule: Sequence[float]) -> Decision:
         """Ask the rule, within the bounds that the user gave."""
+        known = self.rule.remembering(self.found, self._snapshots.present(optimizer))
+        if not self._is_bounded:
+            self.memory.is_bound = False  # in a checkpoint it may have been
+            return self.rule.after_round(known, evidence)
         most = self._bounds.factor(schedule, self.memory.peaks)
-        known = self.rule.remembering(self.found, self._snapshots.present(end.optimizer))
         decision = self.rule.after_round(bounded(known, most), evidence._replace(highest=math.log(most)))
         decision = decision._replace(state=bounded(decision.state, most))
         self.memory.is_bound = is_bound(decision.state, most)
         return decision
 
-    def _take_evidence(
-        self, end: _Ending, gathered: Gathered, then: Sequence[float], now: Sequence[float]
-    ) -> tuple[Evidence, Progress]:
-        """What the rule gets to know, and the losses so far with those of this round.
-
-        ``then``, ``now``: the schedule at the step that was just made, and at the one to come.
-        """
-        measured, steps = gathered.measured, self._sampler.progress
-        sign = direction(end.optimizer.param_groups[g] for g in self._groups)
-        if steps == 0 and measured.moved > 0:  # a graph was captured before the hook was set
-            self._hook.captured = True
-            self._sampler.measure.begin_path()
-        blocks = self.memory.judged(gathered.blocks, measured.gradients, sign)
-        progress = self.memory.progress
-        if self.memory.has_losses:
-            progress = progress.after(blocks, end.after)
-        evidence = Evidence(
-            span=(end.before, end.after),
-            steps=steps,
-            blocks=blocks,
-            peak=end.peak,
-            shape=self.memory.shape(then, now, self.lead, climbs=end.after <= end.peak),
-            measured=measured._replace(
-                moved=measured.moved if gathered.is_sound else math.inf,
-                gradients=() if measured.lost else measured.gradients,
-            ),
-            estimated_level=_level(measured.estimated_rate, then[self.lead]),
-            made=self._sampler.made,
-            has_losses=self.memory.has_losses,
-            has_fallen=progress.is_below,
-            lost=progress.lost,
-        )
-        return evidence, progress
-
-    def _act(self, decision: Decision, end: _Ending, gathered: Gathered) -> None:
-        """Do with the weights what was decided, and begin the next round."""
-        optimizer, slot = end.optimizer, decision.slot
+    def _act(self, decision: Decision, evidence: Evidence, progress: Progress, optimizer: Optimizer) -> None:
+        """Do with the weights what was decided, remember it, and begin the next round."""
+        slot = decision.slot
         if decision.action is Action.KEEP and slot is not None and self._rollback and not self._is_finished:
             self._snapshots.keep(slot, optimizer, self.model)
         elif decision.action is Action.ROLL_BACK and slot is not None:
             self._snapshots.roll_back_(slot, optimizer, self.model)
         elif decision.action is Action.RESTART:
             self._snapshots.roll_back_(START, optimizer, self.model)
-        elif decision.action is Action.GO_ON and not gathered.is_sound:
+        elif decision.action is Action.GO_ON and not evidence.is_finite:
             raise DivergedError(
-                f"the weights are NaN or infinite at step {end.after}, and there is no snapshot to roll back to; load "
-                f"an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
+                f"the weights are NaN or infinite at step {evidence.span[1]}, and there is no snapshot to roll back "
+                f"to; load an earlier checkpoint{'' if self._rollback else ', or leave rollback=False out'}"
             )
-        self.memory.note(decision)
+        self.memory.note(decision, evidence, progress)
         kept = set() if self._is_finished else {one.slot for one in self.found.snapshots}
         self._snapshots.keep_only(kept | {START} if self.found.phase is Phase.FIRST else kept)
-        self._sampler.begin_round()
-        if decision.resets_path or gathered.measured.lost or self._sampling is Sampling.NONE:
+        self._sampler.begun = self._sampler.made
+        self._sampler.measure.begin_round()
+        if decision.resets_path or evidence.measured.is_broken or self._sampling is Sampling.NONE:
             self._sampler.measure.begin_path()
         if self._hook.captured:
             self._await_replay(optimizer)
 
+    def _warn_of(self, decision: Decision, t: int) -> None:
+        """Warn of what was decided, and once of missing losses; on the first rank."""
+        if self.replica_index.replica != 0:
+            return
+        reporting.warn_of(decision, t)
+        is_time = self.found.phase is Phase.SEARCHING and self._sampler.made > self.rule.constants.min_round
+        is_told = decision.why is not None or decision.rolled_back_to is not None
+        if is_time and not (self.memory.has_losses or is_told or self._has_asked):
+            self._has_asked = True
+            reporting.warn_of_missing_losses(t)
+
+    def _tell(self, t: int, sign: float, *, ends: bool, peaks_now: bool) -> None:
+        """Report, if the rate has settled, if the schedule has just reached its peak, or if the run ends."""
+        memory = self.memory
+        settles = not memory.has_settled and memory.status[0] == "settled"
+        memory.has_settled |= settles
+        if not (ends or peaks_now or settles) or self.replica_index.replica != 0:
+            return
+        told = memory.told
+        if (ends or peaks_now) and self.rule.searches and memory.progress.is_known:
+            reporting.warn_of_losses(memory.progress, t, sign, ends=ends)
+        if ends and self.holds_rise:
+            # a schedule of the user's own has no peak to be given
+            reporting.log_end(told, has_peak="schedule" not in self.journal_writer.arguments)
+        elif settles:
+            reporting.log_settled(told, t)
+
     def _tell_what_is_missing(self, t: int) -> None:
         """At the first step since a checkpoint was loaded: by now all of it is."""
         lacks_tensors, self.is_just_loaded, self._lacks_tensors = self._lacks_tensors, False, False
-        if lacks_tensors and t < (self.total_steps or math.inf):
-            self._reporter.warn(lost_words(t, is_falling=self.memory.is_falling), ResumeWarning)
+        if lacks_tensors and t < (self.total_steps or math.inf) and self.replica_index.replica == 0:
+            reporting.warn(reporting.resumed_words(t, is_falling=self.memory.is_falling), ResumeWarning)
 
     # -- the other ranks ----------------------------------------------------------------------------------------------
 
     def converge(self, optimizer: Optimizer, t: int) -> None:
         """Average the buffers now, and nothing else. Collective."""
-        self.ranks.meet(optimizer, t)
+        self.ranks.connect(optimizer, t)
         self.ranks.average_buffers(t, Occasion.CONVERGE)
 
     def consensus(self, optimizer: Optimizer, t: int) -> AbstractContextManager[None]:
@@ -455,7 +512,7 @@ class Search:
         """Plain numbers, lists and strings; the same on every rank, with keys that never change."""
         counts = {"made": self._sampler.made, "begun": self._sampler.begun}
         envelope = run_state(KIND, self.knobs, [0.0] * len(self.knobs))
-        return {**envelope, "searches": self.rule.searches, **saved_memory(self.memory), **counts}
+        return {**envelope, "searches": self.rule.searches, **self.memory.saved(), **counts}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise unless :meth:`load` can go on from it. Changes nothing."""
@@ -477,6 +534,7 @@ class Search:
         self.rule = dataclasses.replace(self.rule, total_steps=total_steps, searches=searches)
         self.take_over()
         self.memory, self._sampler.made, self._sampler.begun = memory, made, begun
+        self.memory.lead = self._groups[0]
         self._lacks_tensors = self.found.phase is Phase.SEARCHING
         self._resume(t, state)
 
@@ -505,7 +563,7 @@ class Search:
         self.losses.reset()
         self.rank_group.resume({**state, "rollback": self._rollback, "highest": self._bounds.lowest})
         self.is_just_loaded, self._is_finished = True, False
-        self.journal_writer.resume(t, mid_round=self._sampler.progress > 0)
+        self.journal_writer.resume(t, mid_round=self._steps > 0)
 
     def tensors(self, optimizer: Optimizer, t: int) -> dict[str, Any]:
         """What the search holds in tensors at step ``t``, and this rank's losses of the round so far."""
@@ -520,11 +578,17 @@ class Search:
 
     def load_tensors(self, search: Mapping[str, Any], optimizer: Optimizer, t: int) -> None:
         """Go on with :meth:`tensors`, after :meth:`load`. Checks everything before it changes anything."""
-        if has_tensors(search):
-            held = read_tensors(search, optimizer, t, self._groups, self.replica_index)
-            self.losses, kept, self._sampler.measure, self._snapshots = held
-            self.memory.found = self.found._replace(snapshots=kept)
-            self._lacks_tensors = False
+        with reading("the state of a search", _FIRST):
+            version, step = search["version"], search["step"]
+            if (version, step) != (STATE_VERSION, t):
+                raise ValueError(f"it is of version {version} at step {step}, the scheduler {STATE_VERSION} at {t}")
+            losses = Losses.loaded(rows_of(search["losses"], self.replica_index))
+            kept = tuple(Snapshot(int(made), int(slot)) for made, slot in search["kept"])
+            measure = Measure.loaded(search["measure"], self._groups, optimizer)
+            snapshots = Snapshots.loaded(search["snapshots"], optimizer)
+        self.losses, self._sampler.measure, self._snapshots = losses, measure, snapshots
+        self.memory.found = self.found._replace(snapshots=kept)
+        self._lacks_tensors = False
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Search):
@@ -559,9 +623,9 @@ class Search:
 
 def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
     """What is remembered, whether it searches, and how many steps and rounds were made."""
-    return loaded_memory(state), bool(state["searches"]), int(state["made"]), int(state["begun"])
+    return Memory.loaded(state), bool(state["searches"]), int(state["made"]), int(state["begun"])
 
 
-def _level(rate: float, guess: float) -> float:
+def _log_ratio(rate: float, guess: float) -> float:
     """log m of an estimated rate; -inf if the gradients say nothing."""
     return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf
