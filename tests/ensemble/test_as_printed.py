@@ -189,12 +189,10 @@ def test_refuses(arguments: dict[str, Any], words: str) -> None:
         scheduler_of(**arguments)
 
 
-def test_an_ensemble_refuses_it_and_so_does_a_switch_that_is_none() -> None:
+def test_an_ensemble_refuses_it() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     with pytest.raises(hdet.ArgumentError, match=r"controller must not be AsPrinted.*give hdet\.Corrected\(\)"):
         hdet.Ensemble(optimizer, controller=hdet.AsPrinted())
-    with pytest.raises(hdet.ArgumentError, match="mend_gamma must be True or False, but got mend_gamma='yes'"):
-        hdet.AsPrinted(mend_gamma="yes")  # type: ignore[arg-type]
 
 
 def test_a_group_that_is_added_begins_at_its_own_schedule() -> None:

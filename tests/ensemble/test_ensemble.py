@@ -478,7 +478,7 @@ def test_arms() -> None:
         assert members == [[0, 1], [2, 3]]
         assert index in (0, 1)
         assert gradients_world == 2
-        assert "divide the 4 ranks" in errors[0]
+        assert "divides the 4 ranks" in errors[0]
         assert "add up to the 4 ranks" in errors[1]
         assert "hdet.arms(n)" in errors[2]
         assert "mesh of all 4 ranks" in errors[3]

@@ -54,16 +54,17 @@ def replicas_in(
 ) -> Replicas:
     """The replicas of a ``group=``: those of torchft come and go, others stay together to the end."""
     if not isinstance(group, Torchft):
-        rank_group = RankGroup(group, alike)
-        return Replicas(steering, replica_tensors, rank_group, journal_writer, signal=signal, reset_state=reset_state)
+        ranks = RankGroup(group, alike)
+        return Replicas(steering, replica_tensors, ranks, journal_writer, signal=signal, reset_state=reset_state)
     probe = signal.fn if isinstance(signal, ProbeLoss) else None
     if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
         raise ArgumentError(
             "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
             "give it a list of batches or batch_fn(round)"
         )
+    dealt = Dealt(None, alike)
     return ElasticReplicas(
-        group, steering, replica_tensors, alike, journal_writer, signal=signal, reset_state=reset_state
+        steering, replica_tensors, dealt, journal_writer, torchft=group, signal=signal, reset_state=reset_state
     )
 
 
@@ -98,29 +99,16 @@ class ElasticReplicas(Replicas):
 
     Args:
         torchft: the user's ``group=``.
-        alike: arguments that must be equal on all replicas, in words.
-        steering, replica_tensors, journal_writer, signal, reset_state: as in :class:`Replicas`.
+        parts, more: as in :class:`Replicas`.
     """
 
     rank_group: Dealt
 
-    def __init__(
-        self,
-        torchft: Torchft,
-        steering: Steering,
-        replica_tensors: ReplicaTensors,
-        alike: Mapping[str, str],
-        journal_writer: JournalWriter,
-        *,
-        signal: Signal | None,
-        reset_state: bool,
-    ) -> None:
-        super().__init__(
-            steering, replica_tensors, Dealt(None, alike), journal_writer, signal=signal, reset_state=reset_state
-        )
+    def __init__(self, *parts: Any, torchft: Torchft, **more: Any) -> None:
+        super().__init__(*parts, **more)
         self.torchft = torchft
         self._is_told = True  # a journal of any replica has everybody's signal
-        self._arguments = {**in_text(journal_writer.arguments), **alike}
+        self._arguments = {**in_text(self.journal_writer.arguments), **self.rank_group.alike}
         self._kept = Kept()
         self._trained = False
         self._healed_at: int | None = None
@@ -212,17 +200,14 @@ class ElasticReplicas(Replicas):
 
     # -- the meeting ----------------------------------------------------------------------------------------------
 
-    def _end_round(self, end: Ending) -> None:
+    def _end_round(self, end: Ending, what: str) -> None:
         """Meet, and go on as those who are there have agreed."""
         clock = Clock()
         signal = self._read_signal(end)
         clock.lap("probe")
         loss, signal = mean_over_ranks(self.torchft.ranks, self.losses.mean(), signal)
         shown = Shown(loss, self.losses.count > 0, signal, self.journal_writer.is_kept)
-        outcome = self._meet_others(end, shown, clock)
-        if outcome.end is not None and outcome.end.span[1] == self.total_steps:
-            self.journal_writer.close()
-        self.journal_writer.begin_round()
+        self._meet_others(end, shown, clock)
 
     def _meet_others(self, end: Ending, shown: Shown, clock: Clock) -> Outcome:
         """Quorum, exchange, mean, commit: until a try is committed. Of one that is not, nothing is left."""
@@ -246,7 +231,7 @@ class ElasticReplicas(Replicas):
                 failure = error
                 _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
             if self.torchft.commit(failure) and outcome is not None:
-                self._settle(outcome, clock, ended)
+                self._commit(outcome, clock, ended)
                 return outcome
             if kept:
                 write_(tensors, kept)
@@ -278,8 +263,7 @@ class ElasticReplicas(Replicas):
         refuse_diverged(among(roll, [i for i, member in enumerate(members) if member.trained]), what)
         clock.lap("gather")
         own = ReplicaIndex(self.rank_group.replica_index.replica if self._trained else 0, len(self._kept.names))
-        has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
-        decided = self.steering.decide(end, dealt, own, has_signal=has_signal)
+        decided = self.steering.decide(end, dealt, own)
         clock.lap("controller")
         far = self._average(group, weights, counted, members)
         clock.lap("converge")
@@ -312,27 +296,21 @@ class ElasticReplicas(Replicas):
         learned = mapped(self.state(), lambda value: f"{value:.9g}" if isinstance(value, float) else value)
         return fingerprint_of_words([repr(self._kept), repr(learned), *words])
 
-    def _settle(self, outcome: Outcome, clock: Clock, ended: float) -> None:
+    def _commit(self, outcome: Outcome, clock: Clock, ended: float) -> None:
         """The meeting counts: write it down, move the base values, take the place that is dealt."""
-        end, roll, kept = outcome.end, outcome.roll, self._kept
+        end, roll, dealt, record = outcome.end, outcome.roll, self._kept.names, None
         if end is not None and roll is not None and outcome.decided is not None:
             if self.journal_writer.is_kept:
-                replica_index = ReplicaIndex(0, len(kept.names))
-                record = self.steering.record(
-                    end, roll, replica_index, *outcome.decided, outcome.divergence, clock.seconds
-                )
+                first = ReplicaIndex(0, len(dealt))
+                record = self.steering.record(end, roll, first, *outcome.decided, outcome.divergence, clock.seconds)
                 here = {member.place for member in outcome.members if member.trained}
-                record |= {"names": kept.names, "absent": [r for r in range(len(kept.names)) if r not in here]}
+                record |= {"names": dealt, "absent": [r for r in range(len(dealt)) if r not in here]}
                 record["joined"] = [member.name for member in outcome.members if not member.trained]
-                self.journal_writer.write(record, self.knobs, ended)
-            self.steering.bases = outcome.decided[0]
-            if self._reset_state or not (outcome.live or is_finite(end.optimizer)):
-                end.optimizer.state.clear()
+            keeps = outcome.live or is_finite(end.optimizer)
+            self._settle(end, outcome.decided[0], record, ended, keeps_state=keeps)
         names = [member.name for member in outcome.members]
         self._kept = Kept(self._link(*names), names)
         self.rank_group.place, self._trained = outcome.replica_index, True
-        self._mean.reset()
-        self.losses.reset()
 
     # -- what has no quorum ---------------------------------------------------------------------------------------
 

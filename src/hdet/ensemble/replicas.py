@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import check_run, run_state, users_level, warn_unless_by_steps
+from hdet.ensemble.bases import Bases
 from hdet.ensemble.converge import converge, refuse_diverged
 from hdet.ensemble.knob import rate_knobs
-from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
+from hdet.ensemble.signals import RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
 from hdet.journal.writer import Clock, JournalWriter, connect_ranks
@@ -66,7 +67,7 @@ class Replicas:
         self.is_just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._replica_tensors = replica_tensors
-        self._signal: Signal = signal if signal is not None else TrainLoss()
+        self._signal: Signal = signal or TrainLoss()
         self._reset_state = reset_state
         self._is_told = journal_writer.is_kept
         """Whether some rank keeps a journal, once the replicas have met."""
@@ -158,45 +159,49 @@ class Replicas:
             start, end = self.steering.rounds.span(after)
             if self._reads_signal(end) and self._mean.is_due(after - start, end - start):
                 self._mean.add(self._replica_tensors.weights(optimizer).parameters)
-        if self.steering.settings.rounds.ends_at(after):
-            with arriving(f"the end of a round, at step {after}"):
-                self._end_round(Ending(optimizer, (before, after), schedule))
+        if self.steering.rounds.ends_at(after):
+            with arriving(what := f"round {self.steering.rounds.index(before)}, at step {after}"):
+                self._end_round(Ending(optimizer, (before, after), schedule), what)
 
     # -- the end of a round ---------------------------------------------------------------------------------------
 
-    def _end_round(self, end: Ending) -> None:
+    def _end_round(self, end: Ending, what: str) -> None:
         """Gather, decide, average, move the base values. An error before the mean changes nothing.
 
         Cost: one gather, which synchronises host and device, and one all-reduce of the weights; with a journal a second
-        gather.
+        gather. ``what``: the round, for messages.
         """
-        ended, clock, group, after = time.perf_counter(), Clock(), self.rank_group.group, end.span[1]
-        what = f"round {self.steering.rounds.index(end.span[0])}, at step {after}"
+        ended, clock, group = time.perf_counter(), Clock(), self.rank_group.group
         signal = self._read_signal(end)
         clock.lap("probe")
-        with arriving(what):
-            roll = self._roll_call(end, signal)
+        roll = self._roll_call(end, signal)
         refuse_diverged(roll, what)
         clock.lap("gather")
-        has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
-        decided = self.steering.decide(end, roll, self.replica_index, has_signal=has_signal)
+        decided = self.steering.decide(end, roll, self.replica_index)
         clock.lap("controller")
-        divergence = None
-        with arriving(what):
-            if group.replica_index.size > 1:
-                measured, weights = roll.writer is not None, self._replica_tensors.weights(end.optimizer)
-                divergence = converge(group, self._alike or group, weights, roll, measure=measured)
+        divergence, record = None, None
+        if group.replica_index.size > 1:
+            measured, weights = roll.writer is not None, self._replica_tensors.weights(end.optimizer)
+            divergence = converge(group, self._alike or group, weights, roll, measure=measured)
         clock.lap("converge")
         if roll.writer == group.rank:
             record = self.steering.record(end, roll, self.replica_index, *decided, divergence, clock.seconds)
-            self.journal_writer.write(record, self.knobs, ended)
-        self.steering.bases = decided[0]
+        # Of a replica that was left out, no rank has seen the moments of all shards.
         keeps = roll.live[group.replica_index.replica] or (self._alike is None and is_finite(end.optimizer))
-        if self._reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
+        self._settle(end, decided[0], record, ended, keeps_state=keeps)
+
+    def _settle(
+        self, end: Ending, bases: Bases, record: dict[str, Any] | None, ended: float, *, keeps_state: bool
+    ) -> None:
+        """The round is over: write it down, move the base values, and begin the next one."""
+        if record is not None:
+            self.journal_writer.write(record, self.knobs, ended)
+        self.steering.bases = bases
+        if self._reset_state or not keeps_state:
             end.optimizer.state.clear()
         self._mean.reset()
         self.losses.reset()
-        if after == self.total_steps:
+        if end.span[1] == self.total_steps:
             self.journal_writer.close()
         self.journal_writer.begin_round()
 
@@ -328,13 +333,6 @@ class Replicas:
                 ResumeWarning,
                 stacklevel=users_level(),
             )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Replicas):
-            return False
-        return repr(self.state()) == repr(other.state()) and self.journal_writer.sink == other.journal_writer.sink
-
-    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __getstate__(self) -> dict[str, Any]:
         """A process group cannot be copied: a copy makes that of shards again."""

@@ -53,13 +53,11 @@ def controller_saved(controller: Controller | None, state: Any) -> dict[str, Any
 
 def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: int) -> tuple[Controller | None, Any]:
     """The controller of a checkpoint with its state. One of the user's own must be ``here``."""
-    name = saved["controller"]
+    name, arguments = saved["controller"], dict(saved["controller_arguments"])
     if name is None:
         return None, None
-    controller = here
-    if name in _OURS:
-        controller = _OURS[name](**dict(saved["controller_arguments"]))
-    elif controller is None or type(controller).__name__ != name:
+    controller = _OURS[name](**arguments) if name in _OURS else here
+    if controller is None or type(controller).__name__ != name:
         raise ArgumentError(
             f"the checkpoint was written with a controller {name}, but here it is {shown(here)}; "
             f"build it with auto_lr={name}(...) or controller={name}(...) before loading"
@@ -138,10 +136,7 @@ class Steering:
         rho, learned = self._standing(t, replica_index).rho, self.bases.learned
         if self.settings.decay != "schedule":
             return list(map(mul, self.base(schedule, t), rho))
-        rates = []
-        for g, value in enumerate(schedule):  # every step comes here: the fastest form
-            rates.append(value * learned[g] * rho[g])
-        return rates
+        return [value * m * r for value, m, r in zip(schedule, learned, rho, strict=True)]  # at every step: fast
 
     def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """rho of a replica per knob."""
@@ -180,16 +175,13 @@ class Steering:
             return False
         return not isinstance(self.controller, AsPrinted) or end % self.rounds.length == 0  # not at S - 1 and S
 
-    def decide(
-        self, end: Ending, roll: Agreement, replica_index: ReplicaIndex, *, has_signal: bool
-    ) -> tuple[Bases, Update | None]:
+    def decide(self, end: Ending, roll: Agreement, replica_index: ReplicaIndex) -> tuple[Bases, Update | None]:
         """The new base values, and what the controller says: a function of the agreement, so equal on all replicas.
 
         Args:
             end: the round.
             roll: what the replicas have shown.
             replica_index: this replica's place.
-            has_signal: whether there is anything to compare.
         """
         before, after = end.span
         if self.controller is None or not self.is_controlled(after):
@@ -200,7 +192,7 @@ class Steering:
             rates = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
             spreads = list(map(mul, spreads, rates))
         places = self._standing(before, replica_index).places
-        update = self._consult(self.controller, roll, places, spreads, sign) if has_signal and sign else None
+        update = self._consult(self.controller, roll, places, spreads, sign) if sign else None
         if self.settings.decay == "schedule":
             return self.bases if update is None else self.bases.moved(update, self.specs), update
         bases = self.bases if update is None else self.bases._replace(controller=update.state)
@@ -218,7 +210,7 @@ class Steering:
     def _consult(
         self, controller: Controller, roll: Agreement, places: list[list[float]], spreads: list[float], sign: float
     ) -> Update | None:
-        """What the controller says, to which lower is better; None with only one replica to look at."""
+        """What the controller says, to which lower is better; None unless two signals can be compared."""
         live = [(sign * s, row) for s, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives]
         signals = comparable([signal for signal, _ in live])
         if signals is None:

@@ -60,9 +60,6 @@ class ReplicaGroup:
         """Rank 0's ``value``, pickled."""
         return value
 
-    def broadcast_(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by rank 0's."""
-
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         """Begin to replace ``flat`` by its sum over the replicas; call the result to wait for the end."""
         return lambda: flat
@@ -109,10 +106,6 @@ class Distributed(ReplicaGroup):
         with _communicating():
             dist.broadcast_object_list(values, src=dist.get_global_rank(self._group, 0), group=self._group)
         return values[0]
-
-    def broadcast_(self, tensor: Tensor) -> None:
-        with _communicating():
-            dist.broadcast(tensor, src=dist.get_global_rank(self._group, 0), group=self._group)
 
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         with _communicating():

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -81,23 +80,12 @@ class Presence:
         return note
 
 
-_known: WeakKeyDictionary[dist.ProcessGroup, Presence] = WeakKeyDictionary()
-
-
 def presence() -> Presence:
     """The presence of the default process group, which must exist."""
-    world = dist.group.WORLD
-    assert world is not None
-    if world not in _known:
-        _known[world] = Presence(_default_store(), dist.get_rank(), dist.get_world_size())
-    return _known[world]
-
-
-def _default_store() -> Any:
-    try:
-        return dist.distributed_c10d._get_default_store()
-    except (AttributeError, ValueError):  # a private function of torch, and some backends have no store
-        return None
+    store = None
+    with suppress(AttributeError, ValueError):  # a private function of torch, and some backends have no store
+        store = dist.distributed_c10d._get_default_store()
+    return Presence(store, dist.get_rank(), dist.get_world_size())
 
 
 def _key(rank: int) -> str:

@@ -29,7 +29,7 @@ class RankGroup:
 
     def __init__(self, group: Group, alike: Mapping[str, str]) -> None:
         self._user_group = group
-        self._alike = alike
+        self.alike = alike
         self._group: ReplicaGroup | None = None
         self.in_consensus = False
         """Whether this replica holds the replicas' mean."""
@@ -61,7 +61,7 @@ class RankGroup:
 
     def resume(self, state: Mapping[str, object]) -> None:
         """After a checkpoint was loaded, its values must be equal on all ranks in place of the arguments."""
-        self._alike = in_text(state)
+        self.alike = in_text(state)
 
     # -- communication ----------------------------------------------------------------------------------------------
 
@@ -76,8 +76,8 @@ class RankGroup:
         presence().arrive(f"the first step, {t}")
         group, shown = connect(self._user_group), Shown(journal=keeps_journal)
         roll = self.agree(Occasion.FIRST_STEP, t, weights, shown, expect_equal=False, within=group)
-        others = {name: text for name, text in in_text(arguments).items() if name not in self._alike}
-        check_arguments(group, {**self._alike, **others}, weights.device)
+        others = {name: text for name, text in in_text(arguments).items() if name not in self.alike}
+        check_arguments(group, {**self.alike, **others}, weights.device)
         return group, roll
 
     def begin(self, group: ReplicaGroup) -> None:

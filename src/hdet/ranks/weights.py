@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
-from hdet.ranks.shards import check_sharded, is_distributed, local, reshard
+from hdet.ranks.shards import is_distributed, local, refuse_flat, reshard
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WEIGHT = -7046029254386353131  # odd, as a signed 64-bit number: the golden ratio times 2**64
@@ -145,8 +145,8 @@ class ReplicaTensors:
         self.model = model
         self.with_state = with_state
         self._set_aside: frozenset[str] = frozenset()
-        self._known: list[int] | None = None
-        """Ids of the optimizer's parameters when it was first seen; None: not known."""
+        self._known: list[int] = []
+        """Ids of the optimizer's parameters when it was first seen; empty: not known."""
 
     def remember(self, optimizer: Optimizer) -> None:
         """Note the optimizer's parameters, before a sharded optimizer replaces them by partitions."""
@@ -158,7 +158,13 @@ class ReplicaTensors:
         ``needs_model``: whether shards must be those of a known model.
         """
         self._refuse_replaced(optimizer)
-        check_sharded(self.weights(optimizer).tensors, model_is_missing=needs_model and self.model is None)
+        found = self.weights(optimizer).tensors
+        refuse_flat(found)
+        if needs_model and self.model is None and any(map(is_distributed, found)):
+            raise ShardedParametersError(
+                "the weights are sharded (DTensor), and FSDP2's modules must be told when their weights are changed; "
+                "give the model: model=model"
+            )
         self._set_aside |= infinite_buffers(self.model)
         return self.weights(optimizer)
 
@@ -169,14 +175,13 @@ class ReplicaTensors:
         Accelerate puts FSDP2's DTensors there, which say what they are.
         """
         found = [p for group in optimizer.param_groups for p in group["params"]]
-        known, missing = self._known or [], set(self._known or ()) - {id(p) for p in found}
-        by_shards = bool(found) and all(map(is_distributed, found))  # ZeRO 3 leaves nothing there between steps
-        if missing and not by_shards:
+        replaced = set(self._known) - set(map(id, found))
+        if replaced and not (found and all(map(is_distributed, found))):  # ZeRO 3 leaves nothing there between steps
             raise ShardedParametersError(
-                f"{len(missing)} of the optimizer's {len(known)} parameters were replaced after the scheduler was "
-                "built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, each rank "
-                "its own, which must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the rate "
-                "found on the partitions: leave lr_scheduler out of deepspeed.initialize, and call "
+                f"{len(replaced)} of the optimizer's {len(self._known)} parameters were replaced after the scheduler "
+                "was built, as DeepSpeed's ZeRO stages 1, 2 and 3 do: each rank has partitions of its own there, which "
+                "must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the rate found on the "
+                "partitions: leave lr_scheduler out of deepspeed.initialize, and call "
                 "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
             )
 
@@ -216,7 +221,7 @@ class ReplicaTensors:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has other tensors, so their ids are not copied."""
-        return {**vars(self), "_set_aside": frozenset(), "_known": None}
+        return {**vars(self), "_set_aside": frozenset(), "_known": []}
 
 
 def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
