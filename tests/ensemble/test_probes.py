@@ -479,34 +479,6 @@ def test_where_the_probe_is_taken(at: Any, expected: list[float], tmp_path: Path
     assert [record["replicas"][0]["signal"] for record in rounds] == expected
 
 
-@pytest.mark.parametrize("at", ["replica", "round_mean"])
-@pytest.mark.parametrize(
-    ("arguments", "journal", "probes"),
-    [
-        ({"controller": False}, False, []),
-        ({"controller": False}, True, [4, 8, 12]),
-        ({"start": 8}, False, [8, 12]),
-        ({}, False, [4, 8, 12]),
-    ],
-)
-def test_the_probe_runs_where_something_reads_it(
-    at: Any, arguments: dict[str, Any], journal: bool, probes: list[int], tmp_path: Path
-) -> None:
-    path = tmp_path / "run.jsonl" if journal else None
-    assert _steps_probed(0, at, arguments, path) == probes
-    assert run_ranks(_steps_probed, 2, at, arguments, path) == [probes] * 2
-
-
-def _steps_probed(rank: int, at: Any, arguments: dict[str, Any], path: Path | None) -> list[int]:
-    """The journal is rank 0's alone."""
-    net, seen = scale_net(0.0), []
-    signal = hdet.ProbeLoss(lambda: seen.append(len(walked)) or 1.0, at=at)  # type: ignore[func-returns-value]
-    ensemble = ensemble_on(net, signal, journal=path if rank == 0 else None, **arguments)
-    walked: list[int] = []
-    walk(ensemble, net.weight, 12, lambda t: walked.append(t) or 1.0)  # type: ignore[func-returns-value]
-    return seen
-
-
 def test_bf16_parameters_are_probed_near_their_fp32_mean_and_come_back_exactly() -> None:
     net = scale_net(1.0).bfloat16()
     seen = []

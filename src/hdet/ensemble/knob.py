@@ -86,8 +86,8 @@ class Scale(NamedTuple):
         return self.away(bound, d)
 
 
-_ANYWHERE = (-math.inf, math.inf)
-_DOMAINS = {"relative": _ANYWHERE, "linear": _ANYWHERE, "log": (0.0, math.inf), "logit": (0.0, 1.0)}
+ANYWHERE = (-math.inf, math.inf)
+_DOMAINS = {"relative": ANYWHERE, "linear": ANYWHERE, "log": (0.0, math.inf), "logit": (0.0, 1.0)}
 """The open interval in which base values lie."""
 SCALES = tuple(_DOMAINS)
 
@@ -126,7 +126,7 @@ class KnobSpec:
     name: str
     scale: Scale
     spread: float
-    bounds: tuple[float, float] = (-math.inf, math.inf)
+    bounds: tuple[float, float] = ANYWHERE
     scheduled: bool = False
 
     def __post_init__(self) -> None:
@@ -160,15 +160,10 @@ class KnobSpec:
     def moved(self, learned: float, move: float) -> float:
         """What is learned after a round: moved in the knob's coordinate, and kept where it is allowed."""
         if self.scheduled:
-            return bounded_factor(self.scale.away(learned, move))
+            return min(max(self.scale.away(learned, move), FACTOR_LIMITS[0]), FACTOR_LIMITS[1])
         if self.scale.name == "relative":
             move = max(move, -0.9)  # a value never changes its sign
         return self.scale.inside(self.scale.away(learned, move), self.spread, self.bounds)
-
-
-def bounded_factor(m: float) -> float:
-    """A learned factor, kept within :data:`FACTOR_LIMITS`."""
-    return min(max(m, FACTOR_LIMITS[0]), FACTOR_LIMITS[1])
 
 
 def rate_knobs(names: Sequence[str], spread: float) -> list[KnobSpec]:

@@ -6,7 +6,6 @@ Made by the functions of this module, which are ``hdet.knobs.lr``, ``hdet.knobs.
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import is_int, is_one_of, is_real, must_be, shown, takes
-from hdet.ensemble.knob import KnobSpec, scale_named
+from hdet.ensemble.knob import ANYWHERE, KnobSpec, scale_named
 from hdet.errors import ArgumentError
 from hdet.parameters import check_model, check_optimizer, unwrapped
 
@@ -23,7 +22,6 @@ __all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
 
 ScaleName = Literal["relative", "linear", "log", "logit"]
 Bounds = tuple[float, float]
-ANYWHERE: Bounds = (-math.inf, math.inf)
 _REGULARISERS = ("dropout", "drop_path", "droppath", "label_smoothing")
 
 
@@ -143,10 +141,7 @@ def module(
         for m in modules:
             setattr(m, attribute, value)
 
-    def read() -> float:
-        return float(getattr(modules[0], attribute))
-
-    name = f"{label}.{attribute}"
+    name, read = f"{label}.{attribute}", lambda: getattr(modules[0], attribute)
     return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, regularises=regularises)
 
 
@@ -169,12 +164,11 @@ def scalar(
         acts: "loss" unless your code uses it inside the optimizer step.
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and label smoothing.
     """
-    _check_name(name)
-    must_be(f"the base of knob {name!r}, a number", is_real(value), "for instance 0.1", value=value)
+    must_be(f"the base of knob {shown(name)}, a number", is_real(value), "for instance 0.1", value=value)
     cell = {"value": float(value)}
     read, write = lambda: cell["value"], lambda new: cell.update(value=new)
     if regularises is None:
-        regularises = _names_regulariser(name)
+        regularises = _names_regulariser(str(name))
     return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, acts=acts, regularises=regularises)
 
 
@@ -190,7 +184,7 @@ def custom(
     regularises: bool = False,
 ) -> Knob:
     """Any value behind a getter and a setter."""
-    _check_name(name)
+    must_be("a text", isinstance(name, str) and name, 'for instance "label_smoothing"', name=name)
     must_be("a function without arguments", takes(read), "it gives the value", read=read)
     must_be("a function of one number", takes(write, 0.0), "it sets the value", write=write)
     must_be('"update" or "loss"', is_one_of(acts, ("update", "loss")), '"loss" is the usual one', acts=acts)
@@ -210,10 +204,6 @@ def _check_base(argument: str, name: str, values: Sequence[Any], are_numbers: bo
         raise ArgumentError(f"{argument} must name a number to explore, but {words}")
     if len(found := {float(value) for value in values}) > 1:
         raise ArgumentError(f"one knob has one base value, but {shown(name)} is {shown(sorted(found))}; {cure}")
-
-
-def _check_name(name: object) -> None:
-    must_be("a text", isinstance(name, str) and name, 'for instance "label_smoothing"', name=name)
 
 
 def _is_number(value: object) -> bool:

@@ -105,7 +105,7 @@ class ProbeBatch:
             if self._round is None:  # called by hand: a batch of this process alone, which no round will use
                 batch = _moved(self._draw(0), device)
             with torch.no_grad(), resharded(inner), probing(inner):
-                _seed(self._round or 0, device)  # what is random is the same for all replicas
+                _seed(self._round or 0, device)  # torch's random numbers are the same for all replicas
                 return _one_number(self.loss_fn(inner, batch), "loss_fn", self.loss_fn)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,11 +180,6 @@ def rng_put_back(device: torch.device) -> Iterator[None]:
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """Seed what :func:`rng_put_back` puts back."""
-    random.seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)

@@ -37,11 +37,6 @@ class Arms:
             groups = [new_group(ranks, world) for ranks in members]  # every rank takes part in making every group
             self.gradients = groups[self.index]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Arms) and self.members == other.members
-
-    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
-
     def __getstate__(self) -> dict[str, object]:
         """A process group cannot be copied or pickled: a copy has the arms, and no ``gradients``."""
         return {**vars(self), "gradients": None}

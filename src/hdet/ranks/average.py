@@ -136,8 +136,7 @@ def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[list[Tenso
 def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
     """Views of at most ``limit`` elements that together are the tensor, in its logical order whatever its strides."""
     if tensor.numel() <= limit:
-        if tensor.numel():
-            yield tensor
+        yield from (tensor,) if tensor.numel() else ()
     elif tensor.is_contiguous():
         yield from tensor.view(-1).split(limit)
     else:

@@ -110,12 +110,8 @@ class Distributed(ReplicaGroup):
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         with _communicating():
             work = dist.all_reduce(flat, group=self._group, async_op=True)
-
-        def wait() -> None:
-            with _communicating():
-                work.wait()
-
-        return wait
+        waited: Callable[[], object] = _communicating()(work.wait)
+        return waited
 
     def _gathering_device(self, device: torch.device) -> torch.device:
         """The device of a small row: gloo copies device memory to the host anyway, nccl takes device memory only."""

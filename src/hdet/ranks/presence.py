@@ -5,7 +5,6 @@ A collective that fails does not say which rank was lost. The store still answer
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,11 +38,11 @@ class Presence:
 
     def arrive(self, where: str) -> None:
         """Note that this rank begins a collective at ``where``."""
-        self._note(where=where)
+        self._note(f"last seen {_now()} at {where}")
 
     def leave(self, where: str, error: BaseException) -> None:
         """Note that this rank has left a collective because of its own error."""
-        self._note(where=where, error=f"{type(error).__name__}: {_first_line(error)}")
+        self._note(f"left with {type(error).__name__}: {_first_line(error)} ({_now()} at {where})")
 
     def report(self) -> str:
         """For people: which ranks have not noticed that the collective failed, and when each was last seen.
@@ -52,7 +51,7 @@ class Presence:
         """
         if self._store is None:
             return "Which rank is missing is not known, since torch gives no access to the store of the process group."
-        self._note(where=_NOTICED)
+        self._note(_NOTICED)
         time.sleep(_GRACE)
         others = [rank for rank in range(self._size) if rank != self._rank]
         try:
@@ -63,21 +62,21 @@ class Presence:
                 f"The store of the process group does not answer ({_first_line(error)}): its host was lost, which is "
                 "the launcher's machine or rank 0."
             )
-        missing = [f"  rank {rank}: {_as_text(note)}" for rank, note in notes.items() if note["where"] != _NOTICED]
+        missing = [f"  rank {rank}: {note}" for rank, note in notes.items() if note != _NOTICED]
         if not missing:
             return "Every rank has noticed: the network between them was lost."
         return "\n".join(["Missing ranks:", *missing])
 
-    def _note(self, **note: str) -> None:
+    def _note(self, text: str) -> None:
         if self._store is not None:
             with suppress(*_STORE_ERRORS):  # the collective fails too, and says so
-                self._store.set(_key(self._rank), json.dumps({"time": time.time(), **note}))
+                self._store.set(_key(self._rank), text)
 
-    def _read(self, rank: int) -> dict[str, Any]:
+    def _read(self, rank: int) -> str:
         if not self._store.check([_key(rank)]):  # get() would wait for it
-            return {"where": None}
-        note: dict[str, Any] = json.loads(self._store.get(_key(rank)))
-        return note
+            return "never seen"
+        text: str = self._store.get(_key(rank)).decode()
+        return text
 
 
 def presence() -> Presence:
@@ -103,12 +102,8 @@ def _impatient(store: Any) -> Iterator[None]:
         store.set_timeout(before)
 
 
-def _as_text(note: dict[str, Any]) -> str:
-    if note["where"] is None:
-        return "never seen"
-    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(note["time"]))
-    ago = f"{moment}, {max(0.0, time.time() - note['time']):.0f} s ago, at {note['where']}"
-    return f"left with {note['error']} ({ago})" if "error" in note else f"last seen {ago}"
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
 
 def _first_line(error: BaseException) -> str:

@@ -75,7 +75,7 @@ class RankGroup:
         """
         presence().arrive(f"the first step, {t}")
         group, shown = connect(self._user_group), Shown(journal=keeps_journal)
-        roll = self.agree(Occasion.FIRST_STEP, t, weights, shown, expect_equal=False, within=group)
+        roll = call(group, Occasion.FIRST_STEP, t, weights, shown, expect_equal=False)
         others = {name: text for name, text in in_text(arguments).items() if name not in self.alike}
         check_arguments(group, {**self.alike, **others}, weights.device)
         return group, roll
@@ -93,15 +93,13 @@ class RankGroup:
         *,
         expect_equal: bool,
         values: Sequence[float] | None = None,
-        within: ReplicaGroup | None = None,
     ) -> Agreement:
-        """Gather, raise on disagreement, conclude. Collective. ``within``: a group other than :attr:`group`."""
-        group = within or self.group
-        alone = group.replica_index.size == 1
-        if not alone:
+        """Gather, raise on disagreement, conclude. Collective."""
+        if self.group.replica_index.size > 1:
             presence().arrive(f"{occasion.value}, step {t}")
-        known = NO_WEIGHTS if alone else weights  # there is none to compare with: do not read them
-        return call(group, occasion, t, known, shown, expect_equal=expect_equal, values=values)
+        else:
+            weights = NO_WEIGHTS  # there is none to compare with: do not read them
+        return call(self.group, occasion, t, weights, shown, expect_equal=expect_equal, values=values)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

@@ -81,15 +81,6 @@ def mark_part(tensor: Tensor, words: str) -> None:
     setattr(tensor, _MARK, words)
 
 
-def hold_alike(members: Sequence[Sequence[int]], held: Sequence[float]) -> bool:
-    """Whether each replica as a whole holds the same parts. ``held[rank]``: a number for that rank's.
-
-    >>> hold_alike([[0], [1]], [5.0, 7.0]), hold_alike([[0, 1], [2, 3]], [5.0, 7.0, 5.0, 7.0])
-    (False, True)
-    """
-    return len({tuple(sorted(held[rank] for rank in ranks)) for ranks in members}) == 1
-
-
 def counted_once(rows: Iterable[Sequence[float]], width: int) -> list[list[float]]:
     """Numbers that ranks have measured on their parts of something; ranks with the same part count once.
 
@@ -178,10 +169,9 @@ def refuse_partitions(optimizer: Optimizer, why: str) -> None:
     found = [p for group in optimizer.param_groups for p in group["params"]]
     if found and all(isinstance(p, nn.Parameter) for p in found):
         return
-    shapes = [tuple(p.shape) for p in found if not isinstance(p, nn.Parameter)]
     raise ShardedParametersError(
-        f"the optimizer holds {f'tensors of the shapes {shapes[:4]}' if shapes else 'no parameters'} where the model's "
-        f"parameters were, as DeepSpeed's ZeRO stages 1, 2 and 3 and its half precision have it: {why}"
+        f"the optimizer holds {len(found)} tensors in place of the model's parameters, as with DeepSpeed's ZeRO stages"
+        f" 1, 2 and 3 and its half precision: {why}"
     )
 
 

@@ -22,7 +22,7 @@ from hdet.ranks.average import average_
 from hdet.ranks.group import arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import resharded
-from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, nan_buffers, read
+from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, read
 from hdet.rollback.judge import Block
 from hdet.rollback.losses import Losses, merged
 from hdet.search.estimate import Measured
@@ -64,8 +64,7 @@ class Ranks:
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known: no step has been made yet."""
         self._replica_tensors.remember(optimizer)
-        never_numbers = nan_buffers(self._replica_tensors.model)
-        self._replica_tensors.set_aside(never_numbers)  # they do not show that training has diverged
+        self._replica_tensors.set_aside()
 
     def meet(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
