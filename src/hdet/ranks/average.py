@@ -22,8 +22,8 @@ EXTRA_BYTES = 64 * 2**20
 _UNDER_WAY = 4
 """Number of buckets that travel at the same time: meanwhile the next is packed and the last unpacked."""
 _HOST_BUCKET = 4 * 2**20
-"""Largest bucket in host memory, in bytes. There the first touch of a new page costs more than summing it, and small
-buffers are used over and over by the allocator. On a device few large buckets are better, since each is a launch."""
+"""Largest bucket in host memory, in bytes. There the first touch of a new page costs more than summing it, and the
+allocator can reuse small buffers. On a device few large buckets are better, since each is a launch."""
 
 
 class Distance(NamedTuple):

@@ -6,8 +6,7 @@ A collective that fails does not say which rank was lost. The store still answer
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -53,15 +52,17 @@ class Presence:
             return "Which rank is missing is not known, since torch gives no access to the store of the process group."
         self._note(_NOTICED)
         time.sleep(_GRACE)
-        others = [rank for rank in range(self._size) if rank != self._rank]
+        before = self._store.timeout
+        self._store.set_timeout(_PATIENCE)  # a lost store is not waited for as long as a lost rank
         try:
-            with _impatient(self._store):
-                notes = {rank: self._read(rank) for rank in others}
+            notes = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
         except _STORE_ERRORS as error:
             return (
                 f"The store of the process group does not answer ({_first_line(error)}): its host was lost, which is "
                 "the launcher's machine or rank 0."
             )
+        finally:
+            self._store.set_timeout(before)
         missing = [f"  rank {rank}: {note}" for rank, note in notes.items() if note != _NOTICED]
         if not missing:
             return "Every rank has noticed: the network between them was lost."
@@ -89,17 +90,6 @@ def presence() -> Presence:
 
 def _key(rank: int) -> str:
     return f"hdet/presence/{rank}"
-
-
-@contextmanager
-def _impatient(store: Any) -> Iterator[None]:
-    """Wait for a lost store only briefly, not for the minutes of the process group's own time-out."""
-    before = store.timeout
-    store.set_timeout(_PATIENCE)
-    try:
-        yield
-    finally:
-        store.set_timeout(before)
 
 
 def _now() -> str:
