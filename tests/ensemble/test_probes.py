@@ -154,6 +154,28 @@ def test_nested_batches_arrive_as_they_are() -> None:
     assert described(seen[0]) == described(nested(7.0))
 
 
+class Graph:
+    """A batch of somebody else's class, which can be moved."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(str(device))
+
+
+def test_what_can_be_moved_is_moved_to_the_models_device() -> None:
+    seen = []
+
+    def loss_fn(model: nn.Module, found: Any) -> Tensor:
+        seen.append(found["graph"].device)
+        return torch.zeros(())
+
+    probe = hdet.ProbeBatch(scale_net(), loss_fn, [{"graph": Graph("meta")}])
+    losses(probe, 1)
+    assert seen == ["cpu"]
+
+
 @pytest.mark.slow
 def test_ranks_see_the_first_ranks_batch_whatever_their_own_loader_holds() -> None:
     expected = [described(nested(0.0)), described(nested(1.0)), described(nested(0.0))]

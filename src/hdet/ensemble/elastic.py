@@ -1,4 +1,4 @@
-"""Replicas that come and go, on torchft: what ends a round is a meeting of whoever is there.
+"""Replicas that come and go, on torchft: a round ends with a meeting of the replicas that are there.
 
 A round is described by the places that were dealt when it began. Replicas that are gone at its end are left out of it
 like those that are not finite. Places of the next round are dealt over the members of the meeting.
@@ -29,7 +29,7 @@ from hdet.errors import ArgumentError, ShardedParametersError
 from hdet.journal.file import mapped
 from hdet.journal.writer import Clock, JournalWriter
 from hdet.parameters import copies_of, write_
-from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_arguments, check_equal, in_text
+from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_equal, in_text
 from hdet.ranks.group import ReplicaIndex, Solo
 from hdet.ranks.managed import ManagedGroup
 from hdet.ranks.rank_group import RankGroup
@@ -153,7 +153,7 @@ class ElasticReplicas(Replicas):
             )
 
     def _for_peers(self) -> dict[str, Any]:
-        """What one that comes needs. The tensors themselves: nobody changes them before it has come to the meeting."""
+        """What a newcomer needs. The tensors themselves: no replica changes them before the newcomer has them."""
         optimizer, model = self._scheduler.optimizer, self._replica_tensors.model
         tensors = self._replica_tensors.weights(optimizer)
         return {
@@ -228,7 +228,7 @@ class ElasticReplicas(Replicas):
                 write_(tensors, kept)
 
     def _try(self, end: Ending, shown: Shown, group: ManagedGroup, clock: Clock) -> tuple[list[Member], Outcome | None]:
-        """The members, and what they make of the round; None if nobody has trained yet.
+        """The members, and what they make of the round; None if no replica has trained yet.
 
         Changes weights and, if they are averaged, optimizer state.
         """
@@ -241,8 +241,8 @@ class ElasticReplicas(Replicas):
             if self.torchft.ranks > 1:  # each rank has loaded the weights of another replica than the rank beside it
                 for tensor in weights.tensors:
                     dist.broadcast(tensor, src=0)
-            call(group, Occasion.FIRST_STEP, before, weights, Shown(), expect_equal=False)
-            check_arguments(group, {**self._arguments, "what was loaded": str(chain)}, weights.device)
+            given = {**self._arguments, "what was loaded": str(chain)}
+            call(group, Occasion.FIRST_STEP, before, weights, Shown(), expect_equal=False, arguments=given)
             return members, None
         self._keep_together(members, trained, chain)
         if not self._trained:

@@ -74,10 +74,10 @@ def among(roll: Agreement, rows: Sequence[int]) -> Agreement:
 def as_dealt(roll: Agreement, members: Sequence[Member], places: int) -> Agreement:
     """What they have agreed on, in the order in which places were dealt; those who are gone are not live."""
     row = {member.place: i for i, member in enumerate(members) if member.trained}
-    nobody = len(members)
+    absent = len(members)
     padded = roll._replace(
         losses=[*roll.losses, float("nan")],
         signals=[*roll.signals, float("nan")],
         finite=[*roll.finite, False],
     )
-    return among(padded, [row.get(place, nobody) for place in range(places)])
+    return among(padded, [row.get(place, absent) for place in range(places)])

@@ -13,7 +13,6 @@ from enum import Enum
 from itertools import zip_longest
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hdet.errors import DisagreementError
@@ -22,8 +21,8 @@ from hdet.ranks.shards import place
 from hdet.ranks.weights import Weights, fingerprint, fingerprint_of_words, to_host
 
 _CURE = (
-    "Give every rank the same arguments, and call step(), observe(), converge(), consensus() and finish() equally "
-    "often on all of them; metrics must be reduced over all ranks, or come from consensus()."
+    "Give every rank the same arguments and the same checkpoint, and call step(), observe(), converge(), consensus() "
+    "and finish() equally often on all of them; metrics must be reduced over all ranks, or come from consensus()."
 )
 _SAME_MODEL = "Build the same model and optimizer on every rank, with parameter groups in the same order."
 _LONGEST = 200
@@ -50,22 +49,6 @@ def check_equal(rows: Sequence[Mapping[str, str]], cure: str) -> None:
     raise DisagreementError(
         f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{look}:\n{lines}\n{cure}"
     )
-
-
-def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: torch.device) -> None:
-    """Raise unless all ranks were given the same arguments, as texts. Collective. ``device``: that of the weights."""
-    rows = group.gather([_fingerprint_of(arguments)], device)
-    _check_alike(group, arguments, rows, "Give every rank the same arguments, and load the same checkpoint.")
-
-
-def _fingerprint_of(texts: Mapping[str, str]) -> float:
-    return fingerprint_of_words(f"{name}={text}" for name, text in texts.items())
-
-
-def _check_alike(group: ReplicaGroup, texts: Mapping[str, str], rows: Sequence[Sequence[float]], cure: str) -> None:
-    """Raise unless all ranks have the same texts, which are gathered only if their fingerprints, ``row[0]``, differ."""
-    if len({row[0] for row in rows}) > 1:
-        check_equal(group.gather_objects(dict(texts)), cure)
 
 
 class Occasion(Enum):
@@ -155,6 +138,7 @@ def call(
     *,
     expect_equal: bool,
     values: Sequence[float] | None = None,
+    arguments: Mapping[str, str] | None = None,
 ) -> Agreement:
     """Gather the rows of all ranks, raise if they disagree, conclude. Collective.
 
@@ -167,6 +151,7 @@ def call(
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
         values: whether the weights are finite, and their two fingerprints, if that was read already; otherwise host and
             device are synchronised.
+        arguments: further texts that must be equal on all of them.
     """
     given = shown.signal if occasion in _GIVEN else None
     alike = {
@@ -174,14 +159,17 @@ def call(
         "step": str(step),
         "loss": ("given" if shown.given else "missing") if occasion is Occasion.ROUND_END else "not asked for",
         _GIVEN.get(occasion, "metrics"): "none" if given is None else str(given).removesuffix(".0"),
+        **(arguments or {}),
     }
     held = fingerprint_of_words(sorted({place(tensor) for tensor in weights.tensors}))
     if values is None:
         values = to_host([weights.all_finite(), *fingerprints_of(weights, expect_equal)])
     signal = shown.loss if shown.signal is None else shown.signal
-    own = [_fingerprint_of(alike), fingerprint_of_words(weights.outline), float(shown.journal), held]
+    texts = fingerprint_of_words(f"{name}={text}" for name, text in alike.items())
+    own = [texts, fingerprint_of_words(weights.outline), float(shown.journal), held]
     rows = group.gather([*own, shown.loss, signal, *map(float, values)], weights.device)
-    _check_alike(group, alike, rows, _CURE)
+    if len({row[0] for row in rows}) > 1:
+        check_equal(group.gather_objects(alike), _CURE)
     _, shapes, has_journal, parts, loss, probe, sound, moving, still = map(list, zip(*rows, strict=True))
     if len(set(shapes)) > 1:
         for i, at_i in enumerate(zip_longest(*group.gather_objects(weights.outline), fillvalue="missing")):

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hdet.errors import ArgumentError
-from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_arguments, in_text
+from hdet.ranks.agreement import Agreement, Occasion, Shown, call, in_text
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, ReplicaGroup, ReplicaIndex, Solo, connect, find_replica_index
 from hdet.ranks.presence import presence
@@ -75,10 +75,8 @@ class RankGroup:
         """
         presence().arrive(f"the first step, {t}")
         group, shown = connect(self._user_group), Shown(journal=keeps_journal)
-        roll = call(group, Occasion.FIRST_STEP, t, weights, shown, expect_equal=False)
-        others = {name: text for name, text in in_text(arguments).items() if name not in self.alike}
-        check_arguments(group, {**self.alike, **others}, weights.device)
-        return group, roll
+        given = {**self.alike, **in_text(arguments), **self.alike}  # these count, and come first in messages
+        return group, call(group, Occasion.FIRST_STEP, t, weights, shown, expect_equal=False, arguments=given)
 
     def begin(self, group: ReplicaGroup) -> None:
         """Use a group from here on: its replicas agree."""
