@@ -118,7 +118,7 @@ def test_optimizer_fields() -> None:
         (lambda o, m: knobs.optimizer(o, "weight_decay", spread=0.3), "one base value"),
         (
             lambda o, m: knobs.optimizer(o, "weight_decay", spread=0.3, groups=[1]),
-            "must be finite and above 0 on scale='log', but got 0.0",
+            "must be above 0.0 and below inf on scale='log', but got 0.0",
         ),
         (lambda o, m: knobs.optimizer(o, "momentum", spread=0.3), "field must be one of"),
         (lambda o, m: knobs.optimizer(o, "lr", spread=0.3), "hdet.knobs.lr"),
@@ -136,7 +136,7 @@ def test_optimizer_fields() -> None:
         (lambda o, m: knobs.module(m, nn.Conv2d, "p", spread=0.1), "no module"),
         (lambda o, m: knobs.module(m, nn.Linear, "weight", spread=0.1), "attribute must name a number"),
         (lambda o, m: knobs.module(m, nn.Dropout, "p", spread=0.5, bounds=(0.0, 0.6)), "room for the spread"),
-        (lambda o, m: knobs.scalar("s", math.nan, spread=0.1), "finite"),
+        (lambda o, m: knobs.scalar("s", math.nan, spread=0.1), "base value of knob 's'"),
         (lambda o, m: knobs.scalar("s", 1.0, spread=-0.1), "spread"),
         (lambda o, m: knobs.scalar("s", 1.0, spread=0.1, scale="cubic"), "scale must be"),
         (lambda o, m: knobs.scalar("s", 1.0, spread=0.1, acts="never"), "acts must be"),

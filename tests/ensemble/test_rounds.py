@@ -133,14 +133,3 @@ def test_a_probe_is_drawn_for_the_round_that_it_ends() -> None:
         optimizer.step()
         ensemble.step(1.0)
     assert asked == [0, 1, 2]
-
-
-def test_replicas_are_equal_by_their_state_and_their_journal() -> None:
-    def build(spread: float, path: str | None) -> object:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-        return hdet.OneCycleLR(optimizer, 0.1, 40, sync_every=10, spread=spread, journal=path)._run
-
-    assert build(0.1, "a.jsonl") == build(0.1, "a.jsonl")
-    assert build(0.1, None) == build(0.1, None)
-    assert build(0.1, "a.jsonl") != build(0.1, "b.jsonl")
-    assert build(0.1, "a.jsonl") != build(0.2, "a.jsonl")

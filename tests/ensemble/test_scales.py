@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdet.ensemble.knob import SCALES, KnobSpec, bounded_factor, scale_named
+from hdet.ensemble.knob import SCALES, KnobSpec, scale_named
 from hdet.errors import ArgumentError
 
 pytestmark = pytest.mark.quick
@@ -167,7 +167,8 @@ def test_the_edges_of_a_spread_are_allowed() -> None:
 
 
 def test_a_factor_is_bounded() -> None:
-    assert [bounded_factor(m) for m in (0.0, 1e-15, 3.0, 1e15, INF)] == [1e-15, 1e-15, 3.0, 1e15, 1e15]
+    rate = KnobSpec("lr", scale_named("relative"), 0.1, scheduled=True)
+    assert [rate.moved(m, 0.0) for m in (0.0, 1e-15, 3.0, 1e15, INF)] == [1e-15, 1e-15, 3.0, 1e15, 1e15]
 
 
 @given(

@@ -157,7 +157,6 @@ def _put_back() -> bool:
 def _refused(rank: int) -> dict[str, str]:
     """What is said where a set-up cannot work."""
     from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor, Partial
 
     mesh = mesh_of(4)
     model = sharded(Net(), mesh)
@@ -179,13 +178,11 @@ def _refused(rank: int) -> dict[str, str]:
         train(lonely, optimizer, scheduler, range(4), rank, 4)
 
     both = mesh_of(2, 2)
-    partial = nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Partial()]))
     flat = FullyShardedDataParallel(Net().body, device_id=torch.device("cpu"), use_orig_params=True)
     attempts: dict[str, Callable[[], object]] = {
         "trained": lambda: step(model.parameters(), 0.1, model=model),
         "unknown model": lambda: step(model.parameters(), 0.1),
         "arms of whole models": search(Net().parameters(), group=hdet.arms(2)),
-        "partial": search([partial]),
         "flat": search(flat.parameters()),
         "apart": apart,
     }
@@ -225,7 +222,6 @@ def test_what_is_kept_is_sharded_and_what_cannot_work_is_said() -> None:
         assert 'max_lr="auto"' in errors["trained"]
         assert "model=model" in errors["unknown model"]
         assert "shared gradients" in errors["arms of whole models"]
-        assert "Partial" in errors["partial"]
         assert "FullyShardedDataParallel" in errors["flat"]
         assert "fully_shard" in errors["flat"]
         assert "different weights" in errors["apart"]

@@ -29,19 +29,14 @@ class Settings:
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint and the journal's header. total_steps is the face's to save."""
-        return {
-            "sync_every": self.rounds.length,
-            "seed": self.seed,
-            "decay": self.decay,
-            "auto_lr_start": self.start,
-        }
+        names = {"sync_every": self.rounds.length, "seed": self.seed}
+        return {**names, "decay": self.decay, "auto_lr_start": self.start}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], total_steps: int | None) -> Settings:
         """The settings of a checkpoint."""
-        start = state["auto_lr_start"]
         rounds = Rounds(int(state["sync_every"]), total_steps)
-        return cls(rounds, int(state["seed"]), state["decay"], None if start is None else int(start))
+        return cls(rounds, int(state["seed"]), state["decay"], state["auto_lr_start"])
 
 
 def decay_rate(start: float, floor: float, rounds: int) -> float:

@@ -82,13 +82,11 @@ class _Softmax:
     meta_lr: float = 0.5
 
     def __post_init__(self) -> None:
-        fits = is_finite(self.sigma) and self.sigma > 0
-        must_be("a finite number above 0", fits, "the published value is 0.1", sigma=self.sigma)
+        cure = "the published values are sigma=0.1, meta_momentum=0.9 and meta_lr=0.5"
+        must_be("a finite number above 0", is_finite(self.sigma) and self.sigma > 0, cure, sigma=self.sigma)
         fits = is_finite(self.meta_momentum) and 0 <= self.meta_momentum < 1
-        cure = "the published value is 0.9, and 0 means no smoothing"
         must_be("at least 0 and below 1", fits, cure, meta_momentum=self.meta_momentum)
         fits = is_finite(self.meta_lr) and self.meta_lr >= 0
-        cure = "the published value is 0.5, and auto_lr=False switches the controller off"
         must_be("a finite number, at least 0", fits, cure, meta_lr=self.meta_lr)
 
     def init(self, knobs: int) -> Velocity:
@@ -154,11 +152,6 @@ class AsPrinted(_Softmax):
     """
 
     mend_gamma: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fits = isinstance(self.mend_gamma, bool)
-        must_be("True or False", fits, "leave it out for True, which lets the rate fall", mend_gamma=self.mend_gamma)
 
     def gamma(self, ratio: float, rounds: float) -> float:
         """The decay per round.

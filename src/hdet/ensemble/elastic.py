@@ -1,4 +1,4 @@
-"""Replicas that come and go, on torchft: what ends a round is a meeting of whoever is there.
+"""Replicas that come and go, on torchft: a round ends with a meeting of the replicas that are there.
 
 A round is described by the places that were dealt when it began. Replicas that are gone at its end are left out of it
 like those that are not finite. Places of the next round are dealt over the members of the meeting.
@@ -11,8 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,7 +29,7 @@ from hdet.errors import ArgumentError, ShardedParametersError
 from hdet.journal.file import mapped
 from hdet.journal.writer import Clock, JournalWriter
 from hdet.parameters import copies_of, write_
-from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_arguments, check_equal, in_text
+from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_equal, in_text
 from hdet.ranks.group import ReplicaIndex, Solo
 from hdet.ranks.managed import ManagedGroup
 from hdet.ranks.rank_group import RankGroup
@@ -50,46 +49,37 @@ def replicas_in(
     journal_writer: JournalWriter,
     *,
     signal: Signal | None = None,
-    reset_state: bool = False,
 ) -> Replicas:
     """The replicas of a ``group=``: those of torchft come and go, others stay together to the end."""
     if not isinstance(group, Torchft):
-        rank_group = RankGroup(group, alike)
-        return Replicas(steering, replica_tensors, rank_group, journal_writer, signal=signal, reset_state=reset_state)
+        return Replicas(steering, replica_tensors, RankGroup(group, alike), journal_writer, signal)
     probe = signal.fn if isinstance(signal, ProbeLoss) else None
     if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
         raise ArgumentError(
             "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
             "give it a list of batches or batch_fn(round)"
         )
-    return ElasticReplicas(
-        group, steering, replica_tensors, alike, journal_writer, signal=signal, reset_state=reset_state
-    )
+    return ElasticReplicas(steering, replica_tensors, Dealt(None, alike), journal_writer, signal, torchft=group)
 
 
-@dataclass
-class Outcome:
-    """What a meeting has come to; it counts once it is committed."""
+class Outcome(NamedTuple):
+    """What a meeting has made of a round; it counts once it is committed."""
 
-    members: list[Member]
-    replica_index: ReplicaIndex
-    """This replica's place among them."""
-    end: Ending | None = None
-    """The round; None: nobody has trained yet."""
-    roll: Agreement | None = None
+    end: Ending
+    roll: Agreement
     """Of the places that were dealt."""
-    live: bool = True
+    live: bool
     """Whether this replica has counted, or has not trained."""
-    decided: tuple[Bases, Update | None] | None = None
-    divergence: list[float] | None = None
+    decided: tuple[Bases, Update | None]
+    divergence: list[float] | None
 
 
-@dataclass
-class Kept:
+class Kept(NamedTuple):
     """What replicas have in common beside the scheduler's state."""
 
-    chain: float = 0.0
-    names: list[str] = field(default_factory=list)
+    chain: float
+    """A fingerprint of all meetings so far."""
+    names: list[str]
     """Of those to whom places were dealt."""
 
 
@@ -98,30 +88,16 @@ class ElasticReplicas(Replicas):
 
     Args:
         torchft: the user's ``group=``.
-        alike: arguments that must be equal on all replicas, in words.
-        steering, replica_tensors, journal_writer, signal, reset_state: as in :class:`Replicas`.
+        parts: as in :class:`Replicas`.
     """
 
     rank_group: Dealt
 
-    def __init__(
-        self,
-        torchft: Torchft,
-        steering: Steering,
-        replica_tensors: ReplicaTensors,
-        alike: Mapping[str, str],
-        journal_writer: JournalWriter,
-        *,
-        signal: Signal | None,
-        reset_state: bool,
-    ) -> None:
-        super().__init__(
-            steering, replica_tensors, Dealt(None, alike), journal_writer, signal=signal, reset_state=reset_state
-        )
+    def __init__(self, *parts: Any, torchft: Torchft) -> None:
+        super().__init__(*parts)
         self.torchft = torchft
-        self._is_told = True  # a journal of any replica has everybody's signal
-        self._arguments = {**in_text(journal_writer.arguments), **alike}
-        self._kept = Kept()
+        self._arguments = {**in_text(self.journal_writer.arguments), **self.rank_group.alike}
+        self._kept = Kept(0.0, [])
         self._trained = False
         self._healed_at: int | None = None
         """The step of a peer whose state was loaded in this quorum."""
@@ -156,9 +132,9 @@ class ElasticReplicas(Replicas):
                 "manager for each scheduler"
             ) from None
         self.journal_writer.lock(Solo(), writes=True)
-        outcome = self._meet_others(Ending(optimizer, (t, t + 1), schedule), Shown(), Clock())
+        is_ahead = self._meet_others(Ending(optimizer, (t, t + 1), schedule), Shown(), Clock())
         self.journal_writer.begin_round()
-        return 0 if outcome.end is None else 1
+        return int(is_ahead)
 
     def _check_ranks(self) -> None:
         """Of several ranks that are one replica, one writes the journal, and all have one process group."""
@@ -170,19 +146,19 @@ class ElasticReplicas(Replicas):
                 f"the manager says that a replica has {ranks} ranks, but torch.distributed does not have a process "
                 "group of them, over which their losses are averaged; call init_process_group in each replica"
             )
-        if ranks > 1 and not (self._replica_tensors.with_state or self._reset_state):
+        if ranks > 1 and not self._replica_tensors.with_state:
             raise ArgumentError(
                 f"ranks of one replica need the same moments, but torchft brings each of its {ranks} ranks those of "
-                'another peer; use optimizer_state="average" or "reset"'
+                'another peer; use optimizer_state="average"'
             )
 
     def _for_peers(self) -> dict[str, Any]:
-        """What one that comes needs. The tensors themselves: nobody changes them before it has come to the meeting."""
+        """What a newcomer needs. The tensors themselves: no replica changes them before the newcomer has them."""
         optimizer, model = self._scheduler.optimizer, self._replica_tensors.model
         tensors = self._replica_tensors.weights(optimizer)
         return {
             "arguments": dict(self._arguments),
-            "kept": {"chain": self._kept.chain, "names": list(self._kept.names)},
+            "kept": tuple(self._kept),
             "weights": None if model is not None else [t.detach() for t in (*tensors.parameters, *tensors.still)],
             "model": model.state_dict() if model is not None else None,
             "optimizer": optimizer.state_dict(),
@@ -191,9 +167,8 @@ class ElasticReplicas(Replicas):
 
     def _load_peer(self, state: Mapping[str, Any]) -> None:
         """Be what the peer was when it came to the meeting. Raises before anything is changed."""
-        theirs, mine = state["arguments"], self._arguments
-        table = {name: [theirs.get(name, "missing"), mine.get(name, "missing")] for name in {**theirs, **mine}}
-        check_equal(table, f"Rank 1 is this replica, {self.torchft.name!r}: give it the arguments of the others.")
+        cure = f"Rank 1 is this replica, {self.torchft.name!r}: give it the arguments of the others."
+        check_equal([state["arguments"], self._arguments], cure)
         model, optimizer = self._replica_tensors.model, self._scheduler.optimizer
         if model is not None:
             model.load_state_dict(state["model"])
@@ -203,7 +178,7 @@ class ElasticReplicas(Replicas):
             write_(own, [value.to(tensor) for tensor, value in zip(own, state["weights"], strict=True)])
         optimizer.load_state_dict(state["optimizer"])
         self._scheduler.load_state_dict(state["scheduler"])
-        self._kept = Kept(**state["kept"])
+        self._kept = Kept(*state["kept"])
         self._trained = False
 
     def load(self, state: Mapping[str, Any], total_steps: int | None, t: int) -> None:
@@ -212,20 +187,21 @@ class ElasticReplicas(Replicas):
 
     # -- the meeting ----------------------------------------------------------------------------------------------
 
-    def _end_round(self, end: Ending) -> None:
+    def _end_round(self, end: Ending, what: str) -> None:
         """Meet, and go on as those who are there have agreed."""
         clock = Clock()
         signal = self._read_signal(end)
         clock.lap("probe")
         loss, signal = mean_over_ranks(self.torchft.ranks, self.losses.mean(), signal)
         shown = Shown(loss, self.losses.count > 0, signal, self.journal_writer.is_kept)
-        outcome = self._meet_others(end, shown, clock)
-        if outcome.end is not None and outcome.end.span[1] == self.total_steps:
-            self.journal_writer.close()
-        self.journal_writer.begin_round()
+        self._meet_others(end, shown, clock)
 
-    def _meet_others(self, end: Ending, shown: Shown, clock: Clock) -> Outcome:
-        """Quorum, exchange, mean, commit: until a try is committed. Of one that is not, nothing is left."""
+    def _meet_others(self, end: Ending, shown: Shown, clock: Clock) -> bool:
+        """Quorum, exchange, mean, commit: until a try is committed. Of one that is not, nothing is left.
+
+        Returns:
+            whether a round has ended: not before the first one.
+        """
         ended, deadline = time.perf_counter(), time.monotonic() + self.torchft.timeout
         while True:
             self._healed_at = None
@@ -235,36 +211,39 @@ class ElasticReplicas(Replicas):
             clock.lap("quorum")
             tensors = self._replica_tensors.weights(end.optimizer).tensors
             kept = copies_of(tensors) if replica_index.size > 1 else []
-            failure, outcome = None, None
+            failure, members, outcome = None, list[Member](), None
             try:
                 group = ManagedGroup(
                     self.torchft.manager, replica_index, tensors[0].device if tensors else torch.device("cpu")
                 )
-                outcome = self._try(end, shown, group, clock)
+                members, outcome = self._try(end, shown, group, clock)
                 group.gather([1.0])  # all have the mean: fewer of us will commit while others cannot
             except FailedTry as error:
                 failure = error
                 _log.warning("replica %r: a meeting failed, and is tried again: %s", self.torchft.name, error)
-            if self.torchft.commit(failure) and outcome is not None:
-                self._settle(outcome, clock, ended)
-                return outcome
+            if self.torchft.commit(failure) and failure is None:
+                self._commit(members, replica_index, outcome, clock, ended)
+                return outcome is not None
             if kept:
                 write_(tensors, kept)
 
-    def _try(self, end: Ending, shown: Shown, group: ManagedGroup, clock: Clock) -> Outcome:
-        """What the members make of the round. Changes weights and, if they are averaged, optimizer state."""
+    def _try(self, end: Ending, shown: Shown, group: ManagedGroup, clock: Clock) -> tuple[list[Member], Outcome | None]:
+        """The members, and what they make of the round; None if no replica has trained yet.
+
+        Changes weights and, if they are averaged, optimizer state.
+        """
         chain = self._link(str(end.span[0]))
         mine = Member(self._trained, self.rank_group.replica_index.replica, shown.given, chain, self.torchft.name)
-        members = [Member.of(row) for row in group.gather(mine.row())]
+        members = group.gather_objects(mine)
         trained = [member for member in members if member.trained]
         weights, before = self._replica_tensors.weights(end.optimizer), end.span[0]
         if not trained:
             if self.torchft.ranks > 1:  # each rank has loaded the weights of another replica than the rank beside it
                 for tensor in weights.tensors:
                     dist.broadcast(tensor, src=0)
-            call(group, Occasion.FIRST_STEP, before, weights, Shown(), expect_equal=False)
-            check_arguments(group, {**self._arguments, "what was loaded": str(chain)}, weights.device)
-            return Outcome(members, group.replica_index)
+            given = {**self._arguments, "what was loaded": str(chain)}
+            call(group, Occasion.FIRST_STEP, before, weights, Shown(), expect_equal=False, arguments=given)
+            return members, None
         self._keep_together(members, trained, chain)
         if not self._trained:
             shown = Shown(given=trained[0].given, journal=self.journal_writer.is_kept)
@@ -278,13 +257,12 @@ class ElasticReplicas(Replicas):
         refuse_diverged(among(roll, [i for i, member in enumerate(members) if member.trained]), what)
         clock.lap("gather")
         own = ReplicaIndex(self.rank_group.replica_index.replica if self._trained else 0, len(self._kept.names))
-        has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
-        decided = self.steering.decide(end, dealt, own, has_signal=has_signal)
+        decided = self.steering.decide(end, dealt, own)
         clock.lap("controller")
         far = self._average(group, weights, counted, members)
         clock.lap("converge")
         live = counted.live[group.rank] or not self._trained
-        return Outcome(members, group.replica_index, end, dealt, live, decided, far)
+        return members, Outcome(end, dealt, live, decided, far)
 
     def _keep_together(self, members: Sequence[Member], trained: Sequence[Member], chain: float) -> None:
         """Have those heal that were apart from the others: if they met without these, they hold another state."""
@@ -312,27 +290,22 @@ class ElasticReplicas(Replicas):
         learned = mapped(self.state(), lambda value: f"{value:.9g}" if isinstance(value, float) else value)
         return fingerprint_of_words([repr(self._kept), repr(learned), *words])
 
-    def _settle(self, outcome: Outcome, clock: Clock, ended: float) -> None:
+    def _commit(
+        self, members: list[Member], replica_index: ReplicaIndex, outcome: Outcome | None, clock: Clock, ended: float
+    ) -> None:
         """The meeting counts: write it down, move the base values, take the place that is dealt."""
-        end, roll, kept = outcome.end, outcome.roll, self._kept
-        if end is not None and roll is not None and outcome.decided is not None:
+        dealt, record = self._kept.names, None
+        if outcome is not None:
+            end, roll, live, decided, divergence = outcome
             if self.journal_writer.is_kept:
-                replica_index = ReplicaIndex(0, len(kept.names))
-                record = self.steering.record(
-                    end, roll, replica_index, *outcome.decided, outcome.divergence, clock.seconds
-                )
-                here = {member.place for member in outcome.members if member.trained}
-                record |= {"names": kept.names, "absent": [r for r in range(len(kept.names)) if r not in here]}
-                record["joined"] = [member.name for member in outcome.members if not member.trained]
-                self.journal_writer.write(record, self.knobs, ended)
-            self.steering.bases = outcome.decided[0]
-            if self._reset_state or not (outcome.live or is_finite(end.optimizer)):
-                end.optimizer.state.clear()
-        names = [member.name for member in outcome.members]
+                first, here = ReplicaIndex(0, len(dealt)), {member.place for member in members if member.trained}
+                record = self.steering.record(end, roll, first, *decided, divergence, clock.seconds)
+                record |= {"names": dealt, "absent": [r for r in range(len(dealt)) if r not in here]}
+                record["joined"] = [member.name for member in members if not member.trained]
+            self._settle(end, decided[0], record, ended, keeps_state=live or is_finite(end.optimizer))
+        names = [member.name for member in members]
         self._kept = Kept(self._link(*names), names)
-        self.rank_group.place, self._trained = outcome.replica_index, True
-        self._mean.reset()
-        self.losses.reset()
+        self.rank_group.place, self._trained = replica_index, True
 
     # -- what has no quorum ---------------------------------------------------------------------------------------
 

@@ -46,11 +46,12 @@ class Scale(NamedTuple):
 
     def check_base(self, base: float, knob: str) -> None:
         """Raise for a base value that this coordinate cannot hold."""
-        allowed = {"relative": base != 0, "linear": True, "log": base > 0, "logit": 0 < base < 1}
-        if not math.isfinite(base) or not allowed[self.name]:
+        low, high = _DOMAINS[self.name]
+        words = "finite and not 0" if self.name == "relative" else f"above {low} and below {high}"
+        if not low < base < high or (self.name == "relative" and base == 0):
             raise ArgumentError(
-                f"the base value of knob {knob!r} must be {_ALLOWED[self.name]} on scale={self.name!r}, but got "
-                f'{shown(base)}; start from another value, or use scale="linear"'
+                f"the base value of knob {knob!r} must be {words} on scale={self.name!r}, but got {shown(base)}; start "
+                'from another value, or use scale="linear"'
             )
 
     def inside(self, base: float, spread: float, bounds: tuple[float, float]) -> float:
@@ -67,27 +68,28 @@ class Scale(NamedTuple):
     def fits(self, spread: float, bounds: tuple[float, float]) -> bool:
         """Whether some base value is one spread inside both bounds."""
         lowest, highest = self._room(spread, bounds)
-        above, below = {"log": (0.0, math.inf), "logit": (0.0, 1.0)}.get(self.name, (-math.inf, math.inf))
-        return lowest <= highest and lowest < below and highest > above
+        low, high = _DOMAINS[self.name]
+        return lowest <= highest and lowest < high and highest > low
 
     def _room(self, spread: float, bounds: tuple[float, float]) -> tuple[float, float]:
         """The lowest and the highest base that are one spread inside the bounds."""
-        low, high = bounds
-        lowest = self._innermost(low, spread) if math.isfinite(low) else low
-        return lowest, self._innermost(high, -spread) if math.isfinite(high) else high
+        return self._innermost(bounds[0], spread), self._innermost(bounds[1], -spread)
 
     def _innermost(self, bound: float, d: float) -> float:
         """The base whose outermost replica stands on ``bound``: base with away(base, -d) == bound."""
+        low, high = _DOMAINS[self.name]
+        if not low < bound < high:
+            return bound  # the coordinate never reaches it
         if self.name == "relative":
             share = 1.0 - math.copysign(d, bound * d)  # below 0 the larger factor is the lower value
             return bound / share if share > 0 else math.copysign(math.inf, bound)
-        if (self.name in ("log", "logit") and bound <= 0) or (self.name == "logit" and bound >= 1):
-            return bound  # the coordinate never reaches it
         return self.away(bound, d)
 
 
-_ALLOWED = {"relative": "finite and not 0", "linear": "finite", "log": "finite and above 0", "logit": "between 0 and 1"}
-SCALES = tuple(_ALLOWED)
+ANYWHERE = (-math.inf, math.inf)
+_DOMAINS = {"relative": ANYWHERE, "linear": ANYWHERE, "log": (0.0, math.inf), "logit": (0.0, 1.0)}
+"""The open interval in which base values lie."""
+SCALES = tuple(_DOMAINS)
 
 
 def scale_named(name: str) -> Scale:
@@ -124,7 +126,7 @@ class KnobSpec:
     name: str
     scale: Scale
     spread: float
-    bounds: tuple[float, float] = (-math.inf, math.inf)
+    bounds: tuple[float, float] = ANYWHERE
     scheduled: bool = False
 
     def __post_init__(self) -> None:
@@ -158,15 +160,10 @@ class KnobSpec:
     def moved(self, learned: float, move: float) -> float:
         """What is learned after a round: moved in the knob's coordinate, and kept where it is allowed."""
         if self.scheduled:
-            return bounded_factor(self.scale.away(learned, move))
+            return min(max(self.scale.away(learned, move), FACTOR_LIMITS[0]), FACTOR_LIMITS[1])
         if self.scale.name == "relative":
             move = max(move, -0.9)  # a value never changes its sign
         return self.scale.inside(self.scale.away(learned, move), self.spread, self.bounds)
-
-
-def bounded_factor(m: float) -> float:
-    """A learned factor, kept within :data:`FACTOR_LIMITS`."""
-    return min(max(m, FACTOR_LIMITS[0]), FACTOR_LIMITS[1])
 
 
 def rate_knobs(names: Sequence[str], spread: float) -> list[KnobSpec]:

@@ -6,7 +6,6 @@ Made by the functions of this module, which are ``hdet.knobs.lr``, ``hdet.knobs.
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import is_int, is_one_of, is_real, must_be, shown, takes
-from hdet.ensemble.knob import KnobSpec, scale_named
+from hdet.ensemble.knob import ANYWHERE, KnobSpec, scale_named
 from hdet.errors import ArgumentError
 from hdet.parameters import check_model, check_optimizer, unwrapped
 
@@ -23,7 +22,6 @@ __all__ = ["Knob", "custom", "lr", "module", "optimizer", "scalar"]
 
 ScaleName = Literal["relative", "linear", "log", "logit"]
 Bounds = tuple[float, float]
-ANYWHERE: Bounds = (-math.inf, math.inf)
 _REGULARISERS = ("dropout", "drop_path", "droppath", "label_smoothing")
 
 
@@ -46,13 +44,6 @@ class Knob:
     acts: Literal["update", "loss"]
     regularises: bool = False
     group: int | None = None
-
-    def __post_init__(self) -> None:
-        must_be("a KnobSpec", isinstance(self.spec, KnobSpec), "use hdet.knobs.custom(...)", spec=self.spec)
-        _check_functions(self.read, self.write)
-        fits = is_one_of(self.acts, ("update", "loss"))
-        must_be('"update" or "loss"', fits, '"loss" is the usual one', acts=self.acts)
-        must_be("True or False", isinstance(self.regularises, bool), "leave it out", regularises=self.regularises)
 
 
 def lr(
@@ -102,13 +93,12 @@ def optimizer(
     indices = _group_indices(optimizer, groups)
     chosen = [optimizer.param_groups[i] for i in indices]
     fields = sorted(set.intersection(*map(set, chosen)) - {"params", "lr"})
-    fits, cure = is_one_of(field, [*fields]), "the learning rate, which follows a schedule, is hdet.knobs.lr(optimizer)"
+    fits, cure = is_one_of(field, fields), "the learning rate, which follows a schedule, is hdet.knobs.lr(optimizer)"
     must_be(f"one of {fields}, which these parameter groups have", fits, cure, field=field)
-    for value in (group[field] for group in chosen):
-        several = isinstance(value, (list, tuple))
-        rule = f"the number of an entry, from 0 to {len(value) - 1}" if several else "None"
-        fits = index is None if not several else index is not None and is_int(index) and 0 <= index < len(value)
-        must_be(rule, fits, f"{field} is {shown(value)}", index=index)
+    entries = chosen[0][field] if isinstance(chosen[0][field], (list, tuple)) else None
+    rule = "None" if entries is None else f"the number of an entry, from 0 to {len(entries) - 1}"
+    fits = index is None if entries is None else is_int(index) and index in range(len(entries))
+    must_be(rule, fits, f"{field} is {shown(chosen[0][field])}", index=index)
     values = [group[field] if index is None else group[field][index] for group in chosen]
     cure = "call hdet.knobs.optimizer once for each of them, with groups=[...]"
     _check_base("field", field, values, all(map(_is_number, values)), cure)
@@ -151,10 +141,7 @@ def module(
         for m in modules:
             setattr(m, attribute, value)
 
-    def read() -> float:
-        return float(getattr(modules[0], attribute))
-
-    name = f"{label}.{attribute}"
+    name, read = f"{label}.{attribute}", lambda: getattr(modules[0], attribute)
     return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, regularises=regularises)
 
 
@@ -177,18 +164,12 @@ def scalar(
         acts: "loss" unless your code uses it inside the optimizer step.
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and label smoothing.
     """
-    _check_name(name)
-    must_be(f"the base of knob {name!r}, a number", _is_number(value), "for instance 0.1", value=value)
-    cell = [float(value)]
-
-    def write(new: float) -> None:
-        cell[0] = new
-
+    must_be(f"the base of knob {shown(name)}, a number", is_real(value), "for instance 0.1", value=value)
+    cell = {"value": float(value)}
+    read, write = lambda: cell["value"], lambda new: cell.update(value=new)
     if regularises is None:
-        regularises = _names_regulariser(name)
-    return custom(
-        name, lambda: cell[0], write, spread=spread, scale=scale, bounds=bounds, acts=acts, regularises=regularises
-    )
+        regularises = _names_regulariser(str(name))
+    return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, acts=acts, regularises=regularises)
 
 
 def custom(
@@ -203,11 +184,13 @@ def custom(
     regularises: bool = False,
 ) -> Knob:
     """Any value behind a getter and a setter."""
-    _check_name(name)
-    _check_functions(read, write)
+    must_be("a text", isinstance(name, str) and name, 'for instance "label_smoothing"', name=name)
+    must_be("a function without arguments", takes(read), "it gives the value", read=read)
+    must_be("a function of one number", takes(write, 0.0), "it sets the value", write=write)
+    must_be('"update" or "loss"', is_one_of(acts, ("update", "loss")), '"loss" is the usual one', acts=acts)
     if not _is_number(read()):
         raise ArgumentError(f"read must return a number, but gave {shown(read())}; it is called without arguments")
-    fits = isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(map(_is_number, bounds))
+    fits = isinstance(bounds, (tuple, list)) and len(bounds) == 2 and all(map(is_real, bounds))
     must_be("two numbers", fits, "give (low, high)", bounds=bounds)
     spec = KnobSpec(name, scale_named(scale), spread, (float(bounds[0]), float(bounds[1])))
     spec.start(float(read()))  # a base that the scale cannot hold is refused here
@@ -223,20 +206,9 @@ def _check_base(argument: str, name: str, values: Sequence[Any], are_numbers: bo
         raise ArgumentError(f"one knob has one base value, but {shown(name)} is {shown(sorted(found))}; {cure}")
 
 
-def _check_name(name: object) -> None:
-    must_be("a text", isinstance(name, str) and name, 'for instance "label_smoothing"', name=name)
-
-
-def _check_functions(read: object, write: object) -> None:
-    must_be("a function without arguments", takes(read), "it gives the value", read=read)
-    must_be("a function of one number", takes(write, 0.0), "it sets the value", write=write)
-
-
 def _is_number(value: object) -> bool:
     """A float, or what becomes one."""
-    if isinstance(value, Tensor):
-        return value.numel() == 1 and not value.is_complex() and not value.is_meta
-    return is_real(value)
+    return is_real(value) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
 def _group_field(

@@ -12,9 +12,6 @@ from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import ReplicaIndex, Solo
 from hdet.ranks.rank_group import RankGroup
 
-_NAME = 24
-"""Bytes of a name that are shown."""
-
 
 class Dealt(RankGroup):
     """The place that was dealt to this replica for the round; who is there shows at its end."""
@@ -54,18 +51,6 @@ class Member(NamedTuple):
     """A fingerprint of all meetings so far, of the step and of what was learned."""
     name: str
 
-    def row(self) -> list[float]:
-        """In numbers."""
-        text = self.name.encode()[:_NAME].ljust(_NAME, b"\0")
-        parts = [float(int.from_bytes(text[i : i + 6], "big")) for i in range(0, _NAME, 6)]
-        return [float(self.trained), float(self.place), float(self.given), self.chain, *parts]
-
-    @classmethod
-    def of(cls, row: Sequence[float]) -> Member:
-        """From numbers."""
-        text = b"".join(int(part).to_bytes(6, "big") for part in row[4:]).rstrip(b"\0")
-        return cls(row[0] > 0, int(row[1]), row[2] > 0, row[3], text.decode(errors="ignore"))
-
 
 def mean_over_ranks(ranks: int, loss: float, signal: float | None) -> tuple[float, float | None]:
     """A replica's loss and signal: the mean over its ranks."""
@@ -89,10 +74,10 @@ def among(roll: Agreement, rows: Sequence[int]) -> Agreement:
 def as_dealt(roll: Agreement, members: Sequence[Member], places: int) -> Agreement:
     """What they have agreed on, in the order in which places were dealt; those who are gone are not live."""
     row = {member.place: i for i, member in enumerate(members) if member.trained}
-    nobody = len(members)
+    absent = len(members)
     padded = roll._replace(
         losses=[*roll.losses, float("nan")],
         signals=[*roll.signals, float("nan")],
         finite=[*roll.finite, False],
     )
-    return among(padded, [row.get(place, nobody) for place in range(places)])
+    return among(padded, [row.get(place, absent) for place in range(places)])

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from hdet.checks import is_finite, must_be, shown
+from hdet.checks import is_finite, must_be
 from hdet.ensemble.controller import Update
-from hdet.errors import ArgumentError
 
 PRIOR = 1.5
 """Degrees of freedom of the prior that the signal is pure noise."""
@@ -126,15 +125,13 @@ class Normalised:
     ridge: float = 1e-3
 
     def __post_init__(self) -> None:
-        values = (self.shortest, self.step, self.longest)
-        if not (all(is_finite(v) for v in values) and 0 < self.shortest <= self.step <= self.longest):
-            raise ArgumentError(
-                f"steps must satisfy 0 < shortest <= step <= longest, but got shortest={shown(self.shortest)}, "
-                f"step={shown(self.step)}, longest={shown(self.longest)}; they are lengths in units of the spread"
-            )
+        steps = (self.shortest, self.step, self.longest)
+        fits = all(map(is_finite, steps)) and 0 < self.shortest <= self.step <= self.longest
+        must_be(
+            "such that 0 < shortest <= step <= longest", fits, "they are lengths in units of the spread", step=steps
+        )
         fits = is_finite(self.caution) and self.caution >= 0
-        cure = "it is the |t| below which nothing moves, 2 by default"
-        must_be("a finite number, at least 0", fits, cure, caution=self.caution)
+        must_be("a finite number, at least 0", fits, "slopes with a smaller |t| move nothing", caution=self.caution)
         fits = is_finite(self.ridge) and self.ridge > 0
         must_be("a finite number above 0", fits, "for instance 1e-3", ridge=self.ridge)
 

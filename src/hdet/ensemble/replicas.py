@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hdet.checks import check_run, run_state, users_level, warn_unless_by_steps
+from hdet.ensemble.bases import Bases
 from hdet.ensemble.converge import converge, refuse_diverged
 from hdet.ensemble.knob import rate_knobs
-from hdet.ensemble.signals import ProbeLoss, RoundMean, Signal, TrainLoss
+from hdet.ensemble.signals import RoundMean, Signal, TrainLoss
 from hdet.ensemble.steering import Ending, Steering
 from hdet.errors import ResumeWarning, ShardedParametersError
 from hdet.journal.writer import Clock, JournalWriter, connect_ranks
@@ -26,7 +27,7 @@ from hdet.parameters import Rate, put_back
 from hdet.ranks.agreement import Agreement, Occasion, Shown
 from hdet.ranks.group import ReplicaGroup, ReplicaIndex, Solo, arriving, connect_alike
 from hdet.ranks.rank_group import RankGroup
-from hdet.ranks.shards import hold_alike, local, refuse_partitions, resharded
+from hdet.ranks.shards import local, refuse_partitions, resharded
 from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, warn_without_ensemble
 from hdet.rollback.losses import Losses
 
@@ -46,7 +47,6 @@ class Replicas:
         rank_group: the others.
         journal_writer: the journal.
         signal: what replicas are compared by.
-        reset_state: whether the optimizer forgets its state at the end of a round.
     """
 
     def __init__(
@@ -55,9 +55,7 @@ class Replicas:
         replica_tensors: ReplicaTensors,
         rank_group: RankGroup,
         journal_writer: JournalWriter,
-        *,
         signal: Signal | None = None,
-        reset_state: bool = False,
     ) -> None:
         self.steering = steering
         self.rank_group = rank_group
@@ -66,10 +64,7 @@ class Replicas:
         self.is_just_loaded = False
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._replica_tensors = replica_tensors
-        self._signal: Signal = signal if signal is not None else TrainLoss()
-        self._reset_state = reset_state
-        self._is_told = journal_writer.is_kept
-        """Whether some rank keeps a journal, once the replicas have met."""
+        self._signal: Signal = signal or TrainLoss()
         self._mean = RoundMean()
         self._alike: ReplicaGroup | None = None
         """Where weights are sharded: of each replica the ranks that hold the same parts as this one."""
@@ -101,7 +96,7 @@ class Replicas:
 
     def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """rho of a replica for each knob."""
-        return list(self.steering.multipliers(t, replica_index))
+        return list(self.steering.standing(t, replica_index).rho)
 
     def grow(self, new: Collection[int], knobs: Sequence[str]) -> None:
         """Parameter groups were added to the optimizer: their rates spread as far as the others'.
@@ -156,60 +151,60 @@ class Replicas:
             self.journal_writer.lock(Solo(), writes=True)
         if self._signal.wants_mean:
             start, end = self.steering.rounds.span(after)
-            if self._reads_signal(end) and self._mean.is_due(after - start, end - start):
+            if self._mean.is_due(after - start, end - start):
                 self._mean.add(self._replica_tensors.weights(optimizer).parameters)
-        if self.steering.settings.rounds.ends_at(after):
-            with arriving(f"the end of a round, at step {after}"):
-                self._end_round(Ending(optimizer, (before, after), schedule))
+        if self.steering.rounds.ends_at(after):
+            with arriving(what := f"round {self.steering.rounds.index(before)}, at step {after}"):
+                self._end_round(Ending(optimizer, (before, after), schedule), what)
 
     # -- the end of a round ---------------------------------------------------------------------------------------
 
-    def _end_round(self, end: Ending) -> None:
+    def _end_round(self, end: Ending, what: str) -> None:
         """Gather, decide, average, move the base values. An error before the mean changes nothing.
 
         Cost: one gather, which synchronises host and device, and one all-reduce of the weights; with a journal a second
-        gather.
+        gather. ``what``: the round, for messages.
         """
-        ended, clock, group, after = time.perf_counter(), Clock(), self.rank_group.group, end.span[1]
-        what = f"round {self.steering.rounds.index(end.span[0])}, at step {after}"
+        ended, clock, group = time.perf_counter(), Clock(), self.rank_group.group
         signal = self._read_signal(end)
         clock.lap("probe")
-        with arriving(what):
-            roll = self._roll_call(end, signal)
+        roll = self._roll_call(end, signal)
         refuse_diverged(roll, what)
         clock.lap("gather")
-        has_signal = roll.has_losses or isinstance(self._signal, ProbeLoss)
-        decided = self.steering.decide(end, roll, self.replica_index, has_signal=has_signal)
+        decided = self.steering.decide(end, roll, self.replica_index)
         clock.lap("controller")
-        divergence = None
-        with arriving(what):
-            if group.replica_index.size > 1:
-                measured, weights = roll.writer is not None, self._replica_tensors.weights(end.optimizer)
-                divergence = converge(group, self._alike or group, weights, roll, measure=measured)
+        divergence, record = None, None
+        if group.replica_index.size > 1:
+            measured, weights = roll.writer is not None, self._replica_tensors.weights(end.optimizer)
+            divergence = converge(group, self._alike or group, weights, roll, measure=measured)
         clock.lap("converge")
         if roll.writer == group.rank:
             record = self.steering.record(end, roll, self.replica_index, *decided, divergence, clock.seconds)
-            self.journal_writer.write(record, self.knobs, ended)
-        self.steering.bases = decided[0]
+        # Of a replica that was left out, no rank has seen the moments of all shards.
         keeps = roll.live[group.replica_index.replica] or (self._alike is None and is_finite(end.optimizer))
-        if self._reset_state or not keeps:  # of one that was left out, no rank has seen the moments of all shards
+        self._settle(end, decided[0], record, ended, keeps_state=keeps)
+
+    def _settle(
+        self, end: Ending, bases: Bases, record: dict[str, Any] | None, ended: float, *, keeps_state: bool
+    ) -> None:
+        """The round is over: write it down, move the base values, and begin the next one."""
+        if record is not None:
+            self.journal_writer.write(record, self.knobs, ended)
+        self.steering.bases = bases
+        if not keeps_state:
             end.optimizer.state.clear()
         self._mean.reset()
         self.losses.reset()
-        if after == self.total_steps:
+        if end.span[1] == self.total_steps:
             self.journal_writer.close()
         self.journal_writer.begin_round()
 
-    def _reads_signal(self, end: int) -> bool:
-        """Whether a journal or a controller does. One replica's counts too: a probe that fails should on a laptop."""
-        return self._is_told or self.steering.is_controlled(end)
-
     def _read_signal(self, end: Ending) -> float | None:
-        if not self._reads_signal(end.span[1]):
+        """The probe's loss; None: the losses that were observed are compared."""
+        if isinstance(self._signal, TrainLoss):
             return None
         parameters, k = self._replica_tensors.weights(end.optimizer).parameters, self.steering.rounds.index(end.span[0])
-        value = self._signal.value(k, self.rank_group.group, parameters, self._mean.of(parameters))
-        return None if value is None else float(value)
+        return float(self._signal.value(k, self.rank_group.group, parameters, self._mean.of(parameters)))
 
     def _roll_call(self, end: Ending, signal: float | None) -> Agreement:
         keeps = self.journal_writer.is_kept
@@ -234,10 +229,9 @@ class Replicas:
 
     def _begin_together(self, group: ReplicaGroup, roll: Agreement) -> None:
         """For shards: who holds the same ones in other replicas."""
-        self._is_told = roll.writer is not None
         if len(set(roll.held)) == 1:
             return
-        if not hold_alike(group.members, roll.held):
+        if len({tuple(sorted(roll.held[rank] for rank in ranks)) for ranks in group.members}) > 1:
             raise ShardedParametersError(
                 f"the weights are sharded (DTensor) over ranks of different replicas {group.members}: the mean over "
                 "them would mix different parts. Replicas must hold a whole model each: use a mesh of two dimensions "
@@ -308,11 +302,7 @@ class Replicas:
     def _resume(self, t: int, state: Mapping[str, Any]) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
-        own = {
-            "signal": self._signal.kind,
-            "reset_state": self._reset_state,
-            "with_state": self._replica_tensors.with_state,
-        }
+        own = {"signal": self._signal.kind, "with_state": self._replica_tensors.with_state}
         self.rank_group.resume({**state, **own})
         self.is_just_loaded = True
         self.journal_writer.resume(t, mid_round=self.steering.rounds.is_inside(t))
@@ -328,13 +318,6 @@ class Replicas:
                 ResumeWarning,
                 stacklevel=users_level(),
             )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Replicas):
-            return False
-        return repr(self.state()) == repr(other.state()) and self.journal_writer.sinks == other.journal_writer.sinks
-
-    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __getstate__(self) -> dict[str, Any]:
         """A process group cannot be copied: a copy makes that of shards again."""

@@ -25,12 +25,6 @@ class TrainLoss:
     def __repr__(self) -> str:
         return "TrainLoss()"
 
-    def value(
-        self, k: int, group: ReplicaGroup, parameters: Sequence[Tensor], mean: Sequence[Tensor] | None
-    ) -> Tensor | None:
-        """None: the losses that were observed."""
-        return None
-
 
 class ProbeLoss:
     """A loss evaluated at the end of the round.

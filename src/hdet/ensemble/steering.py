@@ -4,7 +4,6 @@ checkpoint has of it."""
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import mul
@@ -24,7 +23,6 @@ from hdet.ranks.agreement import Agreement
 from hdet.ranks.group import ReplicaIndex
 
 _OURS = {kind.__name__: kind for kind in (Corrected, AsPrinted, Normalised)}
-_log = logging.getLogger("hdet")
 
 
 class Standing(NamedTuple):
@@ -52,13 +50,11 @@ def controller_saved(controller: Controller | None, state: Any) -> dict[str, Any
 
 def controller_from(saved: Mapping[str, Any], here: Controller | None, knobs: int) -> tuple[Controller | None, Any]:
     """The controller of a checkpoint with its state. One of the user's own must be ``here``."""
-    name = saved["controller"]
+    name, arguments = saved["controller"], dict(saved["controller_arguments"])
     if name is None:
         return None, None
-    controller = here
-    if name in _OURS:
-        controller = _OURS[name](**dict(saved["controller_arguments"]))
-    elif controller is None or type(controller).__name__ != name:
+    controller = _OURS[name](**arguments) if name in _OURS else here
+    if controller is None or type(controller).__name__ != name:
         raise ArgumentError(
             f"the checkpoint was written with a controller {name}, but here it is {shown(here)}; "
             f"build it with auto_lr={name}(...) or controller={name}(...) before loading"
@@ -134,19 +130,12 @@ class Steering:
 
     def rates(self, schedule: Sequence[Rate], t: int, replica_index: ReplicaIndex) -> list[Rate]:
         """A replica's values of scheduled knobs at step ``t``: base times rho."""
-        rho, learned = self._standing(t, replica_index).rho, self.bases.learned
+        rho, learned = self.standing(t, replica_index).rho, self.bases.learned
         if self.settings.decay != "schedule":
             return list(map(mul, self.base(schedule, t), rho))
-        rates = []
-        for g, value in enumerate(schedule):  # every step comes here: the fastest form
-            rates.append(value * learned[g] * rho[g])
-        return rates
+        return [value * m * r for value, m, r in zip(schedule, learned, rho, strict=True)]  # at every step: fast
 
-    def multipliers(self, t: int, replica_index: ReplicaIndex) -> list[float]:
-        """rho of a replica per knob."""
-        return self._standing(t, replica_index).rho
-
-    def _standing(self, t: int, replica_index: ReplicaIndex) -> Standing:
+    def standing(self, t: int, replica_index: ReplicaIndex) -> Standing:
         """The places of all replicas at step ``t``. Remembered for the rest of the round, since every step asks."""
         known, whole = self._known, int(t)  # torch allows fractions of an epoch
         if known is None or whole not in known.steps or known.replica_index != replica_index:
@@ -159,7 +148,7 @@ class Steering:
 
     def values(self, t: int, replica_index: ReplicaIndex) -> list[float]:
         """A replica's value of each knob that has no schedule; anything for the others."""
-        places = self._standing(t, replica_index).places[replica_index.replica]
+        places = self.standing(t, replica_index).places[replica_index.replica]
         return [spec.value(base, x) for spec, base, x in zip(self.specs, self.bases.learned, places, strict=True)]
 
     def grow(self, more: Sequence[KnobSpec]) -> None:
@@ -179,16 +168,13 @@ class Steering:
             return False
         return not isinstance(self.controller, AsPrinted) or end % self.rounds.length == 0  # not at S - 1 and S
 
-    def decide(
-        self, end: Ending, roll: Agreement, replica_index: ReplicaIndex, *, has_signal: bool
-    ) -> tuple[Bases, Update | None]:
+    def decide(self, end: Ending, roll: Agreement, replica_index: ReplicaIndex) -> tuple[Bases, Update | None]:
         """The new base values, and what the controller says: a function of the agreement, so equal on all replicas.
 
         Args:
             end: the round.
             roll: what the replicas have shown.
             replica_index: this replica's place.
-            has_signal: whether there is anything to compare.
         """
         before, after = end.span
         if self.controller is None or not self.is_controlled(after):
@@ -198,8 +184,8 @@ class Steering:
         if isinstance(self.controller, AsPrinted):  # its offsets are in units of the rate that the step just made had
             rates = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
             spreads = list(map(mul, spreads, rates))
-        places = self._standing(before, replica_index).places
-        update = self._consult(self.controller, roll, places, spreads, sign) if has_signal and sign else None
+        places = self.standing(before, replica_index).places
+        update = self._consult(self.controller, roll, places, spreads, sign) if sign else None
         if self.settings.decay == "schedule":
             return self.bases if update is None else self.bases.moved(update, self.specs), update
         bases = self.bases if update is None else self.bases._replace(controller=update.state)
@@ -209,15 +195,12 @@ class Steering:
             rounds = self.rounds.left_from(start)
             return bases.after_round(moves, end.schedule(after), end.floors(), rounds), update
         left = ((self.rounds.total_steps or 0) - start) / self.rounds.length
-        bases = bases.as_printed(moves, rates, [self.controller.gamma(ratio, left) for ratio in end.ratios()])
-        if replica_index.replica == 0:
-            _tell_below_zero(rates, bases.decayed, after)
-        return bases, update
+        return bases.as_printed(moves, rates, [self.controller.gamma(ratio, left) for ratio in end.ratios()]), update
 
     def _consult(
         self, controller: Controller, roll: Agreement, places: list[list[float]], spreads: list[float], sign: float
     ) -> Update | None:
-        """What the controller says, to which lower is better; None with only one replica to look at."""
+        """What the controller says, to which lower is better; None unless two signals can be compared."""
         live = [(sign * s, row) for s, row, lives in zip(roll.signals, places, roll.live, strict=True) if lives]
         signals = comparable([signal for signal, _ in live])
         if signals is None:
@@ -244,7 +227,7 @@ class Steering:
         """The round for the journal, before it is moved."""
         before, after = end.span
         base = self.bases.all_values(end.schedule(before), self.specs, self.settings, before)
-        places = self._standing(before, replica_index).places
+        places = self.standing(before, replica_index).places
         weights = iter(() if update is None else update.weights)  # none for replicas that are left out
         divergence = divergence or [0.0] * len(places)
         return {
@@ -307,10 +290,3 @@ class Steering:
         """The run gets another length."""
         rounds = dataclasses.replace(self.rounds, total_steps=total_steps)
         self.settings, self._known = dataclasses.replace(self.settings, rounds=rounds), None
-
-
-def _tell_below_zero(before: Sequence[float], after: Sequence[float], step: int) -> None:
-    """Say in the log that the recursion as printed has taken a rate below 0: nothing else would show it."""
-    if any(new < 0 <= old for old, new in zip(before, after, strict=True)):
-        words = "step %d: the recursion as printed has taken base rates below 0, where training goes uphill: %s"
-        _log.warning(words + "; hdet.Corrected() keeps them above 0", step, after)

@@ -64,8 +64,6 @@ def _whole(name: str, p: Tensor) -> Tensor:
             "fully_shard, parallelize_module or deepspeed.initialize, with group=hdet.arms(...) if several ranks hold "
             "a replica"
         )
-    if p.is_meta:
-        raise ArgumentError(f"model must have weights, but the parameter {name} is on the device meta; load them first")
     return real_of(p)
 
 

@@ -13,23 +13,20 @@ from enum import Enum
 from itertools import zip_longest
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from hdet.errors import DisagreementError
 from hdet.ranks.group import ReplicaGroup
 from hdet.ranks.shards import place
-from hdet.ranks.weights import Weights, fingerprint, fingerprint_of_words, halves, to_host
+from hdet.ranks.weights import Weights, fingerprint, fingerprint_of_words, to_host
 
 _CURE = (
-    "Give every rank the same arguments, and call step(), observe(), converge(), consensus() and finish() equally "
-    "often on all of them; metrics must be reduced over all ranks, or come from consensus()."
+    "Give every rank the same arguments and the same checkpoint, and call step(), observe(), converge(), consensus() "
+    "and finish() equally often on all of them; metrics must be reduced over all ranks, or come from consensus()."
 )
 _SAME_MODEL = "Build the same model and optimizer on every rank, with parameter groups in the same order."
-_SHAPES = "parameter shapes"
 _LONGEST = 200
 """Length of a value in a message, in characters."""
-_OCCASION, _LOSS_GIVEN = "call", "loss"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -38,13 +35,13 @@ def in_text(values: Mapping[str, object]) -> dict[str, str]:
     return {name: _ADDRESS.sub("", repr(value)) for name, value in values.items()}
 
 
-def check_equal(table: Mapping[str, Sequence[str]], cure: str) -> None:
-    """Raise if the texts of a name differ; ``table`` maps names to one text per rank. ``cure``: what to do then."""
-    unequal = [name for name, texts in table.items() if len(set(texts)) > 1]
+def check_equal(rows: Sequence[Mapping[str, str]], cure: str) -> None:
+    """Raise if texts of the same name differ; one row for each rank. ``cure``: what to do then."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    unequal = [name for name in names if len({row.get(name) for row in rows}) > 1]
     if not unequal:
         return
-    ranks = range(len(table[unequal[0]]))
-    shown = [", ".join(f"{name} = {table[name][rank][:_LONGEST]}" for name in unequal) for rank in ranks]
+    shown = [", ".join(f"{name} = {row.get(name, 'missing')[:_LONGEST]}" for name in unequal) for row in rows]
     usual = max(shown, key=shown.count)
     odd = [rank for rank, text in enumerate(shown) if text != usual]
     look = f" (look at rank {', '.join(map(str, odd))})" if len(odd) < len(shown) / 2 else ""
@@ -52,20 +49,6 @@ def check_equal(table: Mapping[str, Sequence[str]], cure: str) -> None:
     raise DisagreementError(
         f"replicas disagree on {' and '.join(unequal)}, which must be equal on all of them{look}:\n{lines}\n{cure}"
     )
-
-
-def check_arguments(group: ReplicaGroup, arguments: Mapping[str, str], device: torch.device) -> None:
-    """Raise unless all ranks were given the same arguments, as texts. Collective.
-
-    The texts themselves are gathered only if their fingerprints differ. ``device``: that of the weights.
-    """
-    mine = fingerprint_of_words(f"{name}={value}" for name, value in arguments.items())
-    if len({tuple(row) for row in group.gather([mine], device)}) == 1:
-        return
-    rows = group.gather_objects(dict(arguments))
-    names = dict.fromkeys(name for row in rows for name in row)
-    table = {name: [row.get(name, "that of a checkpoint") for row in rows] for name in names}
-    check_equal(table, "Give every rank the same arguments, and load the same checkpoint.")
 
 
 class Occasion(Enum):
@@ -80,8 +63,6 @@ class Occasion(Enum):
     FINISH = "finish()"
 
 
-_OCCASIONS = list(Occasion)
-"""In the row, an occasion is its place here."""
 _GIVEN = {Occasion.METRICS: "metrics", Occasion.FINISH: "finish(steps)"}
 """Occasions at which the signal was given by the user, by this argument, and must be equal."""
 
@@ -157,6 +138,7 @@ def call(
     *,
     expect_equal: bool,
     values: Sequence[float] | None = None,
+    arguments: Mapping[str, str] | None = None,
 ) -> Agreement:
     """Gather the rows of all ranks, raise if they disagree, conclude. Collective.
 
@@ -169,40 +151,36 @@ def call(
         expect_equal: whether trained weights may be bitwise equal (no spread), so that they are compared.
         values: whether the weights are finite, and their two fingerprints, if that was read already; otherwise host and
             device are synchronised.
+        arguments: further texts that must be equal on all of them.
     """
     given = shown.signal if occasion in _GIVEN else None
-    must_agree = {
-        _OCCASION: float(_OCCASIONS.index(occasion)),
-        "step": float(step),
-        "parameter tensors": float(len(weights.tensors)),
-        _SHAPES: fingerprint_of_words(weights.outline),
-        _LOSS_GIVEN: float(shown.given) if occasion is Occasion.ROUND_END else 0.0,
-        _GIVEN.get(occasion, "metrics"): math.nan if given is None else given,
+    alike = {
+        "call": occasion.value,
+        "step": str(step),
+        "loss": ("given" if shown.given else "missing") if occasion is Occasion.ROUND_END else "not asked for",
+        _GIVEN.get(occasion, "metrics"): "none" if given is None else str(given).removesuffix(".0"),
+        **(arguments or {}),
     }
     held = fingerprint_of_words(sorted({place(tensor) for tensor in weights.tensors}))
     if values is None:
         values = to_host([weights.all_finite(), *fingerprints_of(weights, expect_equal)])
-    finite, moving, still = values
-    hashes = [*halves(int(moving)), *halves(int(still))]
     signal = shown.loss if shown.signal is None else shown.signal
-    own = [*must_agree.values(), float(shown.journal), held, shown.loss, signal, float(finite), *hashes]
-    rows = group.gather(own, weights.device)
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    table = dict(zip(must_agree, columns, strict=False))
-    in_one_call = len(set(table[_OCCASION])) == 1
-    if in_one_call and len(set(table[_SHAPES])) > 1:
+    texts = fingerprint_of_words(f"{name}={text}" for name, text in alike.items())
+    own = [texts, fingerprint_of_words(weights.outline), float(shown.journal), held]
+    rows = group.gather([*own, shown.loss, signal, *map(float, values)], weights.device)
+    if len({row[0] for row in rows}) > 1:
+        check_equal(group.gather_objects(alike), _CURE)
+    _, shapes, has_journal, parts, loss, probe, sound, moving, still = map(list, zip(*rows, strict=True))
+    if len(set(shapes)) > 1:
         for i, at_i in enumerate(zip_longest(*group.gather_objects(weights.outline), fillvalue="missing")):
-            check_equal({f"tensor {i} of the model": at_i}, _SAME_MODEL)
-    check_equal({name: [_as_text(name, value) for value in column] for name, column in table.items()}, _CURE)
-
-    has_journal, parts, loss, probe, sound, *bits = columns[len(must_agree) :]
+            check_equal([{f"tensor {i} of the model": text} for text in at_i], _SAME_MODEL)
     return Agreement(
         losses=_per_replica(loss, group.members, _mean),
         signals=_per_replica(probe, group.members, _mean),
-        has_losses=table[_LOSS_GIVEN][0] > 0,
+        has_losses=shown.given and occasion is Occasion.ROUND_END,
         finite=[flag > 0 for flag in _per_replica(sound, group.members, min)],
-        moving_equal=expect_equal and _all_equal(parts, bits[:2]),
-        still_equal=_all_equal(parts, bits[2:]),
+        moving_equal=expect_equal and _all_equal(parts, moving),
+        still_equal=_all_equal(parts, still),
         writer=next((rank for rank, flag in enumerate(has_journal) if flag), None),
         held=parts,
     )
@@ -219,16 +197,6 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _all_equal(parts: list[float], columns: list[list[float]]) -> bool:
+def _all_equal(parts: list[float], fingerprints: list[float]) -> bool:
     """Whether ranks that hold the same parts of the weights hold the same numbers."""
-    return len(set(zip(parts, *columns, strict=True))) == len(set(parts))
-
-
-def _as_text(name: str, value: float) -> str:
-    if name == _OCCASION:
-        return _OCCASIONS[int(value)].value
-    if name == _LOSS_GIVEN:
-        return "given" if value else "missing"
-    if value != value:
-        return "none"
-    return str(int(value)) if value.is_integer() else repr(value)
+    return len(set(zip(parts, fingerprints, strict=True))) == len(set(parts))

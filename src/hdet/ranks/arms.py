@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from hdet.checks import is_int, shown
+from hdet.checks import is_int, must_be, shown
 from hdet.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -35,11 +37,6 @@ class Arms:
             groups = [new_group(ranks, world) for ranks in members]  # every rank takes part in making every group
             self.gradients = groups[self.index]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Arms) and self.members == other.members
-
-    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
-
     def __getstate__(self) -> dict[str, object]:
         """A process group cannot be copied or pickled: a copy has the arms, and no ``gradients``."""
         return {**vars(self), "gradients": None}
@@ -59,30 +56,17 @@ def arms(n: int | Sequence[int] | DeviceMesh, dim: str | int | Sequence[str | in
             them are one arm. For a sharded model give the dimensions along which it is not sharded.
     """
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    if dim is not None and not hasattr(n, "mesh"):
-        raise ArgumentError(f"dim is a dimension of a DeviceMesh, but got dim={shown(dim)} without one; leave it out")
     if hasattr(n, "mesh"):
         return Arms(_along_mesh(n, dim, world))  # type: ignore[arg-type]
-    if isinstance(n, int) and not isinstance(n, bool):
-        if n < 1 or world % n:
-            raise ArgumentError(
-                f"arms(n) needs n to divide the {world} ranks, but got n={shown(n)}; use a divisor, give the sizes as "
-                "a list, or call it after init_process_group"
-            )
-        sizes = [world // n] * n
-    elif isinstance(n, Sequence) and not isinstance(n, str):
-        sizes = list(n)
-    else:
-        raise ArgumentError(
-            f"n must be a number of arms, their sizes, or a DeviceMesh, but got n={shown(n)}; for instance arms(2)"
-        )
-    if not all(is_int(size) and size >= 1 for size in sizes) or sum(sizes) != world:
-        raise ArgumentError(
-            f"n must be sizes of arms, integers above 0 that add up to the {world} ranks, but got n={shown(sizes)}; "
-            "every rank belongs to one arm"
-        )
-    starts = [sum(sizes[:a]) for a in range(len(sizes))]
-    return Arms([list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)])
+    must_be("left out without a DeviceMesh, of which it is a dimension", dim is None, "for instance arms(2)", dim=dim)
+    sizes = list(n) if isinstance(n, (list, tuple)) else []
+    if is_int(n) and 1 <= n <= world:  # type: ignore[operator]  # a number
+        sizes = [world // n] * n  # type: ignore[operator]
+    fits = all(is_int(size) and size >= 1 for size in sizes) and sum(sizes) == world
+    rule = f"a number that divides the {world} ranks, sizes of arms that add up to the {world} ranks, or a DeviceMesh"
+    must_be(rule, fits, "every rank belongs to one arm; call it after init_process_group", n=n)
+    ranks = iter(range(world))
+    return Arms([list(islice(ranks, size)) for size in sizes])
 
 
 def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, world: int) -> list[list[int]]:
@@ -92,12 +76,10 @@ def _along_mesh(mesh: DeviceMesh, dim: str | int | Sequence[str | int] | None, w
             f"arms(mesh, dim) needs a mesh of all {world} ranks, but got one of {ranks.numel()}; give the whole mesh "
             'and a name: arms(mesh, "replicate")'
         )
-    wanted = list(dim) if isinstance(dim, Sequence) and not isinstance(dim, str) else [dim]
+    wanted = [dim] if isinstance(dim, (str, int)) else list(dim or ())
     names = list(mesh.mesh_dim_names or ())
-    known: dict[str | int | None, int] = {axis: axis for axis in range(ranks.ndim)}
-    known.update((name, axis) for axis, name in enumerate(names))
-    axes = [known[one] for one in wanted if one in known]
-    if not axes or len(set(axes)) < len(wanted):
+    axes: list[Any] = [names.index(one) if one in names else one for one in wanted]
+    if not axes or not set(axes) <= set(range(ranks.ndim)):
         raise ArgumentError(
             f"arms(mesh, dim) needs a dimension of the mesh, or several, but got dim={shown(dim)}; "
             f"the mesh has {tuple(names) or ranks.ndim}"
@@ -123,9 +105,7 @@ def backend_of_device(group: dist.ProcessGroup) -> dict[str, str]:
 def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     """The user's time-out; None (torch's default) if torch does not show it."""
     for device in backend_of_device(group):
-        try:
+        with suppress(AttributeError, RuntimeError):
             options = group._get_backend(torch.device(device)).options
             return timedelta(seconds=options._timeout.total_seconds())
-        except (AttributeError, RuntimeError):
-            continue
     return None

@@ -60,9 +60,6 @@ class ReplicaGroup:
         """Rank 0's ``value``, pickled."""
         return value
 
-    def broadcast_(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by rank 0's."""
-
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         """Begin to replace ``flat`` by its sum over the replicas; call the result to wait for the end."""
         return lambda: flat
@@ -110,19 +107,11 @@ class Distributed(ReplicaGroup):
             dist.broadcast_object_list(values, src=dist.get_global_rank(self._group, 0), group=self._group)
         return values[0]
 
-    def broadcast_(self, tensor: Tensor) -> None:
-        with _communicating():
-            dist.broadcast(tensor, src=dist.get_global_rank(self._group, 0), group=self._group)
-
     def start_sum(self, flat: Tensor) -> Callable[[], object]:
         with _communicating():
             work = dist.all_reduce(flat, group=self._group, async_op=True)
-
-        def wait() -> None:
-            with _communicating():
-                work.wait()
-
-        return wait
+        waited: Callable[[], object] = _communicating()(work.wait)
+        return waited
 
     def _gathering_device(self, device: torch.device) -> torch.device:
         """The device of a small row: gloo copies device memory to the host anyway, nccl takes device memory only."""

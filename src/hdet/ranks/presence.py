@@ -5,13 +5,10 @@ A collective that fails does not say which rank was lost. The store still answer
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -40,11 +37,11 @@ class Presence:
 
     def arrive(self, where: str) -> None:
         """Note that this rank begins a collective at ``where``."""
-        self._note(where=where)
+        self._note(f"last seen {_now()} at {where}")
 
     def leave(self, where: str, error: BaseException) -> None:
         """Note that this rank has left a collective because of its own error."""
-        self._note(where=where, error=f"{type(error).__name__}: {_first_line(error)}")
+        self._note(f"left with {type(error).__name__}: {_first_line(error)} ({_now()} at {where})")
 
     def report(self) -> str:
         """For people: which ranks have not noticed that the collective failed, and when each was last seen.
@@ -53,74 +50,50 @@ class Presence:
         """
         if self._store is None:
             return "Which rank is missing is not known, since torch gives no access to the store of the process group."
-        self._note(where=_NOTICED)
+        self._note(_NOTICED)
         time.sleep(_GRACE)
-        others = [rank for rank in range(self._size) if rank != self._rank]
+        before = self._store.timeout
+        self._store.set_timeout(_PATIENCE)  # a lost store is not waited for as long as a lost rank
         try:
-            with _impatient(self._store):
-                notes = {rank: self._read(rank) for rank in others}
+            notes = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
         except _STORE_ERRORS as error:
             return (
                 f"The store of the process group does not answer ({_first_line(error)}): its host was lost, which is "
                 "the launcher's machine or rank 0."
             )
-        missing = [f"  rank {rank}: {_as_text(note)}" for rank, note in notes.items() if note["where"] != _NOTICED]
+        finally:
+            self._store.set_timeout(before)
+        missing = [f"  rank {rank}: {note}" for rank, note in notes.items() if note != _NOTICED]
         if not missing:
             return "Every rank has noticed: the network between them was lost."
         return "\n".join(["Missing ranks:", *missing])
 
-    def _note(self, **note: str) -> None:
+    def _note(self, text: str) -> None:
         if self._store is not None:
             with suppress(*_STORE_ERRORS):  # the collective fails too, and says so
-                self._store.set(_key(self._rank), json.dumps({"time": time.time(), **note}))
+                self._store.set(_key(self._rank), text)
 
-    def _read(self, rank: int) -> dict[str, Any]:
+    def _read(self, rank: int) -> str:
         if not self._store.check([_key(rank)]):  # get() would wait for it
-            return {"where": None}
-        note: dict[str, Any] = json.loads(self._store.get(_key(rank)))
-        return note
-
-
-_known: WeakKeyDictionary[dist.ProcessGroup, Presence] = WeakKeyDictionary()
+            return "never seen"
+        text: str = self._store.get(_key(rank)).decode()
+        return text
 
 
 def presence() -> Presence:
     """The presence of the default process group, which must exist."""
-    world = dist.group.WORLD
-    assert world is not None
-    if world not in _known:
-        _known[world] = Presence(_default_store(), dist.get_rank(), dist.get_world_size())
-    return _known[world]
-
-
-def _default_store() -> Any:
-    try:
-        return dist.distributed_c10d._get_default_store()
-    except (AttributeError, ValueError):  # a private function of torch, and some backends have no store
-        return None
+    store = None
+    with suppress(AttributeError, ValueError):  # a private function of torch, and some backends have no store
+        store = dist.distributed_c10d._get_default_store()
+    return Presence(store, dist.get_rank(), dist.get_world_size())
 
 
 def _key(rank: int) -> str:
     return f"hdet/presence/{rank}"
 
 
-@contextmanager
-def _impatient(store: Any) -> Iterator[None]:
-    """Wait for a lost store only briefly, not for the minutes of the process group's own time-out."""
-    before = store.timeout
-    store.set_timeout(_PATIENCE)
-    try:
-        yield
-    finally:
-        store.set_timeout(before)
-
-
-def _as_text(note: dict[str, Any]) -> str:
-    if note["where"] is None:
-        return "never seen"
-    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(note["time"]))
-    ago = f"{moment}, {max(0.0, time.time() - note['time']):.0f} s ago, at {note['where']}"
-    return f"left with {note['error']} ({ago})" if "error" in note else f"last seen {ago}"
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
 
 def _first_line(error: BaseException) -> str:

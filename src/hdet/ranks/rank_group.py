@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hdet.errors import ArgumentError
-from hdet.ranks.agreement import Agreement, Occasion, Shown, call, check_arguments, in_text
+from hdet.ranks.agreement import Agreement, Occasion, Shown, call, in_text
 from hdet.ranks.arms import Arms
 from hdet.ranks.group import Group, ReplicaGroup, ReplicaIndex, Solo, connect, find_replica_index
 from hdet.ranks.presence import presence
@@ -29,7 +29,7 @@ class RankGroup:
 
     def __init__(self, group: Group, alike: Mapping[str, str]) -> None:
         self._user_group = group
-        self._alike = alike
+        self.alike = alike
         self._group: ReplicaGroup | None = None
         self.in_consensus = False
         """Whether this replica holds the replicas' mean."""
@@ -61,7 +61,7 @@ class RankGroup:
 
     def resume(self, state: Mapping[str, object]) -> None:
         """After a checkpoint was loaded, its values must be equal on all ranks in place of the arguments."""
-        self._alike = in_text(state)
+        self.alike = in_text(state)
 
     # -- communication ----------------------------------------------------------------------------------------------
 
@@ -75,10 +75,8 @@ class RankGroup:
         """
         presence().arrive(f"the first step, {t}")
         group, shown = connect(self._user_group), Shown(journal=keeps_journal)
-        roll = self.agree(Occasion.FIRST_STEP, t, weights, shown, expect_equal=False, within=group)
-        others = {name: text for name, text in in_text(arguments).items() if name not in self._alike}
-        check_arguments(group, {**self._alike, **others}, weights.device)
-        return group, roll
+        given = {**self.alike, **in_text(arguments), **self.alike}  # these count, and come first in messages
+        return group, call(group, Occasion.FIRST_STEP, t, weights, shown, expect_equal=False, arguments=given)
 
     def begin(self, group: ReplicaGroup) -> None:
         """Use a group from here on: its replicas agree."""
@@ -93,15 +91,13 @@ class RankGroup:
         *,
         expect_equal: bool,
         values: Sequence[float] | None = None,
-        within: ReplicaGroup | None = None,
     ) -> Agreement:
-        """Gather, raise on disagreement, conclude. Collective. ``within``: a group other than :attr:`group`."""
-        group = within or self.group
-        alone = group.replica_index.size == 1
-        if not alone:
+        """Gather, raise on disagreement, conclude. Collective."""
+        if self.group.replica_index.size > 1:
             presence().arrive(f"{occasion.value}, step {t}")
-        known = NO_WEIGHTS if alone else weights  # there is none to compare with: do not read them
-        return call(group, occasion, t, known, shown, expect_equal=expect_equal, values=values)
+        else:
+            weights = NO_WEIGHTS  # there is none to compare with: do not read them
+        return call(self.group, occasion, t, weights, shown, expect_equal=expect_equal, values=values)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

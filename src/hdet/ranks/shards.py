@@ -82,15 +82,6 @@ def mark_part(tensor: Tensor, words: str) -> None:
     setattr(tensor, _MARK, words)
 
 
-def hold_alike(members: Sequence[Sequence[int]], held: Sequence[float]) -> bool:
-    """Whether each replica as a whole holds the same parts. ``held[rank]``: a number for that rank's.
-
-    >>> hold_alike([[0], [1]], [5.0, 7.0]), hold_alike([[0, 1], [2, 3]], [5.0, 7.0, 5.0, 7.0])
-    (False, True)
-    """
-    return len({tuple(sorted(held[rank] for rank in ranks)) for ranks in members}) == 1
-
-
 def counted_once(rows: Iterable[Sequence[float]], width: int) -> list[list[float]]:
     """Numbers that ranks have measured on their parts of something; ranks with the same part count once.
 
@@ -112,49 +103,25 @@ def counted_once(rows: Iterable[Sequence[float]], width: int) -> list[list[float
     return [list(values) for values in zip(*blocks.values(), strict=True)]
 
 
-_REFUSED = {
-    "FlatParameter": "belongs to FullyShardedDataParallel (FSDP1), which flattens weights before it shards them; use "
-    "FSDP2: torch.distributed.fsdp.fully_shard(model) before the optimizer is built",
-    "ShardedTensor": "is a ShardedTensor; use a DTensor, for instance by torch.distributed.tensor.distribute_tensor",
-}
-"""Kinds of weights of which a rank cannot tell which numbers it holds, and what to do about them."""
-
-
-def _refused_kind(tensor: Tensor) -> str | None:
-    if getattr(tensor, "_fsdp_flattened", False):
-        return "FlatParameter"
-    return next((kind.__name__ for kind in type(tensor).__mro__ if kind.__name__ in _REFUSED), None)
+def _is_flat(tensor: Tensor) -> bool:
+    """Whether FSDP1 has flattened it, so that a rank cannot tell which numbers it holds."""
+    return getattr(tensor, "_fsdp_flattened", False)
 
 
 def refuse_flat(tensors: Iterable[Tensor]) -> None:
-    """Raise for weights of which a rank cannot tell which numbers it holds: those of FSDP1, and ShardedTensor."""
+    """Raise for the weights of FSDP1."""
     for number, tensor in enumerate(tensors):
-        if (kind := _refused_kind(tensor)) is not None:
-            raise ShardedParametersError(f"parameter number {number} of shape {tuple(tensor.shape)} {_REFUSED[kind]}")
-
-
-def check_sharded(tensors: Iterable[Tensor], *, model_is_missing: bool) -> None:
-    """Raise for shards that cannot be handled, and for shards of a model that must be given and is not."""
-    found = list(tensors)
-    refuse_flat(found)
-    for number, tensor in enumerate(found):
-        if not is_distributed(tensor):
-            continue
-        if any(placement.is_partial() for placement in tensor.placements):
+        if _is_flat(tensor):
             raise ShardedParametersError(
-                f"parameter number {number} has the placements {tensor.placements}: partial sums are not weights; "
-                "redistribute it to Shard or Replicate before the optimizer is built"
-            )
-        if model_is_missing:
-            raise ShardedParametersError(
-                f"parameter number {number} of shape {tuple(tensor.shape)} is sharded (DTensor), and FSDP2's modules "
-                "must be told when their weights are changed; give the model: model=model"
+                f"parameter number {number} of shape {tuple(tensor.shape)} belongs to FullyShardedDataParallel (FSDP1),"
+                " which flattens weights; use FSDP2: torch.distributed.fsdp.fully_shard(model) before the optimizer is "
+                "built"
             )
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a rank holds a part of it: a DTensor, one that is marked, or one that :func:`refuse_flat` refuses."""
-    return is_distributed(tensor) or bool(place(tensor)) or _refused_kind(tensor) is not None
+    return is_distributed(tensor) or bool(place(tensor)) or _is_flat(tensor)
 
 
 class Partitioned(Optimizer):
@@ -203,10 +170,9 @@ def refuse_partitions(optimizer: Optimizer, why: str) -> None:
     found = [p for group in optimizer.param_groups for p in group["params"]]
     if found and all(isinstance(p, nn.Parameter) for p in found):
         return
-    shapes = [tuple(p.shape) for p in found if not isinstance(p, nn.Parameter)]
     raise ShardedParametersError(
-        f"the optimizer holds {f'tensors of the shapes {shapes[:4]}' if shapes else 'no parameters'} where the model's "
-        f"parameters were, as DeepSpeed's ZeRO stages 1, 2 and 3 and its half precision have it: {why}"
+        f"the optimizer holds {len(found)} tensors in place of the model's parameters, as with DeepSpeed's ZeRO stages"
+        f" 1, 2 and 3 and its half precision: {why}"
     )
 
 

@@ -37,7 +37,7 @@ class Manager(Protocol):
 
 
 class FailedTry(HdetError):
-    """A meeting failed, since somebody is gone or was elsewhere: the next try is made with whoever is there then."""
+    """A meeting failed because a replica is gone or was elsewhere: the next try is made by those that are there."""
 
 
 class Torchft:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from hashlib import sha256
 from itertools import chain, islice
@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.errors import ShardedParametersError
-from hdet.ranks.shards import PLAIN, check_sharded, is_distributed, local, reshard
+from hdet.ranks.shards import PLAIN, is_distributed, local, refuse_flat, reshard
 
 _INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WEIGHT = -7046029254386353131  # odd, as a signed 64-bit number: the golden ratio times 2**64
 _MIX = 6364136223846793005
 _CHUNK = 1 << 20
-_HALF = 0xFFFFFFFF
+_LOWEST = 11
+"""Bits of a fingerprint that are dropped, so that a float64 holds the rest exactly."""
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[float]:
@@ -34,15 +35,17 @@ def to_host(tensors: Sequence[Tensor]) -> list[float]:
     >>> to_host([torch.tensor(0.5), torch.tensor(True), torch.tensor([2**40, 1])])
     [0.5, True, 1099511627776, 1]
     """
-    places: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault((tensor.device, tensor.dtype), []).append(place)
-    found: list[list[float]] = [[] for _ in tensors]
-    for together in places.values():
-        values = iter(torch.cat([tensors[place].detach().reshape(-1) for place in together]).tolist())
-        for place in together:
-            found[place] = list(islice(values, tensors[place].numel()))
-    return list(chain.from_iterable(found))
+    kinds = _by_kind(tensor.detach().reshape(-1) for tensor in tensors)
+    values = {kind: iter(torch.cat(own).tolist()) for kind, own in kinds.items()}
+    return [number for t in tensors for number in islice(values[t.device, t.dtype], t.numel())]
+
+
+def _by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    """The tensors of each device and dtype, which one launch can take together."""
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return found
 
 
 def read(named: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
@@ -53,11 +56,6 @@ def read(named: Mapping[str, Sequence[Tensor]]) -> dict[str, list[float]]:
     """
     values = iter(to_host([tensor for tensors in named.values() for tensor in tensors]))
     return {name: list(islice(values, sum(t.numel() for t in tensors))) for name, tensors in named.items()}
-
-
-def halves(bits64: int) -> list[float]:
-    """64 bits as two numbers that a float64 holds exactly."""
-    return [float(bits64 & _HALF), float((bits64 >> 32) & _HALF)]
 
 
 def fingerprint_of_words(parts: Iterable[str]) -> float:
@@ -72,7 +70,7 @@ def real_of(tensor: Tensor) -> Tensor:
 
 
 def fingerprint(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
-    """64 bits over every bit that this rank holds of the tensors, and its position: an int64 scalar on ``device``.
+    """53 bits over every bit that this rank holds of the tensors, and its position: an int64 scalar on ``device``.
 
     Does not synchronise. Extra memory is a few times a chunk of a million elements.
     """
@@ -80,7 +78,7 @@ def fingerprint(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
     for tensor in tensors:
         for chunk in real_of(tensor).reshape(-1).split(_CHUNK):
             total = total * _MIX + _weighted_sum(chunk).to(device)
-    return total
+    return total >> _LOWEST
 
 
 def _weighted_sum(chunk: Tensor) -> Tensor:
@@ -145,8 +143,8 @@ class ReplicaTensors:
         self.model = model
         self.with_state = with_state
         self._set_aside: frozenset[str] = frozenset()
-        self._known: list[int] | None = None
-        """Ids of the optimizer's parameters when it was first seen; None: not known."""
+        self._known: list[int] = []
+        """Ids of the optimizer's parameters when it was first seen; empty: not known."""
 
     def remember(self, optimizer: Optimizer) -> None:
         """Note the optimizer's parameters, before a sharded optimizer replaces them by partitions."""
@@ -158,8 +156,14 @@ class ReplicaTensors:
         ``needs_model``: whether shards must be those of a known model.
         """
         self._refuse_replaced(optimizer)
-        check_sharded(self.weights(optimizer).tensors, model_is_missing=needs_model and self.model is None)
-        self._set_aside |= infinite_buffers(self.model)
+        found = self.weights(optimizer).tensors
+        refuse_flat(found)
+        if needs_model and self.model is None and any(map(is_distributed, found)):
+            raise ShardedParametersError(
+                "the weights are sharded (DTensor), and FSDP2's modules must be told when their weights are changed; "
+                "give the model: model=model"
+            )
+        self.set_aside()
         return self.weights(optimizer)
 
     def _refuse_replaced(self, optimizer: Optimizer) -> None:
@@ -169,20 +173,21 @@ class ReplicaTensors:
         Accelerate puts FSDP2's DTensors there, which say what they are.
         """
         found = [p for group in optimizer.param_groups for p in group["params"]]
-        known, missing = self._known or [], set(self._known or ()) - {id(p) for p in found}
-        by_shards = bool(found) and all(map(is_distributed, found))  # ZeRO 3 leaves nothing there between steps
-        if missing and not by_shards:
+        replaced = set(self._known) - set(map(id, found))
+        if replaced and not (found and all(map(is_distributed, found))):  # ZeRO 3 leaves nothing there between steps
             raise ShardedParametersError(
-                f"{len(missing)} of the optimizer's {len(known)} parameters were replaced after the scheduler was "
-                "built, as sharded optimizers do: DeepSpeed's ZeRO stages 1, 2 and 3 put partitions there, each rank "
-                "its own, which must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the rate "
-                "found on the partitions: leave lr_scheduler out of deepspeed.initialize, and call "
+                f"{len(replaced)} of the optimizer's {len(self._known)} parameters were replaced after the scheduler "
+                "was built, as DeepSpeed's ZeRO stages 1, 2 and 3 do: each rank has partitions of its own there, which "
+                "must not be averaged or taken for whole weights. Use ZeRO stage 0, or have the rate found on the "
+                "partitions: leave lr_scheduler out of deepspeed.initialize, and call "
                 "hdet.integrations.deepspeed.auto(engine, total_steps=...) after it"
             )
 
-    def set_aside(self, names: Collection[str]) -> None:
-        """Expect these buffers to stay equal, since they say nothing about divergence."""
-        self._set_aside |= set(names)
+    def set_aside(self) -> None:
+        """Expect buffers that are not finite now, such as masks, to stay equal: they say nothing about divergence."""
+        for name, buffer in self.model.named_buffers() if self.model is not None else ():
+            if _is_averaged(buffer) and not buffer.is_meta and not bool(local(buffer).isfinite().all()):
+                self._set_aside |= {name}
 
     def weights(self, optimizer: Optimizer) -> Weights:
         """The optimizer's parameters and, with a model, its parameters and buffers too. Integers are left out.
@@ -216,7 +221,7 @@ class ReplicaTensors:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has other tensors, so their ids are not copied."""
-        return {**vars(self), "_set_aside": frozenset(), "_known": None}
+        return {**vars(self), "_set_aside": frozenset(), "_known": []}
 
 
 def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -231,21 +236,6 @@ def _state_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor
 
 def _is_averaged(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def infinite_buffers(model: nn.Module | None) -> frozenset[str]:
-    """Names of float buffers with infinities but no NaN: masks, which say nothing about divergence."""
-    return _buffers_that(model, lambda b: b.isinf().any() & ~b.isnan().any())
-
-
-def nan_buffers(model: nn.Module | None) -> frozenset[str]:
-    """Names of float buffers with NaN. Synchronises host and device."""
-    return _buffers_that(model, lambda b: b.isnan().any())
-
-
-def _buffers_that(model: nn.Module | None, has: Callable[[Tensor], Tensor]) -> frozenset[str]:
-    buffers = model.named_buffers() if model is not None else ()
-    return frozenset(name for name, b in buffers if _is_averaged(b) and not b.is_meta and bool(has(local(b))))
 
 
 def warn_without_ensemble(optimizer: Optimizer) -> None:
@@ -268,12 +258,8 @@ def norm_of(tensors: Iterable[Tensor], order: float) -> Tensor | None:
     >>> norm_of([torch.tensor([1.0, -3.0]), torch.tensor([2.0])], math.inf)
     tensor(3.)
     """
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.numel():
-            alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
     found: list[Tensor] = []
-    for (_, dtype), own in alike.items():
+    for (_, dtype), own in _by_kind(tensor for tensor in tensors if tensor.numel()).items():
         wide = None if dtype.is_complex else torch.promote_types(dtype, torch.float32)
         found.append(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own, order, wide)), order))
     if len(found) < 2:

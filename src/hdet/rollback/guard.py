@@ -40,7 +40,7 @@ from hdet.ranks.agreement import Occasion, Shown
 from hdet.ranks.group import ReplicaGroup, Solo, arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import refuse_partitions
-from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, infinite_buffers, nan_buffers
+from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
 from hdet.rollback.guarded_step import Loans, gradient_norm, largest, memory_of, not_finite, screened
 from hdet.rollback.judge import BLOCKS
 from hdet.rollback.losses import Readings
@@ -152,7 +152,7 @@ class Guard:
         self._optimizer, self._model = optimizer, model
         self._replica_tensors = ReplicaTensors(model)
         self._replica_tensors.remember(optimizer)
-        self._replica_tensors.set_aside(nan_buffers(model) | infinite_buffers(model))  # they say nothing of divergence
+        self._replica_tensors.set_aside()
         self._state, self._snapshots = GuardState(), Snapshots(host=OLD)
         self._t = self._looked = 0
         """Calls of :meth:`step` so far, and how many of these steps were looked at."""

@@ -24,7 +24,7 @@ from hdet.ranks.average import average_
 from hdet.ranks.group import arriving, gather_named
 from hdet.ranks.rank_group import RankGroup
 from hdet.ranks.shards import resharded
-from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights, nan_buffers
+from hdet.ranks.weights import NO_WEIGHTS, ReplicaTensors, Weights
 
 
 class Ranks:
@@ -49,8 +49,7 @@ class Ranks:
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known: no step has been made yet."""
         self._replica_tensors.remember(optimizer)
-        # buffers that are NaN from the start do not show that training has diverged
-        self._replica_tensors.set_aside(nan_buffers(self._replica_tensors.model))
+        self._replica_tensors.set_aside()
 
     def connect(self, optimizer: Optimizer, t: int) -> None:
         """Once torch.distributed is initialised: check that the ranks agree. Collective the first time."""
