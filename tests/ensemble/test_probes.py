@@ -117,6 +117,8 @@ def test_a_loss_function_that_returns_no_loss_is_named(returned: Any, words: str
 
 
 def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(hdet.ArgumentError, match="mode must be"):
+        hdet.ProbeBatch(scale_net(), mean_of, [ones(1.0)], mode="train")  # type: ignore[arg-type]
     with pytest.raises(hdet.ArgumentError, match="loader must be"):
         hdet.ProbeBatch(scale_net(), mean_of, 3)  # type: ignore[arg-type]
 
@@ -319,21 +321,23 @@ def buffers(model: nn.Module) -> list[Any]:
     return [b.tolist() for b in model.buffers()]
 
 
-def expected_loss(on_batch: bool) -> float:
-    """The loss with every module set by hand; whether a BatchNorm that trains uses the batch's statistics."""
+def expected_loss(mode: str) -> float:
+    """The loss with every module set by hand."""
     net = network().eval()
-    net[1].train(on_batch)
+    if mode == "probe":
+        net[1].train()
     with torch.no_grad():
         return squares(net, X).item()
 
 
-def test_a_batch_norm_that_trains_uses_the_statistics_of_the_batch() -> None:
+@pytest.mark.parametrize("mode", ["probe", "eval"])
+def test_modes(mode: Any) -> None:
     net = network()
     before = flags(net), buffers(net)
-    probe = hdet.ProbeBatch(net, squares, [X])
-    assert probe().item() == probe().item() == pytest.approx(expected_loss(on_batch=True), rel=1e-6)
+    probe = hdet.ProbeBatch(net, squares, [X], mode=mode)
+    assert probe().item() == probe().item() == pytest.approx(expected_loss(mode), rel=1e-6)
     assert (flags(net), buffers(net)) == before
-    assert expected_loss(on_batch=True) != pytest.approx(expected_loss(on_batch=False), rel=1e-3)
+    assert expected_loss("probe") != pytest.approx(expected_loss("eval"), rel=1e-3)
 
 
 def test_flags_and_buffers_are_as_before_after_an_exception() -> None:
@@ -679,8 +683,16 @@ def test_a_buffer_that_forward_replaces_is_put_back() -> None:
     assert net.n == 0
 
 
-@pytest.mark.parametrize(("inside", "expected"), [(False, torch.float32), (True, torch.bfloat16)])
-def test_a_probe_is_cast_as_where_it_is_called(inside: bool, expected: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("autocast", "inside", "expected"),
+    [
+        ("inherit", False, torch.float32),
+        ("inherit", True, torch.bfloat16),
+        (torch.bfloat16, False, torch.bfloat16),
+        (None, True, torch.float32),
+    ],
+)
+def test_a_probe_is_cast_as_it_is_told(autocast: Any, inside: bool, expected: torch.dtype) -> None:
     model, seen = nn.Linear(3, 1), []
 
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
@@ -688,7 +700,7 @@ def test_a_probe_is_cast_as_where_it_is_called(inside: bool, expected: torch.dty
         seen.append(out.dtype)
         return out.float().mean()
 
-    probe = hdet.ProbeBatch(model, loss, lambda k: torch.ones(2, 3))
+    probe = hdet.ProbeBatch(model, loss, lambda k: torch.ones(2, 3), autocast=autocast)
     with torch.autocast("cpu", torch.bfloat16, enabled=inside):
         probe()
     assert seen == [expected]
@@ -707,7 +719,13 @@ class Calls(nn.Module):
         return self.weight * x
 
 
-def test_buffers_that_forward_changes_in_place_are_put_back() -> None:
+@pytest.mark.parametrize(("mode", "calls"), [("probe", 0), ("eval", 1)])
+def test_plain_eval_leaves_buffers_to_the_model(mode: Any, calls: int) -> None:
     model = Calls()
-    hdet.ProbeBatch(model, mean_of, [ones(1.0)])()
-    assert model.calls == 0
+    hdet.ProbeBatch(model, mean_of, [ones(1.0)], mode=mode)()
+    assert model.calls == calls
+
+
+def test_a_cast_that_is_none_is_refused() -> None:
+    with pytest.raises(hdet.ArgumentError, match="autocast must be"):
+        hdet.ProbeBatch(nn.Linear(1, 1), lambda m, b: m(b), [torch.ones(1, 1)], autocast="bf16")  # type: ignore[arg-type]

@@ -73,3 +73,14 @@ def test_a_schedule_that_goes_by_what_it_is_told() -> None:
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(hdet.ArgumentError, match=r"ReduceLROnPlateau .*for instance CosineAnnealingLR"):
         hdet.auto(optimizer, schedule=schedule, total_steps=100)
+
+
+def test_a_schedule_of_ones_own_cannot_be_finished() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    scheduler = hdet.auto(optimizer, schedule=schedule, total_steps=100)
+    before = repr(scheduler.state_dict())
+    words = r"finish\(\) is for runs without schedule=, .*CosineAnnealingLR of 100 steps; leave schedule= out"
+    with pytest.raises(hdet.ArgumentError, match=words):
+        scheduler.finish(10)
+    assert repr(scheduler.state_dict()) == before

@@ -49,17 +49,19 @@ def replicas_in(
     journal_writer: JournalWriter,
     *,
     signal: Signal | None = None,
+    resets_state: bool = False,
 ) -> Replicas:
     """The replicas of a ``group=``: those of torchft come and go, others stay together to the end."""
     if not isinstance(group, Torchft):
-        return Replicas(steering, replica_tensors, RankGroup(group, alike), journal_writer, signal)
+        return Replicas(steering, replica_tensors, RankGroup(group, alike), journal_writer, signal, resets_state)
     probe = signal.fn if isinstance(signal, ProbeLoss) else None
     if isinstance(probe, ProbeBatch) and not (isinstance(probe.loader, (list, tuple)) or callable(probe.loader)):
         raise ArgumentError(
             "replicas that come and go must find the batch of a round by themselves, but the ProbeBatch has a loader; "
             "give it a list of batches or batch_fn(round)"
         )
-    return ElasticReplicas(steering, replica_tensors, Dealt(None, alike), journal_writer, signal, torchft=group)
+    dealt = Dealt(None, alike)
+    return ElasticReplicas(steering, replica_tensors, dealt, journal_writer, signal, resets_state, torchft=group)
 
 
 class Outcome(NamedTuple):

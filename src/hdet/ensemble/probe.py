@@ -7,15 +7,15 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hdet.checks import must_be, shown, takes
+from hdet.checks import is_one_of, must_be, shown, takes
 from hdet.errors import ArgumentError, ProbeWarning
 from hdet.parameters import check_model, copies_of, copy_all_
 from hdet.ranks.group import ReplicaGroup
@@ -63,18 +63,35 @@ class ProbeBatch:
         loader: an iterable of batches, restarted at its end; or a function ``batch_fn(round) -> batch``. An iterator
             cannot be restarted: its last batch is then used again, with a :class:`hdet.ProbeWarning`. A batch is made
             of tensors in dicts, lists and tuples, or of objects with a method ``to(device)``.
+        mode: "probe": dropout off, BatchNorm that trains on batch statistics, buffers put back afterwards (in eval
+            mode weights would be judged by running statistics that lag behind them); "eval": plain eval.
+        autocast: "inherit": as in the scheduler's ``step`` call, mostly off; a type such as ``torch.bfloat16``: the
+            loss is evaluated in it, as in training whose forward pass is inside autocast; None: off.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, loader: Iterable[Any] | Callable[[int], Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        loader: Iterable[Any] | Callable[[int], Any],
+        mode: Literal["probe", "eval"] = "probe",
+        autocast: torch.dtype | Literal["inherit"] | None = "inherit",
+    ) -> None:
         check_model(model, needed=True)
         example = "for instance lambda model, batch: criterion(model(batch[0]), batch[1])"
         must_be("a function of model and batch", takes(loss_fn, None, None), example, loss_fn=loss_fn)
         fits = takes(loader, 0) or (isinstance(loader, Iterable) and getattr(loader, "ndim", None) != 0)
         fits = fits and not isinstance(loader, (str, bytes, type, nn.Module))
         must_be("an iterable of batches or batch_fn(round)", fits, "for instance a DataLoader", loader=loader)
+        must_be('"probe" or "eval"', is_one_of(mode, ("probe", "eval")), 'leave it out for "probe"', mode=mode)
+        fits = isinstance(autocast, torch.dtype) or is_one_of(autocast, ("inherit", None))
+        cure = "leave it out if loss_fn casts by itself"
+        must_be('"inherit", a type such as torch.bfloat16 or None', fits, cure, autocast=autocast)
         self.model = model
         self.loss_fn = loss_fn
         self.loader = loader
+        self.mode = mode
+        self.autocast = autocast
         self._batches: Iterator[Any] | None = None
         self._batch: Any = None
         self._round: int | None = None
@@ -104,9 +121,14 @@ class ProbeBatch:
         with rng_put_back(device):
             if self._round is None:  # called by hand: a batch of this process alone, which no round will use
                 batch = _moved(self._draw(0), device)
-            with torch.no_grad(), resharded(inner), probing(inner):
+            with torch.no_grad(), resharded(inner), probing(inner, self.mode), self._cast(device):
                 _seed(self._round or 0, device)  # torch's random numbers are the same for all replicas
                 return _one_number(self.loss_fn(inner, batch), "loss_fn", self.loss_fn)
+
+    def _cast(self, device: torch.device) -> AbstractContextManager[Any]:
+        if self.autocast == "inherit":
+            return nullcontext()
+        return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: an iterator cannot be copied, so the copy starts the loader again."""
@@ -141,18 +163,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def probing(model: nn.Module) -> Iterator[None]:
+def probing(model: nn.Module, mode: str) -> Iterator[None]:
     """The model as a probe needs it; modes and buffers are as before afterwards.
 
-    Everything is in eval mode, but a BatchNorm that was training uses the statistics of the probe batch, since running
-    statistics lag behind the weights. It does so without running statistics: nothing is tracked, and a SyncBatchNorm
-    makes no collective, which other ranks would not join. One that was frozen stays frozen.
+    Everything is in eval mode. With "probe" a BatchNorm that was training uses the statistics of the probe batch, since
+    running statistics lag behind the weights. It does so without running statistics: nothing is tracked, and a
+    SyncBatchNorm makes no collective, which other ranks would not join. One that was frozen stays frozen.
     """
     modules = [(m, m.training) for m in model.modules()]
-    buffers = [(m, name, buffer) for m, _ in modules for name, buffer in m.named_buffers(recurse=False)]
+    of_batch = mode == "probe"
+    buffers = [(m, name, x) for m, _ in modules if of_batch for name, x in m.named_buffers(recurse=False)]
     values = copies_of([buffer for *_, buffer in buffers])
     for m, was_training in modules:
-        if was_training and isinstance(m, _BatchNorm):
+        if of_batch and was_training and isinstance(m, _BatchNorm):
             m.running_mean = m.running_var = None
         m.training = False  # not eval(): some layers change their weights there
     try:

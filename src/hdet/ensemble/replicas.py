@@ -47,6 +47,7 @@ class Replicas:
         rank_group: the others.
         journal_writer: the journal.
         signal: what replicas are compared by.
+        resets_state: whether the optimizer's state is cleared at the end of every round.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Replicas:
         rank_group: RankGroup,
         journal_writer: JournalWriter,
         signal: Signal | None = None,
+        resets_state: bool = False,
     ) -> None:
         self.steering = steering
         self.rank_group = rank_group
@@ -65,6 +67,7 @@ class Replicas:
         """Between loading a checkpoint and the next step: an optimizer loaded now brings another replica's values."""
         self._replica_tensors = replica_tensors
         self._signal: Signal = signal or TrainLoss()
+        self._resets_state = resets_state
         self._mean = RoundMean()
         self._alike: ReplicaGroup | None = None
         """Where weights are sharded: of each replica the ranks that hold the same parts as this one."""
@@ -191,7 +194,7 @@ class Replicas:
         if record is not None:
             self.journal_writer.write(record, self.knobs, ended)
         self.steering.bases = bases
-        if not keeps_state:
+        if self._resets_state or not keeps_state:
             end.optimizer.state.clear()
         self._mean.reset()
         self.losses.reset()
@@ -302,7 +305,8 @@ class Replicas:
     def _resume(self, t: int, state: Mapping[str, Any]) -> None:
         """The counter was set to ``t`` by a checkpoint: losses of the round so far are not in it."""
         self.losses.reset()
-        own = {"signal": self._signal.kind, "with_state": self._replica_tensors.with_state}
+        with_state = self._replica_tensors.with_state, self._resets_state
+        own = {"signal": self._signal.kind, "with_state": repr(with_state)}
         self.rank_group.resume({**state, **own})
         self.is_just_loaded = True
         self.journal_writer.resume(t, mid_round=self.steering.rounds.is_inside(t))

@@ -67,8 +67,8 @@ class Ensemble(OnSchedule):
         model: averages its float buffers too.
         seed: for the design of every round.
         journal: a path or an object with ``write(record)``.
-        optimizer_state: "average" or "keep" at the end of a round. None: "average" in arms, whose moments differ, and
-            "keep" under shared gradients, whose moments are equal.
+        optimizer_state: "average", "keep" or "reset" at the end of a round. None: "average" in arms, whose moments
+            differ, and "keep" under shared gradients, whose moments are equal.
         allow_uninformative: explore knobs of the loss under shared gradients, though that shows nothing.
     """
 
@@ -93,7 +93,7 @@ class Ensemble(OnSchedule):
         model: nn.Module | None = None,
         seed: int = 0,
         journal: Journals = None,
-        optimizer_state: Literal["average", "keep"] | None = None,
+        optimizer_state: Literal["average", "keep", "reset"] | None = None,
         allow_uninformative: bool = False,
     ) -> None:
         optimizer = unwrapped(optimizer)
@@ -104,8 +104,8 @@ class Ensemble(OnSchedule):
             check_schedule_of(optimizer, schedule)
         check_common(CommonArguments(group, model, journal), optimizer)
         signal = TrainLoss() if signal is None else signal
-        fits = is_one_of(optimizer_state, (None, "average", "keep"))
-        must_be('"average" or "keep"', fits, "leave it out", optimizer_state=optimizer_state)
+        fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
+        must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
         check_knobs(self._knobs, signal, schedule)
         if not allow_uninformative:
             refuse_uninformative(self._knobs, group)
@@ -140,6 +140,7 @@ class Ensemble(OnSchedule):
             alike,
             JournalWriter(open_journal(journal), told),
             signal=signal,
+            resets_state=state == "reset",
         )
         super().__init__(optimizer, schedule, run)
         self._write_again()

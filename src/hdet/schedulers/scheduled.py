@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hdet.checks import must_be, must_count
+from hdet.errors import ArgumentError
 from hdet.journal import Journals
 from hdet.parameters import Rate, parts_of, with_added
 from hdet.ranks.group import Group
@@ -122,6 +123,14 @@ class ScheduledSearch(OnSchedule, WithSearch):
         self._write_again()
 
     # -- values -------------------------------------------------------------------------------------------------------
+
+    def finish(self, steps: int) -> None:
+        """Refused: a schedule of your own ends where it was made to end."""
+        raise ArgumentError(
+            f"finish() is for runs without schedule=, but this one follows a {type(self.schedule).__name__} of "
+            f"{self._run.total_steps} steps; leave schedule= out of hdet.auto, or begin a new run with the weights and "
+            "a schedule of the steps that are left"
+        )
 
     def get_last_lr(self) -> list[float]:
         """The rates of the parameter groups, as in torch's schedulers."""
