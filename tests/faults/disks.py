@@ -50,7 +50,8 @@ def _may_mount() -> bool:
 def spoil(fault: str, folder: Path) -> None:
     """Called by the rank that writes, since a limit is a process's own."""
     if fault == "read-only folder":
-        locks._held.popitem()[1].close()  # a disk cannot become read-only while a file of it is open for writing
+        for file in locks._held.values():  # a disk cannot become read-only while a file of it is open for writing
+            file.close()
         if not _mount("-o", "remount,ro", folder):
             folder.chmod(0o555)
     elif os.path.ismount(folder):
