@@ -70,8 +70,8 @@ def test_without_its_state_it_begins_again(tmp_path: Path) -> None:
     [
         ("version", 1),
         ("begun", "a"),
-        ("near", []),
-        ("far", 3),
+        ("looks", []),
+        ("rounds", 3),
         ("slowed", 3),
         ("slowed", [1, 0, 1.0, 1.0, 1.0]),
         ("before", [1]),

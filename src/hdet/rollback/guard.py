@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -83,18 +83,6 @@ _CAUSES = {
     Cause.STEP: "a loss or a gradient was NaN, infinite or out of all proportion",
     Cause.WEIGHTS: "weights, buffers or optimizer state are NaN, infinite or out of all proportion",
 }
-
-
-class _Seen(NamedTuple):
-    """What a look shows, of all ranks."""
-
-    steps: tuple[Step, ...]
-    is_finite: bool
-    """Whether weights, buffers and optimizer state are."""
-    size: float | None
-    """The largest weight; None: it was not measured."""
-    on_device: bool
-    """Whether snapshots are on the device, where they are quickly made."""
 
 
 class Guard:
@@ -299,23 +287,28 @@ class Guard:
         """Gather, decide, act and report, about the first ``known`` steps. Two small gathers."""
         t, steps = self._t, range(self._looked, known)
         with arriving(f"a look of hdet.Guard, at step {t}"):
-            seen = self._gather(steps)
-        is_sound = None if seen.size is None else seen.is_finite and seen.size <= GROWN * max(self._size, 1.0)
+            seen, is_finite, size, on_device = self._gather(steps)
+        is_sound = None if size < 0 else is_finite and size <= GROWN * max(self._size, 1.0)
         state = self._state.remembering(self._snapshots.present(self._optimizer))
-        self._spacing = SPACING if seen.on_device else self._policy.check_every
-        decision = self._policy.after_look(state, t, seen.steps, is_sound, spacing=self._spacing, known=known)
-        self._act(decision, is_finite=seen.is_finite)
+        self._spacing = SPACING if on_device else self._policy.check_every
+        decision = self._policy.after_look(state, t, seen, is_sound, spacing=self._spacing, known=known)
+        self._act(decision, is_finite=is_finite)
         has_jumped = decision.action in (Action.ROLL_BACK, Action.TAKE_BACK)  # later readings are of other weights
-        if decision.action is Action.KEEP and seen.size is not None:
-            self._size = seen.size
+        if decision.action is Action.KEEP:
+            self._size = size
         self._state, self._looked = decision.state, t if has_jumped else known
         self._readings.forget(self._looked)
         self._snapshots.keep_only(decision.state.slots)
-        self._tell(decision, seen.steps, steps)
+        self._tell(decision, seen, steps)
         self._withheld -= set(range(known))
 
-    def _gather(self, steps: range) -> _Seen:
-        """What all ranks have seen in some steps. Collective."""
+    def _gather(self, steps: range) -> tuple[list[Step], bool, float, bool]:
+        """What all ranks have seen in some steps. Collective.
+
+        Returns:
+            the steps; whether weights, buffers and optimizer state are finite; the largest weight, or -1 if it was not
+            measured; whether snapshots are on the device, where they are quickly made.
+        """
         own = [self._readings.at(step) for step in steps]
         sizes = [one[name] for one in own for name in ("size", "rest") if name in one]
         finite = all(map(math.isfinite, sizes))
@@ -330,13 +323,12 @@ class Guard:
             values = [finite, 0, 0]
             self._rank_group.agree(Occasion.ROUND_END, self._t, trained, Shown(), expect_equal=False, values=values)
         rows = gather_named(self._rank_group.group, row, trained.device)
-        size = max(one["size"][0] for one in rows)
         shown = [[_by_name(found["steps"][4 * k :]) for found in rows] for k in range(len(steps))]
-        return _Seen(
-            tuple(self._step_of(found, step) for found, step in zip(shown, steps, strict=True)),
-            is_finite=all(one["finite"][0] for one in rows),
-            size=None if size < 0 else size,
-            on_device=all(one["on_device"][0] for one in rows),
+        return (
+            [self._step_of(found, step) for found, step in zip(shown, steps, strict=True)],
+            all(one["finite"][0] for one in rows),
+            max(one["size"][0] for one in rows),
+            all(one["on_device"][0] for one in rows),
         )
 
     def _step_of(self, shown: Sequence[Mapping[str, float]], step: int) -> Step:

@@ -155,7 +155,10 @@ class Search:
         return self.found.phase is not Phase.STOPPED
 
     def rates(self, schedule: Sequence[_Rate], t: int) -> list[_Rate]:
-        """m r(t) times the schedule, within the bounds; each keeps its type."""
+        """m r(t) times the schedule, within the bounds; each keeps its type.
+
+        Until the schedule's peak r(t) grows, so that the rate climbs even if m stays (:meth:`State.rise`).
+        """
         factor = self.found.factor(t, self.rule.constants)
         if not self._is_bounded:
             return [value * factor for value in schedule]
