@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from hdet.errors import DivergedError
 from hdet.ranks.agreement import Agreement
 from hdet.ranks.average import average_
 from hdet.ranks.group import ReplicaGroup
-from hdet.ranks.weights import Weights
+from hdet.ranks.shards import counted_once, place
+from hdet.ranks.weights import Weights, fingerprint_of_words
 
 _log = logging.getLogger("hdet")
 
@@ -51,13 +55,26 @@ def converge(
     if not measure:
         average_([*parameters, *rest], alike, roll.live)
         return None
-    distance = average_(parameters, alike, roll.live, measure=True)  # running statistics would drown that of parameters
+    distances: list[float] = []
+    for part, own in _by_place(parameters).items():  # by themselves: running statistics would drown their distance
+        distance = average_(own, alike, roll.live, measure=True)
+        distances.extend([part, *(distance.lengths() if distance is not None else (0.0, 0.0))])
     average_(rest, alike, roll.live)
-    rows = group.gather(distance.lengths() if distance is not None else (0.0, 0.0), weights.device)
+    if not distances:
+        return [0.0] * group.replica_index.size
+    rows = group.gather(distances, weights.device)
     return [_divergence([rows[rank] for rank in ranks]) for ranks in group.members]
 
 
+def _by_place(parameters: Sequence[Tensor]) -> dict[float, list[Tensor]]:
+    """Parameters by the part of them that this rank holds, as a number."""
+    found: dict[float, list[Tensor]] = {}
+    for p in parameters:
+        found.setdefault(fingerprint_of_words([place(p)]), []).append(p)
+    return found
+
+
 def _divergence(rows: list[list[float]]) -> float:
-    """Of one replica, from what its ranks have measured: on the same weights, or each on its part of them."""
-    to_mean, of_mean = (math.hypot(*lengths) for lengths in zip(*rows, strict=True))
+    """Of one replica, from what its ranks have measured."""
+    to_mean, of_mean = (math.hypot(*lengths) for lengths in counted_once(rows, 3) or ([], []))
     return to_mean / of_mean if of_mean else 0.0
