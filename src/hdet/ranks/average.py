@@ -22,8 +22,8 @@ EXTRA_BYTES = 64 * 2**20
 _UNDER_WAY = 4
 """Number of buckets that travel at the same time: meanwhile the next is packed and the last unpacked."""
 _HOST_BUCKET = 4 * 2**20
-"""Largest bucket in host memory, in bytes. There the first touch of a new page costs more than summing it, and the
-allocator can reuse small buffers. On a device few large buckets are better, since each is a launch."""
+"""Largest bucket in host memory, in bytes. There the first touch of a new page costs more than summing it, so a few
+small buffers are used over and over. On a device few large buckets are better, since each is a launch."""
 
 
 class Distance(NamedTuple):
@@ -38,13 +38,21 @@ class Distance(NamedTuple):
         return to_mean, of_mean
 
 
+class _Bucket(NamedTuple):
+    pieces: list[Tensor]
+    room: int
+    """Elements that fit into a bucket of this kind."""
+    dtype: torch.dtype
+    device: torch.device
+
+
 class _Transfer(NamedTuple):
     """A bucket that travels."""
 
     wait: Callable[[], object]
-    pieces: list[Tensor]
+    buffer: Tensor
     views: list[Tensor]
-    """Where the sum of each piece will be."""
+    pieces: list[Tensor]
 
 
 @torch.no_grad()
@@ -76,33 +84,46 @@ def average_(
     if all(len(ranks) == len(group.members[0]) for ranks in group.members):
         n, share = n * len(group.members[0]), 1.0  # arms of one size: no need to scale what they add
     under_way: deque[_Transfer] = deque()
+    spare: list[Tensor] = []  # the buffer of the bucket that came last: never more than one
     distance = Distance([], []) if measure else None
-    for pieces in _buckets(tensors, extra_bytes // _UNDER_WAY):
+    for bucket in _buckets(tensors, extra_bytes // _UNDER_WAY):
         if len(under_way) == _UNDER_WAY:
-            _receive(under_way.popleft(), n, distance)
-        under_way.append(_send(pieces, group, share if live[replica] else 0.0))
+            _receive(under_way.popleft(), n, distance, spare)
+        under_way.append(_send(bucket, _buffer(bucket, spare), group, share if live[replica] else 0.0))
     while under_way:
-        _receive(under_way.popleft(), n, distance)
+        _receive(under_way.popleft(), n, distance, spare)
+        spare.clear()
     return distance
 
 
-def _send(pieces: list[Tensor], group: ReplicaGroup, share: float) -> _Transfer:
+def _buffer(bucket: _Bucket, spare: list[Tensor]) -> Tensor:
+    """Room for a bucket: the spare buffer if its size, dtype and device fit, else a new one in place of it."""
+    if spare:
+        buffer = spare.pop()
+        if (buffer.numel(), buffer.dtype, buffer.device) == (bucket.room, bucket.dtype, bucket.device):
+            return buffer
+        del buffer  # before the new one is made: the bound on memory holds
+    return torch.empty(bucket.room, dtype=bucket.dtype, device=bucket.device)
+
+
+def _send(bucket: _Bucket, buffer: Tensor, group: ReplicaGroup, share: float) -> _Transfer:
     """Pack a bucket and send it. ``share``: the factor on this rank's weights; with 0 they may be NaN."""
-    sizes = [piece.numel() for piece in pieces]
-    flat = torch.empty(sum(sizes), dtype=_sum_dtype(pieces[0].dtype), device=pieces[0].device)
-    views = [part.view(piece.shape) for part, piece in zip(flat.split(sizes), pieces, strict=True)]
+    sizes = [piece.numel() for piece in bucket.pieces]
+    flat = buffer[: sum(sizes)]
+    views = [part.view(piece.shape) for part, piece in zip(flat.split(sizes), bucket.pieces, strict=True)]
     if share == 0.0:
         flat.zero_()
     else:
-        torch._foreach_copy_(views, pieces)
+        torch._foreach_copy_(views, bucket.pieces)
     if share not in (0.0, 1.0):
         flat.mul_(share)
-    return _Transfer(group.start_sum(flat), pieces, views)
+    return _Transfer(group.start_sum(flat), buffer, views, bucket.pieces)
 
 
-def _receive(transfer: _Transfer, n: float, distance: Distance | None) -> None:
-    """Wait for a bucket, and write the means to the tensors."""
+def _receive(transfer: _Transfer, n: float, distance: Distance | None, spare: list[Tensor]) -> None:
+    """Wait for a bucket, write the means to the tensors, and leave its buffer for the next."""
     transfer.wait()
+    spare.append(transfer.buffer)
     for piece, view in zip(transfer.pieces, transfer.views, strict=True):
         if distance is None:
             torch.div(view, n, out=piece)
@@ -114,9 +135,9 @@ def _receive(transfer: _Transfer, n: float, distance: Distance | None) -> None:
         piece.copy_(mean)
 
 
-def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[list[Tensor]]:
+def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[_Bucket]:
     """Pieces of the tensors in their order, packed per dtype of the sum and device, none above the limit."""
-    filling: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
+    filling: dict[tuple[torch.dtype, torch.device], tuple[_Bucket, int]] = {}
     for tensor in tensors:
         key = _sum_dtype(tensor.dtype), tensor.device
         bound = min(limit_bytes, _HOST_BUCKET) if tensor.device.type == "cpu" else limit_bytes
@@ -124,19 +145,20 @@ def _buckets(tensors: Iterable[Tensor], limit_bytes: int) -> Iterator[list[Tenso
         own = local(tensor).detach()
         real = torch.view_as_real(own) if own.is_complex() else own  # a view, never a copy: it is written to
         for piece in _pieces(real, limit):
-            bucket, filled = filling.get(key, ([], 0))
+            bucket, filled = filling.get(key, (_Bucket([], limit, *key), 0))
             if filled + piece.numel() > limit:
                 yield bucket
-                bucket, filled = [], 0
-            bucket.append(piece)
+                bucket, filled = _Bucket([], limit, *key), 0
+            bucket.pieces.append(piece)
             filling[key] = bucket, filled + piece.numel()
-    yield from (bucket for bucket, _ in filling.values())
+    yield from (bucket for bucket, filled in filling.values() if filled)
 
 
 def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
     """Views of at most ``limit`` elements that together are the tensor, in its logical order whatever its strides."""
     if tensor.numel() <= limit:
-        yield from (tensor,) if tensor.numel() else ()
+        if tensor.numel():
+            yield tensor
     elif tensor.is_contiguous():
         yield from tensor.view(-1).split(limit)
     else:
