@@ -60,7 +60,7 @@ def search_factor(search: Mapping[str, Any], t: int) -> float:
     """F(t) = m r(t), and below the ceiling, from what a search has saved of itself."""
     climbs = search["phase"] == SEARCHING and t < search["peak"]
     rise = max(LEAST_RISE, (t + 1) / (search["peak"] + 1)) if climbs else 1.0
-    return min(math.exp(search["level"]) * rise, math.exp(min(search["ceiling"], 700.0)))
+    return min(math.exp(search["log_factor"]) * rise, math.exp(min(search["ceiling"], 700.0)))
 
 
 def _cosine(start: float, end: float, part: float) -> float:

@@ -124,7 +124,7 @@ def test_of_a_search(face: str, several: bool, keeps: bool, late: str | None, tm
     factors = set()
     for t in range(STEPS):
         search = searched(run.scheduler)
-        factors.add(search["level"])
+        factors.add(search["log_factor"])
         expected = run.expected(t, search)
         assert run.step(t, run.forward) == pytest.approx(expected, rel=1e-9), f"step {t}"
     assert len(factors) > 3

@@ -102,4 +102,6 @@ def _plain(value: Any) -> Any:
 
 def alike_of(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Arguments in words, for ranks to compare; without lengths, which are compared by themselves."""
-    return {name: repr(value) for name, value in told_of(arguments).items()}
+    unused = () if arguments.get("cycle_momentum") else ("base_momentum", "max_momentum")
+    told = told_of({name: value for name, value in arguments.items() if name not in unused})
+    return {name: repr(mapped(value, lambda v: float(v) if is_real(v) else v)) for name, value in told.items()}

@@ -173,6 +173,7 @@ def search_of(
 
     ``told``: arguments for the journal; ``alike``: those that must be equal on all ranks, in words.
     """
+    must_be("True or False", isinstance(rollback, bool), "leave it out for True", rollback=rollback)
     rule = Rule(total_steps, searches)
     if searches and not rule.long_enough:
         warnings.warn(
