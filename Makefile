@@ -63,11 +63,11 @@ test-doors: ## the examples for fastai, timm and ultralytics against the real on
 	build/doors/bin/python -m pip install -e . fastai timm ultralytics pytest pytest-timeout hypothesis
 	build/doors/bin/python -m pytest $(DOORS) $(PYTEST_ARGS)
 
-# An environment of its own: jax brings much, and nothing else here needs it. Programs are compiled without optimisation, which takes
-# most of the time otherwise, and kept in build/jax-cache. One thread for each of the two processes of tests.
+# An environment of its own: jax brings much, and nothing else here needs it. Programs are compiled without optimisation and
+# without XLA's newer emitters, which takes most of the time otherwise, and kept in build/jax-cache. Each of the two processes has one thread.
 test-jax: export PIP_CONSTRAINT := constraints.txt
 test-jax: export OMP_NUM_THREADS := 1
-test-jax: export XLA_FLAGS := --xla_backend_optimization_level=0
+test-jax: export XLA_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 test-jax: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/build/jax-cache
 test-jax: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 1
 test-jax: ## hdet.jax against the real jax, optax, flax, equinox and orbax, in build/jax: some minutes
