@@ -437,7 +437,7 @@ def test_engines_that_step_the_scheduler_are_refused() -> None:
 
 
 @pytest.mark.parametrize("how", ["theirs", "ours"])
-def test_another_length_is_refused(how: str, tmp_path: Path) -> None:
+def test_another_length_is_refused_in_words_of_accelerate(how: str, tmp_path: Path) -> None:
     loops = [Loop(accelerator_of(), steps, how) for steps in (STEPS, 2 * STEPS)]
     if how == "theirs":
         for loop in loops:
@@ -445,6 +445,6 @@ def test_another_length_is_refused(how: str, tmp_path: Path) -> None:
     first, other = loops
     first.go(0, 60)
     first.accelerator.save_state(str(tmp_path))
-    words = rf"total_steps must be {STEPS} as in the run that was saved"
+    words = rf"the steps given by total_steps of the scheduler must be {STEPS} .* accelerator\.load_state again"
     with pytest.raises(hdet.ArgumentError, match=words):
         other.accelerator.load_state(str(tmp_path))

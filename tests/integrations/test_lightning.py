@@ -436,7 +436,7 @@ def in_ddp(rank: int, folder: str, scenario: str) -> Any:
     os.environ.update({name: str(value) for name, value in place.items()})
     os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     scenarios = {"callback": searched, "alone": searched_alone, "trained": trained, "cut": cut, "sharded": sharded}
-    return scenarios[scenario](rank, Path(folder))
+    return {**scenarios, "finished": finished}[scenario](rank, Path(folder))
 
 
 def ddp(*callbacks: Any, **options: Any) -> lightning.Trainer:
@@ -645,12 +645,16 @@ def test_a_run_that_falls_cannot_be_made_longer(tmp_path: Path) -> None:
     trainer = trainer_of(AutoLR(), max_epochs=2)
     error = error_of(lambda: trainer.fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=50.ckpt"))
     assert isinstance(error, hdet.ArgumentError)
-    assert str(error).startswith("total_steps must be 50 as in the run that was saved")
-    assert "but got total_steps=100; " in str(error)
-    for made in (AutoLR(total_steps=120), AutoLR(schedule=shape)):
+    words = str(error)
+    assert words.startswith("the steps given by max_steps and max_epochs of the trainer must be 50 as in the run that")
+    assert "but are 100; resume with Trainer(max_steps=50), or the max_epochs that make as many, or load only" in words
+    assert words.endswith("A run that is to be extended, or shortened, at any step needs AutoLR(finish=...)")
+    for made in (AutoLR(total_steps=120), AutoLR(finish=20), AutoLR(schedule=shape)):
         trainer = trainer_of(made, max_epochs=2)
         error = error_of(lambda own=trainer: own.fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=50.ckpt"))
         assert isinstance(error, hdet.ArgumentError)
+        assert ("AutoLR(total_steps=50)" in str(error)) == ("total_steps" in made.onecycle)
+        assert ("without finish=" in str(error)) == (made.finish is not None)
     auto = AutoLR()
     trainer_of(auto, max_epochs=2).fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=10.ckpt")
     assert auto.scheduler is not None
@@ -658,6 +662,20 @@ def test_a_run_that_falls_cannot_be_made_longer(tmp_path: Path) -> None:
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
+
+
+def finished(rank: int, folder: Path) -> Any:
+    module = Module()
+    ddp(AutoLR(finish=20), Stops(60), max_epochs=-1).fit(module, loader_of(0, 50))
+    return flat(module), module.rates
+
+
+def test_in_ddp_all_ranks_let_the_rate_fall(tmp_path: Path) -> None:
+    (weights, rates), (weights_too, rates_too) = run_ranks(in_ddp, 2, str(tmp_path), "finished")
+    assert torch.equal(weights, weights_too)
+    assert rates == rates_too
+    assert len(rates) == 80
+    assert rates[-1] < 1e-3 * max(rates)
 
 
 class Stops(lightning.Callback):
@@ -683,6 +701,28 @@ class Finishes(lightning.Callback):
         trainer.should_stop = trainer.global_step >= scheduler.total_steps
 
 
+class Itself(Module):
+    """Asks for it by itself, after all callbacks."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.trainer.should_stop = self.trainer.should_stop or self.trainer.global_step == 130
+
+
+@pytest.mark.parametrize("who", ["before", "after", "module"])
+@pytest.mark.parametrize("length", [{"max_epochs": -1}, {"max_epochs": 100}])
+def test_the_rate_falls_before_a_stop(who: str, length: dict[str, Any]) -> None:
+    auto, stops = AutoLR(finish=70), Stops(130)
+    callbacks = {"before": [stops, auto], "after": [auto, stops], "module": [auto]}[who]
+    module = Itself() if who == "module" else Module()
+    trainer = trainer_of(*callbacks, **length)
+    trainer.fit(module, loader_of(0, 50))
+    assert len(module.rates) == trainer.global_step == 200
+    assert module.rates[-1] < 1e-3 * module.rates[129]
+    assert module.rates[129] == max(module.rates)
+    assert trainer.fit_loop.min_steps is None
+    assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)  # on other batches
+
+
 def test_a_trainer_without_an_end_holds_the_rate_until_it_is_finished() -> None:
     module, auto = Module(), AutoLR()
     trainer_of(auto, Stops(130), max_epochs=-1).fit(module, loader_of(0, 50))
@@ -695,19 +735,57 @@ def test_a_trainer_without_an_end_holds_the_rate_until_it_is_finished() -> None:
     assert len(module.rates) == 200
     assert module.rates[129] == max(module.rates)
     assert module.rates[-1] < 1e-3 * module.rates[129]
-    assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)  # on other batches
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_early_stopping_lets_the_rate_fall(first: bool, tmp_path: Path) -> None:
+    """The final weights are validated and saved."""
+    auto, stopping = AutoLR(finish=20), EarlyStopping("val_loss", min_delta=1e9, patience=1)  # in the third epoch
+    callbacks = [auto, stopping] if first else [stopping, auto]
+    module, saving = Module(), ModelCheckpoint(tmp_path, "{step}", monitor="val_loss", save_top_k=-1)
+    trainer = trainer_of(*callbacks, saving, max_epochs=-1, enable_checkpointing=True)
+    trainer.fit(module, loader_of(0, 30), loader_of(900, 1))
+    assert {path.stem for path in tmp_path.iterdir()} == {"step=30", "step=60", "step=80"}
+    assert len(module.rates) == 60 + 20
+    assert module.rates[-1] < 1e-3 * max(module.rates)
+
+
+def test_the_rate_falls_before_the_trainers_own_end() -> None:
+    module = Module()
+    trainer_of(AutoLR(finish=60), max_epochs=4).fit(module, loader_of(0, 50))
+    assert len(module.rates) == 200
+    assert module.rates[139] == max(module.rates) > module.rates[141]
+    assert module.rates[-1] < 1e-3 * max(module.rates)
+    assert final_loss(module.net) < 1.5 * loss_of_plain_loop(steps=200)
+
+
+def test_min_steps_are_made() -> None:
+    module = Module()
+    trainer_of(AutoLR(finish=10), Stops(20), max_epochs=-1, min_steps=60).fit(module, loader_of(0, 50))
+    assert len(module.rates) == 60 + 10
 
 
 def test_a_run_that_is_cut_while_the_rate_falls(tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=20, save_top_k=-1)
     whole, resumed = ByStep(), ByStep()
-    ends = Finishes(50, 30)
-    trainer_of(AutoLR(), ends, saving, max_epochs=-1, enable_checkpointing=True).fit(whole, loader_of(0, 50))
-    trainer = trainer_of(AutoLR(), ends, max_epochs=-1)
+    trainer_of(AutoLR(finish=30), Stops(50), saving, max_epochs=-1, enable_checkpointing=True).fit(
+        whole, loader_of(0, 50)
+    )
+    trainer = trainer_of(AutoLR(finish=30), max_epochs=-1)
     trainer.fit(resumed, loader_of(0, 50), ckpt_path=tmp_path / "step=60.ckpt")
     assert trainer.global_step == 80
     assert resumed.rates == whole.rates[60:]
     assert torch.equal(flat(resumed), flat(whole))
+    trainer = trainer_of(AutoLR(), max_epochs=-1)
+    error = error_of(lambda: trainer.fit(Module(), loader_of(0, 50), ckpt_path=tmp_path / "step=60.ckpt"))
+    assert "is to make inf steps, but the restored schedule ends at step 80; resume with" in str(error)
+
+
+def test_what_falls_by_itself_has_no_finish() -> None:
+    module = Module(scheduler=lambda optimizer: hdet.OneCycleLR(optimizer, 0.1, total_steps=20))
+    error = error_of(lambda: trainer_of(AutoLR(finish=10), max_epochs=1).fit(module, loader_of(0, 20)))
+    assert "finish= needs a hdet.OneCycleLR" in str(error)
+    assert "finish must be an integer, at least 1, but got finish=0" in str(error_of(lambda: AutoLR(finish=0)))
 
 
 def test_a_checkpoint_without_a_scheduler_is_refused(tmp_path: Path) -> None:

@@ -397,7 +397,10 @@ def test_another_length_than_the_checkpoints(tmp_path: Path) -> None:
     """Until the rate falls a run goes on by the new one; after that it is refused, before the first step."""
     AutoLR().attach(trainer_of(tmp_path, max_steps=50, save_strategy="steps", save_steps=10)).train()
     seen: list[int] = []
-    words = "total_steps must be 50 as in the run .* but got total_steps={steps}; .*total_steps=50"
+    words = (
+        "the steps given by max_steps and num_train_epochs of the TrainingArguments must be 50 as in the run .* but "
+        r"are {steps}; resume with max_steps=50, .* new run; .* AutoLR\(finish=\.\.\.\)"
+    )
     for steps in (70, 40):
         again = AutoLR().attach(trainer_of(tmp_path, max_steps=steps))
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
@@ -409,9 +412,70 @@ def test_another_length_than_the_checkpoints(tmp_path: Path) -> None:
             again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
         assert not seen
     again = AutoLR().attach(trainer_of(tmp_path, max_steps=30))
-    shorter = "must be such that .* after step 10, .* but got total_steps=30"
+    shorter = r"must be such that .* after step 10, .* but are 30, .*AutoLR\(finish="
     with quiet(), pytest.raises(hdet.ArgumentError, match=shorter):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+
+
+class _Asks(transformers.TrainerCallback):
+    """Asks for a stop."""
+
+    def __init__(self, event: str, at: int) -> None:
+        self.at = at
+        setattr(self, event, self.ask)
+
+    def ask(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = control.should_training_stop or state.global_step == self.at
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end"])
+@pytest.mark.parametrize("first", [True, False])
+def test_the_rate_falls_before_a_stop(event: str, first: bool, tmp_path: Path) -> None:
+    """Epochs have 32 steps."""
+    auto, asks = AutoLR(finish=24), _Asks(event, 64)
+    trainer = trainer_of(tmp_path, callbacks=[auto, asks] if first else [asks, auto], max_steps=1000, logging_steps=1)
+    auto.attach(trainer).train()
+    rates = logged(trainer, "learning_rate")
+    assert len(rates) == trainer.lr_scheduler.last_epoch == 64 + 24
+    assert rates[63] > 0.95 * max(rates)
+    assert rates[-1] < 1e-3 * max(rates)
+    ordinary = AutoLR().attach(trainer_of(tmp_path, max_steps=88))
+    ordinary.train()
+    assert loss_after(trainer) < 1.1 * loss_after(ordinary)
+
+
+def test_early_stopping_lets_the_rate_fall(tmp_path: Path) -> None:
+    saving = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 15, "save_steps": 15}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", **saving}
+    stopping = transformers.EarlyStoppingCallback(1, 1e9)  # at the second evaluation
+    trainer = trainer_of(tmp_path, callbacks=[stopping], max_steps=1000, logging_steps=1, **best)
+    AutoLR(finish=12).attach(trainer).train()
+    rates = logged(trainer, "learning_rate")
+    assert len(rates) == 30 + 12
+    assert rates[-1] < 1e-3 * max(rates)
+    assert [row["step"] for row in trainer.state.log_history if "eval_loss" in row] == [15, 30, 42]
+    assert (tmp_path / "checkpoint-42").exists()
+
+
+def test_the_rate_falls_before_the_trainers_own_end(tmp_path: Path) -> None:
+    trainer = AutoLR(finish=20).attach(trainer_of(tmp_path, logging_steps=1))
+    trainer.train()
+    rates = logged(trainer, "learning_rate")
+    assert len(rates) == STEPS
+    assert rates[39] > 0.95 * max(rates)
+    assert rates[50] < 0.6 * max(rates)
+    assert rates[-1] < 1e-3 * max(rates)
+
+
+def test_a_run_that_is_cut_while_the_rate_falls(tmp_path: Path) -> None:
+    def trainer(**more: Any) -> Any:
+        return AutoLR(finish=20).attach(trainer_of(tmp_path, max_steps=50, logging_steps=1, **more))
+
+    whole, resumed = trainer(save_strategy="steps", save_steps=40), trainer()
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-40"))
+    assert resumed.state.global_step == 50
+    assert logged(resumed, "hdet/found") == logged(whole, "hdet/found")  # the log goes on too
 
 
 def test_a_schedule_of_the_users_own_that_is_too_short_is_refused_before_the_first_step(tmp_path: Path) -> None:

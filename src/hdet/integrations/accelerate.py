@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hdet.checks import must_be
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
+from hdet.integrations.lengths import loading_length
 from hdet.parameters import unwrapped
 from hdet.rollback.guard import Guard as PlainGuard
 from hdet.schedulers.ensemble import Ensemble
@@ -85,7 +86,9 @@ def keep_search(accelerator: Accelerator, prepared: Any) -> None:
     rule, cure = "what accelerator.prepare(...) has made of an hdet scheduler", "call it after accelerator.prepare(...)"
     must_be(rule, isinstance(scheduler, _SCHEDULERS), cure, prepared=prepared)
     folders: list[str] = []
-    load = prepared.load_state_dict
+    cure = "make the scheduler with total_steps={steps} before it is prepared, and call accelerator.load_state again"
+    hold = "a scheduler without total_steps, and scheduler.finish(steps) before it ends"
+    load = loading_length("total_steps of the scheduler", cure, hold)(prepared.load_state_dict)
 
     def load_state_dict(state_dict: dict[str, Any]) -> None:
         load(state_dict)

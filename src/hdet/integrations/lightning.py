@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hdet.checks import must_be, not_by_steps
 from hdet.errors import ArgumentError
 from hdet.integrations import checkpoints
+from hdet.integrations.lengths import Finish, check_length, loading_auto_lr
 from hdet.journal import Journals, open_journal
 from hdet.journal.sinks import EventSink
 from hdet.rollback.guard import Guard as PlainGuard
@@ -79,31 +80,36 @@ class AutoLR(_Callback):
     The loggers get each round's numbers. Events and the rate that was found are messages of Lightning's log.
     ``hdet/lr`` is also in the progress bar.
 
-    In a trainer of unknown length (``max_epochs=-1``) the rate is constant once it is found, until your code calls
-    ``auto.scheduler.finish(steps)``.
+    In a trainer of unknown length (``max_epochs=-1``) the rate is constant once it is found. With ``finish`` it is
+    constant in any trainer, and falls before training stops: when ``EarlyStopping``, or any code that sets
+    ``trainer.should_stop``, requests a stop, or before the trainer's own end.
 
     Args:
         journal: as in :class:`hdet.OneCycleLR`.
+        finish: number of steps over which the rate falls at the end. None: the schedule falls by itself.
         onecycle: further arguments of :class:`hdet.OneCycleLR`; or ``schedule``, a function from an optimizer to its
             scheduler, and further arguments of :func:`hdet.auto`. The default of ``total_steps`` is the trainer's
             ``estimated_stepping_batches``.
     """
 
-    def __init__(self, journal: Journals = None, **onecycle: Any) -> None:
+    def __init__(self, journal: Journals = None, *, finish: int | None = None, **onecycle: Any) -> None:
         super().__init__()
         open_journal(journal)  # raises for what cannot be one
         self.journal = journal
         self.onecycle = onecycle
+        self.finish = None if finish is None else Finish(finish)
         self.scheduler: Scheduler | None = None
         """The scheduler, once ``fit`` has begun."""
         self.summary: str | None = None
         """What the search has found, once ``fit`` has ended; None if the scheduler is the user's own."""
         self._is_ours = False
         """Whether AutoLR has made the scheduler."""
+        self._min_steps: int | None = None
+        """The trainer's own ``min_steps``. Until the rate has fallen it is set so high that Lightning does not stop."""
         self._consensus: ExitStack | None = None
         """While the module holds the mean of the replicas: what restores each one's own weights."""
         self._restored: Mapping[str, Any] = {}
-        """The search in a checkpoint, until Lightning has loaded the rest of it."""
+        """The scheduler's state and the search in a checkpoint, until Lightning has loaded the rest of it."""
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -131,7 +137,7 @@ class AutoLR(_Callback):
                 "the checkpoint has no scheduler, but AutoLR adds one: it was saved without AutoLR, or with weights "
                 "only; load its weights into the module before fit(), or leave AutoLR out"
             )
-        self._restored = checkpoint.get(checkpoints.SEARCH, {})
+        self._restored = {name: checkpoint.get(name, {}) for name in ("lr_schedulers", checkpoints.SEARCH)}
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Make a scheduler, or find the user's: the optimizers exist, and nothing is restored yet."""
@@ -151,23 +157,31 @@ class AutoLR(_Callback):
         else:
             self._check_nothing_given("journal", *self.onecycle)
             scheduler = _hdet_scheduler(configs)
-        self.scheduler = scheduler
+        if self.finish is not None:
+            self.finish.check(scheduler)
+        self.scheduler, self._min_steps = scheduler, trainer.fit_loop.epoch_loop.min_steps
+        if self._restored and self._is_ours:
+            source = "max_steps and max_epochs of the trainer"
+            cure = "Trainer(max_steps={steps}), or the max_epochs that make as many"
+            with loading_auto_lr(self.onecycle, self.finish, source, cure):
+                scheduler.check_state_dict(self._restored["lr_schedulers"][0])
         self._save_consensus(trainer, scheduler)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Resume a search that was restored."""
-        restored, self._restored = self._restored, {}
+        """Resume a search that was restored. Refuse a trainer that makes more steps than its schedule has."""
+        restored, self._restored = self._restored.get(checkpoints.SEARCH, {}), {}
         if isinstance(self.scheduler, (OneCycleLR, ScheduledSearch)) and trainer.ckpt_path:
             if checkpoints.holds_parts(self.scheduler.optimizer):
                 checkpoints.read_search(trainer.ckpt_path, self.scheduler)
             else:
                 self.scheduler.load_search_state_dict(restored)
+        if self.finish is None and self._is_ours and self.onecycle.get("total_steps") is None:
+            check_length(self.scheduler, _total_steps(trainer) or math.inf, "max_epochs and max_steps")
 
     def _new_scheduler(self, trainer: Any, pl_module: Any, **schedule: Any) -> Scheduler:
         arguments = {"total_steps": None, **self.onecycle, **schedule}
-        may_be_endless = "schedule" not in arguments and trainer.max_epochs == trainer.max_steps == -1
-        if arguments["total_steps"] is None and not may_be_endless:
-            arguments["total_steps"] = _total_steps(trainer)
+        if arguments["total_steps"] is None and ("schedule" in arguments or self.finish is None):
+            arguments["total_steps"] = _total_steps(trainer, may_be_endless="schedule" not in arguments)
         journals = [self.journal, *trainer.loggers, EventSink(partial(_say_event, trainer))]
         known = {"model": pl_module, **arguments, "journal": journals}
         optimizer = _only_optimizer(trainer)
@@ -184,7 +198,26 @@ class AutoLR(_Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Log the rate of the next step."""
         assert self.scheduler is not None
+        self._let_the_rate_fall(trainer)
         pl_module.log("hdet/lr", _rate(self.scheduler), prog_bar=True, on_step=True, on_epoch=False)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Stop if the rate has fallen because of ``finish``."""
+        self._let_the_rate_fall(trainer)
+
+    def _let_the_rate_fall(self, trainer: Any) -> None:
+        """Called twice a step, since the module, or a callback after this one, may have requested a stop meanwhile."""
+        if self.finish is None:
+            return
+        assert isinstance(self.scheduler, OneCycleLR)
+        loop = trainer.fit_loop.epoch_loop
+        loop.min_steps = self._min_steps
+        requested = trainer.should_stop and trainer.fit_loop._can_stop_early
+        left = (_total_steps(trainer) or math.inf) - trainer.global_step
+        stops = self.finish.stops(self.scheduler, requested=requested, left=left)
+        loop.min_steps = self._min_steps if stops else sys.maxsize
+        if stops or requested:
+            trainer.should_stop = stops
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Give the scheduler the loss. Later hooks come after the scheduler's step."""
@@ -240,6 +273,8 @@ class AutoLR(_Callback):
         self._leave_consensus()
         self._restored = {}
         vars(trainer).pop("save_checkpoint", None)
+        if trainer.fit_loop.epoch_loop.min_steps == sys.maxsize:
+            trainer.fit_loop.epoch_loop.min_steps = self._min_steps
 
     def _leave_consensus(self) -> None:
         entered, self._consensus = self._consensus, None
@@ -392,9 +427,11 @@ def _hdet_scheduler(configs: list[Any]) -> Scheduler:
     return found
 
 
-def _total_steps(trainer: Any) -> int:
-    """Optimizer steps that the trainer will make."""
+def _total_steps(trainer: Any, *, may_be_endless: bool = True) -> int | None:
+    """Optimizer steps that the trainer will make; None if its length is unknown."""
     steps = trainer.estimated_stepping_batches
+    if may_be_endless and trainer.max_epochs == trainer.max_steps == -1:
+        return None
     if not (math.isfinite(steps) and steps >= 1):
         raise ArgumentError(
             f"the schedule needs the run's length, but the trainer's estimated_stepping_batches is {steps}; give "

@@ -21,6 +21,7 @@ from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.integrations.checkpoints import read_guard, read_search, write_guard, write_search
 from hdet.integrations.deepspeed import optimizer_of
+from hdet.integrations.lengths import Finish, check_length, loading_auto_lr
 from hdet.journal.sinks import EventSink
 from hdet.parameters import unwrapped
 from hdet.rollback.guard import Guard as PlainGuard
@@ -111,6 +112,7 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
 class _Scheduling(_Attached):
     """Gives the Trainer's scheduler the loss, and evaluates and saves the mean of the replicas."""
 
+    finish: Finish | None = None
     _in_consensus = False
     """Whether the weights are the mean of the replicas at the moment."""
 
@@ -122,14 +124,12 @@ class _Scheduling(_Attached):
         return trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse a schedule that is too short for the run."""
+        """Refuse a schedule that is too short for the run, or that cannot be finished."""
         super().on_train_begin(args, state, control, **kwargs)
-        length = getattr(self._scheduler, "total_steps", math.inf)
-        if state.max_steps > length:
-            raise ArgumentError(
-                f"the Trainer is to make {state.max_steps} steps, but the schedule ends at step {length}; build the "
-                f"scheduler with total_steps={state.max_steps}, or give as many max_steps as it has"
-            )
+        if self.finish is None:
+            check_length(self._scheduler, state.max_steps, "max_steps and num_train_epochs")
+        else:
+            self.finish.check(self._scheduler)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave one model behind, even if training has stopped inside a round. Collective."""
@@ -202,15 +202,21 @@ class AutoLR(_Scheduling):
 
     The rate is found on ``schedule=``, or on a scheduler of torch or transformers in ``optimizers=``. If
     ``optimizers=`` has a search, an ``hdet.OneCycleLR`` or a result of ``hdet.auto``, AutoLR gives that one the loss;
-    then AutoLR takes no arguments.
+    then AutoLR takes no arguments but ``finish``.
+
+    With ``finish`` the rate is constant once it is found, and falls before training stops: when
+    ``EarlyStoppingCallback``, or any code that sets ``control.should_training_stop``, requests a stop, or before
+    ``max_steps``.
 
     Args:
+        finish: number of steps over which the rate falls at the end. None: the schedule falls by itself.
         options: further arguments of ``hdet.auto``: ``journal``, ``rollback``, ``schedule``, a function from an
             optimizer to its scheduler; without ``schedule`` also those of ``hdet.OneCycleLR``. Momentum is not cycled.
             The default of ``total_steps`` is the number of steps that the Trainer makes.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, finish: int | None = None, **options: Any) -> None:
+        self.finish = None if finish is None else Finish(finish)
         self.options = options
         self._events: list[str] = []
         """What has happened since the Trainer last logged."""
@@ -222,6 +228,12 @@ class AutoLR(_Scheduling):
             self.options["schedule"], trainer.lr_scheduler = trainer.lr_scheduler, None
         if trainer.lr_scheduler is None:
             trainer.create_scheduler = self._create_scheduler
+            source = "max_steps and num_train_epochs of the TrainingArguments"
+            cure = "max_steps={steps}, or the num_train_epochs that make as many"
+            loading = loading_auto_lr(self.options, self.finish, source, cure)
+            trainer._load_optimizer_and_scheduler = loading(trainer._load_optimizer_and_scheduler)
+        if self.finish is not None:
+            trainer._maybe_log_save_evaluate = self._finished(trainer._maybe_log_save_evaluate, self.finish)
         trainer.log = self._logged(trainer.log)
         return trainer
 
@@ -235,6 +247,12 @@ class AutoLR(_Scheduling):
         rule, cure = "empty, because this Trainer has a scheduler of hdet already", "give them to that scheduler"
         must_be(rule, not (is_ours and options), cure, options=options)
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Evaluate and save the final weights, if the rate has fallen because of ``finish``."""
+        if self.finish is not None and self._scheduler.last_epoch >= self._scheduler.total_steps:
+            control.should_evaluate |= args.eval_strategy == "steps"
+            control.should_save |= args.save_strategy == "steps"
+
     def _create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> OneCycleLR | ScheduledSearch:
         """In place of the Trainer's: it is called when model and optimizer exist, before a checkpoint is loaded."""
         trainer = self._trainer
@@ -243,9 +261,21 @@ class AutoLR(_Scheduling):
             optimizer = optimizer_of(trainer.accelerator.deepspeed_engine_wrapped.engine)
         optimizer = optimizer if optimizer is not None else trainer.optimizer
         journals = [self.options.get("journal"), EventSink(self._keep_event)]
-        known = {"total_steps": num_training_steps, "model": trainer.model, **self.options, "journal": journals}
+        steps = num_training_steps if self.finish is None or "schedule" in self.options else None
+        known = {"total_steps": steps, "model": trainer.model, **self.options, "journal": journals}
         trainer.lr_scheduler = made = auto(optimizer, **known)
         return made
+
+    def _finished(self, method: Callable[..., None], finish: Finish) -> Callable[..., None]:
+        """The Trainer calls the method after all callbacks of a step or an epoch, any of which may request a stop."""
+
+        def finished(*args: Any, **kwargs: Any) -> None:
+            method(*args, **kwargs)
+            state, control = self._trainer.state, self._trainer.control
+            requested, left = control.should_training_stop, state.max_steps - state.global_step
+            control.should_training_stop = finish.stops(self._scheduler, requested=requested, left=left)
+
+        return finished
 
     def _keep_event(self, record: Mapping[str, Any], event: str) -> None:
         self._events.append(event)
