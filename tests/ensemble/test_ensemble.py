@@ -122,10 +122,48 @@ def test_resume_goes_on_as_if_never_stopped(name: str, optimizer_first: bool) ->
     assert rows == plain_history(name, 20)[9:]
 
 
-def test_plateau_is_refused() -> None:
+def test_plateau_steps_on_a_metric_that_all_replicas_share() -> None:
+    for message, after in run_ranks(_plateau, 2):
+        assert "rank 0: metrics = 1\n" in message
+        assert "rank 1: metrics = 2\n" in message
+        assert after == pytest.approx(0.05)
+
+
+def _plateau(rank: int) -> tuple[str, float]:
     optimizer = make_optimizer("sgd", groups_of(two_layer()))
-    with pytest.raises(hdet.ArgumentError, match=r"ReduceLROnPlateau .*for instance CosineAnnealingLR"):
-        hdet.Ensemble(optimizer, lr_scheduler.ReduceLROnPlateau(optimizer))  # type: ignore[arg-type]
+    schedule = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    ensemble = hdet.Ensemble(optimizer, schedule, sync_every=4, controller=False)
+    for metric in (1.0, None, 1.0, None):
+        ensemble.step(0.5, metrics=metric)
+    after = ensemble.base_values["lr[0]"]
+    return str(error_of(lambda: ensemble.step(0.5, metrics=1.0 + rank))), after
+
+
+def test_a_run_on_a_plateau_resumes_as_if_never_stopped() -> None:
+    def made(rate: float) -> tuple[lr_scheduler.ReduceLROnPlateau, hdet.Ensemble]:
+        optimizer = make_optimizer("sgd", groups_of(two_layer()))
+        schedule = lr_scheduler.ReduceLROnPlateau(optimizer, factor=rate, patience=1)
+        return schedule, hdet.Ensemble(optimizer, schedule, sync_every=4)
+
+    metrics = [1.0, 1.0, None, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5]
+    (_, plain), (_, first), (schedule, second) = made(0.5), made(0.5), made(0.9)
+    for metric in metrics:
+        plain.step(0.5, metrics=metric)
+    for metric in metrics[:3]:
+        first.step(0.5, metrics=metric)
+    second.load_state_dict(first.state_dict())
+    for metric in metrics[3:]:
+        second.step(0.5, metrics=metric)
+    assert schedule.num_bad_epochs == 0
+    assert second.base_values == plain.base_values
+    assert plain.base_values["lr[0]"] == pytest.approx(0.1 * 0.5**3)
+
+
+def test_metrics_are_for_a_plateau() -> None:
+    optimizer = make_optimizer("sgd", groups_of(two_layer()))
+    ensemble = hdet.Ensemble(optimizer, lr_scheduler.StepLR(optimizer, 3))
+    with pytest.raises(hdet.ArgumentError, match=r"ReduceLROnPlateau, but got metrics=1.0; it is a StepLR"):
+        ensemble.step(0.5, metrics=1.0)
 
 
 def test_hugging_face_style_lambda_and_a_schedule_without_state() -> None:
@@ -380,6 +418,19 @@ def _different_values(rank: int, what: str) -> str:
     knobs = [hdet.knobs.lr(optimizer), hdet.knobs.optimizer(optimizer, "weight_decay", spread=0.3)]
     ensemble = hdet.Ensemble(optimizer, knobs=knobs, sync_every=5)
     return repr(error_of(lambda: ensemble.step(1.0)))
+
+
+def test_metrics_on_one_rank_alone_are_an_error_and_no_crash() -> None:
+    for message in run_ranks(_metrics_alone, 2):
+        assert "rank 0: call = step(metrics=...)" in message
+        assert "rank 1: call = step(), at the end of a round" in message
+
+
+def _metrics_alone(rank: int) -> str:
+    optimizer = make_optimizer("sgd", groups_of(two_layer()))
+    ensemble = hdet.Ensemble(optimizer, lr_scheduler.ReduceLROnPlateau(optimizer), sync_every=2)
+    ensemble.step(1.0)
+    return str(error_of(lambda: ensemble.step(1.0, metrics=0.5 if rank == 0 else None)))
 
 
 def test_a_probe_called_by_hand_disturbs_no_round() -> None:

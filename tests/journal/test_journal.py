@@ -52,11 +52,11 @@ def test_last_line_of_a_round_wins_and_a_resume_is_kept(tmp_path: Path) -> None:
 
 def test_readable_when_the_last_line_is_cut_off_and_when_the_run_goes_on_after_it(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    path.write_bytes(encoded(HEADER) + encoded(a_round(0)) + b'{"kind":"round","rou')
+    path.write_bytes(b"".join(encoded({"run": "a", **record}) for record in (HEADER, a_round(0))) + b'{"run":"a","ki')
     assert [r["round"] for r in read_journal(path).rounds] == [0]
     journal = Journal(path)
-    journal.write({"kind": "resume", "step": 3})
-    journal.write(a_round(1))
+    journal.write({"run": "a", "kind": "resume", "step": 3})
+    journal.write(a_round(1, run="a"))
     assert [r["round"] for r in read_journal(path).rounds] == [0, 1]
     journal.close()
 
@@ -155,8 +155,7 @@ def test_a_journal_that_was_cut_anywhere_is_still_a_journal(tmp_path: Path) -> N
 
 def test_an_empty_file_and_one_with_a_long_header_are_journals(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    wide = {**HEADER, "arguments": {"max_lr": [0.1] * 100_000}}
-    for text in ("", "\n", *(encoded(header).decode() for header in (HEADER, wide))):
+    for text in ("", "\n", *(encoded({"run": "a", **HEADER, "max_lr": [0.1] * size}).decode() for size in (1, 10**5))):
         path.write_text(text)
         run_with(path)
         assert [record["round"] for record in read_journal(path).rounds] == [0, 1]
@@ -216,6 +215,31 @@ def test_a_run_that_is_resumed_before_what_its_journal_has_reads_as_it_went(tmp_
         scheduler.step(2.0)
     assert steps_in(path) == [2, 4, 6]
     assert [r["replicas"][0]["loss"] for r in read_journal(path).rounds] == [1.0, 1.0, 2.0]
+    assert len({json.loads(line)["run"] for line in path.read_text().splitlines()}) == 1
+
+
+def test_lines_of_another_run_that_got_in_between_are_left_out(tmp_path: Path) -> None:
+    """As may happen on a file system without locks."""
+    journal = Journal(tmp_path / "run.jsonl")
+    for run, record in (
+        ("a", HEADER),
+        ("a", a_round(0, step=2)),
+        ("b", HEADER),
+        ("a", a_round(1, step=4)),
+        ("b", a_round(0, step=3)),
+    ):
+        journal.write({**record, "run": run})
+    assert steps_in(journal.path) == [3]
+    journal.close()
+
+
+def test_two_runs_in_one_file_have_different_ids(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    for _ in range(2):
+        run_with(path)
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({record["run"] for record in records}) == 2
+    assert len({record["run"] for record in records[: len(records) // 2]}) == 1
 
 
 class Full:
@@ -385,6 +409,7 @@ def test_a_resumed_run_goes_on_in_the_file_and_the_tracker_learns_the_names(tmp_
         journal_writer.close()
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["kind"] for record in records] == ["header", "round", "resume", "round"]
+    assert len({record["run"] for record in records}) == 1
     assert writer.seen == [("hdet/base/lr[a]", 1.0, 2), ("hdet/base/lr[a]", 1.0, 4)]
 
 

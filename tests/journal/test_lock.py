@@ -154,6 +154,7 @@ def test_a_run_that_is_resumed_in_the_process_of_the_interrupted_one_goes_on_in_
     train(second, 2, loss=2.0)
     assert losses_in(path) == [1.0, 1.0, 2.0]
     assert [json.loads(line)["kind"] for line in path.read_text().splitlines()].count("header") == 1
+    assert len({json.loads(line)["run"] for line in path.read_text().splitlines()}) == 1
 
 
 def test_nothing_is_taken_over_from_a_run_that_has_ended_or_is_gone(

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import FileIO
@@ -27,8 +28,9 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _log = logging.getLogger("hdet")
 _PATIENCE = 10.0
 """Seconds to wait until a run of another process has left the file, since one that is being stopped may take some."""
-_BEGIN = b'{"kind":"header"'
-"""How the first line begins."""
+_BEGIN = b'{"run":"'
+"""How every line begins."""
+_RUN = re.compile(rb'\{"run":"(\w+)"')
 
 
 class Journal:
@@ -62,9 +64,14 @@ class Journal:
         return {"path": self.path, "_file": None}
 
     @property
-    def begun(self) -> bool:
-        """Whether the file has content already, so that a resumed run continues it."""
-        return self.path.exists() and self.path.stat().st_size > 0
+    def run(self) -> str | None:
+        """The id of the run that wrote the last line, which a resumed run continues; None: there is no line."""
+        last = None
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                for line in file:
+                    last = _RUN.match(line) or last
+        return last[1].decode() if last is not None else None
 
     def lock(self, *, is_new_run: bool = True) -> None:
         """Open the file for this run alone. A line that was cut off is ended, so that the next one stands alone.
@@ -127,7 +134,7 @@ _writers: WeakValueDictionary[tuple[int, int], Journal] = WeakValueDictionary()
 
 
 def _is_journal(path: Path) -> bool:
-    """Whether a file begins with a header, even one that was cut off, or is empty. True if it cannot be read."""
+    """Whether a file begins as a journal does, even if it was cut off, or is empty. True if it cannot be read."""
     try:
         with path.open("rb") as file:
             return _BEGIN.startswith(file.read(len(_BEGIN)).strip().split(b"\n")[0])

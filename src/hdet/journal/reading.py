@@ -30,7 +30,7 @@ class JournalData:
 def read_journal(path: str | os.PathLike[str]) -> JournalData:
     """The last run in a journal file. A last line that was cut off is left out.
 
-    A resume undoes the rounds that end after its step.
+    A resume undoes the rounds that end after its step. Lines of other runs between those of this one are left out.
 
     Raises:
         JournalError: the file was not written by hdet, or is damaged; names the line.
@@ -45,7 +45,7 @@ def read_journal(path: str | os.PathLike[str]) -> JournalData:
         kind = record["kind"]
         if kind == "header":
             header, resumes, rounds = record, [], {}
-        elif header is None:
+        elif header is None or record.get("run") != header.get("run"):
             continue
         elif kind == "resume":
             resumes.append(record)

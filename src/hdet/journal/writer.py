@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -144,8 +145,7 @@ class JournalWriter:
         header = {"kind": "header", "schema": SCHEMA, "hdet": __version__, "time": now, **setup}
         resume = [] if self._resumed is None else [{**self._resumed, "time": now, "replicas": replicas}]
         for output in self._outputs:
-            continues = self.is_resumed and getattr(output.sink, "begun", False)
-            output.write([*([] if continues else [header]), *resume], record)
+            output.write(header, resume, record)
 
     def close(self) -> None:
         """The run has ended: close the files, so that others may write to them."""
@@ -191,22 +191,29 @@ def connect_ranks(
 
 
 class _Output:
-    """One sink, whether it has a header, and how many rounds it has missed."""
+    """One sink, the id of the run there, whether it has a header, and how many rounds it has missed."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self.opened = False
         """Whether this run's header, or the record of its resume, was written."""
+        self._run = uuid.uuid4().hex[:12]
         self._lost = 0
 
-    def write(self, opening: list[dict[str, Any]], record: Mapping[str, Any]) -> None:
-        """Write a record, and ``opening`` before the first. A record that cannot be written is lost, and counted."""
+    def write(self, header: dict[str, Any], resume: list[dict[str, Any]], record: Mapping[str, Any]) -> None:
+        """Write a record, and the header before the first. A record that cannot be written is lost, and counted.
+
+        ``resume``: the record that says that the run was resumed, if it was. It continues the run in the file, if there
+        is one.
+        """
         try:
             if not self.opened:
-                for first in opening:
-                    self.sink.write(first)
+                continued = self.sink.run if resume and isinstance(self.sink, Journal) else None
+                self._run = continued or self._run
+                for first in resume if continued else [header, *resume]:
+                    self.sink.write({"run": self._run, **first})
                 self.opened = True
-            self.sink.write({**record, "lost": self._lost} if self._lost else record)
+            self.sink.write({"run": self._run, **record, **({"lost": self._lost} if self._lost else {})})
         except Exception as error:  # a full disk, a sink of the user's own: never a reason to stop on one rank alone
             self._lost += 1
             if self._lost & (self._lost - 1) == 0:  # 1, 2, 4, 8, ...: a week-long run has many rounds

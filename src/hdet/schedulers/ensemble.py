@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.checks import is_int, is_one_of, must_be, must_count, shown
 from hdet.ensemble import knobs as knob_factories
@@ -53,7 +54,8 @@ class Ensemble(OnSchedule):
     Args:
         optimizer: the optimizer that trains.
         schedule: any torch scheduler of that optimizer; the base of a learning rate is its value times a learned
-            factor. None holds the optimizer's values.
+            factor. ReduceLROnPlateau is stepped by ``step(loss, metrics=...)``, with metrics that are equal on all
+            replicas. None holds the optimizer's values.
         knobs: what is explored: results of ``hdet.knobs.*``, in one list. None: the learning rate of every group.
         sync_every: T, steps per round; None: 200.
         total_steps: the run's length, if it is known: then weights are averaged at its end.
@@ -147,9 +149,20 @@ class Ensemble(OnSchedule):
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
-    def step(self, loss: float | Tensor | None = None) -> None:
-        """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule."""
+    def step(self, loss: float | Tensor | None = None, *, metrics: float | Tensor | None = None) -> None:
+        """Observe a loss if one is given, end the round if one ends here, and go to the next step of the schedule.
+
+        Args:
+            loss: this replica's training loss.
+            metrics: for ReduceLROnPlateau, which is stepped only if they are given. They must be equal on all replicas:
+                an error lists those of every rank otherwise.
+        """
         self._take_in_new_groups()
+        if metrics is not None:
+            fits, cure = isinstance(self.schedule, ReduceLROnPlateau), f"it is a {type(self.schedule).__name__}"
+            must_be("left out unless the schedule is a ReduceLROnPlateau", fits, cure, metrics=metrics)
+            self._run.compare(self.optimizer, float(metrics), self.last_epoch)
+            self._ahead(float(metrics))
         self._run.step(self.optimizer, self.last_epoch, self.last_epoch + 1, loss, self._schedule)
         self._step_schedule()
         self.last_epoch += 1  # of a replica of torchft that fell behind, the run has moved it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch.optim import Optimizer
@@ -18,13 +18,14 @@ from hdet.schedulers.run import Run, WithRun
 class Schedule(Protocol):
     """Anything that writes learning rates into the optimizer: every torch scheduler, HF's, timm's by its adapter."""
 
-    def step(self) -> None: ...
+    @property
+    def step(self) -> Callable[..., None]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
 
 
 def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
-    """Raise unless something is a schedule of this optimizer, whose rates are known in advance."""
+    """Raise unless something is a schedule of this optimizer."""
     has_step = callable(getattr(schedule, "step", None))
     must_be("an object with step(), as torch's schedulers", has_step, "give the scheduler", schedule=schedule)
     if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
@@ -32,11 +33,6 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
     if isinstance(schedule, WithRun):
         raise ArgumentError(
             "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"
-        )
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise ArgumentError(
-            "ReduceLROnPlateau depends on a metric, not on the step, so that nothing can know where it falls; give a "
-            "schedule whose rates are known in advance, for instance CosineAnnealingLR"
         )
 
 
@@ -88,20 +84,23 @@ class OnSchedule(WithRun):
         """Go to the plain rates of the next step."""
         self._plain, self._coming = self._stepped() if self._coming is None else self._coming, None
 
-    def _ahead(self) -> list[Rate]:
+    def _ahead(self, *metrics: float) -> list[Rate]:
         """The plain rates of the next step. The optimizer keeps its rates until then."""
         if self._coming is None:
             held = self._held()
-            self._coming = self._stepped()
+            self._coming = self._stepped(*metrics)
             self._put(held)
         return self._coming
 
-    def _stepped(self) -> list[Rate]:
-        """The rates after one step of the schedule, which is made once: most cannot be asked for a later step."""
-        if self.schedule is None:
+    def _stepped(self, *metrics: float) -> list[Rate]:
+        """The rates after one step of the schedule, which is made once: most cannot be asked for a later step.
+
+        ReduceLROnPlateau makes one only if there are metrics.
+        """
+        if self.schedule is None or (isinstance(self.schedule, ReduceLROnPlateau) and not metrics):
             return self._plain
         self._put(self._plain)
-        self.schedule.step()
+        self.schedule.step(*metrics)
         return self._held()
 
     def _held(self) -> list[Rate]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hdet.checks import must_be, must_count
 from hdet.errors import ArgumentError
@@ -39,6 +40,11 @@ def schedules_of(parts: Sequence[Optimizer], schedule: Any) -> list[Any]:
     made = [schedule] if is_made else [schedule(part) for part in parts]
     for part, own in zip(parts, made, strict=True):
         check_schedule_of(part, own)
+        if isinstance(own, ReduceLROnPlateau):
+            raise ArgumentError(
+                "ReduceLROnPlateau depends on a metric, not on the step, so that nothing can know where it falls; give "
+                "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
+            )
     return made
 
 
