@@ -46,7 +46,8 @@ class Constants(NamedTuple):
     assumed_length: float = 30.0
     """A run of unknown length is taken for one of this many times the steps so far (LOG, runs without an end)."""
     estimate_fraction: float = 2.5
-    """The target is raised to q times this, times the estimated rate, and no further (LOG, nothing to hand over)."""
+    """The target is raised to q times this, times the estimated rate, and further only while the path is straight (LOG,
+    nothing to hand over)."""
     straight_tolerance: float = 2.0
     """While the straightness of the path (1: no gradient has turned) is above 1 less q times this, the target is raised
     whatever the estimated rate is: few steps cannot give a high one (LOG, the first fifty steps)."""

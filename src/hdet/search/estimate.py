@@ -125,7 +125,7 @@ class Measured(NamedTuple):
     """The length of the displacement over the typical norm of the weights (:func:`typical_norm`); infinite if weights
     are NaN or infinite."""
     estimated_rate: float = 0.0
-    """0 if there were no gradients, or if they have turned against the path."""
+    """0 if there were no gradients, if they have turned against the path, or if one was NaN or infinite."""
     straightness: float = 0.0
     """1: no gradient has turned yet."""
     gradients: tuple[float, ...] = ()

@@ -176,7 +176,7 @@ def record_of(
         "step": evidence.span[1],
         "replicas": [{**model, "multipliers": [1.0] * knobs, "divergence": 0.0}],
         "excluded": [],
-        **dict.fromkeys(("weights", "delta", "velocity", "error")),  # of a controller
+        **dict.fromkeys(("weights", "delta", "velocity", "error")),  # there is no controller
         "learned": [decision.state.peak_factor] * knobs,
         "base_before": base,
         "base": new_base,

@@ -11,9 +11,9 @@ From then on each round raises the target towards 2.5 q times the estimated rate
 :math:`q = S^{-1/3}` for a run of S steps: past gradients still point along the path taken, so that longer steps would
 have helped. While the path is straight, which means that hardly any gradient has turned, the target is raised whatever
 the estimate is (:meth:`Rule._steered`). What one round may add is limited (:meth:`Rule._largest_raise`). Once the
-target has reached 2.5 q times the estimate, a *ceiling* is set at max(1, 15 q) times the rate. While the schedule
-rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is
-raised.
+path is not straight, and the target has reached 2.5 q times the estimate, a *ceiling* is set at max(1, 15 q) times the
+rate. While the schedule rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the
+schedule falls, nothing is raised.
 
 **When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
 is back where it began (``Evidence.undone``), or if weights are NaN or infinite, training has diverged. It is rolled
@@ -85,7 +85,7 @@ class State(NamedTuple):
     excused: bool = False
     """Whether training was rolled back at the same rate, because of a bad batch. The next time the rate is lowered.
     Such a rollback, and a round with losses while the schedule falls, set this back, so that one more batch is excused.
-    Until then a rate that has a ceiling is not raised, since a path that has just begun is always straight."""
+    While it is true, a rate that has a ceiling is not raised, since a path that has just begun is always straight."""
 
     @property
     def peak_factor(self) -> float:
@@ -358,7 +358,7 @@ class Rule:
     def _steered(self, state: State, evidence: Evidence) -> State:
         """Raise the target towards 2.5 q times the estimated rate, or, on a straight path, as far as a round may.
 
-        If the target is not below that, set a ceiling to the rate, unless there is one.
+        If neither raises it, set a ceiling to the rate, unless there is one.
         """
         is_settled = state.excused and math.isfinite(state.ceiling)  # a path that has just begun is always straight
         if is_settled or not evidence.measured.has_estimate:
