@@ -4,8 +4,9 @@ A guard does three things. Around each step of the optimizer it notes the gradie
 decided, and makes the first snapshot (:meth:`Guard._before_step`, :meth:`Guard._screen`). :meth:`Guard.step` notes the
 loss. Every fourth step is a *look* (:meth:`Guard._look`): the ranks show each other these numbers, the policy decides
 (:mod:`hdet.rollback.policy`: when to roll back, to which snapshot, at which rate), and the decision is carried out on
-:class:`hdet.rollback.snapshots.Snapshots`. On a GPU numbers are read :data:`DELAY` steps late, so that it always has
-work to do (:mod:`hdet.rollback.losses`).
+:class:`hdet.rollback.snapshots.Snapshots`. While a rollback is on trial (it is undone if the losses are as bad after
+it), every second step is a look. One process looks as soon as it sees a bad step. On a GPU numbers are read
+:data:`DELAY` steps late, so that it always has work to do (:mod:`hdet.rollback.losses`).
 """
 
 from __future__ import annotations
@@ -101,23 +102,26 @@ class Guard:
     stay there for some steps, or if the losses of a whole round have lost too much of what was gained. Weights, buffers
     and optimizer state are then rolled back to an earlier snapshot. The data are not rewound, so the batches of a spike
     are not used again. If the losses are as bad after the rollback, the data were harder, and the rollback is undone.
-    In one process on a CPU a bad gradient is kept from the optimizer, so that nothing needs to be rolled back.
+    In one process on a CPU a bad gradient is kept from the optimizer, so that nothing needs to be rolled back; on a GPU
+    this is done between a rollback and the next snapshot.
 
     The first rollback leaves the rate as it is. One that follows soon multiplies it by ``factor``, which applies only
     during ``optimizer.step()``: neither a schedule nor its log sees it. Each rollback is a
     :class:`hdet.RollbackWarning`; one more than ``max_rollbacks`` raises :class:`hdet.DivergedError`.
 
     Memory: two snapshots of weights, buffers and optimizer state on the device, eight steps apart, and one in pinned
-    host memory. If the device has no room for them, two are kept in host memory, ``check_every`` steps apart. Host and
-    device are synchronised once in four steps. Every rank has a guard, and all make the same decision.
+    host memory. If the device has no room for them, two are kept in host memory, ``check_every`` steps apart. On a GPU
+    :meth:`step` waits for numbers that are two steps old: in one process at every step, in several at every look; from
+    a rollback to the next snapshot one process waits for those of the step itself. Every rank has a guard, and all make
+    the same decision.
 
     Args:
         optimizer: its steps are guarded. Steps inside a CUDA graph are refused.
         model: its buffers are rolled back with the weights, and FSDP2 gathers its weights again.
         check_every: steps of a round, at least 8. A hundredth of the run is a good choice.
         factor: what the rate is multiplied by at a rollback that soon follows another one.
-        recover: rounds in which the rate grows back. If training diverges again within twice that time, it stays low.
-            None: it always stays low.
+        recover: rounds in which the rate grows back. If training recovers, but diverges again within twice that time at
+            a rate that was lowered before, it stays low. None: it always stays low.
         max_rollbacks: the most rollbacks of the run.
     """
 
@@ -136,6 +140,7 @@ class Guard:
         check_model(model, needed=True)
         self._policy = _checked(check_every=check_every, factor=factor, recover=recover, max_rollbacks=max_rollbacks)
         refuse_without_hooks(optimizer)
+        # partitions: DeepSpeed's tensors in place of the model's parameters
         refuse_partitions(optimizer, "what is written into them does not reach the model. Use ZeRO stage 0")
         self._optimizer, self._model = optimizer, model
         self._replica_tensors = ReplicaTensors(model)
@@ -227,7 +232,8 @@ class Guard:
     def step(self, loss: float | Tensor | None = None) -> None:
         """Count a step: call it once after every ``optimizer.step()``, on all ranks.
 
-        Every fourth call is a collective. On a GPU it reads the numbers of some steps ago, so as not to wait.
+        Every fourth call is a collective, every second one right after a rollback. On a GPU it reads the numbers of two
+        steps ago, so as not to wait long.
 
         Args:
             loss: of that step. None on ranks without a loss, such as some ranks of a pipeline.

@@ -1,21 +1,26 @@
 r"""Has training diverged? A judge of training losses, round by round. Pure.
 
+It compares a round with those before it. :mod:`hdet.search.progress` answers another question: has the loss fallen at
+all since the run began?
+
 :func:`judge` takes what is remembered of the losses and those of a round, and gives a verdict. The *level* of a round
-is the lower median of its losses, in up to eight blocks of steps, so that single batches far above the others do not
-count. Training has diverged if the level is above that of the rounds before by more than a part of all that was gained
-so far, *and* by more than single batches differ:
+is the lower median of its losses, in up to eight *blocks* (steps in a row, with the mean of their losses), so that
+single batches far above the others do not count. Training has diverged if the level is above that of the rounds before
+by more than a part of all that was gained so far, *and* by more than single batches differ:
 
 .. math:: \text{level} - \text{level before} > \max(0.3 \cdot \text{gain},\ 12\,\sigma).
 
 The gain is how far the level has fallen in all, and :math:`\sigma` is the noise: the standard deviation of a single
-step's loss, estimated from second differences of the blocks. If the gradients have turned against the path so far,
-which harder data do not do, the round is *doubted*: 3 deviations are enough, once 48 second differences are known.
-While the schedule falls, it takes the whole gain. Four steps in a row without a finite loss have diverged, too. All
-these numbers are in :class:`Limits`: change them there. LOG is ``lab/experiments/LOG.md``, whose entries are named by
-their headings.
+step's loss, estimated from second differences of the blocks: how far each is from the line through its neighbours. If
+the gradients have turned against the path of the weights so far, which harder data do not make them do, the round is
+*doubted*: 3 deviations are enough, once 48 second differences are known. While the schedule falls, it takes the whole
+gain. Four steps in a row without a finite loss have diverged, too. These numbers are in :class:`Limits` and just above
+it: change them there. LOG is ``lab/experiments/LOG.md``, whose entries are named by their headings.
 
-For rounds of a few steps (:data:`LOOKS`) the last changes of the level stand in place of the gain: a leap has diverged
-if it is twice the largest of them and above the noise, even if little of all that was gained is lost.
+For a guard (:data:`LOOKS`, :data:`ROUNDS`) the level must also rise by more than twice the largest of its last 12
+changes. Until 12 are known, and while the level is above its lowest, no level counts as divergence. For looks, which
+have a few steps each, this takes the place of the gain: a leap has diverged even if little of all that was gained is
+lost.
 
 Gain and noise are differences of losses. So neither a constant added to the loss nor its unit makes a difference. Lower
 is better: the caller negates losses that are maximised.
@@ -54,7 +59,8 @@ class Limits(NamedTuple):
     """... and this many if the gradients, too, say that the path so far was wrong, and the noise is well known (LOG, a
     network that dies)."""
     leap: float = 0.0
-    """This many times the largest of the last changes of the level, in either direction. 0: these do not matter."""
+    """This many times the largest of the last changes of the level, in either direction; all :data:`CHANGES` of them
+    must be known. 0: these do not matter."""
     as_bad: float = 0.5
     """After a rollback the data were at fault if the first losses are above by this part of what was lost."""
 
@@ -90,10 +96,10 @@ def table_of(losses: Iterable[tuple[int, float]], length: int) -> list[float]:
     For each block: whether it has a loss, and the mean of those that are finite.
     """
     count = min(max(length, 1), BLOCKS)
-    found: list[list[float]] = [[] for _ in range(BLOCKS)]
+    blocks: list[list[float]] = [[] for _ in range(BLOCKS)]
     for step, loss in losses:
-        found[min(((step + 1) * count - 1) // max(length, 1), count - 1)].append(loss)
-    return [number for own in found for number in (float(bool(own)), mean_of(filter(math.isfinite, own)))]
+        blocks[min(((step + 1) * count - 1) // max(length, 1), count - 1)].append(loss)
+    return [number for own in blocks for number in (float(bool(own)), mean_of(filter(math.isfinite, own)))]
 
 
 def merged(tables: Sequence[Sequence[float]], length: int) -> tuple[Block, ...]:
@@ -102,13 +108,13 @@ def merged(tables: Sequence[Sequence[float]], length: int) -> tuple[Block, ...]:
     >>> merged([table_of([(0, 4.0), (1, 2.0), (2, math.nan)], 3), table_of([(0, 2.0), (2, math.inf)], 3)], length=3)
     (Block(mean=3.0, steps=1), Block(mean=2.0, steps=1), Block(mean=nan, steps=1))
     """
-    count, found = min(max(length, 1), BLOCKS), []
+    count, blocks = min(max(length, 1), BLOCKS), []
     for k in range(count):
         given, means = ([table[2 * k + i] for table in tables] for i in (0, 1))
         if any(given):
             steps = (k + 1) * length // count - k * length // count
-            found.append(Block(mean_of(filter(math.isfinite, means)), steps))
-    return tuple(found)
+            blocks.append(Block(mean_of(filter(math.isfinite, means)), steps))
+    return tuple(blocks)
 
 
 def mean_of(values: Iterable[float]) -> float:
@@ -193,7 +199,7 @@ def judge(
         history: what is remembered.
         blocks: the round's losses; none if no loss was given.
         falling: whether the schedule falls.
-        doubted: whether the gradients have turned against the path so far.
+        doubted: whether the gradients have turned against the path so far; a guard does not know.
         limits: what a round may lose.
 
     >>> history = LossHistory()
@@ -220,7 +226,7 @@ def judge(
     if len(recent) >= FEWEST and _has_diverged(history, highest, falling, doubted, limits):
         return history.suspecting(highest), Verdict.DIVERGED
     lowest = min(level, level if math.isnan(history.lowest) else history.lowest)
-    found = LossHistory(
+    after = LossHistory(
         lowest=lowest,
         gain=history.gain + (0.0 if math.isnan(history.lowest) else history.lowest - lowest),
         before=(*history.before[-1:], level),
@@ -231,7 +237,7 @@ def judge(
         changes=(*history.changes, *(abs(level - last) for last in history.before[-1:]))[-CHANGES:],
         tolerated=history.tolerated,
     )
-    return found, Verdict.FINE
+    return after, Verdict.FINE
 
 
 def _is_as_bad_at_once(history: LossHistory, blocks: Sequence[Block], part: float) -> bool:

@@ -41,7 +41,7 @@ class Losses:
         self.ever = True
         self._losses.append(
             (step, value if isinstance(value, (float, int)) else _copied(value))
-        )  # a tensor is slow to tell
+        )  # isinstance(value, Tensor) would take longer
 
     def on_device(self) -> list[Tensor]:
         """The losses that are on a device, so that they can be read together with other numbers."""

@@ -2,7 +2,8 @@ r"""Which snapshots are kept, when training is rolled back, and to which of them
 
 The first part serves the search and ``hdet.Guard`` alike; the rest is what a guard decides. Both keep snapshots of the
 last good weights, both learn from the judge of losses (:mod:`hdet.rollback.judge`) that training has diverged, and both
-undo a rollback that has turned out to be a false alarm, because the data have become harder:
+undo a rollback that has turned out to be a false alarm, because the data have become harder. A *round* is some steps in
+a row that are judged together; a guard also has *looks*, of four steps:
 
 ================= =============================================== =====================================================
 question          search (:class:`hdet.search.rule.Rule`)         guard (:class:`GuardPolicy`)
@@ -10,22 +11,30 @@ question          search (:class:`hdet.search.rule.Rule`)         guard (:class:
 snapshot is due   at a round's end, after 4 steps (`is_due`)      at a look, after 8 steps (`is_due`), if it is fine
 rolled back to    the older of two; if a batch is to blame, the   the last one from before the losses leapt; after NaN
                   last (`rolled_back`)                            or infinite numbers once more, one further back
-no snapshot       the weights stay, the rate is lowered           the weights stay, if they are finite
+no snapshot       the weights stay, the rate is lowered; an error the weights stay; an error if they are NaN or
+                  if they are NaN or infinite                     infinite
 rate              divided by 3, then raised again by the search   as it was the first time, then times ``factor``
 false alarm       the rate is raised back, the weights stay       rate and weights are as before the rollback
 ================= =============================================== =====================================================
 
-A guard decides every :data:`LOOK` steps, which is called a look. Training has diverged in three cases:
+A guard decides every :data:`LOOK` steps, which is called a look. A rollback is *on trial* while the weights that it has
+replaced are kept, in case it was a false alarm: then every second step is a look. One process looks at once if a step
+is bad, on a GPU two steps later. Training has diverged in three cases:
 
-1. A single loss, gradient or weight is NaN, infinite or far larger than usual (:class:`Usual`). A gradient that was
-   *withheld*, which means that the optimizer was kept from using it, does not count.
+1. A single loss, gradient or weight is NaN, infinite or far larger than usual (:class:`Usual`). A single gradient that
+   was *withheld*, which means that the optimizer was kept from using it, does not count. Two in a row do, unless
+   training was rolled back since the last snapshot, and :data:`PATIENCE` in a row end the run.
 2. Losses leap and stay there for most of a look (:data:`hdet.rollback.judge.LOOKS`).
 3. Losses of a whole round of ``check_every`` steps have lost too much of what was gained
    (:data:`hdet.rollback.judge.ROUNDS`).
 
+In cases 2 and 3 the level of the losses is compared with its last 12 changes from look to look, or from round to round.
+Until as many are known, only four steps in a row without a finite loss have diverged by these cases.
+
 The first rollback leaves the rate as it is. One that follows within twice the time to recover multiplies it by
-:math:`f`; the factor grows back to its ceiling over ``recover`` rounds. If that has happened before, and training has
-been well in between, the rate is at fault: the lowered factor becomes the ceiling, so it does not grow back.
+``factor``; what it is multiplied by grows back to a ceiling, 1 at first, over ``recover`` rounds. If that has happened
+before, and training has been well in between, the rate is at fault: the lowered factor becomes the ceiling, so it does
+not grow back.
 """
 
 from __future__ import annotations
@@ -51,9 +60,10 @@ NORM, LOSS = 10.0, 20.0
 """A gradient is out of all proportion if its norm is 10 times the largest of these steps. If no norm is known, the loss
 must be 20 times farther above their median than any of them was from it (LOG, a guard that looks more often)."""
 PATIENCE = 64
-"""Steps in a row whose gradients were withheld that end the run."""
+"""The run ends if the gradients of this many steps in a row were withheld."""
 GROWN = 1e3
-"""Weights have diverged if the largest is 1000 times that in the last snapshot: a bit was flipped."""
+"""Weights have diverged if the largest is above 1000 times that in the last snapshot, and above 1000: a bit was
+flipped."""
 
 
 # -- what a search and a guard have in common --------------------------------------------------------------------------
@@ -104,7 +114,7 @@ class Action(IntEnum):
     KEEP = 1
     """Copy them, with buffers and optimizer state, into the decision's slot."""
     ROLL_BACK = 2
-    """Restore what is in the decision's slot. A guard copies the weights aside before that."""
+    """Restore what is in the decision's slot. A guard copies the weights aside before that, unless they are broken."""
     TAKE_BACK = 3
     """A guard's last rollback was a false alarm: restore what it has replaced, from the decision's slot."""
     GO_ON = 4

@@ -1,4 +1,4 @@
-"""The bound that the user gives, ``highest=``: rates that parameter groups never exceed. Pure.
+"""The bound that the user gives as the scheduler's ``highest=``: rates that parameter groups never exceed. Pure.
 
 All groups share the factor that a search finds, so that their rates keep the ratios of the guesses. The factor is held
 at the value that brings the first group to its bound; the others are below theirs.

@@ -1,8 +1,12 @@
-"""The numbers of the rule behind ``max_lr="auto"``: what each means, why it has this value, and what tested it.
+"""The rule's numbers: what each means, why it has this value, and what tested it.
+
+The rule is the one behind ``max_lr="auto"`` of :class:`hdet.OneCycleLR` (:mod:`hdet.search.rule`).
 
 LOG is ``lab/experiments/LOG.md``; its entries are named by their headings: *nothing to hand over*, whose table says
 what the rule loses with each number changed, and *no gain*, *reach*, *lengths* of earlier rules. The numbers of the
-judge of losses are in :mod:`hdet.rollback.judge`.
+two judges of losses are elsewhere: has training diverged? :mod:`hdet.rollback.judge`; has the loss fallen at all?
+:mod:`hdet.search.progress`. The *target* is the factor m times the schedule, S the number of steps of the run, and "the
+loss has fallen" means :attr:`Progress.is_below <hdet.search.progress.Progress.is_below>`.
 """
 
 from __future__ import annotations
@@ -42,20 +46,21 @@ class Constants(NamedTuple):
     assumed_length: float = 30.0
     """A run of unknown length is taken for one of this many times the steps so far (LOG, runs without an end)."""
     estimate_fraction: float = 2.5
-    """The target is raised to q times this, times the estimated rate (LOG, nothing to hand over)."""
+    """The target is raised to q times this, times the estimated rate, and further only while the path is straight (LOG,
+    nothing to hand over)."""
     straight_tolerance: float = 2.0
-    """While the straightness of the path is above 1 less q times this, the target is raised whatever the estimated rate
-    is: few steps cannot give a high one (LOG, the first fifty steps)."""
+    """While the straightness of the path (1: no gradient has turned) is above 1 less q times this, the target is raised
+    whatever the estimated rate is: few steps cannot give a high one (LOG, the first fifty steps)."""
     ceiling: float = 15.0
-    """Once the estimated rate is no higher than the rate, the rate rises by at most max(1, q times this) (LOG, nothing
-    to hand over)."""
+    """Once the target has reached q times ``estimate_fraction`` times the estimated rate, and the path is not straight,
+    the rate rises by at most max(1, q times this), until the target is raised again (LOG, nothing to hand over)."""
 
     # the search
     max_growth: float = 2.0
     """The most by which a round raises the target, unless a rollback is undone (LOG, nothing to hand over). Until the
     loss has fallen, the most in ``min_round`` steps: there is nothing to lose yet."""
     max_climb: float = 7.5
-    """Once the loss has fallen, the target is raised by at most this many e-folds in as many steps as the schedule
+    """Once the loss has fallen, the logarithm of the target is raised by at most this in as many steps as the schedule
     rises: a steep climb does damage (LOG, the first fifty steps)."""
     min_rise: float = 0.3
     """Until the schedule's peak the rate is below the target, by this factor at first: a rate that is good later does

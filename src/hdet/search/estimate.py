@@ -1,4 +1,7 @@
-r"""The estimated rate: the formula, and the sums that it is made of. Pure.
+r"""The estimated rate, at which one step would go as far as all gradients along the path point together. Pure.
+
+This file has the formula, and the sums that it is made of. The *path* is the way of the weights from step to step since
+the search began or was last rolled back.
 
 Training goes from :math:`x_0` by steps :math:`x_{k+1} = x_k - \eta_k u_k`, where :math:`\eta_k` is the rate,
 :math:`g_k` the gradient at :math:`x_k`, and the update :math:`u_k` is whatever the optimizer makes of gradients. The
@@ -97,7 +100,8 @@ def weight_ratio(before: float | None, now: float) -> float:
 
 
 def estimate(sums: Sums) -> float:
-    """The estimated rate; 0 if the sums say nothing."""
+    """The estimated rate; 0 if gradients have turned against the path, so that a sum is not above 0, or if there are
+    none."""
     if not (sums.numerator > 0 and sums.denominator > 0):
         return 0.0
     return sums.numerator * sums.rates / sums.denominator
@@ -118,15 +122,16 @@ class Measured(NamedTuple):
     """What the steps since the beginning of the path have shown; equal on all ranks."""
 
     moved: float = 0.0
-    """The length of the displacement over the typical norm of the weights; infinite if weights are NaN or infinite."""
+    """The length of the displacement over the typical norm of the weights (:func:`typical_norm`); infinite if weights
+    are NaN or infinite."""
     estimated_rate: float = 0.0
-    """0 if the gradients say nothing."""
+    """0 if there were no gradients, if they have turned against the path, or if one was NaN or infinite."""
     straightness: float = 0.0
     """1: no gradient has turned yet."""
     gradients: tuple[float, ...] = ()
     """The largest absolute value of each gradient that was sampled in the round."""
     rates: float = 0.0
-    """The sum of the rates of all steps ..."""
+    """The sum of the rates of all steps of the path ..."""
     stretch: int = 0
     """... and their number."""
     is_broken: bool = False
@@ -141,7 +146,8 @@ class Measured(NamedTuple):
 
     @property
     def has_estimate(self) -> bool:
-        """Whether the estimated rate says anything: gradients were sampled, on a path of more than one step.
+        """Whether the estimated rate says anything: gradients were sampled, on a path of more than one step. If it is 0
+        then, they have turned against the path.
 
         Without gradients the sum of rates has grown all the same, and with it the estimate.
         """

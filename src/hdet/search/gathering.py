@@ -1,11 +1,15 @@
 """What the ranks of a search do together: they check that they agree, average buffers, and gather what each has seen.
 
-After each of these all ranks know the same, so that all make the same decision. A search on one rank skips them.
+After each of these all ranks know the same, so that all make the same decision. A search on one rank skips them; it
+only calls :meth:`Ranks.begin` at the start and, if it has a model, reads :attr:`Ranks.buffers` at a round's end.
 
 :mod:`hdet.ranks` serves replica ensembles too, so to its code each rank is a *replica*, although the ranks of a search
 hold one model. What it needs here: an :class:`Occasion` is the call of the user's in which ranks communicate, and
-:class:`Shown` is what a rank shows the others then; :func:`arriving` adds to the error of a failed collective which
-ranks are missing; buffers that are *set aside* are expected to be equal.
+:class:`Shown` is what a rank shows the others then (its *signal* is a number that is compared). A *fingerprint* is a
+number made of the bits of tensors; in an :class:`Agreement`, ``moving_equal`` says by these whether the trained weights
+or buffers that were shown are bitwise equal on all ranks. :func:`arriving` adds to the error of a failed collective
+which ranks are missing; buffers that are *set aside* are expected to be equal. In *consensus* all ranks hold the mean
+of their buffers.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 This is :func:`hdet.search.estimate.update` with tensors, and tests hold the two together. Everything stays on the
 device until a round ends. Memory: the weights at the beginning of the path, and the sum of gradients, both at least in
 fp32.
+
+The letters are those of :mod:`hdet.search.estimate`: x_0 is the beginning of the path, g a gradient, w its weight in
+the sums. A *place* is which part of sharded tensors a rank holds. An optimizer may make a step in *parts*, as ZeRO
+does: :func:`stepping_now` says which parameters hold gradients of the part to come.
 """
 
 from __future__ import annotations
@@ -191,9 +195,9 @@ class Measure:
         return [norm for norms in both for of_all in zip(*norms, strict=True) for norm in of_all]
 
     def row(self, values: Sequence[float]) -> list[float]:
-        """What this rank shows the others, from the values of :meth:`scalars`: a block for each part of the weights.
+        """What this rank shows the others, from the values of :meth:`scalars`: a block of numbers for each place.
 
-        A block has: which part, the norms of displacement and origin, the sizes of gradients and, if these were
+        A block has: which place, the norms of displacement and origin, the sizes of gradients and, if these were
         sampled, numerator and denominator; if not, the norms of origin and displacement of each tensor. Ranks hold
         different pieces, but their blocks are of the same length.
         """
@@ -201,11 +205,11 @@ class Measure:
             return []
         places, count = self._origin.pieces.places, len(self._origin.vectors)
         moved, origins = (self._origin.pieces.by_place(values[k * count :][:count]) for k in (0, 1))
-        found: list[float] = []
+        row: list[float] = []
         for i, place in enumerate(places):
-            found += [fingerprint_of_words([place]), math.hypot(*moved[i]), math.hypot(*origins[i])]
-            found += values[2 * count + i :: len(places)]
-        return found
+            row += [fingerprint_of_words([place]), math.hypot(*moved[i]), math.hypot(*origins[i])]
+            row += values[2 * count + i :: len(places)]
+        return row
 
     def measured(self, rows: Sequence[Sequence[float]]) -> Measured:
         """From every rank's :meth:`row`: what several ranks hold counts once."""
@@ -218,14 +222,14 @@ class Measure:
             numerator, denominator = map(sum, more[count:])
             sums = Sums(numerator, denominator, float(self._rates), float(self._rates_before / self._weight))
         else:
-            self._learn_norm([math.hypot(*found) for found in more[count:]], math.hypot(*origins))
+            self._learn_norm([math.hypot(*column) for column in more[count:]], math.hypot(*origins))
         is_broken = not (math.isfinite(sums.numerator) and math.isfinite(sums.denominator))
         rate = 0.0 if is_broken else estimate(sums)
         return Measured(
             moved=_relative(moves, origins, self._typical),
             estimated_rate=rate,
             straightness=straightness(sums, rate),
-            gradients=tuple([largest_size(found) for found in more[:count]]),
+            gradients=tuple([largest_size(column) for column in more[:count]]),
             rates=float(self._rates),
             stretch=self._stretch,
             is_broken=is_broken,

@@ -23,7 +23,7 @@ class Memory:
     found: State
     """The state of the rule."""
     lead: int = 0
-    """The number of the parameter group whose rate stands for all: the first one that is searched."""
+    """The number of the leading parameter group, whose rate stands for all: the first one that is searched."""
     rounds: int = 0
     """Rounds that have ended."""
     is_falling: bool = False
@@ -77,10 +77,11 @@ class Memory:
         rate = (rates[self.lead] if rates else 0.0) or math.nan
         return Found(rate, status, self.rolled_back, rates, why.text if why else "")
 
-    def judged(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
-        """The losses of a round, lower is better; if none is ever given, the logarithms of the gradients' sizes.
+    def signed(self, blocks: Sequence[Block], gradients: Sequence[float], sign: float) -> tuple[Block, ...]:
+        """The losses of a round with the sign in which lower is better; if none is ever given, the logarithms of the
+        gradients' sizes.
 
-        ``sign``: -1 if the loss is maximised; 0: some groups do that, others do not.
+        ``sign``: 1, or -1 if the loss is maximised; 0: some groups do that, others do not, and no loss is judged.
         """
         if blocks and not self.has_losses:
             self.has_losses = True

@@ -1,4 +1,7 @@
-"""Pieces: many tensors as a few long vectors, so that a sum over all weights takes a few launches."""
+"""Pieces: many tensors as a few long vectors, so that a sum over all weights takes a few launches.
+
+A *place* is which part of a sharded tensor a rank holds; a whole tensor has one place.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +179,7 @@ class Pieces:
 
     def as_tensors(self, vectors: Vectors, like: Sequence[Tensor]) -> list[Tensor]:
         """Vectors as new tensors, in the shapes of ``like`` and at least fp32."""
-        found = [wide(tensor).contiguous() for tensor in like]
+        found = [wide(tensor).contiguous() for tensor in like]  # zeros, at least fp32
         for piece, vector in zip(self._pieces, vectors, strict=True):
             for part, values in zip(piece.parts, piece.views(vector), strict=True):
                 part.of(found[part.tensor]).copy_(values)

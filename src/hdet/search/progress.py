@@ -1,15 +1,24 @@
 r"""Has the train loss fallen? The losses from the first step on, and what follows from them. Pure.
 
+There are two judges of losses because they answer two questions: :mod:`hdet.rollback.judge` compares a round with those
+just before it, and says whether training has diverged; this one compares the run with its beginning, and says whether
+anything was learned at all.
+
 The latest quarter of the steps is compared with beginnings of the run: the first two losses, at a rate that is
-negligible, and all longer ones that end before that quarter. The loss has fallen if one of them is above it by more
-than the noise of the two means, and by more than a part of the loss itself or by far more than single steps differ:
+negligible, and all longer ones that end before that quarter. The loss has fallen (:meth:`Progress.has_fallen`, for the
+status and the warnings) if one of them is above it by more than the noise of the two means, and by more than a part of
+the loss itself or by far more than single steps differ:
 
 .. math:: \text{beginning} - \text{latest} > \max(2\,\sigma \sqrt{1/n_1 + 1/n_2},\ \min(0.02\,|\text{beginning}|,\
     8\,\sigma)).
 
-Long beginnings are for runs that learn slowly under a large noise. A stretch after a rise of the loss does not count as
-a beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller negates losses that are
-maximised.
+If this is asked after every round, 4 deviations take the place of 2. The rule of the search asks for something else
+when it says "until the loss has fallen" (:attr:`Progress.is_below`): 4 deviations, by however little.
+
+A *block* is some steps in a row with the mean of their losses, up to eight in a round; a *stretch* is the losses of a
+round. Long beginnings are for runs that learn slowly under a large noise. A stretch after a rise of the loss does not
+count as a beginning: a loss that explodes and comes back has not fallen. Lower is better: the caller negates losses
+that are maximised.
 
 If the loss is above all beginnings, or had fallen and is back where it began, what was learned is *undone*: the network
 is dead, or about to be.
@@ -90,8 +99,8 @@ class Progress(NamedTuple):
         steps = sum(block.steps for block in known)
         new = Stretch(median(block.mean for block in known), steps, median(noises) if noises else math.nan, end)
         start = (*self.start, *known)[:2]
-        found = self._replace(start=start, stretches=(*self.stretches, new), last=neighbours[-2:])
-        return found._replace(fell=self.fell or found._is_below(found._doubt))
+        after = self._replace(start=start, stretches=(*self.stretches, new), last=neighbours[-2:])
+        return after._replace(fell=self.fell or after._is_below(after._doubt))
 
     def rolled_back(self, step: int) -> Progress:
         """The losses after a rollback to the weights of ``step``."""
@@ -176,11 +185,11 @@ def _falls(start: tuple[Block, ...], stretches: tuple[Stretch, ...]) -> tuple[_F
         total, many = total + one.level * one.steps, many + one.steps
         if many > few:
             beginnings.append((total / many, many))
-    found = []
+    falls = []
     for mean, many in beginnings:
         least = max(min(LEAST * abs(mean), FAR * noise), ROUNDED * abs(mean))
-        found.append(_Fall(mean - now, noise * math.sqrt(1 / many + 1 / steps), least))
-    return tuple(found)
+        falls.append(_Fall(mean - now, noise * math.sqrt(1 / many + 1 / steps), least))
+    return tuple(falls)
 
 
 def _latest(stretches: tuple[Stretch, ...]) -> tuple[Stretch, ...]:

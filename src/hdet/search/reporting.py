@@ -1,4 +1,7 @@
-"""What a search tells people: what it has found, warnings, lines of the log, and records of the journal."""
+"""What a search tells people: what it has found, warnings, lines of the log, and records of the journal.
+
+The *journal* is a file with one line of JSON, a record, for each round.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _CURES = {
 
 @dataclass(frozen=True)
 class Found:
-    """What ``max_lr="auto"`` has found so far.
+    """What :class:`hdet.OneCycleLR` with ``max_lr="auto"``, or :func:`hdet.auto`, has found so far.
 
     Args:
         rate: the peak rate, of the first parameter group that is searched. NaN until a round has ended.
@@ -150,7 +153,10 @@ def record_of(
     schedules: tuple[list[float], list[float]],
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """A round as one record of the journal. Its fields for replicas have one entry: the model, with the mean loss.
+    """A round as one record of the journal, with the fields that a replica ensemble's records have.
+
+    Fields for replicas have one entry: the model, with the mean loss, which is also its signal, the number that an
+    ensemble compares. Those of an ensemble's controller, the rule that moves its rates, are None.
 
     Args:
         memory: what the search remembers, after the round.
@@ -212,7 +218,11 @@ def found_html(found: Found, step: int, total_steps: int | None, rates: Iterable
 
 
 def resumed_words(step: int, *, is_falling: bool) -> str:
-    """What is missing if a run goes on without the tensors of its search."""
+    """What is missing if a run goes on without the tensors of its search.
+
+    ``AutoLR`` is the callback for Lightning, transformers and torchtitan, ``auto`` the function for DeepSpeed,
+    ``keep_search`` that for Accelerate.
+    """
     missing = "its snapshots" + ("" if is_falling else " and the path measured so far")
     return (
         f"resumed at step {step} with the rate found so far, but without {missing}: the rounds from here on make new "

@@ -1,24 +1,34 @@
-r"""The rule behind ``max_lr="auto"``: what the end of a round means for the rate and for the weights. Pure.
+r"""The rule behind ``max_lr="auto"`` of :class:`hdet.OneCycleLR`: what follows from a round for rate and weights. Pure.
 
-**How the rate is raised.** The *guess* is the ``lr`` that the optimizer was given. The *target* of a step is guess x m
-x schedule, and the search looks for the factor :math:`m`, whose logarithm is ``log_factor``. It begins at 1/1000, and
-the first step shows how far a step moves the weights: from that follows an :math:`m` at which a step moves them by 0.5
-% of their norm, whatever the guess was (:meth:`Rule._after_first_step`). From then on each round compares the target
-with the estimated rate (:mod:`hdet.search.estimate`): it is raised while past gradients still point along the path
-taken, because longer steps would have helped (:meth:`Rule._steered`). What one round may add is limited
-(:meth:`Rule._largest_raise`). Once gradients cancel, a *ceiling* is set a little above the rate. While the schedule
-rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the schedule falls, nothing is
-raised.
+A *round* is some steps in a row; the rule is asked at its end. The *path* is the way of the weights from step to step
+since the first step, or since the last rollback.
+
+**How the rate is raised.** The *guess* is the ``lr`` that the optimizer was given; the schedule that the rule gets
+contains it. The *target* of a step is m x schedule, and the search looks for the factor :math:`m`, whose logarithm is
+``log_factor``. It begins at 1/1000, and the first step shows how far a step moves the weights: from that follows an
+:math:`m` at which a step moves them by 0.5 % of their norm, whatever the guess was (:meth:`Rule._after_first_step`).
+From then on each round raises the target towards 2.5 q times the estimated rate (:mod:`hdet.search.estimate`), where
+:math:`q = S^{-1/3}` for a run of S steps: past gradients still point along the path taken, so that longer steps would
+have helped. While the path is straight, which means that hardly any gradient has turned, the target is raised whatever
+the estimate is (:meth:`Rule._steered`). What one round may add is limited (:meth:`Rule._largest_raise`). Once the
+path is not straight, and the target has reached 2.5 q times the estimate, a *ceiling* is set at max(1, 15 q) times the
+rate. While the schedule rises, the rate is only a part of the target, :math:`r(t)` (:meth:`State.rise`); once the
+schedule falls, nothing is raised.
 
 **When training is rolled back.** If the train loss has risen far beyond its noise (:mod:`hdet.rollback.judge`), if it
 is back where it began (``Evidence.undone``), or if weights are NaN or infinite, training has diverged. It is rolled
-back to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). Weights that become NaN or
-infinite for the first time, after losses that were fine, are the fault of a batch: training is rolled back to the last
-snapshot, at the same rate. If the losses after a rollback are as high as before it, the data have become harder, and
-the rate is raised back. Which snapshots are kept and restored is decided in :mod:`hdet.rollback.policy`, which serves
-``hdet.Guard`` too.
+back to the older of two snapshots, at a third of the rate (:meth:`Rule._rolled_back`). If weights become NaN or
+infinite after losses that were fine, a batch is at fault: training is rolled back to the last snapshot, at the same
+rate. The next time the rate is lowered, and then a batch is excused again (:attr:`State.excused`). If the losses after
+a rollback are as high as before it, the data have become harder, and the rate is raised back. Once the search has
+stopped (:attr:`Phase.STOPPED`), nothing is rolled back. Which snapshots are kept and restored is decided in
+:mod:`hdet.rollback.policy`, which serves ``hdet.Guard`` too: the class that only rolls back, under any schedule.
 
-All numbers are in :mod:`hdet.search.constants`. :class:`hdet.search.search.Search` carries the decisions out.
+The numbers are in :mod:`hdet.search.constants`, except those of the two judges of losses: :mod:`hdet.rollback.judge`
+(has training diverged?), whose ``FEWEST`` also says how many steps snapshots are apart, and
+:mod:`hdet.search.progress` (has the loss fallen at all?). The bounds of log m are below; ``_QUIET`` in
+:mod:`hdet.search.search` says when a run of unknown length has settled. :class:`hdet.search.search.Search` carries the
+decisions out.
 """
 
 from __future__ import annotations
@@ -47,9 +57,9 @@ class Phase(IntEnum):
     FIRST = 0
     """Before a first step whose length is known."""
     SEARCHING = 1
-    """The rate is raised while the estimated rate is above it."""
+    """The target is raised while it is below 2.5 q times the estimated rate, or the path is straight."""
     STOPPED = 2
-    """Nothing is searched: the given rate is used, on the schedule as it is."""
+    """Nothing is searched: the given rate is used, on the schedule as it is. Nothing is rolled back, either."""
 
 
 class State(NamedTuple):
@@ -57,7 +67,7 @@ class State(NamedTuple):
 
     phase: Phase = Phase.FIRST
     log_factor: float = math.log(DEFAULT.initial_factor)
-    """log of m, the factor on the user's guess: the target is m times the schedule."""
+    """log of m, the factor on the user's guess: the target is m times the schedule, which contains the guess."""
     peak: float = 0.0
     """The step at which the schedule's rising phase ends: until there the rate is below the target."""
     ceiling: float = math.inf
@@ -67,14 +77,15 @@ class State(NamedTuple):
     snapshots: tuple[Snapshot, ...] = ()
     """The ends of good rounds, the last two at most."""
     slowed_from: float = math.nan
-    """Its value before training was rolled back, in case that was wrong."""
+    """``log_factor`` before training was rolled back, in case that was wrong; NaN once losses have followed."""
     pace: float = math.nan
     """How far the first step that was measured moved the weights, over its rate; NaN after a rollback ..."""
     rate: float = math.nan
     """... and that rate."""
     excused: bool = False
-    """Whether training was rolled back at the same rate, because of a bad batch. The next time the rate is lowered;
-    until then a rate that has a ceiling is not raised, since a path that has just begun is always straight."""
+    """Whether training was rolled back at the same rate, because of a bad batch. The next time the rate is lowered.
+    Such a rollback, and a round with losses while the schedule falls, set this back, so that one more batch is excused.
+    While it is true, a rate that has a ceiling is not raised, since a path that has just begun is always straight."""
 
     @property
     def peak_factor(self) -> float:
@@ -82,7 +93,7 @@ class State(NamedTuple):
         return math.exp(min(self.log_factor, self.ceiling))
 
     def factor(self, t: float, constants: Constants = DEFAULT) -> float:
-        """The factor on the guess and the schedule at step ``t``: m r(t), and below the ceiling.
+        """The factor on the schedule, which contains the guess, at step ``t``: m r(t), at most the ceiling.
 
         r(t) = max(0.3, (t + 1) / (peak + 1)) until the peak, then 1.
 
@@ -130,13 +141,14 @@ class Evidence(NamedTuple):
     measured: Measured = Measured()
     """What the steps since the beginning of the path have shown."""
     estimated_log_factor: float = -math.inf
-    """log m of the estimated rate; -inf if the gradients say nothing."""
+    """log m of the estimated rate; -inf if that is 0: there were no gradients, or they have turned against the path."""
     made: int = 0
     """Steps that the optimizer has made in all; 0: as many as the schedule."""
     has_losses: bool = True
     """Whether ``blocks`` are losses; if not, they are sizes of gradients."""
     has_fallen: bool = True
-    """Whether the loss is below where it began, beyond its noise; also true if nothing is known of it."""
+    """:attr:`Progress.is_below`: whether the loss is clearly below where it began, by however little; also true if
+    nothing is known of it. "Until the loss has fallen" means this in the rule and its constants."""
     undone: tuple[float, float] | None = None
     """Where the loss began and where it is, if it is above that, or had fallen and is back there."""
     is_finite: bool = True
@@ -251,13 +263,13 @@ class Rule:
     def _after_first_step(self, state: State, evidence: Evidence) -> Decision:
         """The first step tells how far a step moves the weights: from then on the guess does not matter."""
         c, measured, moved = self.constants, evidence.measured, evidence.measured.moved
-        found = Decision(state, resets_path=True)
+        decision = Decision(state, resets_path=True)
         if measured.gradient == 0 or not (moved > 0 or math.isfinite(measured.gradient)):
-            return found  # without gradients, or skipped because of them: it says nothing
-        found = found._replace(event=Event.FIRST_STEP)
+            return decision  # without gradients, or skipped because of them: it says nothing
+        decision = decision._replace(event=Event.FIRST_STEP)
         if not moved > 0:  # all of it is lost in rounding
-            return found._replace(state=state.at(state.log_factor - math.log(c.initial_factor)))
-        restart = found._replace(action=Action.RESTART)
+            return decision._replace(state=state.at(state.log_factor - math.log(c.initial_factor)))
+        restart = decision._replace(action=Action.RESTART)
         if math.isinf(moved):
             lower = state.at(state.log_factor + math.log(c.initial_factor))
             return restart._replace(state=lower, event=Event.RESTARTED)
@@ -273,7 +285,7 @@ class Rule:
         state = state.at(state.log_factor + math.log(c.relative_step) - math.log(moved) - math.log(rise))
         if moved >= c.relative_step * c.max_growth:
             return restart._replace(state=state, event=Event.RESTARTED)
-        return self._keeping(found._replace(state=state), evidence.span[1])
+        return self._keeping(decision._replace(state=state), evidence.span[1])
 
     def _ignores_rate(self, state: State, measured: Measured) -> bool:
         """Whether the rate was raised and the steps have not become longer: part of them has a rate of its own."""
@@ -286,11 +298,11 @@ class Rule:
     # -- when training is rolled back ---------------------------------------------------------------------------------
 
     def _judged(self, state: State, evidence: Evidence, falling: bool) -> tuple[State, Verdict]:
-        """The judge's verdict on the round. A loss that is back where it began has diverged too.
+        """The judge's verdict on the round. If the loss is back where it began, training has diverged too.
 
         Limits with an infinite noise switch both off, in experiments.
         """
-        # doubted: by the gradients, which no longer say anything in favour of the path
+        # doubted: gradients were sampled, and the estimated rate is 0, because they have turned against the path
         doubted = evidence.has_losses and evidence.measured.has_estimate and evidence.estimated_log_factor == -math.inf
         history, verdict = judge(state.history, evidence.blocks, falling=falling, doubted=doubted, limits=self.limits)
         undone = evidence.undone if self.limits.noise < math.inf and not falling else None
@@ -299,7 +311,8 @@ class Rule:
         return state._replace(history=history), verdict
 
     def _is_bad_batch(self, state: State, evidence: Evidence, falling: bool) -> bool:
-        """Whether NaN or infinite weights are a batch's fault: for the first time, after losses that were fine."""
+        """Whether NaN or infinite weights are a batch's fault: they follow losses that were fine, and no batch has been
+        excused lately. Right after a rollback that has lowered the rate, no batch is."""
         known = [block for block in evidence.blocks if math.isfinite(block.mean)]
         verdict = judge(state.history, known, falling=falling, limits=self.limits)[1]
         can = state.snapshots and math.isnan(state.slowed_from) and not state.excused
@@ -343,7 +356,10 @@ class Rule:
     # -- how the rate is raised ----------------------------------------------------------------------------------------
 
     def _steered(self, state: State, evidence: Evidence) -> State:
-        """Raise the target towards the estimated rate; if that is not above it, set a ceiling to the rate."""
+        """Raise the target towards 2.5 q times the estimated rate, or, on a straight path, as far as a round may.
+
+        If neither raises it, set a ceiling to the rate, unless there is one.
+        """
         is_settled = state.excused and math.isfinite(state.ceiling)  # a path that has just begun is always straight
         if is_settled or not evidence.measured.has_estimate:
             return state

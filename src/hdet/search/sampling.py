@@ -74,7 +74,7 @@ class Sampling(Enum):
 
 
 class Sampler:
-    """Counts steps and rounds of them, and owns what is measured of gradients.
+    """Counts steps, in all and since this round began, and owns what is measured of gradients.
 
     Args:
         groups: numbers of the parameter groups whose rate is searched.
@@ -103,7 +103,7 @@ class Sampler:
         self._awaits_replay = False
 
     def before_step(self, optimizer: Optimizer, sampling: Sampling) -> None:
-        """A step is about to be made, or a further part of one."""
+        """A step is about to be made, or a further part of one that the optimizer makes in parts, as ZeRO does."""
         if not is_continued(optimizer):
             if sampling is not Sampling.NONE:
                 self._sample(optimizer, sampling)

@@ -1,7 +1,8 @@
 """The search: one model trains, and its learning rate is found meanwhile. The file to read first.
 
 A *round* is some steps in a row: one step, then two each, later a fifth of the steps so far. Decisions are made at its
-end.
+end. The *path* is the way of the weights since the first step or the last rollback; a *snapshot* is a copy of weights,
+buffers and optimizer state. More words: ``README.md`` in this folder.
 
 1. Before every step of the optimizer a hook calls :meth:`Search._before_step`: the gradients of up to eight steps of a
    round are sampled (:mod:`hdet.search.sampling`) and added to the sums along the path (:mod:`hdet.search.measure`).
@@ -13,7 +14,8 @@ end.
 4. :meth:`Search._act` carries the decision out: keep a snapshot, roll back to one, or go on
    (:mod:`hdet.rollback.snapshots`).
 
-One rank, no bound of the user's, no journal, nothing to say: then none of the code for these is entered.
+With one rank, no bound of the user's, no journal and nothing to say, a round enters none of the code for these. One
+exception: the buffers of a model are found by :mod:`hdet.search.gathering` even on one rank.
 """
 
 from __future__ import annotations
@@ -89,8 +91,9 @@ class Search:
         groups: numbers of the parameter groups whose rate is searched, the leading one first; others are left alone.
         model: its buffers are averaged, and rolled back with the weights; FSDP2's modules are told of written shards.
         rank_group: the ranks.
-        journal_writer: the journal.
-        rollback: whether snapshots are kept.
+        journal_writer: the journal, a file with one line of JSON per round, or other *sinks* that take its records.
+        rollback: whether snapshots are kept after the first step. The one from before it (``START``) is kept anyway:
+            a first step that was too long, or was mostly lost in rounding, is made again from there.
         bounds: what the rates never exceed.
     """
 
@@ -120,6 +123,7 @@ class Search:
         self._rollback = rollback
         self._bounds = bounds
         self._is_bounded = bounds.lowest < math.inf
+        self._has_journal = journal_writer.is_kept  # asked once: the end of a round without one does not enter it
         self._groups = list(groups)
         self._hook = StepHook()
         self._sampler = Sampler(groups, rule.constants)
@@ -197,7 +201,7 @@ class Search:
 
     def begin(self, optimizer: Optimizer) -> None:
         """The optimizer is known: no step has been made yet."""
-        refuse_partitions(optimizer, _NOT_SEARCHED)
+        refuse_partitions(optimizer, _NOT_SEARCHED)  # DeepSpeed's, in place of the model's parameters
         self._optimizer = optimizer
         self._hook.begin(optimizer, self, Search._before_step)
         self._snapshots.watch(optimizer)
@@ -270,7 +274,7 @@ class Search:
             self.journal_writer.lock(Solo(), writes=True)  # a group of one rank
         self._hook.inside = False
         self._snapshots.watch(optimizer)
-        end_step(optimizer)
+        end_step(optimizer)  # tells several optimizers that hdet.auto sees as one, its parts
         self._is_finished = after >= (self.total_steps or math.inf)
         if after <= 0:  # SequentialLR sets the first rates
             self.take_over()
@@ -340,18 +344,19 @@ class Search:
         memory.rests = memory.is_bound or (ends if self.total_steps else has_peaked and memory.quiet >= _QUIET)
         self.losses.reset()
         if writes:
+            # named as in the journal of a replica ensemble: its controller decides, here the rule does
             seconds = {"gather": gathered - began, "controller": time.perf_counter() - gathered}
             now = schedule(span[1])  # another one, if the search has stopped
             both = (rates, self.rates(now, span[1])), (then, now)
             record = reporting.record_of(memory, evidence, decision, *both, seconds)
             journal.write({**record, "total_steps": self.total_steps}, self.knobs, began)
-        if ends:
+        if ends and self._has_journal:
             journal.close()
         memory.rounds += 1
         if decision.why is not None or decision.rolled_back_to is not None or not memory.has_losses:
             self._warn_of(decision, span[1])
         self._tell(span[1], sign, ends=ends, peaks_now=peaks_now)
-        if journal.sinks:
+        if self._has_journal:
             journal.begin_round()
 
     def _gather(self, optimizer: Optimizer, span: tuple[int, int], is_alone: bool) -> tuple[Evidence, bool]:
@@ -381,7 +386,7 @@ class Search:
             "mean": [mean_of([loss for _, loss in losses])],
             "measured": measure.row(own["measured"]) if measure is not None else [],
         }
-        rows, is_finite, writes = [row], bool(own["finite"][0]), bool(self.journal_writer.sinks)
+        rows, is_finite, writes = [row], bool(own["finite"][0]), self._has_journal and self.journal_writer.is_kept
         if not is_alone:
             rows, agreed = self.ranks.exchange(span, weights, row, [*own["finite"], *own["fingerprints"]])
             is_finite, writes = all(agreed.finite), agreed.writer == self.rank_group.group.rank
@@ -403,7 +408,7 @@ class Search:
 
         Args:
             seen: what all ranks have seen.
-            sign: what losses are multiplied by, so that lower is better.
+            sign: what losses are multiplied by, so that lower is better: -1 for ``maximize=True``.
             then, now: the schedule at the step that was just made, and at the one to come.
             peak: the step at which its rising phase ends.
         """
@@ -411,7 +416,7 @@ class Search:
         if seen.steps == 0 and measured.moved > 0:  # a graph was captured before the hook was set
             self._hook.captured = True
             self._sampler.measure.begin_path()
-        blocks = memory.judged(seen.blocks, measured.gradients, sign)
+        blocks = memory.signed(seen.blocks, measured.gradients, sign)
         progress = memory.progress.after(blocks, end) if memory.has_losses else memory.progress
         evidence = seen._replace(
             blocks=blocks,
@@ -501,7 +506,7 @@ class Search:
     # -- the other ranks ----------------------------------------------------------------------------------------------
 
     def converge(self, optimizer: Optimizer, t: int) -> None:
-        """Average the buffers now, and nothing else. Collective."""
+        """Average the buffers now, and nothing else: weights are equal already. Collective."""
         self.ranks.connect(optimizer, t)
         self.ranks.average_buffers(t, Occasion.CONVERGE)
 
@@ -625,10 +630,10 @@ class Search:
 
 
 def _read(state: Mapping[str, Any]) -> tuple[Memory, bool, int, int]:
-    """What is remembered, whether it searches, and how many steps and rounds were made."""
+    """What is remembered, whether it searches, and the steps made: in all, and before this round."""
     return Memory.loaded(state), bool(state["searches"]), int(state["made"]), int(state["begun"])
 
 
 def _log_ratio(rate: float, guess: float) -> float:
-    """log m of an estimated rate; -inf if the gradients say nothing."""
+    """log m of an estimated rate; -inf if that is 0."""
     return math.log(rate / guess) if rate > 0 and guess > 0 else -math.inf
