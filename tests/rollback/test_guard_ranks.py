@@ -72,7 +72,7 @@ def _resumed(rank: int, folder: Path, cut: int) -> tuple[Tensor, str]:
                 _spoil(model)
             guard.step(float(loss_of(model, batch_of(5000 + 2 * t + rank)).detach()))
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]), repr(
-        [guard.state_dict()[name] for name in ("near", "far", "usual", "losses")]
+        [guard.state_dict()[name] for name in ("looks", "rounds", "usual", "losses")]
     )
 
 
