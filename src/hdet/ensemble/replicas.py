@@ -156,7 +156,7 @@ class Replicas:
             start, end = self.steering.rounds.span(after)
             if self._mean.is_due(after - start, end - start):
                 self._mean.add(self._replica_tensors.weights(optimizer).parameters)
-        if self.steering.rounds.ends_at(after):
+        if self.steering.settings.rounds.ends_at(after):
             with arriving(what := f"round {self.steering.rounds.index(before)}, at step {after}"):
                 self._end_round(Ending(optimizer, (before, after), schedule), what)
 
