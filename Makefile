@@ -35,7 +35,7 @@ test: lint ## lint, then the library's tests and doctests but for slow ones, in 
 test-slow: $(STAMP) ## the library's slow tests: kills, time-outs, many ranks
 	$(PY) -m pytest $(LIBRARY) -m slow $(PYTEST_ARGS)
 
-test-all: test test-slow test-lab test-frameworks ## every test, as in CI: most of an hour
+test-all: test test-slow test-lab test-frameworks test-jax ## every test, as in CI: most of an hour
 
 test-lab: $(STAMP) ## the other tests: the documentation's blocks, examples/, and lab/ with its doctests
 	$(PY) -m pytest -n 2 --dist loadfile $(BEYOND) lab/tests lab/cli lab/runs lab/tasks $(PYTEST_ARGS)
