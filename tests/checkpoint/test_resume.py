@@ -94,9 +94,11 @@ def test_a_search_of_something_else_is_refused_and_changes_nothing(tmp_path: Pat
     fits, before = run.scheduler.search_state_dict(), run.scheduler.state_dict()
     late = other.scheduler.search_state_dict()
     smaller = {**fits, "snapshots": [[0, {"places": [0], "weights": []}]]}
-    for search in (late, smaller, {**fits, "version": 0}, {**fits, "measure": 3}, {**fits, "losses": 3}, [1, 2]):
-        with pytest.raises(hdet.ArgumentError, match=r"the state of a search does not fit|state_dict must be a dict"):
+    for search in (late, smaller, {**fits, "version": 0}, {**fits, "measure": 3}, {**fits, "losses": 3}):
+        with pytest.raises(hdet.ArgumentError, match="the state of a search does not fit"):
             run.scheduler.load_search_state_dict(search)
+    with pytest.raises(hdet.ArgumentError, match="state_dict must be a dict"):
+        run.scheduler.load_search_state_dict([1, 2])
     assert repr(run.scheduler.state_dict()) == repr(before)
     assert run.go(20, STEPS).equals(Searching().go(0, STEPS))
 

@@ -39,9 +39,8 @@ class Losses:
         """Add the loss of a step of the round: a number or a tensor of one element."""
         value = scalar_of(loss)
         self.ever = True
-        self._losses.append(
-            (step, value if isinstance(value, (float, int)) else _copied(value))
-        )  # isinstance(value, Tensor) would take longer
+        held = value if isinstance(value, (float, int)) else _copied(value)  # isinstance(value, Tensor) takes longer
+        self._losses.append((step, held))
 
     def on_device(self) -> list[Tensor]:
         """The losses that are on a device, so that they can be read together with other numbers."""

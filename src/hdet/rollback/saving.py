@@ -8,7 +8,6 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from hdet.ranks.group import ReplicaIndex
-from hdet.rollback.losses import Losses
 
 Record = TypeVar("Record")
 
@@ -54,8 +53,3 @@ def rows_of(rows: Sequence[Sequence[Any]], replica_index: ReplicaIndex) -> list[
     """This rank's rows, of those saved for each rank; all of them if the number of ranks has changed."""
     own = [rows[replica_index.replica]] if len(rows) == replica_index.size else rows
     return [row for one in own for row in one]
-
-
-def losses_of(rows: Sequence[Sequence[Sequence[float]]], replica_index: ReplicaIndex) -> Losses:
-    """This rank's losses, from what :meth:`Losses.saved` gave on each rank."""
-    return Losses.loaded(rows_of(rows, replica_index))

@@ -275,6 +275,7 @@ class Measure:
         device = found._origin.vectors[0].device if found._origin.vectors else torch.device("cpu")
         found._numerators = [numerator.to(device, copy=True) for numerator in saved["numerators"]]
         vars(found).update({f"_{name}": copy_rate(saved[name]) for name in _NUMBERS})
+        found._stretch = int(saved["stretch"])
         found._sizes = [[size.to(device, copy=True) for size in sizes] for sizes in saved["sizes"]]
         return found
 
