@@ -92,7 +92,8 @@ def border(rates: Sequence[float], shares: Sequence[float]) -> tuple[float, floa
 
 
 def table(content: Mapping[str, Any]) -> str:
-    """Markdown: a line for every row, T and rate; then crashes over all T and rates."""
+    """Markdown: a line for every row, T and rate; crashes over all T and rates; and what plain training reaches at each
+    rate of the scan, so that no row is read without the loss at a good rate."""
     metrics = [name for name in content["rows"][0] if name.startswith(("auc_", "ne_"))] if "rows" in content else []
     lines = [f"\n**{content['task']}**, {_about(content)}\n"]
     heads = ["row", "T", "rate", "crashed", "95 %", "loss of the others", *(name.replace("_", " ") for name in metrics)]
@@ -107,6 +108,11 @@ def table(content: Mapping[str, Any]) -> str:
         crashed = [crash for row in rows if row["label"] == label for crash in row["crashed"]]
         low, high = interval(sum(crashed), len(crashed))
         lines.append(f"| {label} | {sum(crashed)} of {len(crashed)} | {low:.2f} to {high:.2f} |")
+    if content.get("rows") and "scan" in content:
+        lines += ["", "| scan, plain data-parallel: rate | crashed | 95 % | loss of the others |"]
+        lines += ["| ---: | ---: | ---: | ---: |"]
+        scanned = content["scan"]["rows"]
+        lines += [f"| {row['rate']:.4g} | {' | '.join(_cells(row['summary']))} |" for row in scanned]
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ from real.score import (
     summary,
     table_of,
 )
-from real.targets import APART, CONTROLS, OURS, check_table, checks
+from real.targets import APART, CONTROLS, OURS, Duel, check_table, checks, is_peer
 
 SHOWN = ("test", "seen", "dev")
 """Splits of the page and of the README's table. kin, for tuning only, is a matter of the command line."""
@@ -43,7 +43,7 @@ IMAGES = ROOT / "docs" / "images"
 FRONT = {
     "auto": '**hdet, `max_lr="auto"`**, from 1/1000, 1 and 100 times the best rate',
     "auto-alone": "the same by `scheduler.step()`, without a loss",
-    "onecycle": "torch's OneCycleLR at each of six guesses, 1/1000 to 100 times the best rate",
+    "onecycle": "torch's OneCycleLR at each of three guesses: 1/1000, 1 and 100 times the best rate",
     "customary": "torch's OneCycleLR at the optimizer's customary rate",
     "finder": "a range test, then OneCycle at its suggestion",
     "schedulefree": "Schedule-Free, its default rate",
@@ -80,6 +80,13 @@ def summaries(tables: Sequence[Table]) -> dict[str, Summary]:
     """Of all methods that every workload has, the largest area first."""
     found = {name: summary(tables, name, slow) for name, slow in slowdowns(tables, CONTROLS).items()}
     return dict(sorted(found.items(), key=lambda item: -item[1].area))
+
+
+def duels(tables: Sequence[Table]) -> dict[str, Duel]:
+    """Our summary beside each peer's, over the workloads that both have run."""
+    names = dict.fromkeys(name for table in tables for name in table.methods if is_peer(name))
+    found = {name: summaries([table for table in tables if {name, OURS} <= table.methods.keys()]) for name in names}
+    return {name: Duel(both[OURS], both[name]) for name, both in found.items()}
 
 
 def summary_table(tables: Sequence[Table], *, compact: bool = False) -> str:
@@ -157,7 +164,8 @@ def page(folder: Path = RESULTS, images: Path = IMAGES, splits: Sequence[str] = 
     every = {split: read(folder, split) for split in SPLITS}
     found = {split: summaries(tables) for split, tables in every.items() if split in splits and tables}
     apart = [table for tables in every.values() for table in tables if table.name in APART and OURS in table.methods]
-    met = checks(found, {table.name: ratios(table, OURS) for table in apart})
+    beside = {split: duels(every[split]) for split in found}
+    met = checks(found, {table.name: ratios(table, OURS) for table in apart}, beside)
     missed = [check for check in met if not check.met]
     parts = ["## Targets", check_table(met)] if met else []
     if compact and met:

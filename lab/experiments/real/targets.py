@@ -28,6 +28,13 @@ TARGETS = {"dev": Target(0.99, 1.15), "seen": Target(1.02, 1.15, ahead=True), "t
 NEAR, ALONE, PLACEBO, SORTING = 0.8, 1.1, 1.3, 2.0
 
 
+class Duel(NamedTuple):
+    """Our summary and a peer's, both over the workloads that the peer has run: one that left some out still counts."""
+
+    ours: Summary
+    peer: Summary
+
+
 class Check(NamedTuple):
     """One target, and what came of it."""
 
@@ -39,34 +46,41 @@ class Check(NamedTuple):
 
 
 def checks(
-    splits: Mapping[str, Mapping[str, Summary]], apart: Mapping[str, Mapping[float | None, float]]
+    splits: Mapping[str, Mapping[str, Summary]],
+    apart: Mapping[str, Mapping[float | None, float]],
+    duels: Mapping[str, Mapping[str, Duel]],
 ) -> list[Check]:
     """Every target that has been measured.
 
     Args:
         splits: the methods of each split.
         apart: by workload and start, our final loss over the best.
+        duels: for each split, our summary beside each peer's, on the workloads that the peer has run.
     """
     found = []
     for split, target in TARGETS.items():
         if OURS in splits.get(split, {}):
-            found += _of_split(split, target, splits[split])
+            found += _of_split(split, target, splits[split], duels.get(split, {}))
     for name, ratios in apart.items():
         found.append(_at_most("apart", f"{name}, the worst start", max(ratios.values()), SORTING))
     return found
 
 
-def _of_split(split: str, target: Target, all_of: Mapping[str, Summary]) -> list[Check]:
+def is_peer(name: str) -> bool:
+    """Whether a method is somebody else's, and was not tuned."""
+    return name not in (OURS, *CONTROLS, *TUNED_PEERS)
+
+
+def _of_split(split: str, target: Target, all_of: Mapping[str, Summary], duels: Mapping[str, Duel]) -> list[Check]:
     ours = all_of[OURS]
     found = [_at_most(split, "mean", ours.ratio, target.mean)]
     if target.worst is not None:
         found.append(_at_most(split, "worst", ours.worst, target.worst))
     if target.ahead:
-        peers = {name: one for name, one in all_of.items() if name not in (OURS, *CONTROLS, *TUNED_PEERS)}
         found += [
-            _ahead(split, "mean", {name: one.ratio - ours.ratio for name, one in peers.items()}),
-            _ahead(split, "worst", {name: one.worst - ours.worst for name, one in peers.items()}),
-            _ahead(split, "area", {name: ours.area - one.area for name, one in peers.items()}),
+            _ahead(split, "mean", {name: duel.peer.ratio - duel.ours.ratio for name, duel in duels.items()}),
+            _ahead(split, "worst", {name: duel.peer.worst - duel.ours.worst for name, duel in duels.items()}),
+            _ahead(split, "area", {name: duel.ours.area - duel.peer.area for name, duel in duels.items()}),
         ]
     what = "runs near the best rate or its loss"
     found.append(Check(split, what, f"{ours.near:.0%}", f"at least {NEAR:.0%}", ours.near >= NEAR))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import real_table
 from real.score import TUNED, Summary, Table, area, near, profile, ratios, slowdowns, summary, table_of
-from real.targets import check_table, checks
+from real.targets import Duel, check_table, checks
 
 STEPS = [10, 20, 30, 40]
 
@@ -108,7 +108,9 @@ def test_targets_are_met_or_missed() -> None:
 
     good = {"auto": one(1.02), "auto-alone": one(1.1), "placebo": one(1.5, 1.0, 0.9), "onecycle": one(0.5, 0.5, 1.0)}
     good |= {TUNED: one(1.0, 1.0, 0.9), "schedulefree-tuned": one(0.9, 0.9, 0.9), "dog": one(1.2, 1.2, 0.4)}
-    found = checks({"seen": good, "dev": {"auto": one(1.0, near=0.7)}, "kin": good}, {"sorting": {1.0: 2.0, 1e-3: 4.0}})
+    splits = {"seen": good, "dev": {"auto": one(1.0, near=0.7)}, "kin": good}
+    beside = {"seen": {"dog": Duel(good["auto"], good["dog"])}}
+    found = checks(splits, {"sorting": {1.0: 2.0, 1e-3: 4.0}}, beside)
     missed = [(check.split, check.what) for check in found if not check.met]
     assert missed == [
         ("dev", "mean"),
@@ -116,12 +118,23 @@ def test_targets_are_met_or_missed() -> None:
         ("apart", "sorting, the worst start"),
     ]
     assert len([check for check in found if check.split == "seen"]) == 8
-    bad = {**good, "auto": one(1.04, 1.3, 0.3, 0.7), "auto-alone": one(1.2), "placebo": one(1.2), "momo": one(1.01)}
-    by_name = {check.what: check for check in checks({"seen": bad}, {})}
+    bad = {**good, "auto": one(1.04, 1.3, 0.3, 0.7), "auto-alone": one(1.2), "placebo": one(1.2)}
+    beside["seen"] = {name: Duel(bad["auto"], peer) for name, peer in (("dog", good["dog"]), ("momo", one(1.01)))}
+    by_name = {check.what: check for check in checks({"seen": bad}, {}, beside)}
     assert not any(check.met for check in by_name.values())
     assert by_name["ahead of untuned peers in mean"].found == "not of momo"
     assert by_name["ahead of untuned peers in worst"].found == "not of dog, momo"
     assert "| seen | worst | 1.300 | at most 1.15 | MISS |" in check_table(list(by_name.values()))
+
+
+def test_a_peer_that_left_out_a_workload_is_compared_on_the_others() -> None:
+    """It is ahead on the one that it has run, though our mean over both is better than its own."""
+    ran, left_out = table_of(content()), table_of(content())._replace(name="other")
+    ahead = {1.0: [[4.0, 2.0, 0.5, 0.25]] * 2}
+    ran = ran._replace(methods={**ran.methods, "momo": ahead}, labels={**ran.labels, "momo": "MoMo"})
+    found = real_table.duels([ran, left_out])["momo"]
+    assert found.ours.runs == real_table.summaries([ran])["auto"].runs
+    assert found.peer.ratio < found.ours.ratio
 
 
 def test_sorting_is_in_no_mean(tmp_path: Path) -> None:
