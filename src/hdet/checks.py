@@ -58,7 +58,9 @@ def takes(function: Any, *arguments: object) -> bool:
         return False
     except ValueError:  # written in C
         return True
-    return getattr(getattr(function, "forward", None), "__name__", "") != "_forward_unimplemented"
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)
+    own = getattr(getattr(function, "forward", None), "__func__", None)
+    return module is None or own is not module.forward  # that one raises: the user's class has none
 
 
 def shown(value: object) -> str:
@@ -122,10 +124,12 @@ def warn_unless_by_steps() -> None:
     Without a callback of hdet nothing else would say so, and the schedule would hardly move.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "_update_learning_rates":
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package in ("lightning", "pytorch_lightning") and hasattr(frame.f_locals.get("config"), "interval"):
+            break
         frame = frame.f_back
-    config = frame.f_locals.get("config") if frame is not None else None
-    words = not_by_steps(config) if hasattr(config, "interval") else None
+    words = not_by_steps(frame.f_locals["config"]) if frame is not None else None
     if words is not None:
         warnings.warn(words, UserWarning, stacklevel=users_level())
 

@@ -148,7 +148,7 @@ ANNEALINGS: dict[str, Callable[[Any, Any, float], Any]] = {"cos": _cosine, "line
 
 def annealing_in(state: Mapping[str, Any]) -> dict[str, str]:
     """The kind of annealing in a state of torch before 2.0, which has a function in place of its name."""
-    kind = getattr(state.get("anneal_func"), "__name__", "").removeprefix("_annealing_")
+    kind = getattr(state.get("anneal_func"), "__name__", "").rpartition("_")[2]
     return {"_anneal_func_type": kind} if kind in ANNEALINGS else {}
 
 
