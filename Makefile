@@ -44,12 +44,15 @@ test-frameworks: $(FRAMES) ## against the real Lightning, transformers, accelera
 	$(PY) -m pytest -n 2 --dist loadfile tests/integrations tests/docs/test_docs.py $(PYTEST_ARGS)
 
 FT := build/torchft-env
-# An environment of its own: torchft needs opentelemetry and, where it has no wheel, is built from its source.
+WITH_TORCHFT := $(FT)/bin/python -m pip install --only-binary=:all: --find-links build/torchft-wheels torchft
+# An environment of its own: torchft needs opentelemetry. Where it has no wheel, one is built from its source, and kept.
 test-torchft: ## replicas that come and go, against torchft itself, in build/torchft-env: some minutes
 	test -x $(FT)/bin/python || $(PYTHON) -m venv $(FT)
 	$(FT)/bin/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
 	$(FT)/bin/python -m pip install -q -e '.[test]' scikit-learn
-	$(FT)/bin/python -c 'import torchft' || $(FT)/bin/python -m pip install --only-binary=:all: torchft || tools/torchft_from_source.sh $(FT)
+	mkdir -p build/torchft-wheels
+	$(WITH_TORCHFT) || { tools/torchft_from_source.sh $(FT)/bin/python build/torchft-wheels && $(WITH_TORCHFT); }
+	$(FT)/bin/python -c 'import torchft'
 	$(FT)/bin/python -m pytest -p no:cacheprovider tests/elastic tests/examples/test_elastic_example.py $(PYTEST_ARGS)
 
 DOORS := $(addprefix tests/examples/test_,fastai_autolr.py timm_schedule.py ultralytics_autolr.py)

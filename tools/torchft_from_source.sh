@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Builds torchft into a virtual environment where there is no wheel of it (aarch64) and no registry of crates: its Rust
-# dependencies are taken from Debian's packages of them. Ten minutes, 1 GB. Needs Debian, root, cargo and protoc.
+# Builds a wheel of torchft where there is none (aarch64) and no registry of crates: its Rust dependencies are taken from
+# Debian's packages of them. Once: some twenty minutes on two cores, 1 GB. Needs Debian, root, cargo and protoc.
 #
-#     tools/torchft_from_source.sh build/torchft-env        # an environment that has torch already
+#     tools/torchft_from_source.sh build/torchft-env/bin/python build/torchft-wheels        # for that Python; the folder of the wheel
 #
 # Debian's crates are a little older than those that torchft asks for. What differs is four calls, changed below: its
 # Python files and its protocol stay as they are.
 set -euo pipefail
 
-environment=$(realpath "$1")
-work=$(realpath -m "${2:-$environment/torchft-source}")
+python=$(realpath -s "$1")
+wheels=$(realpath -m "$2")
+work="$wheels/source"
 version=0.2.0
 suite=trixie
 crates="anyhow askama atty axum chrono fern gethostname log prost prost-types pyo3 rand stderrlog structopt tokio tonic tonic-build"
 
+echo "there is no wheel of torchft for this machine: it is built, once, in some twenty minutes"
 mkdir -p "$work"/{apt/lists,apt/cache/archives/partial,apt/etc,crates,stub,source}
 command -v protoc > /dev/null || apt-get install -y protobuf-compiler
 
@@ -26,7 +28,7 @@ def prepare_metadata_for_build_wheel(folder, config=None):
     open(os.path.join(folder, name, "METADATA"), "w").write("Metadata-Version: 2.1\nName: torchft\nVersion: 0.2.0\n")
     return name
 STUB
-PYTHONPATH="$work/stub" "$environment/bin/python" -m pip download -q --no-deps --no-binary=torchft --no-build-isolation -d "$work" "torchft==$version"
+PYTHONPATH="$work/stub" "$python" -m pip download -q --no-deps --no-binary=torchft --no-build-isolation -d "$work" "torchft==$version"
 tar xzf "$work/torchft-$version.tar.gz" -C "$work/source" --strip 1
 
 # 2. Debian's crates, and those they need, from another suite than the machine's own: nothing of it is installed.
@@ -60,12 +62,17 @@ printf '[source.crates-io]\nreplace-with = "debian"\n[source.debian]\ndirectory 
     "$work/crates/usr/share/cargo/registry" > .cargo/config.toml
 cargo build --release --lib
 
-# 4. Put it beside torch.
-packages=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-suffix=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
-cp -r torchft "$packages/"
-cp target/release/libtorchft.so "$packages/torchft/_torchft$suffix"
-"$environment/bin/python" -m pip install -q opentelemetry-api opentelemetry-sdk opentelemetry-exporter-otlp-proto-http
-printf '#!%s\nimport sys\nfrom torchft._torchft import lighthouse_main\nsys.exit(lighthouse_main())\n' "$environment/bin/python" > "$environment/bin/torchft_lighthouse"
-chmod +x "$environment/bin/torchft_lighthouse"
-"$environment/bin/python" -c 'import torchft; print("torchft is in", torchft.__path__[0])'
+# 4. A wheel of it, as maturin makes one. Not in the source's folder: there Python would find a torchft without its library.
+cd "$work"
+rm -rf wheel
+mkdir -p "wheel/torchft-$version.dist-info"
+suffix=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
+tag=$("$python" -c 'import sys, sysconfig; v = "cp%d%d" % sys.version_info[:2]; print(v, v, sysconfig.get_platform().replace("-", "_"), sep="-")')
+cp -r source/torchft wheel/
+cp source/target/release/libtorchft.so "wheel/torchft/_torchft$suffix"
+cp source/PKG-INFO "wheel/torchft-$version.dist-info/METADATA"
+printf 'Wheel-Version: 1.0\nGenerator: torchft_from_source.sh\nRoot-Is-Purelib: false\nTag: %s\n' "$tag" > "wheel/torchft-$version.dist-info/WHEEL"
+printf '[console_scripts]\ntorchft_lighthouse=torchft._torchft:lighthouse_main\n' > "wheel/torchft-$version.dist-info/entry_points.txt"
+"$python" -m pip install -q wheel
+"$python" -m wheel pack -d "$wheels" wheel
+echo "torchft was built in $((SECONDS / 60)) minutes, and is kept in $wheels"

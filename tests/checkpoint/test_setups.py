@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,20 @@ def in_a_chain(model: nn.Sequential) -> Parts:
     return [optimizer], ChainedScheduler([hdet.OneCycleLR(optimizer, "auto", STEPS)], optimizer)
 
 
+def in_a_chain_in_a_sequence(model: nn.Sequential) -> Parts:
+    """The state of a chain has no step of its own."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-5)
+    chain = ChainedScheduler([hdet.OneCycleLR(optimizer, "auto", STEPS)], optimizer)
+    return [optimizer], SequentialLR(optimizer, [chain, ConstantLR(optimizer, 0.1)], milestones=[STEPS + 1])
+
+
+def inside(scheduler: Any) -> Iterator[Any]:
+    """A scheduler of torch, and those that it is made of."""
+    yield scheduler
+    for one in getattr(scheduler, "_schedulers", ()):
+        yield from inside(one)
+
+
 class Run:
     """Model, optimizers and scheduler. The first layer is frozen at first."""
 
@@ -68,7 +82,7 @@ class Run:
         loss.backward()
         for optimizer in self.optimizers:
             optimizer.step()
-        for one in (self.scheduler, *getattr(self.scheduler, "_schedulers", ())):
+        for one in inside(self.scheduler):
             if hasattr(one, "observe"):
                 one.observe(loss.detach())  # torch's schedulers around it do not take a loss
         self.scheduler.step()
@@ -80,7 +94,9 @@ class Run:
 
 
 @pytest.mark.filterwarnings("error::hdet.ResumeWarning")
-@pytest.mark.parametrize("make", [several, any_schedule, rate_as_tensor, in_a_sequence, in_a_chain])
+@pytest.mark.parametrize(
+    "make", [several, any_schedule, rate_as_tensor, in_a_sequence, in_a_chain, in_a_chain_in_a_sequence]
+)
 def test_bit_equal(tmp_path: Path, make: Callable[..., Parts]) -> None:
     whole = Run(0, make)
     for step in range(STEPS):

@@ -143,6 +143,27 @@ def test_states_of_torch_before_2(strategy: Any, has_phases: bool) -> None:
     assert "anneal_func" not in scheduler.state_dict()
 
 
+@pytest.mark.parametrize(("of_the_run", "of_the_constructor"), [("linear", "cos"), ("cos", "linear")])
+def test_an_old_state_has_its_own_annealing(of_the_run: Any, of_the_constructor: Any) -> None:
+    """Values of a state replace the constructor's. That torch keeps the constructor's here is an accident of it."""
+    optimizer, state = old_state(of_the_run)
+    expected = TORCH(optimizer, 0.1, 10, anneal_strategy=of_the_run)
+    expected.load_state_dict(state)
+    optimizer = SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+    scheduler = OURS(optimizer, 0.1, 10, anneal_strategy=of_the_constructor)
+    scheduler.load_state_dict(state)
+    assert train(scheduler, 6) == train(expected, 6)
+
+
+def test_a_scheduler_as_older_torch_made_it_goes_on_from_its_state() -> None:
+    """It has a function of annealing, and no name of it."""
+    expected = TORCH(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.1, 10)
+    scheduler = OURS(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.1, 10)
+    del scheduler._anneal_func_type
+    scheduler.load_state_dict({**scheduler.state_dict(), "anneal_func": OURS._annealing_cos})
+    assert train(scheduler, 10) == train(expected, 10)
+
+
 def test_a_state_of_hdets_own_needs_its_phases() -> None:
     scheduler = OURS(SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9), 0.05, 10)
     state = scheduler.state_dict()

@@ -191,6 +191,7 @@ class StandIn:
     """
 
     _use_async_quorum = False
+    _group_world_size = 1
 
     def __init__(
         self,

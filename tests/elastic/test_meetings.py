@@ -354,10 +354,25 @@ def test_no_quorum_ends_by_the_time_out(ensemble: Ensemble) -> None:
     assert "TORCHFT_LIGHTHOUSE" in str(error)
 
 
+class Without:
+    """A manager of a torchft to come, in which one name has changed."""
+
+    def __init__(self, manager: StandIn, renamed: str) -> None:
+        self._manager, self._renamed = manager, renamed
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._renamed:
+            raise AttributeError(name)
+        return getattr(self._manager, name)
+
+
 def test_bad_input() -> None:
     manager = StandIn(Lighthouse(), "r0:1")
     with pytest.raises(hdet.ArgumentError, match="manager must be a torchft"):
         hdet.torchft(3)  # type: ignore[arg-type]
+    for renamed in ("_group_world_size", "_use_async_quorum", "should_commit"):
+        with pytest.raises(hdet.ArgumentError, match=f"torchft 0.2, but got .* has no {renamed}; pip install"):
+            hdet.torchft(Without(manager, renamed))
     manager._use_async_quorum = True
     with pytest.raises(hdet.ArgumentError, match="use_async_quorum=False"):
         hdet.torchft(manager)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hdet
 from hdet.ensemble.controller import Update
-from hdet.ensemble.probe import probed_loss
+from hdet.ensemble.probe import probed_loss, unwrapped
 from hdet.ensemble.signals import RoundMean
 from hdet.parameters import put_back as kept
 from hdet.parameters import write_
@@ -729,3 +729,30 @@ def test_plain_eval_leaves_buffers_to_the_model(mode: Any, calls: int) -> None:
 def test_a_cast_that_is_none_is_refused() -> None:
     with pytest.raises(hdet.ArgumentError, match="autocast must be"):
         hdet.ProbeBatch(nn.Linear(1, 1), lambda m, b: m(b), [torch.ones(1, 1)], autocast="bf16")  # type: ignore[arg-type]
+
+
+class _Forgotten(nn.Module):
+    """Its forward is nn.Module's own, which raises."""
+
+
+class _Constant(nn.Module):
+    def forward(self) -> Tensor:
+        return torch.ones(())
+
+
+def test_a_module_without_a_forward_pass_is_no_probe() -> None:
+    with pytest.raises(hdet.ArgumentError, match="a function without arguments that returns a loss"):
+        hdet.ProbeLoss(_Forgotten())
+    for probe in (_Constant(), torch.compile(_Constant(), backend="eager")):
+        assert hdet.ProbeLoss(probe).fn is probe
+
+
+def _inside_of_wrappers(rank: int) -> list[bool]:
+    net = nn.Linear(2, 2)
+    ddp, alone = DistributedDataParallel(net), nn.Sequential(nn.Linear(2, 2))
+    compiled = [unwrapped(torch.compile(ddp, backend="eager")) is net, unwrapped(nn.Sequential(ddp, nn.ReLU())) is net]
+    return [unwrapped(ddp) is net, *compiled, unwrapped(alone) is alone]
+
+
+def test_only_the_wrapper_that_communicates_is_taken_off() -> None:
+    assert run_ranks(_inside_of_wrappers, 1) == [[True, True, False, True]]

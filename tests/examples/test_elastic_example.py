@@ -14,7 +14,7 @@ import pytest
 
 import hdet
 from tests.elastic.worker import lighthouse_command
-from tests.examples.launch import EXAMPLES
+from tests.examples.launch import EXAMPLES, ROOT
 from tests.patience import PATIENCE
 
 pytest.importorskip("sklearn")
@@ -31,27 +31,36 @@ def test_one_is_killed_and_comes_back(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "torchft_lighthouse --min_replicas 1 --heartbeat_timeout_ms 2000" in words
     options = ("--min_replicas", 1, "--heartbeat_timeout_ms", 2000)
 
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment, hold = {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "hold"
     running: list[subprocess.Popen[bytes]] = []
 
     def start(log: str, *command: object) -> subprocess.Popen[bytes]:
         """Into a file: torchft tells so much that a pipe nobody reads would stop it."""
         with (tmp_path / log).open("wb") as file:
             words = [str(word) for word in command]
-            running.append(subprocess.Popen(words, env=environment, stdout=file, stderr=subprocess.STDOUT))
+            running.append(subprocess.Popen(words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT))
         return running[-1]
 
     def replica(name: str, log: str) -> subprocess.Popen[bytes]:
         given = ("--name", name, "--steps", STEPS, "--journal", tmp_path / f"{name}.jsonl")
-        return start(log, sys.executable, EXAMPLES / "elastic.py", *given)
+        return start(log, sys.executable, "-m", "tests.examples.paced", hold, EXAMPLES / "elastic.py", *given)
 
     try:
         start("lighthouse", lighthouse_command(), *options, "--bind", f"127.0.0.1:{port}")
+        hold.touch()  # until all are there
         stayed = [replica("r0", "r0"), replica("r2", "r2")]
         lost = replica("r1", "r1, the first time")
-        wait_for_rounds(tmp_path / "r1.jsonl", 5)
+        for log in ("r0", "r2", "r1, the first time"):
+            wait_for(tmp_path / log, " begins at step ")
+        hold.unlink()
+        for name in ("r0", "r1", "r2"):
+            wait_for(tmp_path / f"{name}.jsonl", '"kind":"round"', 5)
+        hold.touch()  # until the lost one is back
         lost.kill()
-        for process in (*stayed, replica("r1", "r1")):
+        back = replica("r1", "r1")
+        wait_for(tmp_path / "r1", " begins at step ")
+        hold.unlink()
+        for process in (*stayed, back):
             process.wait(PATIENCE)
     finally:
         for process in running:
@@ -73,8 +82,8 @@ def test_one_is_killed_and_comes_back(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(rounds[-1]["names"]) == ["r0", "r1", "r2"]
 
 
-def wait_for_rounds(journal: Path, count: int) -> None:
+def wait_for(file: Path, words: str, times: int = 1) -> None:
     deadline = time.monotonic() + PATIENCE
-    while not journal.exists() or journal.read_text().count('"kind":"round"') < count:
-        assert time.monotonic() < deadline
+    while not file.exists() or file.read_text(errors="replace").count(words) < times:
+        assert time.monotonic() < deadline, file.read_text(errors="replace")[-3000:] if file.exists() else file
         time.sleep(0.02)

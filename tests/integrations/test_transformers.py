@@ -428,7 +428,7 @@ class _Asks(transformers.TrainerCallback):
         control.should_training_stop = control.should_training_stop or state.global_step == self.at
 
 
-@pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end"])
+@pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end", "on_log"])
 @pytest.mark.parametrize("first", [True, False])
 def test_the_rate_falls_before_a_stop(event: str, first: bool, tmp_path: Path) -> None:
     """Epochs have 32 steps."""

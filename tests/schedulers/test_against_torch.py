@@ -168,6 +168,50 @@ def test_a_checkpoint_overrides_the_constructor() -> None:
     assert second.total_steps == 20
 
 
+def unequal(one: Any, other: Any) -> set[str]:
+    """The attributes in which two schedulers differ. torch compares its own in this way."""
+    mine, theirs = vars(one), vars(other)
+    same = {name for name in mine.keys() & theirs.keys() if mine[name] == theirs[name]}
+    return (mine.keys() | theirs.keys()) - same - {"optimizer"}
+
+
+@pytest.mark.parametrize("tensor_lr", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "of_the_second"),
+    [
+        ({"max_lr": 0.5, "total_steps": 100}, {}),
+        ({"max_lr": 0.5, "total_steps": 100}, {"max_lr": 0.1, "pct_start": 0.6, "spread": 0.3, "seed": 2}),
+        ({"max_lr": 0.5, "total_steps": 100, "decay": "exponential", "auto_lr_start": 4, "sync_every": 4}, {}),
+        ({"max_lr": "auto", "total_steps": 100}, {}),
+        ({"max_lr": "auto"}, {}),
+    ],
+)
+def test_equal_states_are_equal_attribute_by_attribute(
+    arguments: dict[str, Any], of_the_second: dict[str, Any], tensor_lr: bool
+) -> None:
+    first = OURS(optimizer_of(tensor_lr=tensor_lr), **arguments)
+    second = OURS(optimizer_of(tensor_lr=tensor_lr), **{**arguments, **of_the_second})
+    for _ in range(10):
+        for group in first.optimizer.param_groups:
+            group["params"][0].grad = group["params"][0].detach().clone()
+        first.optimizer.step()
+        first.step(torch.tensor(1.0))
+    assert unequal(first, second) >= {"last_epoch", "_last_lr"}
+    second.load_state_dict(first.state_dict())
+    assert unequal(first, second) == set()
+
+
+@pytest.mark.parametrize("max_lr", [0.5, "auto"])
+def test_other_states_and_other_journals_are_unequal(max_lr: Any, tmp_path: Any) -> None:
+    def make(journal: str, **more: Any) -> OURS:
+        return OURS(optimizer_of(), max_lr, 100, journal=tmp_path / journal, **more)
+
+    first, others = make("run.jsonl"), {"spread": 0.3} if max_lr == 0.5 else {"auto_lr": False}
+    assert unequal(first, make("run.jsonl")) == set()
+    assert "_run" in unequal(first, make("another.jsonl"))
+    assert "_run" in unequal(first, make("run.jsonl", **others))
+
+
 @pytest.mark.parametrize("copied", [lambda s: pickle.loads(pickle.dumps(s)), copy.deepcopy], ids=["pickle", "deepcopy"])
 def test_pickle_and_deepcopy(copied: Callable[[Any], Any]) -> None:
     scheduler = OURS(optimizer_of(), 0.5, 20)

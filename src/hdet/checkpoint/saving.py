@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -328,7 +328,18 @@ def _inside(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Schedulers, or states of schedulers, and those inside: the second in a SequentialLR ``s`` is ``s[1]``."""
     found = dict(parts)
     for name, part in parts.items():
-        own = part.get("_schedulers") if isinstance(part, Mapping) else getattr(part, "_schedulers", None)
-        if isinstance(own, (list, tuple)):
+        for own in _lists(part):
             found |= _inside({f"{name}[{number}]": one for number, one in enumerate(own)})
     return found
+
+
+def _lists(part: Any) -> list[Sequence[Any]]:
+    """In what a scheduler that is made of others, or its state, holds them: torch has no public name for it."""
+    values = part if isinstance(part, Mapping) else vars(part) if isinstance(part, LRScheduler) else {}
+    lists = [one for one in values.values() if isinstance(one, (list, tuple))]
+    return [one for one in lists if any(isinstance(x, LRScheduler) or _is_state(x) for x in one)]
+
+
+def _is_state(value: Any) -> bool:
+    """Whether it is the state of a scheduler of torch; that of a ChainedScheduler has no step of its own."""
+    return isinstance(value, Mapping) and ("last_epoch" in value or bool(_lists(value)))

@@ -141,8 +141,6 @@ class ElasticReplicas(Replicas):
     def _check_ranks(self) -> None:
         """Of several ranks that are one replica, one writes the journal, and all have one process group."""
         ranks = self.torchft.ranks
-        if self.torchft.rank > 0:
-            self.journal_writer.give_up()
         if ranks > 1 and not (dist.is_available() and dist.is_initialized() and dist.get_world_size() == ranks):
             raise ArgumentError(
                 f"the manager says that a replica has {ranks} ranks, but torch.distributed does not have a process "
@@ -153,6 +151,8 @@ class ElasticReplicas(Replicas):
                 f"ranks of one replica need the same moments, but torchft brings each of its {ranks} ranks those of "
                 'another peer; use optimizer_state="average"'
             )
+        if ranks > 1 and dist.get_rank() > 0:
+            self.journal_writer.give_up()
 
     def _for_peers(self) -> dict[str, Any]:
         """What a newcomer needs. The tensors themselves: no replica changes them before the newcomer has them."""

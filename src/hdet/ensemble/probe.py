@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from hdet.checks import is_one_of, must_be, shown, takes
 from hdet.errors import ArgumentError, ProbeWarning
@@ -23,6 +22,7 @@ from hdet.ranks.shards import local, resharded
 
 LossFn = Callable[[Any, Any], Tensor]
 """``loss_fn(model, batch) -> scalar``, everywhere in the library."""
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 ProbeFn = Callable[[], Tensor | float]
 """Gives a loss of the current model; a :class:`ProbeBatch` is one."""
 
@@ -158,8 +158,11 @@ class ProbeBatch:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, whose forward would communicate; compiled before or after the wrap."""
-    wrapper = getattr(model, "_orig_mod", model)  # inside torch.compile's wrapper
-    return wrapper.module if isinstance(wrapper, nn.parallel.DistributedDataParallel) else model
+    wrapper, inside = model, list(model.children())
+    if len(inside) == 1 and type(model).__module__.startswith("torch."):  # that of torch.compile adds nothing
+        wrapper = inside[0]
+    found = next((one for one in (model, wrapper) if isinstance(one, nn.parallel.DistributedDataParallel)), None)
+    return model if found is None else found.module
 
 
 @contextmanager
@@ -175,7 +178,7 @@ def probing(model: nn.Module, mode: str) -> Iterator[None]:
     buffers = [(m, name, x) for m, _ in modules if of_batch for name, x in m.named_buffers(recurse=False)]
     values = copies_of([buffer for *_, buffer in buffers])
     for m, was_training in modules:
-        if of_batch and was_training and isinstance(m, _BatchNorm):
+        if of_batch and was_training and isinstance(m, _BATCH_NORMS):
             m.running_mean = m.running_var = None
         m.training = False  # not eval(): some layers change their weights there
     try:
@@ -185,7 +188,7 @@ def probing(model: nn.Module, mode: str) -> Iterator[None]:
             m.training = was_training
         copy_all_(zip((local(buffer) for *_, buffer in buffers), values, strict=True))
         for m, name, buffer in buffers:
-            m._buffers[name] = buffer  # forward may have put another tensor there
+            setattr(m, name, buffer)  # forward may have put another tensor there
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hdet.checks import check_run, run_state, users_level, warn_unless_by_steps
+from hdet.checks import EqualByState, check_run, run_state, users_level, warn_unless_by_steps
 from hdet.ensemble.bases import Bases
 from hdet.ensemble.converge import converge, refuse_diverged
 from hdet.ensemble.knob import rate_knobs
@@ -38,7 +38,7 @@ _NOT_AVERAGED = (
 )
 
 
-class Replicas:
+class Replicas(EqualByState):
     """The replicas of one run, seen from one of them. It never holds the scheduler or the optimizer.
 
     Args:

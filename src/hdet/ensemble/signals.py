@@ -93,8 +93,8 @@ class RoundMean:
         """One more snapshot. A parameter that was not in the one before stood still until now: a layer may thaw."""
         self._means = {p: self._means[p] if p in self._means else wide(p).copy_(local(p)) for p in parameters}
         self._count += 1
-        now = [local(p).detach().to(mean.dtype) for p, mean in self._means.items()]
-        torch._foreach_lerp_(list(self._means.values()), now, 1.0 / self._count)
+        for p, mean in self._means.items():
+            mean.lerp_(local(p).detach().to(mean.dtype), 1.0 / self._count)
 
     def reset(self) -> None:
         """A new round begins."""

@@ -33,6 +33,7 @@ _UNKNOWN = {
     "has_moe_layers": "experts of its own on each rank",
     "mpu": "model parallelism",
     "swap_optimizer": "its optimizer's memory in NVMe",
+    "params_in_nvme_and_cpu": "weights in NVMe",
     "zenflow": "its optimizer's memory in ZenFlow",
 }
 """What hdet cannot measure or copy, by the attribute of an engine or of its optimizer that tells of it."""
@@ -145,9 +146,9 @@ def _by_group(wrapper: Any) -> list[list[Tensor]]:
 def _padding(wrapper: Any) -> Iterator[tuple[Tensor, slice]]:
     """What is past the end of a parameter in the last ranks' partitions: stage 3 does not initialise it."""
     for number, p in enumerate(wrapper.fp32_partitioned_groups_flat):
-        rank, begin = wrapper._get_sub_group_partition_rank(number), 0
+        begin = 0
         for param in wrapper.fp16_groups[number]:
-            length = param.partition_numel()
+            rank, length = dist.get_rank(param.ds_process_group), param.partition_numel()
             used = min(max(param.ds_numel - rank * length, 0), length)
             if used < length:
                 yield p, slice(begin + used, begin + length)
@@ -157,9 +158,12 @@ def _padding(wrapper: Any) -> Iterator[tuple[Tensor, slice]]:
 @torch.no_grad()
 def _refresh_stage_3(wrapper: Any) -> None:
     """As at the end of its step: free what is gathered, and gather again what stays gathered."""
-    wrapper._partition_all_parameters()
-    for number in range(len(wrapper.fp32_partitioned_groups_flat)):
-        wrapper._reassign_or_swap_out_partitioned_parameters(number)
+    wrapper.parameter_offload.partition_all_parameters()
+    rows = wrapper.fp16_partitioned_groups, wrapper.fp16_partitioned_groups_flat, wrapper.fp32_partitioned_groups_flat
+    for parts, flat, masters in zip(*rows, strict=True):
+        flat.data.copy_(masters.data)
+        for part, values in zip(parts, wrapper.unflatten(flat, parts), strict=True):
+            part.data = values.data
     if wrapper.persistent_parameters:
         wrapper.persistent_parameters[0].all_gather(wrapper.persistent_parameters)
     wrapper.invalidate_secondary_tensor()
@@ -223,10 +227,10 @@ class Masters(Partitioned):
         self.stepping = frozenset(id(p) for group in inner.param_groups for p in group["params"])
         self.continues = bool(self._stepped) and not (self._stepped & self.stepping)
         self._stepped = self._stepped | self.stepping if self.continues else self.stepping
-        self._opt_called = True  # torch's schedulers look there whether the optimizer was stepped
+        self.hear_of_step()
 
-    def step(self, closure: Any = None) -> Any:
-        """Refused: the engine steps."""
+    def refuse_step(self) -> None:
+        """The engine steps."""
         raise RuntimeError("hdet does not step the optimizer of a DeepSpeed engine: call engine.step()")
 
 

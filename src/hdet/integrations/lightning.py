@@ -210,9 +210,10 @@ class AutoLR(_Callback):
         if self.finish is None:
             return
         assert isinstance(self.scheduler, OneCycleLR)
-        loop = trainer.fit_loop.epoch_loop
+        loop, epochs = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current.processed
         loop.min_steps = self._min_steps
-        requested = trainer.should_stop and trainer.fit_loop._can_stop_early
+        can_stop = epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (self._min_steps or 0)
+        requested = trainer.should_stop and can_stop
         left = (_total_steps(trainer) or math.inf) - trainer.global_step
         stops = self.finish.stops(self.scheduler, requested=requested, left=left)
         loop.min_steps = self._min_steps if stops else sys.maxsize

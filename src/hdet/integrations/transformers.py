@@ -220,6 +220,8 @@ class AutoLR(_Scheduling):
         self.options = options
         self._events: list[str] = []
         """What has happened since the Trainer last logged."""
+        self._is_between = False
+        """Whether the Trainer is between two steps of the optimizer."""
 
     def attach(self, trainer: Trainer) -> Trainer:
         """Join ``trainer``, also as a callback if it is not one yet. Call it before ``train()``. Returns it."""
@@ -233,7 +235,7 @@ class AutoLR(_Scheduling):
             loading = loading_auto_lr(self.options, self.finish, source, cure)
             trainer._load_optimizer_and_scheduler = loading(trainer._load_optimizer_and_scheduler)
         if self.finish is not None:
-            trainer._maybe_log_save_evaluate = self._finished(trainer._maybe_log_save_evaluate, self.finish)
+            trainer.callback_handler.call_event = self._finished(trainer.callback_handler.call_event, self.finish)
         trainer.log = self._logged(trainer.log)
         return trainer
 
@@ -266,14 +268,16 @@ class AutoLR(_Scheduling):
         trainer.lr_scheduler = made = auto(optimizer, **known)
         return made
 
-    def _finished(self, method: Callable[..., None], finish: Finish) -> Callable[..., None]:
-        """The Trainer calls the method after all callbacks of a step or an epoch, any of which may request a stop."""
+    def _finished(self, call_event: Callable[..., Any], finish: Finish) -> Callable[..., Any]:
+        """The Trainer calls it for every event, and with it all callbacks, any of which may request a stop."""
 
-        def finished(*args: Any, **kwargs: Any) -> None:
-            method(*args, **kwargs)
-            state, control = self._trainer.state, self._trainer.control
-            requested, left = control.should_training_stop, state.max_steps - state.global_step
-            control.should_training_stop = finish.stops(self._scheduler, requested=requested, left=left)
+        def finished(event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            control = call_event(event, args, state, control, **kwargs)
+            self._is_between = event == "on_step_end" or (self._is_between and event != "on_step_begin")
+            if self._is_between and self._trainer.is_in_train:
+                requested, left = control.should_training_stop, state.max_steps - state.global_step
+                control.should_training_stop = finish.stops(self._scheduler, requested=requested, left=left)
+            return control
 
         return finished
 

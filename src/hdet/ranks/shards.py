@@ -124,7 +124,30 @@ def is_sharded(tensor: Tensor) -> bool:
     return is_distributed(tensor) or bool(place(tensor)) or _is_flat(tensor)
 
 
-class Partitioned(Optimizer):
+class SteppedElsewhere(Optimizer):
+    """An optimizer that others step. It hears of that by hooks, and must not be stepped itself."""
+
+    _hears = False
+
+    def hear_of_step(self) -> None:
+        """Call it when a step is made: torch's schedulers watch whether ``step`` is called, and would warn."""
+        self._hears = True
+        try:
+            self.step()
+        finally:
+            self._hears = False
+
+    def step(self, closure: Any = None) -> Any:
+        """Refused, unless it is called by :meth:`hear_of_step`."""
+        if not self._hears:
+            self.refuse_step()
+
+    def refuse_step(self) -> None:
+        """Raise an error that says what to step."""
+        raise NotImplementedError
+
+
+class Partitioned(SteppedElsewhere):
     """An optimizer whose parameters are not the model's own: partitions of them, or copies in a higher precision.
 
     Such an optimizer may make its step in parts, some parameters after the others, and calls its hooks for each part.
@@ -186,8 +209,17 @@ def reshard(model: nn.Module | None) -> None:
 
 def reshard_all() -> None:
     """The same for every module of this process, if the model is not known: torch has a private list of them."""
-    composed = sys.modules.get("torch.distributed._composable_state")
-    _reshard(list(getattr(composed, "_module_state_mapping", ())))
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not fsdp.FSDPModule.__subclasses__():  # fully_shard makes one for each class that it wraps
+        return
+    try:
+        known = list(sys.modules["torch.distributed._composable_state"]._module_state_mapping)
+    except (AttributeError, KeyError):
+        raise ShardedParametersError(
+            f"hdet does not find FSDP2's modules in torch {torch.__version__}, and weights that they have gathered "
+            "would stay as they were before the roll back; give the scheduler, or the guard, model="
+        ) from None
+    _reshard(known)
 
 
 def _reshard(modules: Iterable[nn.Module]) -> None:

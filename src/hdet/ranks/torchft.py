@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
 from torch import Tensor
 
@@ -22,6 +22,9 @@ _PAUSE = 0.5
 
 class Manager(Protocol):
     """What is used of ``torchft.Manager``."""
+
+    _group_world_size: int
+    _use_async_quorum: bool
 
     def start_quorum(self, *, timeout: timedelta | None = ...) -> None: ...
     def participating_rank(self) -> int | None: ...
@@ -53,8 +56,8 @@ class Torchft:
         self.manager = manager
         self.name = name
         self.timeout = timeout
-        self.rank, self.ranks = getattr(manager, "_group_rank", 0), getattr(manager, "_group_world_size", 1)
-        """Of this process among those that are one replica, and how many these are."""
+        self.ranks: int = manager._group_world_size
+        """How many processes are one replica."""
 
     def __repr__(self) -> str:
         return f"Torchft({self.name!r})"
@@ -145,10 +148,11 @@ def torchft(manager: Manager, *, name: str | None = None, timeout: float = 3600.
         timeout: seconds for one meeting of the replicas, whatever happens. Longer than a round takes: one that comes
             waits for its end.
     """
-    used = [name for name in vars(Manager) if not name.startswith("_")]
-    fits = all(callable(getattr(manager, name, None)) for name in used)
-    must_be("a torchft.Manager of torchft 0.2 or later", fits, f"it needs {', '.join(used)}", manager=manager)
-    if getattr(manager, "_use_async_quorum", False) is True:  # as torchft's DiLoCo looks
+    used = [*(name for name in vars(Manager) if not name.startswith("_")), *get_type_hints(Manager)]
+    lacks = [name for name in used if not hasattr(manager, name)]  # of torchft to come: a rename must not go unnoticed
+    cure = f"this one has no {', '.join(lacks)}; pip install 'torchft==0.2.*'"
+    must_be("a torchft.Manager as in torchft 0.2", not lacks, cure, manager=manager)
+    if manager._use_async_quorum:  # as torchft's DiLoCo looks
         raise ArgumentError(
             "a replica that heals must have its state before the others go on, but the manager's quorum is "
             "asynchronous; make it with use_async_quorum=False"

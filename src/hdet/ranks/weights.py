@@ -212,7 +212,7 @@ class ReplicaTensors:
         """
         if self.model is None:
             return []
-        caches = {id(m._buffers.get(name)) for m in self.model.modules() for name in m._non_persistent_buffers_set}
+        caches = {id(getattr(m, name, None)) for m in self.model.modules() for name in m._non_persistent_buffers_set}
         return [
             tensor
             for name, tensor in self.model.named_buffers()

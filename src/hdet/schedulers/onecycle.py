@@ -17,7 +17,7 @@ from hdet.ranks.group import Group, ReplicaIndex
 from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
 from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_other_groups, tell_another_length
 from hdet.schedulers.onecycle_ensemble import replicas_of
-from hdet.schedulers.plan import ANNEALINGS, Plan, phase_at, take_in
+from hdet.schedulers.plan import ANNEALINGS, Plan, annealing_in, phase_at, take_in
 from hdet.schedulers.run import Run
 from hdet.schedulers.search_arguments import WithSearch, searched
 
@@ -313,7 +313,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         """
         self.check_state_dict(state_dict)
         known = {*super().state_dict(), "_anneal_func_type", "use_beta1"} - _NOT_SAVED
-        torch_state = {key: v for key, v in state_dict.items() if key in known}
+        torch_state = {**annealing_in(state_dict), **{key: v for key, v in state_dict.items() if key in known}}
         if not all("base_momentum" in group for group in self.optimizer.param_groups):
             torch_state["cycle_momentum"] = False  # there is nothing to cycle between
         total_steps, t = torch_state["total_steps"], torch_state["last_epoch"]

@@ -146,6 +146,12 @@ ANNEALINGS: dict[str, Callable[[Any, Any, float], Any]] = {"cos": _cosine, "line
 """The value between two levels, numbers or tensors of one element, when ``part`` of a phase is over."""
 
 
+def annealing_in(state: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of annealing in a state of torch before 2.0, which has a function in place of its name."""
+    kind = getattr(state.get("anneal_func"), "__name__", "").rpartition("_")[2]
+    return {"_anneal_func_type": kind} if kind in ANNEALINGS else {}
+
+
 def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, by_lr: bool, momenta: bool) -> None:
     """Give groups that were added to the optimizer the levels of the schedule. Raises before it changes any.
 

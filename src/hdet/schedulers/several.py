@@ -8,16 +8,19 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from hdet.checks import must_be
 from hdet.errors import ArgumentError
 from hdet.parameters import hook_steps, stands_still, unwrapped
+from hdet.ranks.shards import SteppedElsewhere
 from hdet.schedulers.onecycle import OneCycleLR
 from hdet.schedulers.plain_rates import Schedule
 from hdet.schedulers.scheduled import ScheduledSearch
 
 Arguments: TypeAlias = tuple[Any, ...]
 Keywords: TypeAlias = dict[str, Any]
+Hook: TypeAlias = Callable[..., Any]
 
 
 def auto(
@@ -81,7 +84,7 @@ def _optimizers(optimizers: Any) -> list[Optimizer]:
     return found
 
 
-class CombinedOptimizer(Optimizer):
+class CombinedOptimizer(SteppedElsewhere):
     """Several optimizers seen as one: their groups and their states. It is never stepped; its parts are stepped.
 
     Its hooks are called before the first part makes its step, whichever that is: no weight has moved yet, and all
@@ -103,8 +106,9 @@ class CombinedOptimizer(Optimizer):
         """The part that was stepped first in this step; None between steps."""
         self._stepped: set[int] = set()
         """Ids of the parts that have made this step."""
-        self._optimizer_step_pre_hooks = OrderedDict()  # torch's methods register hooks here
-        self._optimizer_step_post_hooks = OrderedDict()
+        self._before: OrderedDict[int, Hook] = OrderedDict()
+        self._after: OrderedDict[int, Hook] = OrderedDict()
+        """Hooks of its own steps, by their handles."""
         for part in parts:
             hook_steps(part, self, CombinedOptimizer.before_part, CombinedOptimizer.after_part)
 
@@ -113,6 +117,14 @@ class CombinedOptimizer(Optimizer):
         """The groups of all parts, in order."""
         return [group for part in self.parts for group in part.param_groups]
 
+    def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
+        """Have a hook called before the first part of every step."""
+        return _registered(hook, self._before)
+
+    def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
+        """Have a hook called after the first part of every step."""
+        return _registered(hook, self._after)
+
     def before_part(self, part: Optimizer, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
         """A part is about to make its step, which does not count if all its rates are 0."""
         if stands_still(part):
@@ -120,15 +132,15 @@ class CombinedOptimizer(Optimizer):
         if id(part) in self._stepped:
             self.step_is_over()
         self.leading = self.leading or part
-        self._opt_called = True  # torch's schedulers look here whether the optimizer was stepped
-        for hook in list(self._optimizer_step_pre_hooks.values()) if part is self.leading else ():
+        self.hear_of_step()
+        for hook in list(self._before.values()) if part is self.leading else ():
             args, kwargs = hook(self, args, kwargs) or (args, kwargs)
         return args, kwargs
 
     def after_part(self, part: Optimizer, args: Arguments, kwargs: Keywords) -> None:
         """A part has made its step."""
         self._stepped.add(id(part))
-        for hook in list(self._optimizer_step_post_hooks.values()) if part is self.leading else ():
+        for hook in list(self._after.values()) if part is self.leading else ():
             hook(self, args, kwargs)
 
     def step_is_over(self) -> None:
@@ -143,7 +155,7 @@ class CombinedOptimizer(Optimizer):
             "gradients of each, save and load the state_dict() of each, and add a parameter group to one of them"
         )
 
-    step = zero_grad = state_dict = load_state_dict = add_param_group = _refused
+    refuse_step = zero_grad = state_dict = load_state_dict = add_param_group = _refused
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: the parts, from which everything else is made."""
@@ -151,6 +163,12 @@ class CombinedOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["parts"])  # type: ignore[misc]
+
+
+def _registered(hook: Hook, hooks: OrderedDict[int, Hook]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
 
 
 class _States:

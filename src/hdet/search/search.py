@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import STATE_VERSION, STATE_WORDS, check_run, reading, run_state, warn_unless_by_steps
+from hdet.checks import STATE_VERSION, STATE_WORDS, EqualByState, check_run, reading, run_state, warn_unless_by_steps
 from hdet.errors import DivergedError, ResumeWarning
 from hdet.events import Reason
 from hdet.journal.writer import JournalWriter
@@ -72,7 +72,7 @@ _is_distributed: Callable[[], bool] = dist.is_initialized if dist.is_available()
 """Whether there may be other ranks: every step asks, since torch.distributed may be initialised later."""
 
 
-class Search:
+class Search(EqualByState):
     """The search of one run, seen from one rank.
 
     Gradients are shared, so all ranks hold the same weights and make the same decisions. Buffers are averaged over
@@ -597,13 +597,6 @@ class Search:
         self.losses, self._sampler.measure, self._snapshots = losses, measure, snapshots
         self.memory.found = self.found._replace(snapshots=kept)
         self._lacks_tensors = False
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Search):
-            return False
-        return repr(self.state()) == repr(other.state()) and self.journal_writer.sinks == other.journal_writer.sinks
-
-    __hash__ = None  # type: ignore[assignment]  # equal by value and, like a list, not meant as a key
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle and deepcopy: a copy has other tensors, so what is kept of them goes by their parameters' places.
