@@ -61,12 +61,11 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
         sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
-        auto_lr: True for :class:`hdet.Corrected`, False for none, or a controller object. With "auto": False uses the
-            guess.
+        auto_lr: True for :class:`hdet.Corrected` as published, False for none, or a controller object, for instance
+            ``hdet.Corrected(sigma=0.3)``. With "auto": False uses the guess.
         auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
         decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential": OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
-        sigma, meta_momentum, meta_lr: sigma, beta and lambda of :class:`hdet.Corrected`.
         seed: for the reassignment of multipliers after every round.
         group: the process group whose ranks are the replicas, ``hdet.arms(n)`` or ``hdet.torchft(manager)``. None: the
             default group, or a single replica if torch.distributed is not initialised. Looked up when it is first
@@ -104,9 +103,6 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         auto_lr: bool | Controller = True,
         auto_lr_start: int | None = None,
         decay: Literal["schedule", "exponential"] = "schedule",
-        sigma: float = 0.1,
-        meta_momentum: float = 0.9,
-        meta_lr: float = 0.5,
         seed: int = 0,
         group: Group = None,
         model: nn.Module | None = None,
