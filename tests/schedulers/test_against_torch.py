@@ -498,7 +498,7 @@ def test_a_controllers_arguments_are_given_to_the_controller(more: dict[str, Any
 
 
 def test_a_start_is_for_something_that_starts() -> None:
-    with pytest.raises(hdet.ArgumentError, match="auto_lr_start is for .*but got auto_lr_start=10; leave it out"):
+    with pytest.raises(hdet.ArgumentError, match=r"auto_lr_start is for .*but got auto_lr_start=10; leave it out"):
         OURS(optimizer_of(), 0.5, 20, auto_lr=False, auto_lr_start=10)
     OURS(optimizer_of(), 0.5, 20, auto_lr=False, auto_lr_start=10, decay="exponential")  # which starts there
 
