@@ -28,7 +28,7 @@ from hdet.schedulers.run import WithRun
 from hdet.schedulers.search_arguments import WithSearch
 
 Result = TypeVar("Result")
-_Kept = tuple[Any, dict[str, Any]]
+_Kept = tuple[Any, dict[str, Any], dict[str, set[str]]]
 _FORMAT = 1
 
 
@@ -257,12 +257,13 @@ def _refuse_another(found: Whole) -> None:
 
 
 def _kept(name: str, part: Any) -> _Kept:
-    """The state of a part, and those of the searches in it, before it is loaded.
+    """The state of a part, those of the searches in it, and the attributes of schedulers, before it is loaded.
 
     The tensors of guards and searches are not copied, because a load replaces them by others.
     """
     searches = {inside: one.search_state_dict() for inside, one in _searches({name: part}).items()}
-    return part.state_dict() if isinstance(part, Guard) else _copied(part.state_dict()), searches
+    attributes = {inside: set(vars(one)) for inside, one in _torchs({name: part}).items()}
+    return part.state_dict() if isinstance(part, Guard) else _copied(part.state_dict()), searches, attributes
 
 
 def _copied(state: Any) -> Any:
@@ -272,7 +273,8 @@ def _copied(state: Any) -> Any:
     if not isinstance(state, dict):
         return copy.deepcopy(state)
     copied = copy.copy(state)  # a model's has attributes of its own
-    copied.update((key, _copied(value)) for key, value in state.items())
+    for key, value in state.items():
+        copied[key] = _copied(value)  # update() of a Counter, as in MultiStepLR, would count
     return copied
 
 
@@ -293,10 +295,13 @@ def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: di
 
 def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
     """Give all parts the states that they had."""
-    for name, (state, searches) in before.items():
+    for name, (state, searches, attributes) in before.items():
         parts[name].load_state_dict(state)
         for inside, scheduler in _searches({name: parts[name]}).items():
             scheduler.load_search_state_dict(searches[inside])
+        for inside, one in _torchs({name: parts[name]}).items():
+            for added in set(vars(one)) - attributes[inside]:
+                delattr(one, added)
 
 
 def _turn(part: Any) -> int:
@@ -316,6 +321,11 @@ def _stateful(parts: Mapping[str, Any]) -> dict[str, Any]:
 def _schedulers(parts: Mapping[str, Any]) -> dict[str, WithRun]:
     """hdet's schedulers by their names, also those inside torch's."""
     return {name: part for name, part in _inside(parts).items() if isinstance(part, WithRun)}
+
+
+def _torchs(parts: Mapping[str, Any]) -> dict[str, LRScheduler]:
+    """Schedulers of torch, also those inside others. They take in everything that a state has, whatever its name."""
+    return {name: part for name, part in _inside(parts).items() if isinstance(part, LRScheduler)}
 
 
 def _searches(parts: Mapping[str, Any]) -> dict[str, WithSearch]:
