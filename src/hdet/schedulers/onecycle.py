@@ -17,7 +17,7 @@ from hdet.ranks.group import Group, ReplicaIndex
 from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
 from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_other_groups, tell_another_length
 from hdet.schedulers.onecycle_ensemble import replicas_of
-from hdet.schedulers.plan import ANNEALINGS, Plan, phase_at, take_in
+from hdet.schedulers.plan import ANNEALINGS, Plan, levels_of, phase_at, take_in
 from hdet.schedulers.run import Run
 from hdet.schedulers.search_arguments import WithSearch, searched
 
@@ -133,6 +133,9 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         self._counts = group_counts(optimizer)
         """How many groups of each optimizer are known."""
         self._run.begin(optimizer)
+        if self.search is not None:
+            self.search.written.begin(self)
+            self.search.levels = levels_of(optimizer.param_groups)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -162,7 +165,11 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self.last_epoch += 1  # not t: a replica of torchft that fell behind is with the others now
             self._write(self._rates())
         else:
+            if self.search is not None and self._step_count == 0 < self._counted:
+                self.search.written.is_shared = True  # SequentialLR begins with this scheduler
             _torch.step(self, epoch)
+            if self.search is not None:
+                self.search.written.note(self.optimizer.param_groups)
         self._counted = self._step_count
 
     def _join(self) -> None:
@@ -264,9 +271,20 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             else:
                 put_rate(group, rates[g])
                 rates[g] = copy_rate(group["lr"])
+        if self.search is not None:
+            self.search.written.note(self.optimizer.param_groups)
 
     def _write_again(self) -> None:
         self._write(self.get_last_lr())
+        if self.search is not None:
+            self.search.levels = levels_of(self.optimizer.param_groups)
+
+    def _own_again(self, *, is_loaded: bool) -> None:
+        """Also the levels of the schedule, which the state of another run's optimizer has too."""
+        if self.search is not None and not is_loaded:
+            for group, levels in zip(self.optimizer.param_groups, self.search.levels, strict=True):
+                group.update(levels)
+        self._write_again()
 
     def _owns_rates(self) -> bool:
         """Whether the optimizer's rates are those that were written here last: no other scheduler has changed them."""
@@ -334,11 +352,12 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self._last_lr = search.held(self._last_lr)
         rho = self._run.multipliers(t, self._run.replica_index)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
+        self._last_lr = rates
         if ours["owns_rates"]:
-            self._write(rates)
+            self._write_again()
             self._watch_loading()
-        else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
-            self._last_lr = rates
+        elif search is not None:  # inside SequentialLR the rates in the optimizer may be another scheduler's
+            search.written.forget()
 
     # -- torch's ways -----------------------------------------------------------------------------------------------
 
@@ -370,6 +389,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self._take_in_new_groups()
             if self.search is not None:
                 self.search.take_over()
+                self.search.written.is_shared = True
         _torch._update_lr(self, epoch)
 
     def _take_in_new_groups(self) -> None:
@@ -383,3 +403,5 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
         self._run.journal_writer.add([names[g] for g in new], max(self.last_epoch, 0))
         self._run.grow(new, names)
+        if self.search is not None:
+            self.search.levels = levels_of(groups)
