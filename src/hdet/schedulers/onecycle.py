@@ -306,6 +306,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
+        self._take_in_new_groups()  # as at the next step: the checkpoint may have them
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
         refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
