@@ -44,7 +44,8 @@ class Written:
 
     def note(self, groups: _Groups) -> None:
         """The scheduler has just written the rates of these groups."""
-        self._marks = [] if self.is_shared else [_mark(group["lr"]) for group in groups]
+        rates = () if self.is_shared else [group["lr"] for group in groups]
+        self._marks = [rate if isinstance(rate, float) else _mark(rate) for rate in rates]
 
     def forget(self) -> None:
         """Until rates are written again it is unknown whose they are."""
@@ -55,11 +56,16 @@ class Written:
 
         ``is_loaded``: whether a checkpoint was loaded since the last step. It may have brought the rates of its run.
         """
-        scheduler = None if self._scheduler is None else self._scheduler()
-        if len(self._marks) != len(groups) or scheduler is None:
+        if len(self._marks) != len(groups):  # one was added, or rates of others are no surprise
             return
-        if all(_is_there(group["lr"], mark) for group, mark in zip(groups, self._marks, strict=True)):
+        for group, mark in zip(groups, self._marks, strict=True):
+            if (rate := group["lr"]) is not mark and not _is_there(rate, mark):
+                break
+        else:  # as usual, without delay
             self._is_told = False
+            return
+        scheduler = None if self._scheduler is None else self._scheduler()
+        if scheduler is None:
             return
         if scheduler.last_epoch < 0:  # SequentialLR leaves -1 in one that waits for its turn
             self.is_shared = True
