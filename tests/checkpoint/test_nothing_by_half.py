@@ -236,7 +236,7 @@ def test_nothing_of_the_users_is_touched_by_looking(tmp_path: Path) -> None:
     ]
     generator, versions = torch.get_rng_state(), [p._version for p in model.parameters()]
     try:
-        hdet.load(path, optimizer=optimizer)
+        hdet.load(path, optimizer=optimizer, ignore=["model"])
     finally:
         for handle in handles:
             handle.remove()
@@ -359,6 +359,33 @@ def test_a_scaler_and_schedulers_of_torch(tmp_path: Path) -> None:
         rewritten(path, lambda content, change=change: change(content["states"]))
         other = {"model": network(1), "scheduler": sequence(), "scaler": torch.amp.GradScaler("cpu", init_scale=2.0)}
         refused(path, words, **other)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: lr_scheduler.MultiStepLR(o, [3, 6, 6], 0.1),
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.ConstantLR(o), lr_scheduler.MultiStepLR(o, [2], 0.5)], milestones=[5]
+        ),
+        lambda o: lr_scheduler.ReduceLROnPlateau(o),
+        lambda o: hdet.auto(o, schedule=lr_scheduler.MultiStepLR(o, [30, 60], 0.1), total_steps=100),
+        lambda o: hdet.Ensemble(o, lr_scheduler.MultiStepLR(o, [3, 6], 0.1)),
+    ],
+    ids=["MultiStepLR", "SequentialLR", "ReduceLROnPlateau", "hdet.auto", "hdet.Ensemble"],
+)
+def test_any_scheduler_is_put_back(tmp_path: Path, make: Callable[[torch.optim.Optimizer], Any]) -> None:
+    """Also dicts whose update() counts, as that of milestones does, and what only the file's state has."""
+    path = tmp_path / "run.pt"
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parts = {"model": model, "optimizer": optimizer, "scheduler": make(optimizer), "ema": nn.Linear(3, 3)}
+    hdet.save(path, **parts)
+    rewritten(path, lambda content: content["states"]["scheduler"].update(of_another_version=3))
+    kinds = {key: type(value) for key, value in parts["scheduler"].state_dict().items()}
+    refused(path, "'ema' does not fit|size mismatch", **{**parts, "ema": nn.Linear(5, 5)})
+    assert {key: type(value) for key, value in parts["scheduler"].state_dict().items()} == kinds
+    hdet.load(path, **parts)
 
 
 # -- flipped bits, sealed again ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -137,6 +138,8 @@ def test_softmax_of_one_is_one() -> None:
     ("arguments", "word"),
     [
         ({"sigma": 0.0}, "sigma"),
+        ({"sigma": -1.0}, "sigma"),
+        ({"sigma": None}, "sigma"),
         ({"sigma": math.nan}, "sigma"),
         ({"sigma": math.inf}, "sigma"),
         ({"meta_momentum": 1.0}, "meta_momentum"),
@@ -146,7 +149,7 @@ def test_softmax_of_one_is_one() -> None:
         ({"meta_lr": math.nan}, "meta_lr"),
     ],
 )
-def test_bad_arguments_say_value_rule_and_cure(arguments: dict[str, float], word: str) -> None:
+def test_bad_arguments_say_value_rule_and_cure(arguments: dict[str, Any], word: str) -> None:
     for rule in (Corrected, AsPrinted):
         with pytest.raises(ArgumentError, match=f"{word} must be .* but got {word}=.*;"):
             rule(**arguments)

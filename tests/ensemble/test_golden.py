@@ -21,8 +21,8 @@ pytestmark = pytest.mark.quick
 GOLDEN = Path(__file__).parent / "golden"
 CASES: dict[str, dict[str, Any]] = {
     "fixed": {"auto_lr": False},
-    "schedule": {"auto_lr_start": 3, "sigma": 1.0, "meta_momentum": 0.0, "meta_lr": 1.0},
-    "exponential": {"auto_lr_start": 3, "sigma": 1.0, "meta_momentum": 0.0, "meta_lr": 1.0, "decay": "exponential"},
+    "schedule": {"auto_lr_start": 3},
+    "exponential": {"auto_lr_start": 3, "decay": "exponential"},
 }
 
 
@@ -62,7 +62,7 @@ def _train(rank: int, arguments: dict[str, Any]) -> dict[str, list[float]]:
         anneal_strategy="linear",
         div_factor=2.0,
         final_div_factor=2.0,
-        **arguments,
+        **{"auto_lr": hdet.Corrected(sigma=1.0, meta_momentum=0.0, meta_lr=1.0), **arguments},
     )
     history: dict[str, list[float]] = {"rate": [], "theta": [], "base": []}
     for t in range(9):

@@ -331,7 +331,7 @@ DISAGREEMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "total steps": ({"total_steps": 40}, {"total_steps": 50}, ["total_steps = 40", "total_steps = 50"]),
     "spread": ({"spread": 0.25}, {"spread": 0.5}, ["spread = 0.25", "spread = 0.5"]),
     "seed": ({"seed": 1}, {"seed": 2}, ["seed = 1", "seed = 2"]),
-    "sigma": ({"sigma": 0.25}, {"sigma": 0.5}, ["sigma=0.25", "sigma=0.5"]),
+    "sigma": ({"auto_lr": hdet.Corrected(0.25)}, {"auto_lr": hdet.Corrected(0.5)}, ["sigma=0.25", "sigma=0.5"]),
     "auto_lr": ({"auto_lr": True}, {"auto_lr": False}, ["auto_lr"]),
     "decay": ({"decay": "schedule"}, {"decay": "exponential"}, ["decay"]),
     "max_lr": ({"max_lr": 0.1}, {"max_lr": 0.2}, ["disagree on max_lr,", "max_lr = 0.1", "max_lr = 0.2"]),
@@ -762,7 +762,7 @@ def test_checkpoint_through_torch_distributed_checkpoint(tmp_path: Path) -> None
 def _save_distributed(rank: int, folder: str) -> None:
     import torch.distributed.checkpoint as dcp
 
-    model, scheduler = build(sync_every=5, auto_lr_start=5, sigma=0.05)
+    model, scheduler = build(sync_every=5, auto_lr_start=5, auto_lr=hdet.Corrected(sigma=0.05))
     train(scheduler, model, 10, rank)
     dcp.save({"scheduler": scheduler.state_dict()}, checkpoint_id=f"{folder}/dcp")
     torch.save(scheduler.state_dict(), f"{folder}/rank{rank}.pt")

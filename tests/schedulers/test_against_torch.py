@@ -159,9 +159,8 @@ def test_loads_a_checkpoint_of_torchs_own_and_the_other_way_round() -> None:
 
 
 def test_a_checkpoint_overrides_the_constructor() -> None:
-    first = OURS(
-        optimizer_of(), 0.5, 20, sync_every=4, spread=0.2, seed=3, sigma=0.7, decay="exponential", auto_lr_start=8
-    )
+    rule, more = hdet.Corrected(sigma=0.7), {"decay": "exponential", "auto_lr_start": 8}
+    first = OURS(optimizer_of(), 0.5, 20, sync_every=4, spread=0.2, seed=3, auto_lr=rule, **more)
     second = OURS(optimizer_of(), 0.5, 100)
     second.load_state_dict(first.state_dict())
     assert second.state_dict() == first.state_dict()
@@ -509,16 +508,11 @@ def test_a_bad_epoch_is_no_type_error(arguments: dict[str, Any]) -> None:
         ({"sync_every": 0}, "sync_every"),
         ({"sync_every": 2.5}, "sync_every"),
         ({"sync_every": True}, "sync_every"),
-        ({"sigma": 0.0}, "sigma"),
-        ({"sigma": -1.0, "auto_lr": False}, "sigma"),
-        ({"meta_momentum": 1.0}, "meta_momentum"),
-        ({"meta_lr": math.nan}, "meta_lr"),
         ({"auto_lr_start": 21}, "auto_lr_start"),
         ({"auto_lr_start": -1}, "auto_lr_start"),
         ({"auto_lr_start": 2.5}, "auto_lr_start"),
         ({"decay": "linear"}, "decay"),
         ({"seed": 0.5}, "seed"),
-        ({"sigma": None}, "sigma"),
         ({"group": 3}, "group"),
         ({"model": 3}, "model"),
         ({"auto_lr": "yes"}, "auto_lr"),
@@ -535,6 +529,22 @@ def test_bad_arguments_are_refused_before_anything_changes(arguments: dict[str, 
         OURS(optimizer, **{"max_lr": 0.5, "total_steps": 20, **arguments})
     assert isinstance(caught.value, hdet.HdetError)
     assert snapshot(optimizer) == before
+
+
+@pytest.mark.parametrize("name", ["sigma", "meta_momentum", "meta_lr"])
+@pytest.mark.parametrize("more", [{"max_lr": "auto"}, {"max_lr": 0.5, "auto_lr": hdet.Corrected()}, {"max_lr": 0.5}])
+def test_a_controllers_arguments_are_given_to_the_controller(more: dict[str, Any], name: str) -> None:
+    """There is one place for them, where they count: beside a controller or a search they would be ignored."""
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        OURS(optimizer_of(), total_steps=20, **more, **{name: 0.5})
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+        hdet.auto(optimizer_of(), total_steps=20, **{name: 0.5})
+
+
+def test_a_start_is_for_something_that_starts() -> None:
+    with pytest.raises(hdet.ArgumentError, match=r"auto_lr_start is for .*but got auto_lr_start=10; leave it out"):
+        OURS(optimizer_of(), 0.5, 20, auto_lr=False, auto_lr_start=10)
+    OURS(optimizer_of(), 0.5, 20, auto_lr=False, auto_lr_start=10, decay="exponential")  # which starts there
 
 
 def test_looking_at_the_rates() -> None:

@@ -125,6 +125,28 @@ def test_its_state_can_be_loaded(max_lr: Any, steps: int) -> None:
     assert resumed.get_last_lr() == scheduler.get_last_lr()
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["optimizer first", "scheduler first"])
+@pytest.mark.parametrize("max_lr", ["auto", 0.1])
+def test_a_group_that_was_added_after_the_scheduler_was_built_is_loaded(max_lr: Any, order: tuple[int, int]) -> None:
+    """By load_state_dict alone, before any step."""
+
+    def build() -> tuple[torch.optim.Optimizer, hdet.OneCycleLR]:
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+        scheduler = hdet.OneCycleLR(optimizer, max_lr, total_steps=100, cycle_momentum=False)
+        optimizer.add_param_group({"params": torch.nn.Linear(2, 2).parameters(), "lr": 0.2, "max_lr": 0.2})
+        return optimizer, scheduler
+
+    first, second = build(), build()
+    for _ in range(5):
+        first[0].step()
+        first[1].step()
+    states = [part.state_dict() for part in first]
+    for number in order:
+        second[number].load_state_dict(copy.deepcopy(states[number]))
+    assert second[1].state_dict()["hdet"] == states[1]["hdet"]
+    assert [g["lr"] for g in second[0].param_groups] == [g["lr"] for g in first[0].param_groups]
+
+
 @pytest.mark.slow
 def test_replicas_that_train_apart_take_it_in() -> None:
     first, second = run_ranks(_two_replicas, 2)

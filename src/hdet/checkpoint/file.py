@@ -11,9 +11,11 @@ import pickle
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -28,6 +30,12 @@ _LINE = len(_MARK) + 2 * sha256().digest_size + 1
 _CHUNK = 1 << 20
 _PATIENCE = 5.0
 """Seconds to wait for another process to give up a path: one that was told to stop may still be writing."""
+_TICK = 50_000_000
+"""Nanoseconds within which two changes of a file may have the same time: file systems count in ticks."""
+_MOST = 64
+_known: dict[tuple[int, int], tuple[int, int]] = {}
+"""The last files that this process knows to be whole, because it has written or read them: their device and number, and
+size and time of the last change. Checkpoints are large: none is read again unless it has changed."""
 
 
 class _Hashed:
@@ -67,7 +75,7 @@ class _Hashed:
 
 
 def write(path: Path, content: dict[str, Any], keep: int) -> None:
-    """Put a new checkpoint in its place. A kill at any moment leaves a whole one: this or the one before.
+    """Put a new checkpoint in its place. A kill at any moment leaves the newest one that was whole, or this one.
 
     It lies at ``path``. If the file system has no hard links, it lies at the first of the copies for a moment.
 
@@ -89,6 +97,7 @@ def write(path: Path, content: dict[str, Any], keep: int) -> None:
         hashed.finish()
         file.close()
         _refuse_unreadable(draft)
+        _know(draft.stat())
         _move_on(path, keep)
         os.replace(draft, path)
         for surplus in _copies(path)[keep - 1 :]:
@@ -150,19 +159,46 @@ def _refuse_unreadable(draft: Path) -> None:
 
 
 def _move_on(path: Path, keep: int) -> None:
-    """The checkpoint that is there becomes the one before, and stays where it is until the new one replaces it."""
-    before = _copy(path, 1)
-    if keep < 2 or not path.exists() or (before.exists() and path.samefile(before)):  # killed here the last time
+    """Each checkpoint becomes the one before, up to the first place that is free: nothing is there, or a damaged file.
+
+    A damaged file, or one of somebody else, moves on too, but never to the place of a whole one. The one at ``path``
+    stays there until the new one replaces it.
+    """
+    places = [path, *(_copy(path, number) for number in range(1, keep))]
+    pairs = enumerate(pairwise(places))
+    is_free = (n for n, (file, older) in pairs if not _is_whole(file) and (not file.exists() or _is_whole(older)))
+    free = next(is_free, keep - 1)
+    if free > 0 and places[1].exists() and path.samefile(places[1]):  # killed here the last time
         return
-    for number in range(keep - 1, 1, -1):
-        with suppress(FileNotFoundError):
-            os.replace(_copy(path, number - 1), _copy(path, number))
-    link = _new_draft(path)
+    for number in range(free, 1, -1):
+        os.replace(places[number - 1], places[number])
+    if free > 0:
+        link = _new_draft(path)
+        try:
+            os.link(path, link)
+        except OSError:  # a file system without hard links: for a moment there is only the copy
+            link = path
+        os.replace(link, places[1])
+
+
+def _know(found: os.stat_result) -> None:
+    """A file, as it was found, is whole. One that was changed just now may be changed again within the same tick."""
+    if time.time_ns() - found.st_mtime_ns > _TICK:
+        _known[found.st_dev, found.st_ino] = found.st_size, found.st_mtime_ns
+        for oldest in list(_known)[:-_MOST]:
+            del _known[oldest]
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether a file is there and its checksum fits. Reads it, unless it is known."""
     try:
-        os.link(path, link)
-    except OSError:  # a file system without hard links: for a moment there is only the copy
-        link = path
-    os.replace(link, before)
+        found = file.stat()
+        if _known.get((found.st_dev, found.st_ino)) == (found.st_size, found.st_mtime_ns):
+            return True
+        digest, own = _sums_of(file)
+    except OSError:  # not there, or it cannot be read
+        return False
+    return digest == own
 
 
 def _sync_folder(folder: Path) -> None:
@@ -250,12 +286,14 @@ def _digest_in(file: IO[bytes]) -> str | None:
 def _sums_of(path: Path) -> tuple[str | None, str]:
     """The checksum at a file's end, and that of the rest. Opened once: it may be replaced meanwhile."""
     with path.open("rb") as file:
-        digest = _digest_in(file)
+        seen, digest = os.fstat(file.fileno()), _digest_in(file)
         found, left = sha256(), file.seek(0, os.SEEK_END) - _LINE
         file.seek(0)
         while digest is not None and left > 0 and (chunk := file.read(min(left, _CHUNK))):
             found.update(chunk)
             left -= len(chunk)
+    if digest == found.hexdigest():
+        _know(seen)
     return digest, found.hexdigest()
 
 

@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
-from hdet.checks import must_count, reading, shown
+from hdet.checks import is_one_of, must_be, must_count, reading, shown
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
 from hdet.files import path_of
+from hdet.ranks.agreement import check_equal
 from hdet.ranks.group import ReplicaGroup, arriving, connect, find_replica_index
 from hdet.ranks.presence import presence
 from hdet.ranks.shards import is_sharded
@@ -28,8 +29,9 @@ from hdet.schedulers.run import WithRun
 from hdet.schedulers.search_arguments import WithSearch
 
 Result = TypeVar("Result")
-_Kept = tuple[Any, dict[str, Any]]
+_Kept = tuple[Any, dict[str, Any], dict[str, set[str]]]
 _FORMAT = 1
+_ONE_FILE = "One rank writes for all: give every rank the same path."
 
 
 def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True, **parts: Any) -> None:
@@ -47,7 +49,7 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
     One process writes to a path. If the file system has locks, another process is refused until the first has ended.
 
     Args:
-        path: the file. Missing folders are made. An existing file keeps its mode.
+        path: the file, the same on all ranks. Missing folders are made. An existing file keeps its mode.
         keep: how many checkpoints there are afterwards: this one at ``path``, the one before at ``path.hdet-1``, ... No
             other files are touched.
         search: whether to save, beside a scheduler's state, the tensors of a search for the rate: up to twice the
@@ -59,6 +61,8 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
     what = f"hdet.save({shown(str(path))})"
     group = _meet(what)
     file = _together(group, what, lambda: _checked(path, keep, search, parts))
+    with arriving(what):
+        check_equal(group.gather_objects({"path": str(path)}), _ONE_FILE)
     with ExitStack() as inside:
         for scheduler in _schedulers(parts).values():
             if not scheduler._run.rank_group.in_consensus:
@@ -71,7 +75,7 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         _together(group, f"writing {file}", lambda: None if group.rank else write(file, _content(parts, losses), keep))
 
 
-def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
+def load(path: str | os.PathLike[str], /, *, ignore: Sequence[str] = (), **parts: Any) -> dict[str, Any]:
     """Resume from a checkpoint of :func:`save`. All ranks call it; their number may differ from when it was saved.
 
     The file's checksum is verified first. Then the parts load their states one after the other. If one of them does not
@@ -82,8 +86,11 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
 
     Args:
         path: as it was given to :func:`save`; every rank must see the file.
-        parts: objects as they were given to :func:`save`, under the same names, all of them or some; and plain values,
-            which are the defaults for values that the file does not have.
+        ignore: names of parts that the file has and that are meant to be left out, for instance ``("scheduler",)``.
+            Without it a missing part is an error, because a run would go on without its schedule, or without its
+            moments. Modules alone, for evaluation, need no others.
+        parts: objects as they were given to :func:`save`, under the same names; and plain values, which are the
+            defaults for values that the file does not have.
 
     Returns:
         The plain values.
@@ -95,7 +102,7 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
         text = f"{'; '.join(found.faults)}: went back to {found.file}, which was saved before"
         warnings.warn(text, CheckpointWarning, stacklevel=2)
     stateful = _together(group, what, lambda: _stateful(parts))
-    content = _together(group, what, lambda: _checked_content(found, stateful))
+    content = _together(group, what, lambda: _checked_content(found, stateful, ignore))
     values = copy.deepcopy(content["values"])
     before: dict[str, _Kept] = {}
     try:
@@ -164,6 +171,8 @@ def _together(group: ReplicaGroup, what: str, action: Callable[[], Result]) -> R
 def _checked(path: str | os.PathLike[str], keep: int, search: bool, parts: Mapping[str, Any]) -> Path:
     """The file. Raises for what cannot be saved, as far as that is seen without a state."""
     must_count(1, "2 keeps the one before", keep=keep)
+    rule = "no part's name, since hdet.load has an argument of that name"
+    must_be(rule, "ignore" not in parts, "give the part another name", ignore=parts.get("ignore"))
     _refuse_sharded_parts(_stateful(parts), _searches(parts) if search else {})
     return _resolved(path)
 
@@ -227,8 +236,8 @@ def _tensors_in(part: Any) -> Iterator[Tensor]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's content, if it has a state for each of these parts."""
+def _checked_content(found: Whole, parts: Mapping[str, Any], ignore: Sequence[str]) -> dict[str, Any]:
+    """The file's content, if it has a state for each of these parts, and none besides but those to ignore."""
     file = found.file
     _refuse_another(found)
     content = read(file)
@@ -243,7 +252,23 @@ def _checked_content(found: Whole, parts: Mapping[str, Any]) -> dict[str, Any]:
             raise ArgumentError(
                 f"{file} has no state of {name!r}: it has {has}; give the parts the names that they were saved with"
             )
+    _refuse_missing(file, set(states), parts, ignore)
     return content
+
+
+def _refuse_missing(file: Path, saved: set[str], parts: Mapping[str, Any], ignore: Sequence[str]) -> None:
+    """Raise if a run would go on without one of the parts that were saved. Modules alone are for evaluation."""
+    missing = sorted(saved - set(parts))
+    fits = isinstance(ignore, (list, tuple, set, frozenset)) and all(is_one_of(name, missing) for name in ignore)
+    rule = f"a tuple of names out of {shown(missing)}, which {file} has and the call does not give"
+    must_be(rule, fits, "leave it out if nothing is to be ignored", ignore=ignore)
+    missing = [name for name in missing if name not in ignore]
+    if missing and not all(isinstance(part, nn.Module) for part in parts.values()):
+        gives = ", ".join(f"{name}={name}" for name in missing)
+        raise ArgumentError(
+            f"{file} has a state of {', '.join(map(repr, missing))}, which the call does not give: the run would go on "
+            f"without it; give {gives}, or ignore={(*ignore, *missing)!r} if that is meant"
+        )
 
 
 def _refuse_another(found: Whole) -> None:
@@ -257,12 +282,13 @@ def _refuse_another(found: Whole) -> None:
 
 
 def _kept(name: str, part: Any) -> _Kept:
-    """The state of a part, and those of the searches in it, before it is loaded.
+    """The state of a part, those of the searches in it, and the attributes of schedulers, before it is loaded.
 
     The tensors of guards and searches are not copied, because a load replaces them by others.
     """
     searches = {inside: one.search_state_dict() for inside, one in _searches({name: part}).items()}
-    return part.state_dict() if isinstance(part, Guard) else _copied(part.state_dict()), searches
+    attributes = {inside: set(vars(one)) for inside, one in _torchs({name: part}).items()}
+    return part.state_dict() if isinstance(part, Guard) else _copied(part.state_dict()), searches, attributes
 
 
 def _copied(state: Any) -> Any:
@@ -272,7 +298,8 @@ def _copied(state: Any) -> Any:
     if not isinstance(state, dict):
         return copy.deepcopy(state)
     copied = copy.copy(state)  # a model's has attributes of its own
-    copied.update((key, _copied(value)) for key, value in state.items())
+    for key, value in state.items():
+        copied[key] = _copied(value)  # update() of a Counter, as in MultiStepLR, would count
     return copied
 
 
@@ -293,10 +320,13 @@ def _load_parts(content: Mapping[str, Any], parts: Mapping[str, Any], before: di
 
 def _put_back(parts: Mapping[str, Any], before: Mapping[str, _Kept]) -> None:
     """Give all parts the states that they had."""
-    for name, (state, searches) in before.items():
+    for name, (state, searches, attributes) in before.items():
         parts[name].load_state_dict(state)
         for inside, scheduler in _searches({name: parts[name]}).items():
             scheduler.load_search_state_dict(searches[inside])
+        for inside, one in _torchs({name: parts[name]}).items():
+            for added in set(vars(one)) - attributes[inside]:
+                delattr(one, added)
 
 
 def _turn(part: Any) -> int:
@@ -316,6 +346,11 @@ def _stateful(parts: Mapping[str, Any]) -> dict[str, Any]:
 def _schedulers(parts: Mapping[str, Any]) -> dict[str, WithRun]:
     """hdet's schedulers by their names, also those inside torch's."""
     return {name: part for name, part in _inside(parts).items() if isinstance(part, WithRun)}
+
+
+def _torchs(parts: Mapping[str, Any]) -> dict[str, LRScheduler]:
+    """Schedulers of torch, also those inside others. They take in everything that a state has, whatever its name."""
+    return {name: part for name, part in _inside(parts).items() if isinstance(part, LRScheduler)}
 
 
 def _searches(parts: Mapping[str, Any]) -> dict[str, WithSearch]:

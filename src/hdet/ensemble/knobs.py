@@ -5,9 +5,11 @@ Made by the functions of this module, which are ``hdet.knobs.lr``, ``hdet.knobs.
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -45,6 +47,24 @@ class Knob:
     regularises: bool = False
     group: int | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Knob:
+        """Functions are not copied: the copy would read and write where the original does."""
+        self._refuse([one for one in (self.read, self.write) if isinstance(one, FunctionType)], "a copy would share")
+        return Knob(**{name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, which finds a function by its name."""
+        self._refuse([one for one in (self.read, self.write) if "<" in getattr(one, "__qualname__", "")], "has no name")
+        return vars(self)
+
+    def _refuse(self, functions: Sequence[object], why: str) -> None:
+        if functions:
+            raise ArgumentError(
+                f"the knob {self.spec.name!r} cannot be copied or pickled: it reads and writes by a function that "
+                f"{why}, {shown(functions[0])}; give methods of an object, which is copied with the knob, or build "
+                "another one"
+            )
+
 
 def lr(
     optimizer: Optimizer,
@@ -65,7 +85,8 @@ def lr(
     optimizer, knobs = unwrapped(optimizer), []
     for i in _group_indices(optimizer, groups):
         spec = KnobSpec(f"lr[{_group_name(optimizer, i)}]", scale_named(scale), spread, scheduled=True)
-        knobs.append(Knob(spec, *_group_field(optimizer, [i], "lr", None), "update", group=i))
+        field = _Field(optimizer, [i], "lr")
+        knobs.append(Knob(spec, field.read, field.write, "update", group=i))
     return knobs
 
 
@@ -104,8 +125,8 @@ def optimizer(
     _check_base("field", field, values, all(map(_is_number, values)), cure)
     where = "" if groups is None else ",".join(_group_name(optimizer, i) for i in indices)
     name = field + (f".{index}" if index is not None else "") + (f"[{where}]" if where else "")
-    read, write = _group_field(optimizer, indices, field, index)
-    return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, acts="update")
+    own = _Field(optimizer, indices, field, index)
+    return custom(name, own.read, own.write, spread=spread, scale=scale, bounds=bounds, acts="update")
 
 
 def module(
@@ -136,13 +157,8 @@ def module(
     label = which if isinstance(which, str) else type(modules[0]).__name__
     if regularises is None:
         regularises = any(_names_regulariser(type(m).__name__) for m in modules) or _names_regulariser(attribute)
-
-    def write(value: float) -> None:
-        for m in modules:
-            setattr(m, attribute, value)
-
-    name, read = f"{label}.{attribute}", lambda: getattr(modules[0], attribute)
-    return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, regularises=regularises)
+    name, own = f"{label}.{attribute}", _Attribute(modules, attribute)
+    return custom(name, own.read, own.write, spread=spread, scale=scale, bounds=bounds, regularises=regularises)
 
 
 def scalar(
@@ -165,11 +181,11 @@ def scalar(
         regularises: whether it makes the training loss worse on purpose. None: yes for dropout and label smoothing.
     """
     must_be(f"the base of knob {shown(name)}, a number", is_real(value), "for instance 0.1", value=value)
-    cell = {"value": float(value)}
-    read, write = lambda: cell["value"], lambda new: cell.update(value=new)
+    own = _Cell(float(value))
     if regularises is None:
         regularises = _names_regulariser(str(name))
-    return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, acts=acts, regularises=regularises)
+    more: dict[str, Any] = {"scale": scale, "bounds": bounds, "acts": acts, "regularises": regularises}
+    return custom(name, own.read, own.write, spread=spread, **more)
 
 
 def custom(
@@ -183,7 +199,7 @@ def custom(
     acts: Literal["update", "loss"] = "loss",
     regularises: bool = False,
 ) -> Knob:
-    """Any value behind a getter and a setter."""
+    """Any value behind a getter and a setter. Methods of an object are copied with an ensemble, functions are not."""
     must_be("a text", isinstance(name, str) and name, 'for instance "label_smoothing"', name=name)
     must_be("a function without arguments", takes(read), "it gives the value", read=read)
     must_be("a function of one number", takes(write, 0.0), "it sets the value", write=write)
@@ -194,7 +210,7 @@ def custom(
     must_be("two numbers", fits, "give (low, high)", bounds=bounds)
     spec = KnobSpec(name, scale_named(scale), spread, (float(bounds[0]), float(bounds[1])))
     spec.start(float(read()))  # a base that the scale cannot hold is refused here
-    return Knob(spec, lambda: float(read()), write, acts, regularises)
+    return Knob(spec, read, write, acts, regularises)
 
 
 def _check_base(argument: str, name: str, values: Sequence[Any], are_numbers: bool, cure: str) -> None:
@@ -211,26 +227,56 @@ def _is_number(value: object) -> bool:
     return is_real(value) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
-def _group_field(
-    optimizer: Optimizer, indices: Sequence[int], field: str, entry: int | None
-) -> tuple[Callable[[], float], Callable[[float], None]]:
-    """Reader and writer of a field. Groups are looked up each time: loading a checkpoint replaces the dicts."""
+@dataclass
+class _Field:
+    """A field of parameter groups. Groups are looked up each time: loading a checkpoint replaces the dicts."""
 
-    def read() -> float:
-        value = optimizer.param_groups[indices[0]][field]
-        return float(value if entry is None else value[entry])
+    optimizer: Optimizer
+    indices: Sequence[int]
+    name: str
+    entry: int | None = None
 
-    def write(new: float) -> None:
-        for i in indices:
-            group = optimizer.param_groups[i]
-            if entry is not None:
-                group[field] = tuple(new if j == entry else old for j, old in enumerate(group[field]))
-            elif isinstance(group[field], Tensor):
-                group[field].fill_(new)
+    def read(self) -> float:
+        value = self.optimizer.param_groups[self.indices[0]][self.name]
+        return float(value if self.entry is None else value[self.entry])
+
+    def write(self, new: float) -> None:
+        for i in self.indices:
+            group = self.optimizer.param_groups[i]
+            if self.entry is not None:
+                group[self.name] = tuple(new if j == self.entry else old for j, old in enumerate(group[self.name]))
+            elif isinstance(group[self.name], Tensor):
+                group[self.name].fill_(new)
             else:
-                group[field] = new
+                group[self.name] = new
 
-    return read, write
+
+@dataclass
+class _Attribute:
+    """An attribute that modules have in common."""
+
+    modules: Sequence[nn.Module]
+    name: str
+
+    def read(self) -> float:
+        return float(getattr(self.modules[0], self.name))
+
+    def write(self, new: float) -> None:
+        for module in self.modules:
+            setattr(module, self.name, new)
+
+
+@dataclass
+class _Cell:
+    """A number that only users' code uses."""
+
+    value: float
+
+    def read(self) -> float:
+        return self.value
+
+    def write(self, new: float) -> None:
+        self.value = new
 
 
 def _group_indices(optimizer: Optimizer, groups: Sequence[int | str] | None) -> list[int]:

@@ -119,7 +119,7 @@ class Ensemble(OnSchedule):
             total_steps = must_count(1, "leave it out if it is unknown", total_steps=total_steps)
         rule = controller_of(controller, signal)
         specs = [knob.spec for knob in self._knobs]
-        bases = [knob.spec.start(knob.read()) for knob in self._knobs]
+        bases = [knob.spec.start(float(knob.read())) for knob in self._knobs]
         first = list(zip(specs, bases, strict=True))
         settings = Settings(Rounds(sync_every, total_steps), int(seed), "schedule", start)
         told = {
@@ -177,7 +177,7 @@ class Ensemble(OnSchedule):
 
     def __getitem__(self, name: str) -> float:
         """This replica's value of a knob, for your own code to use."""
-        return {knob.spec.name: knob for knob in self._knobs}[name].read()
+        return float({knob.spec.name: knob for knob in self._knobs}[name].read())
 
     @property
     def base_values(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from hdet.ranks.group import Group, ReplicaIndex
 from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
 from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_other_groups, tell_another_length
 from hdet.schedulers.onecycle_ensemble import replicas_of
-from hdet.schedulers.plan import ANNEALINGS, Plan, annealing_in, phase_at, take_in
+from hdet.schedulers.plan import ANNEALINGS, Plan, annealing_in, levels_of, phase_at, take_in
 from hdet.schedulers.run import Run
 from hdet.schedulers.search_arguments import WithSearch, searched
 
@@ -61,12 +61,11 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         spread: alpha in [0, 1], the relative distance of the outermost replicas from the base rate; 0: no fan-out.
             None: 1/9.
         sync_every: T, steps per round. None: ``max(1, min(1000, total_steps // 50))``.
-        auto_lr: True for :class:`hdet.Corrected`, False for none, or a controller object. With "auto": False uses the
-            guess.
+        auto_lr: True for :class:`hdet.Corrected` as published, False for none, or a controller object, for instance
+            ``hdet.Corrected(sigma=0.3)``. With "auto": False uses the guess.
         auto_lr_start: S_warm, rounded up to a round. None: the end of the warm-up phase (never, if past the end).
         decay: "schedule": base = m * OneCycle(t), the controller moves m. "exponential": OneCycle until
             S_warm, then constant within a round and multiplied by (1 - gamma)(1 + lambda v) after each.
-        sigma, meta_momentum, meta_lr: sigma, beta and lambda of :class:`hdet.Corrected`.
         seed: for the reassignment of multipliers after every round.
         group: the process group whose ranks are the replicas, ``hdet.arms(n)`` or ``hdet.torchft(manager)``. None: the
             default group, or a single replica if torch.distributed is not initialised. Looked up when it is first
@@ -104,9 +103,6 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         auto_lr: bool | Controller = True,
         auto_lr_start: int | None = None,
         decay: Literal["schedule", "exponential"] = "schedule",
-        sigma: float = 0.1,
-        meta_momentum: float = 0.9,
-        meta_lr: float = 0.5,
         seed: int = 0,
         group: Group = None,
         model: nn.Module | None = None,
@@ -137,6 +133,9 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         self._counts = group_counts(optimizer)
         """How many groups of each optimizer are known."""
         self._run.begin(optimizer)
+        if self.search is not None:
+            self.search.written.begin(self)
+            self.search.levels = levels_of(optimizer.param_groups)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -166,7 +165,11 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self.last_epoch += 1  # not t: a replica of torchft that fell behind is with the others now
             self._write(self._rates())
         else:
+            if self.search is not None and self._step_count == 0 < self._counted:
+                self.search.written.is_shared = True  # SequentialLR begins with this scheduler
             _torch.step(self, epoch)
+            if self.search is not None:
+                self.search.written.note(self.optimizer.param_groups)
         self._counted = self._step_count
 
     def _join(self) -> None:
@@ -268,9 +271,20 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             else:
                 put_rate(group, rates[g])
                 rates[g] = copy_rate(group["lr"])
+        if self.search is not None:
+            self.search.written.note(self.optimizer.param_groups)
 
     def _write_again(self) -> None:
         self._write(self.get_last_lr())
+        if self.search is not None:
+            self.search.levels = levels_of(self.optimizer.param_groups)
+
+    def _own_again(self, *, is_loaded: bool) -> None:
+        """Also the levels of the schedule, which the state of another run's optimizer has too."""
+        if self.search is not None and not is_loaded:
+            for group, levels in zip(self.optimizer.param_groups, self.search.levels, strict=True):
+                group.update(levels)
+        self._write_again()
 
     def _owns_rates(self) -> bool:
         """Whether the optimizer's rates are those that were written here last: no other scheduler has changed them."""
@@ -292,6 +306,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raise an :class:`hdet.ArgumentError` unless :meth:`load_state_dict` can go on from it. Changes nothing."""
+        self._take_in_new_groups()  # as at the next step: the checkpoint may have them
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
         refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
@@ -338,11 +353,12 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self._last_lr = search.held(self._last_lr)
         rho = self._run.multipliers(t, self._run.replica_index)
         rates = [value if own == 1.0 else value * own for value, own in zip(self._last_lr, rho, strict=True)]
+        self._last_lr = rates
         if ours["owns_rates"]:
-            self._write(rates)
+            self._write_again()
             self._watch_loading()
-        else:  # inside SequentialLR the rates in the optimizer may be another scheduler's
-            self._last_lr = rates
+        elif search is not None:  # inside SequentialLR the rates in the optimizer may be another scheduler's
+            search.written.forget()
 
     # -- torch's ways -----------------------------------------------------------------------------------------------
 
@@ -374,6 +390,7 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
             self._take_in_new_groups()
             if self.search is not None:
                 self.search.take_over()
+                self.search.written.is_shared = True
         _torch._update_lr(self, epoch)
 
     def _take_in_new_groups(self) -> None:
@@ -387,3 +404,5 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         self._last_lr = with_added(self._last_lr, {g: copy_rate(groups[g]["lr"]) for g in new})
         self._run.journal_writer.add([names[g] for g in new], max(self.last_epoch, 0))
         self._run.grow(new, names)
+        if self.search is not None:
+            self.search.levels = levels_of(groups)

@@ -59,6 +59,9 @@ def replicas_of(
     check_common(common, optimizer)
     made = rehearsed(optimizer, schedule)
     decay = _decay(given["decay"], controller)
+    if controller is None and decay == "schedule":
+        whose = 'a controller or decay="exponential", which begin there'
+        refuse_given(given, {"auto_lr_start": None}, whose, "leave auto_lr=False out")
     journal, steps = open_journal(common.journal), made.total_steps
     spread = PUBLISHED_SPREAD if spread is None else float(spread)
     sync_every = default_length(steps) if sync_every is None else sync_every
@@ -81,10 +84,9 @@ def replicas_of(
 
 
 def _controller(given: Mapping[str, Any]) -> Controller | None:
-    rule = Corrected(given["sigma"], given["meta_momentum"], given["meta_lr"])  # checks them, also if it is not used
     auto_lr = given["auto_lr"]
     if isinstance(auto_lr, bool):
-        return rule if auto_lr else None
+        return Corrected() if auto_lr else None
     words, cure = "True, False or a controller with init() and update()", "True is hdet.Corrected()"
     must_be(words, isinstance(auto_lr, Controller), cure, auto_lr=auto_lr)
     return auto_lr  # type: ignore[no-any-return]  # checked

@@ -152,6 +152,11 @@ def annealing_in(state: Mapping[str, Any]) -> dict[str, str]:
     return {"_anneal_func_type": kind} if kind in ANNEALINGS else {}
 
 
+def levels_of(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rates between which the schedule of each parameter group goes."""
+    return [{name: group[name] for name in ("initial_lr", "max_lr", "min_lr")} for group in groups]
+
+
 def take_in(groups: Sequence[dict[str, Any]], new: Collection[int], *, by_lr: bool, momenta: bool) -> None:
     """Give groups that were added to the optimizer the levels of the schedule. Raises before it changes any.
 

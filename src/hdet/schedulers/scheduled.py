@@ -114,6 +114,7 @@ class ScheduledSearch(OnSchedule, WithSearch):
         run = search_of(optimizer, common, guesses, total_steps, told, alike, rollback=rollback, highest=highest)
         self.search, self._every = run, every
         super().__init__(optimizer, schedules[0] if len(schedules) == 1 else AllSchedules(schedules), run)
+        run.written.begin(self)
         self._write_again()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -172,6 +173,7 @@ class ScheduledSearch(OnSchedule, WithSearch):
 
     def _write_again(self) -> None:
         self._put(self.base_lrs_now)
+        self._run.written.note(self.optimizer.param_groups)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,16 @@ class WithSearch(WithRun):
     search: Search | None = None
     """The search for the rate; None without one."""
 
+    def _own_again(self, *, is_loaded: bool) -> None:
+        """Somebody else has written rates: write those of the search. ``is_loaded``: perhaps a checkpoint has."""
+        self._write_again()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """For pickle and deepcopy: the copy's search is written by the copy."""
+        vars(self).update(state)
+        if self.search is not None:
+            self.search.written.begin(self)
+
     @property
     def found(self) -> Found | None:
         """What a search has found so far: rates, its status, rollbacks; None without a search.

@@ -56,6 +56,7 @@ from hdet.search.progress import Progress
 from hdet.search.reporting import Found
 from hdet.search.rule import Decision, Evidence, Phase, Rule, State, next_end
 from hdet.search.sampling import Sampler, Sampling, StepHook
+from hdet.search.written import Written
 
 _Rate = TypeVar("_Rate", float, Rate)
 KIND = "search"
@@ -118,6 +119,9 @@ class Search(EqualByState):
         self.ranks = Ranks(rank_group, journal_writer, model)
         why = None if rule.searches and rule.long_enough else Reason.TOO_SHORT if rule.searches else Reason.NOT_SEARCHED
         self.memory = Memory(rule.begin(), lead=groups[0], stopped_for=why)
+        self.written = Written()
+        self.levels: list[dict[str, Any]] = []
+        """What a OneCycle keeps in the optimizer's parameter groups, where a checkpoint may replace it."""
         self.is_just_loaded = False
         """Between loading a checkpoint and the next step."""
         self._rollback = rollback
@@ -234,6 +238,8 @@ class Search(EqualByState):
         """The hook: a step is about to be made, or a further part of one that the optimizer makes in parts, as ZeRO."""
         self._snapshots.wait()
         if not stands_still(optimizer):  # a step at the rate 0, as torch.distributed.checkpoint makes, does not count
+            if not self._sampler.is_heard:  # of several steps between two of the scheduler, the first
+                self.written.hold(optimizer.param_groups, is_loaded=self.is_just_loaded)
             self._keep_start(optimizer)
             self._sampler.before_step(optimizer, self._sampling)
 
