@@ -1,0 +1,360 @@
+"""The schedule that a user gives to a search: what may be given, and where its peak is.
+
+A schedule is looked at before the first step, on a stand-in for the optimizer: nothing of the user's is copied, stepped
+or written to. A function of the step, and a LambdaLR, are asked at a few steps; every other scheduler is stepped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from hdet.checks import is_real, must_be, shown
+from hdet.errors import ArgumentError, HdetError
+from hdet.parameters import copy_rate, parts_of, put_rate, unwrapped
+from hdet.schedulers.arguments import emptied
+from hdet.schedulers.peak import EQUAL, Peak, first_highest
+from hdet.schedulers.plain_rates import Schedule, check_schedule_of
+
+_LONGEST = 2**17
+"""A scheduler is stepped so far at most: 131,072 steps, some seconds with 50 groups."""
+_PATIENCE = 500_000
+"""It is stepped on until so many rates were no higher than one before: 50,000 steps of one group, 8,500 of 50."""
+_OVERHEAD = 9
+"""A step of a scheduler takes as long as this many of its rates."""
+_KINDS = (
+    "a function from an optimizer to its scheduler, a function from a step to a factor on the rate, or a scheduler of "
+    "torch or transformers on the one optimizer"
+)
+_CURE = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, T_max=1000)"
+
+
+class Plan(NamedTuple):
+    """What is known of a schedule before it is made."""
+
+    peak: Peak
+    """Counted in steps of the schedule."""
+    make: Callable[[], list[Schedule]]
+    """Makes the schedule of each optimizer, or one of them all."""
+
+
+def guesses_of(optimizer: Optimizer) -> list[float]:
+    """The rates that a schedule was built on, or will be built on."""
+    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+
+
+def planned(optimizer: Optimizer, schedule: Any, steps: int) -> Plan:
+    """Look at a schedule. Raises before anything of the user's is changed.
+
+    Args:
+        optimizer: one, or several seen as one.
+        schedule: as the user has given it.
+        steps: of the schedule.
+    """
+    parts = parts_of(optimizer)
+    is_made = _is_scheduler(schedule)
+    must_be(_KINDS, len(parts) == 1 if is_made else callable(schedule), _CURE, schedule=schedule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no optimizer steps; what else a schedule tells, it will tell again
+        if is_made:
+            _check(parts[0], schedule)
+            return Plan(_peak_of([_view_of_made(parts[0], schedule, steps)], guesses_of(parts[0])), lambda: [schedule])
+        stand_ins = [emptied(part) for part in parts]
+        first = _answer(schedule, stand_ins[0])
+        if not _is_scheduler(first):
+            guesses = guesses_of(optimizer)
+            view = _Functions(guesses, [schedule] * len(guesses), range(steps))
+            return Plan(_peak_of([view], guesses), lambda: [StepFunction(optimizer, schedule, steps)])
+        rest = [schedule(stand_in) for stand_in in stand_ins[1:]]
+        views = [_view(*pair, steps) for pair in _checked(stand_ins, [first, *rest])]
+        guesses = [guess for stand_in in stand_ins for guess in guesses_of(stand_in)]
+        return Plan(_peak_of(views, guesses), lambda: _made(parts, schedule))
+
+
+def _made(parts: Sequence[Optimizer], function: Callable[[Optimizer], Schedule]) -> list[Schedule]:
+    """The schedules on the user's own optimizers."""
+    return [own for _, own in _checked(parts, [function(part) for part in parts])]
+
+
+# -- what was given ---------------------------------------------------------------------------------------------------
+
+
+def _is_scheduler(value: Any) -> bool:
+    return callable(getattr(value, "step", None)) and not isinstance(value, type)
+
+
+def _checked(optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> list[tuple[Optimizer, Any]]:
+    """Each schedule with its optimizer. Raises unless they belong together."""
+    pairs = [*zip(optimizers, schedules, strict=True)]
+    for pair in pairs:
+        _check(*pair)
+    return pairs
+
+
+def _check(optimizer: Optimizer, schedule: Any) -> None:
+    check_schedule_of(optimizer, schedule)
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise ArgumentError(
+            "ReduceLROnPlateau depends on a metric, not on the step, so that nothing can know where it falls; give "
+            "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
+        )
+
+
+def _answer(function: Callable[[Any], Any], stand_in: Optimizer) -> Any:
+    """A scheduler on the stand-in, or a number if the function is one of the step. Raises if it is neither."""
+    wants_optimizer = _wants_optimizer(function)
+    answers: list[Any] = []
+    for given in (stand_in, 0) if wants_optimizer else (0, stand_in):
+        try:
+            answer = function(given)
+        except Exception as error:
+            answer = error
+        if _number(answer) is not None or (given is stand_in and _is_scheduler(answer)):
+            return answer
+        answers.append(answer)
+    if isinstance(answers[0], HdetError):
+        raise answers[0]
+    what = "an optimizer" if wants_optimizer else "step 0"
+    raise ArgumentError(f"schedule must be {_KINDS}, but for {what} it {_in_words(answers[0])}; {_CURE}") from (
+        answers[0] if isinstance(answers[0], Exception) else None
+    )
+
+
+def _in_words(answer: Any) -> str:
+    if isinstance(answer, Exception):
+        return f"raised {type(answer).__name__}: {shown(str(answer))}"
+    return f"returned {shown(answer)}"
+
+
+def _wants_optimizer(function: Callable[[Any], Any]) -> bool:
+    """What to try first, so that most functions are never called with what they do not expect."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()))
+    except (StopIteration, TypeError, ValueError):  # none, or unknown since it is written in C
+        return False
+    return first.name.startswith("o") or "Optimizer" in str(first.annotation)
+
+
+def _number(value: Any) -> float | None:
+    """A number, also in an array without dimensions; None if it is no number."""
+    value = value.item() if getattr(value, "shape", None) == () else value
+    try:
+        return float(value) if is_real(value) else None
+    except OverflowError:
+        return math.inf
+
+
+def _factor(function: Callable[[int], Any], t: int, steps: range) -> float:
+    """What a function of the step says. Raises unless rates can be multiplied by it; ``steps``: all of them."""
+    try:
+        answer = function(t)
+    except HdetError:
+        raise
+    except Exception as error:
+        answer = error
+    number = _number(answer)
+    if number is not None and 0 <= number < math.inf:
+        return number
+    raise ArgumentError(
+        f"schedule must give a finite number, not below 0, for each step from 0 to {steps[-1]}, but at step {t} it "
+        f"{_in_words(answer)}; for instance schedule=lambda t: 1 - t / {steps.stop}"
+    ) from (answer if isinstance(answer, Exception) else None)
+
+
+# -- where it is highest ----------------------------------------------------------------------------------------------
+
+
+class _View(Protocol):
+    """A schedule, seen without a change to anything of the user's."""
+
+    groups: int
+
+    def highest(self, g: int) -> int:
+        """The first step at which the rate of a group is highest."""
+        ...
+
+    def rates_at(self, t: int) -> list[float]:
+        """The rates of all groups, at the step that :meth:`highest` has found or at a later one."""
+        ...
+
+
+def _peak_of(views: Sequence[_View], guesses: Sequence[float]) -> Peak:
+    """The peak of the leading group, the first that is searched, and the rates of all groups there."""
+    lead, which = next((g for g, guess in enumerate(guesses) if guess > 0), 0), 0
+    while lead >= views[which].groups:
+        lead, which = lead - views[which].groups, which + 1
+    t = views[which].highest(lead)
+    rates = [view.rates_at(t) for view in views]
+    rule, cure = "above 0 at some step", "give one that has a peak, or leave it out for a OneCycle"
+    must_be(rule, rates[which][lead] > 0, cure, schedule=rates[which][lead])
+    return Peak(t, [rate for own in rates for rate in own])
+
+
+class _Functions:
+    """Each group's rate is a number times a function of the step."""
+
+    def __init__(self, bases: Sequence[float], functions: Sequence[Callable[[int], Any]], steps: range) -> None:
+        self.groups = len(bases)
+        self._bases, self._functions, self._steps = bases, functions, steps
+
+    def highest(self, g: int) -> int:
+        return first_highest(lambda t: _factor(self._functions[g], self._steps[t], self._steps), len(self._steps))
+
+    def rates_at(self, t: int) -> list[float]:
+        one_each = {id(function): function for function in self._functions}
+        factors = {key: _factor(function, self._steps[t], self._steps) for key, function in one_each.items()}
+        return [base * factors[id(function)] for base, function in zip(self._bases, self._functions, strict=True)]
+
+
+class _Stepped:
+    """A scheduler on a stand-in for the optimizer."""
+
+    def __init__(self, stand_in: Optimizer, schedule: Schedule, steps: int) -> None:
+        self.groups = len(stand_in.param_groups)
+        self._stand_in, self._schedule, self._steps, self._t = stand_in, schedule, steps, 0
+        self._found: dict[int, list[float]] = {}
+
+    def highest(self, g: int) -> int:
+        group, patience = self._stand_in.param_groups[g], _PATIENCE // (self.groups + _OVERHEAD)
+        peak, highest = 0, self._checked(group)
+        self._found = {0: self._rates()}
+        while self._t + 1 < min(self._steps, _LONGEST) and self._t - peak < patience:
+            self._step()
+            rate = self._checked(group)
+            if rate > highest * (1 + EQUAL):
+                peak, highest, self._found = self._t, rate, {self._t: self._rates()}
+        return peak
+
+    def rates_at(self, t: int) -> list[float]:
+        if t not in self._found:
+            while self._t < t:
+                self._step()
+            self._found = {t: self._rates()}
+        return self._found[t]
+
+    def _rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self._stand_in.param_groups]
+
+    def _checked(self, group: Mapping[str, Any]) -> float:
+        rate = float(group["lr"])
+        if 0 <= rate < math.inf:
+            return rate
+        raise ArgumentError(
+            f"schedule must give rates that are finite and not below 0, but got {rate} at step {self._t}; build it for "
+            f"the {self._steps} steps of the run"
+        )
+
+    def _step(self) -> None:
+        self._t += 1
+        try:
+            self._schedule.step()
+        except Exception as error:
+            raise ArgumentError(
+                f"schedule must have rates for the {self._steps} steps of the run, but its step {self._t} "
+                f"{_in_words(error)}; build it for as many steps"
+            ) from error
+
+
+def _view(stand_in: Optimizer, schedule: Any, steps: int) -> _View:
+    """A scheduler on a stand-in. The functions of a LambdaLR are asked at a few steps instead of at all."""
+    if isinstance(schedule, LambdaLR) and _is_torchs(schedule):
+        begin = schedule.last_epoch
+        bases = [float(base) for base in schedule.base_lrs]
+        return _Functions(bases, schedule.lr_lambdas, range(begin, begin + steps))
+    return _Stepped(stand_in, schedule, steps)
+
+
+def _view_of_made(optimizer: Optimizer, schedule: Any, steps: int) -> _View:
+    """A scheduler that was made already, on the user's optimizer."""
+    stand_in = emptied(optimizer)
+    return _view(stand_in, _moved(schedule, optimizer, stand_in), steps)
+
+
+def _moved(schedule: Any, optimizer: Optimizer, stand_in: Optimizer) -> Any:
+    """A scheduler of torch on a stand-in: another object with the same values, none of which is copied.
+
+    torch's schedulers put new values in the place of old ones, and change none, so that the user's stays as it is.
+    """
+    if not _is_torchs(schedule):
+        name = type(schedule).__name__
+        raise ArgumentError(
+            f"schedule is a {name} that was made already: to look ahead, hdet would have to copy it and all that it "
+            f"refers to; give a function that makes it, for instance schedule=lambda optimizer: {name}(optimizer, ...)"
+        )
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Optimizer) and unwrapped(value) is optimizer:
+            return stand_in
+        if isinstance(value, LRScheduler):
+            return _moved(value, optimizer, stand_in)
+        return [*map(moved, value)] if type(value) is list else value
+
+    made = object.__new__(type(schedule))
+    vars(made).update({name: moved(value) for name, value in vars(schedule).items()})
+    return made
+
+
+def _is_torchs(schedule: Any) -> bool:
+    """Whether a scheduler steps as one of torch's does, and calls nobody else's code but functions of the step."""
+    methods = [getattr(type(schedule), name, None) for name in ("step", "get_lr")]
+    is_torchs = all(getattr(method, "__module__", "").partition(".")[0] == "torch" for method in methods)
+    return isinstance(schedule, LRScheduler) and is_torchs and not {"step", "get_lr"} & set(vars(schedule))
+
+
+# -- schedules of our own ---------------------------------------------------------------------------------------------
+
+
+class StepFunction:
+    """A scheduler that multiplies an optimizer's own rates by a function of the step.
+
+    Args:
+        optimizer: one, or several seen as one.
+        function: from a step to a factor. It is called once for each step, and never for one after the last.
+        steps: of the run.
+    """
+
+    def __init__(self, optimizer: Optimizer, function: Callable[[int], Any], steps: int) -> None:
+        self.optimizer, self.function, self.steps, self.last_epoch = optimizer, function, steps, 0
+        self._write()
+
+    def step(self) -> None:
+        """Go to the next step."""
+        self.last_epoch += 1
+        self._write()
+
+    def _write(self) -> None:
+        factor = _factor(self.function, min(self.last_epoch, self.steps - 1), range(self.steps))
+        for group in self.optimizer.param_groups:
+            put_rate(group, group.setdefault("initial_lr", copy_rate(group["lr"])) * factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step. The function is not saved, and rates are the optimizer's."""
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.last_epoch = int(state_dict["last_epoch"])
+
+
+class AllSchedules:
+    """The schedules of several optimizers as one."""
+
+    def __init__(self, schedules: Sequence[Any]) -> None:
+        self.schedules = list(schedules)
+
+    def step(self) -> None:
+        for schedule in self.schedules:
+            schedule.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(i): schedule.state_dict() for i, schedule in enumerate(self.schedules)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        for i, schedule in enumerate(self.schedules):
+            schedule.load_state_dict(state_dict[str(i)])
