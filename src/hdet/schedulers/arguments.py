@@ -78,11 +78,11 @@ def emptied(optimizer: Optimizer) -> Optimizer:
     empty = SGD([{"params": [torch.zeros(1)]} for _ in optimizer.param_groups], lr=0.0)
     empty.defaults = dict(optimizer.defaults)
     for row, own in zip(empty.param_groups, optimizer.param_groups, strict=True):
-        row.update({key: _number_of_its_own(value) for key, value in own.items() if key != "params"})
+        row.update({key: number_of_its_own(value) for key, value in own.items() if key != "params"})
     return empty
 
 
-def _number_of_its_own(value: Any) -> Any:
+def number_of_its_own(value: Any) -> Any:
     """torch writes into a number that is a tensor. On the host, where reading it does not wait for a device."""
     return value.detach().cpu().clone() if isinstance(value, Tensor) and value.numel() == 1 else value
 

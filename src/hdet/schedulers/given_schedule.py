@@ -10,17 +10,18 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from hdet.checks import is_real, must_be, shown
+from hdet.checks import must_be
 from hdet.errors import ArgumentError, HdetError
-from hdet.parameters import copy_rate, parts_of, put_rate, unwrapped
-from hdet.schedulers.arguments import emptied
+from hdet.parameters import parts_of, unwrapped
+from hdet.schedulers.arguments import emptied, number_of_its_own
 from hdet.schedulers.peak import EQUAL, Peak, first_highest
 from hdet.schedulers.plain_rates import Schedule, check_schedule_of
+from hdet.schedulers.step_function import StepFunction, factor_of, in_words, number_of
 
 _LONGEST = 2**17
 """A scheduler is stepped so far at most: 131,072 steps, some seconds with 50 groups."""
@@ -35,13 +36,8 @@ _KINDS = (
 _CURE = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, T_max=1000)"
 
 
-class Plan(NamedTuple):
-    """What is known of a schedule before it is made."""
-
-    peak: Peak
-    """Counted in steps of the schedule."""
-    make: Callable[[], list[Schedule]]
-    """Makes the schedule of each optimizer, or one of them all."""
+Maker: TypeAlias = Callable[[], list[Schedule]]
+"""Makes the schedules of all optimizers, or one schedule that serves them all, on the user's own."""
 
 
 def guesses_of(optimizer: Optimizer) -> list[float]:
@@ -49,8 +45,8 @@ def guesses_of(optimizer: Optimizer) -> list[float]:
     return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
 
 
-def planned(optimizer: Optimizer, schedule: Any, steps: int) -> Plan:
-    """Look at a schedule. Raises before anything of the user's is changed.
+def planned(optimizer: Optimizer, schedule: Any, steps: int) -> tuple[Peak, Maker]:
+    """Where a schedule is highest, in steps of its own, and how to make it. Nothing of the user's is changed yet.
 
     Args:
         optimizer: one, or several seen as one.
@@ -64,17 +60,17 @@ def planned(optimizer: Optimizer, schedule: Any, steps: int) -> Plan:
         warnings.simplefilter("ignore")  # that no optimizer steps; what else a schedule tells, it will tell again
         if is_made:
             _check(parts[0], schedule)
-            return Plan(_peak_of([_view_of_made(parts[0], schedule, steps)], guesses_of(parts[0])), lambda: [schedule])
+            return (_peak_of([_view_of_made(parts[0], schedule, steps)], guesses_of(parts[0])), lambda: [schedule])
         stand_ins = [emptied(part) for part in parts]
         first = _answer(schedule, stand_ins[0])
         if not _is_scheduler(first):
             guesses = guesses_of(optimizer)
             view = _Functions(guesses, [schedule] * len(guesses), range(steps))
-            return Plan(_peak_of([view], guesses), lambda: [StepFunction(optimizer, schedule, steps)])
-        rest = [schedule(stand_in) for stand_in in stand_ins[1:]]
-        views = [_view(*pair, steps) for pair in _checked(stand_ins, [first, *rest])]
+            return (_peak_of([view], guesses), lambda: [StepFunction(optimizer, schedule, steps)])
+        made = [first, *(_answer(schedule, stand_in) for stand_in in stand_ins[1:])]
+        views = [_view(*pair, steps) for pair in _checked(stand_ins, made)]
         guesses = [guess for stand_in in stand_ins for guess in guesses_of(stand_in)]
-        return Plan(_peak_of(views, guesses), lambda: _made(parts, schedule))
+        return (_peak_of(views, guesses), lambda: _made(parts, schedule))
 
 
 def _made(parts: Sequence[Optimizer], function: Callable[[Optimizer], Schedule]) -> list[Schedule]:
@@ -86,7 +82,7 @@ def _made(parts: Sequence[Optimizer], function: Callable[[Optimizer], Schedule])
 
 
 def _is_scheduler(value: Any) -> bool:
-    return callable(getattr(value, "step", None)) and not isinstance(value, type)
+    return callable(getattr(value, "step", None)) and not isinstance(value, (type, Optimizer))
 
 
 def _checked(optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> list[tuple[Optimizer, Any]]:
@@ -115,21 +111,15 @@ def _answer(function: Callable[[Any], Any], stand_in: Optimizer) -> Any:
             answer = function(given)
         except Exception as error:
             answer = error
-        if _number(answer) is not None or (given is stand_in and _is_scheduler(answer)):
+        if number_of(answer) is not None or (given is stand_in and _is_scheduler(answer)):
             return answer
         answers.append(answer)
     if isinstance(answers[0], HdetError):
         raise answers[0]
     what = "an optimizer" if wants_optimizer else "step 0"
-    raise ArgumentError(f"schedule must be {_KINDS}, but for {what} it {_in_words(answers[0])}; {_CURE}") from (
+    raise ArgumentError(f"schedule must be {_KINDS}, but for {what} it {in_words(answers[0])}; {_CURE}") from (
         answers[0] if isinstance(answers[0], Exception) else None
     )
-
-
-def _in_words(answer: Any) -> str:
-    if isinstance(answer, Exception):
-        return f"raised {type(answer).__name__}: {shown(str(answer))}"
-    return f"returned {shown(answer)}"
 
 
 def _wants_optimizer(function: Callable[[Any], Any]) -> bool:
@@ -139,32 +129,6 @@ def _wants_optimizer(function: Callable[[Any], Any]) -> bool:
     except (StopIteration, TypeError, ValueError):  # none, or unknown since it is written in C
         return False
     return first.name.startswith("o") or "Optimizer" in str(first.annotation)
-
-
-def _number(value: Any) -> float | None:
-    """A number, also in an array without dimensions; None if it is no number."""
-    value = value.item() if getattr(value, "shape", None) == () else value
-    try:
-        return float(value) if is_real(value) else None
-    except OverflowError:
-        return math.inf
-
-
-def _factor(function: Callable[[int], Any], t: int, steps: range) -> float:
-    """What a function of the step says. Raises unless rates can be multiplied by it; ``steps``: all of them."""
-    try:
-        answer = function(t)
-    except HdetError:
-        raise
-    except Exception as error:
-        answer = error
-    number = _number(answer)
-    if number is not None and 0 <= number < math.inf:
-        return number
-    raise ArgumentError(
-        f"schedule must give a finite number, not below 0, for each step from 0 to {steps[-1]}, but at step {t} it "
-        f"{_in_words(answer)}; for instance schedule=lambda t: 1 - t / {steps.stop}"
-    ) from (answer if isinstance(answer, Exception) else None)
 
 
 # -- where it is highest ----------------------------------------------------------------------------------------------
@@ -204,11 +168,11 @@ class _Functions:
         self._bases, self._functions, self._steps = bases, functions, steps
 
     def highest(self, g: int) -> int:
-        return first_highest(lambda t: _factor(self._functions[g], self._steps[t], self._steps), len(self._steps))
+        return first_highest(lambda t: factor_of(self._functions[g], self._steps[t], self._steps), len(self._steps))
 
     def rates_at(self, t: int) -> list[float]:
         one_each = {id(function): function for function in self._functions}
-        factors = {key: _factor(function, self._steps[t], self._steps) for key, function in one_each.items()}
+        factors = {key: factor_of(function, self._steps[t], self._steps) for key, function in one_each.items()}
         return [base * factors[id(function)] for base, function in zip(self._bases, self._functions, strict=True)]
 
 
@@ -257,7 +221,7 @@ class _Stepped:
         except Exception as error:
             raise ArgumentError(
                 f"schedule must have rates for the {self._steps} steps of the run, but its step {self._t} "
-                f"{_in_words(error)}; build it for as many steps"
+                f"{in_words(error)}; build it for as many steps"
             ) from error
 
 
@@ -293,7 +257,7 @@ def _moved(schedule: Any, optimizer: Optimizer, stand_in: Optimizer) -> Any:
             return stand_in
         if isinstance(value, LRScheduler):
             return _moved(value, optimizer, stand_in)
-        return [*map(moved, value)] if type(value) is list else value
+        return [*map(moved, value)] if type(value) is list else number_of_its_own(value)
 
     made = object.__new__(type(schedule))
     vars(made).update({name: moved(value) for name, value in vars(schedule).items()})
@@ -308,38 +272,6 @@ def _is_torchs(schedule: Any) -> bool:
 
 
 # -- schedules of our own ---------------------------------------------------------------------------------------------
-
-
-class StepFunction:
-    """A scheduler that multiplies an optimizer's own rates by a function of the step.
-
-    Args:
-        optimizer: one, or several seen as one.
-        function: from a step to a factor. It is called once for each step, and never for one after the last.
-        steps: of the run.
-    """
-
-    def __init__(self, optimizer: Optimizer, function: Callable[[int], Any], steps: int) -> None:
-        self.optimizer, self.function, self.steps, self.last_epoch = optimizer, function, steps, 0
-        self._write()
-
-    def step(self) -> None:
-        """Go to the next step."""
-        self.last_epoch += 1
-        self._write()
-
-    def _write(self) -> None:
-        factor = _factor(self.function, min(self.last_epoch, self.steps - 1), range(self.steps))
-        for group in self.optimizer.param_groups:
-            put_rate(group, group.setdefault("initial_lr", copy_rate(group["lr"])) * factor)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The step. The function is not saved, and rates are the optimizer's."""
-        return {"last_epoch": self.last_epoch}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self.last_epoch = int(state_dict["last_epoch"])
 
 
 class AllSchedules:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,9 +56,8 @@ class ScheduledSearch(OnSchedule, WithSearch):
         common = CommonArguments(group, model, journal)
         check_common(common, optimizer)
         check_search(optimizer, common, guesses_of(optimizer), highest)  # before a schedule writes
-        plan = planned(optimizer, schedule, math.ceil(total_steps / every))
-        self._peak = plan.peak._replace(step=plan.peak.step * every)
-        made = plan.make()
+        peak, make = planned(optimizer, schedule, -(-total_steps // every))
+        self._peak, made = peak._replace(step=peak.step * every), make()
         guesses = guesses_of(optimizer)  # a schedule may have rates of its own
         alike = {"the schedule's peak": repr(tuple(self._peak))}
         told = {
