@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 4 examples/any_schedule.py --lr 1e-6
 
 The schedule is torch's, made by a function of the optimizer; the optimizer's rate is a guess. The search steps the
-schedule. It climbs in place of the warm-up. After the warm-up the rate is the schedule times the factor that was found. Under torchrun
-ordinary DDP shares the gradients, and all processes find the same factor.
+schedule. It climbs in place of the warm-up. After the warm-up the rate is the schedule times the factor that was found.
+Under torchrun ordinary DDP shares the gradients, and all processes find the same factor.
 
 Needs scikit-learn, which has the digits.
 """

@@ -3,7 +3,8 @@
     python examples/timm_schedule.py
 
 ``TimmSchedule`` counts for them, so that hdet.Ensemble takes it as ``schedule=``, and hdet.auto a function that makes
-it. Copy it into your project. In timm's training script ``scheduler.step(loss)`` takes the place of ``step_update`` and ``step``:
+it. Copy it into your project. In timm's training script ``scheduler.step(loss)`` takes the place of ``step_update`` and
+``step``:
 
     def schedule(optimizer):
         cosine, epochs = create_scheduler_v2(optimizer, num_epochs=90, warmup_epochs=5)
