@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -65,6 +67,34 @@ def test_nothing_that_a_schedule_can_reach_is_copied(name: str) -> None:
     trainer = Trainer()
     scheduler = hdet.auto(trainer.optimizer, schedule=GIVEN[name](trainer), total_steps=STEPS)
     assert scheduler.state_dict()["peak"] == 99
+
+
+class Holding(torchs.CosineAnnealingLR):
+    """Holds a large list, as a trainer might hold its data."""
+
+    def __init__(self, optimizer: Optimizer, data: list[Any]) -> None:
+        self.data = data
+        super().__init__(optimizer, STEPS)
+
+
+def test_memory_does_not_grow_with_what_a_schedule_holds() -> None:
+    optimizer, data = several_groups(), [1.0] * 10**6
+    made = Holding(optimizer, data)
+    hdet.auto(several_groups(), schedule=lambda t: 1.0, total_steps=STEPS)  # whatever is imported
+    tracemalloc.start()
+    hdet.auto(optimizer, schedule=made, total_steps=STEPS)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 10**6  # the list has eight
+
+
+def test_a_group_that_was_added_before_the_search_and_after_the_schedule() -> None:
+    """Newer versions of torch refuse to step such a schedule, older ones leave the group alone."""
+    optimizer = several_groups()
+    made = torchs.LambdaLR(optimizer, lambda t: 1.0)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))], "lr": 0.1})
+    with suppress(hdet.ArgumentError):
+        assert len(hdet.auto(optimizer, schedule=made, total_steps=STEPS).state_dict()["peak_lrs"]) == 4
 
 
 @pytest.mark.parametrize("groups", [1, 50])

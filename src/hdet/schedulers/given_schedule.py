@@ -34,8 +34,6 @@ _KINDS = (
     "torch or transformers on the one optimizer"
 )
 _CURE = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, T_max=1000)"
-
-
 Maker: TypeAlias = Callable[[], list[Schedule]]
 """Makes the schedules of all optimizers, or one schedule that serves them all, on the user's own."""
 
@@ -58,24 +56,19 @@ def planned(optimizer: Optimizer, schedule: Any, steps: int) -> tuple[Peak, Make
     must_be(_KINDS, len(parts) == 1 if is_made else callable(schedule), _CURE, schedule=schedule)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no optimizer steps; what else a schedule tells, it will tell again
-        if is_made:
-            _check(parts[0], schedule)
-            return (_peak_of([_view_of_made(parts[0], schedule, steps)], guesses_of(parts[0])), lambda: [schedule])
         stand_ins = [emptied(part) for part in parts]
+        if is_made:
+            view = _view(stand_ins[0], _moved(_checked(parts[0], schedule), parts[0], stand_ins[0]), steps)
+            return _peak_of([view], guesses_of(optimizer)), lambda: [schedule]
         first = _answer(schedule, stand_ins[0])
         if not _is_scheduler(first):
             guesses = guesses_of(optimizer)
-            view = _Functions(guesses, [schedule] * len(guesses), range(steps))
-            return (_peak_of([view], guesses), lambda: [StepFunction(optimizer, schedule, steps)])
+            functions = _Functions(guesses, [schedule] * len(guesses), range(steps))
+            return _peak_of([functions], guesses), lambda: [StepFunction(optimizer, schedule, steps)]
         made = [first, *(_answer(schedule, stand_in) for stand_in in stand_ins[1:])]
-        views = [_view(*pair, steps) for pair in _checked(stand_ins, made)]
+        views = [_view(one, _checked(one, own), steps) for one, own in zip(stand_ins, made, strict=True)]
         guesses = [guess for stand_in in stand_ins for guess in guesses_of(stand_in)]
-        return (_peak_of(views, guesses), lambda: _made(parts, schedule))
-
-
-def _made(parts: Sequence[Optimizer], function: Callable[[Optimizer], Schedule]) -> list[Schedule]:
-    """The schedules on the user's own optimizers."""
-    return [own for _, own in _checked(parts, [function(part) for part in parts])]
+        return _peak_of(views, guesses), lambda: [_checked(part, schedule(part)) for part in parts]
 
 
 # -- what was given ---------------------------------------------------------------------------------------------------
@@ -85,21 +78,15 @@ def _is_scheduler(value: Any) -> bool:
     return callable(getattr(value, "step", None)) and not isinstance(value, (type, Optimizer))
 
 
-def _checked(optimizers: Sequence[Optimizer], schedules: Sequence[Any]) -> list[tuple[Optimizer, Any]]:
-    """Each schedule with its optimizer. Raises unless they belong together."""
-    pairs = [*zip(optimizers, schedules, strict=True)]
-    for pair in pairs:
-        _check(*pair)
-    return pairs
-
-
-def _check(optimizer: Optimizer, schedule: Any) -> None:
+def _checked(optimizer: Optimizer, schedule: Any) -> Any:
+    """The schedule. Raises unless it belongs to the optimizer, and depends on the step alone."""
     check_schedule_of(optimizer, schedule)
     if isinstance(schedule, ReduceLROnPlateau):
         raise ArgumentError(
             "ReduceLROnPlateau depends on a metric, not on the step, so that nothing can know where it falls; give "
             "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
         )
+    return schedule
 
 
 def _answer(function: Callable[[Any], Any], stand_in: Optimizer) -> Any:
@@ -197,7 +184,7 @@ class _Stepped:
 
     def rates_at(self, t: int) -> list[float]:
         if t not in self._found:
-            while self._t < t:
+            while self._t < min(t, _LONGEST):
                 self._step()
             self._found = {t: self._rates()}
         return self._found[t]
@@ -228,16 +215,10 @@ class _Stepped:
 def _view(stand_in: Optimizer, schedule: Any, steps: int) -> _View:
     """A scheduler on a stand-in. The functions of a LambdaLR are asked at a few steps instead of at all."""
     if isinstance(schedule, LambdaLR) and _is_torchs(schedule):
-        begin = schedule.last_epoch
-        bases = [float(base) for base in schedule.base_lrs]
-        return _Functions(bases, schedule.lr_lambdas, range(begin, begin + steps))
+        bases, begin = [float(base) for base in schedule.base_lrs], schedule.last_epoch
+        if len(bases) == len(stand_in.param_groups):  # else a group was added since, and torch will say so
+            return _Functions(bases, schedule.lr_lambdas, range(begin, begin + steps))
     return _Stepped(stand_in, schedule, steps)
-
-
-def _view_of_made(optimizer: Optimizer, schedule: Any, steps: int) -> _View:
-    """A scheduler that was made already, on the user's optimizer."""
-    stand_in = emptied(optimizer)
-    return _view(stand_in, _moved(schedule, optimizer, stand_in), steps)
 
 
 def _moved(schedule: Any, optimizer: Optimizer, stand_in: Optimizer) -> Any:
@@ -252,12 +233,16 @@ def _moved(schedule: Any, optimizer: Optimizer, stand_in: Optimizer) -> Any:
             f"refers to; give a function that makes it, for instance schedule=lambda optimizer: {name}(optimizer, ...)"
         )
 
+    groups = len(stand_in.param_groups)
+
     def moved(value: Any) -> Any:
         if isinstance(value, Optimizer) and unwrapped(value) is optimizer:
             return stand_in
         if isinstance(value, LRScheduler):
             return _moved(value, optimizer, stand_in)
-        return [*map(moved, value)] if type(value) is list else number_of_its_own(value)
+        if type(value) is list and (len(value) == groups or any(isinstance(one, LRScheduler) for one in value[:1])):
+            return [*map(moved, value)]
+        return number_of_its_own(value)
 
     made = object.__new__(type(schedule))
     vars(made).update({name: moved(value) for name, value in vars(schedule).items()})
