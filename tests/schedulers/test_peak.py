@@ -239,7 +239,7 @@ RISE_OF_RANKS = 10_000
 
 
 def of_ranks(name: str, optimizer: Optimizer) -> Any:
-    """On rank 1 as slow as on a busy machine."""
+    """Schedules on which ranks disagreed when they had a second to look at them."""
     if name == "lambdas":
         shapes = [lambda t, g=g: min((t + 1) / RISE_OF_RANKS, 1.0) / (g + 1) for g in range(50)]
         return torchs.LambdaLR(optimizer, shapes)
