@@ -3,15 +3,16 @@
     python examples/any_schedule.py --lr 1e-6        # a guess, and far too low
     torchrun --standalone --nproc-per-node 4 examples/any_schedule.py --lr 1e-6
 
-The schedule is torch's and is built as usual; the optimizer's rate is a guess. The search steps the schedule. It climbs
-in place of the warm-up. After the warm-up the rate is the schedule times the factor that was found. Under torchrun
-ordinary DDP shares the gradients, and all processes find the same factor.
+The schedule is torch's, made by a function of the optimizer; the optimizer's rate is a guess. The search steps the
+schedule. It climbs in place of the warm-up. After the warm-up the rate is the schedule times the factor that was found.
+Under torchrun ordinary DDP shares the gradients, and all processes find the same factor.
 
 Needs scikit-learn, which has the digits.
 """
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,7 +61,7 @@ def main(args: argparse.Namespace) -> None:
     model = network(args.seed)
     replica = DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1)
-    schedule = warm_up_stable_decay(optimizer, args.steps)
+    schedule = partial(warm_up_stable_decay, steps=args.steps)
     scheduler = hdet.auto(optimizer, schedule=schedule, total_steps=args.steps, journal=args.journal)
 
     generator = torch.Generator().manual_seed(1_000_003 * args.seed + rank)

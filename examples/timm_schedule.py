@@ -2,12 +2,15 @@
 
     python examples/timm_schedule.py
 
-``TimmSchedule`` counts for them, so that it can be given as ``schedule=`` to hdet.auto and hdet.Ensemble. Copy it into
-your project. In timm's training script ``scheduler.step(loss)`` takes the place of ``step_update`` and ``step``:
+``TimmSchedule`` counts for them, so that hdet.Ensemble takes it as ``schedule=``, and hdet.auto a function that makes
+it. Copy it into your project. In timm's training script ``scheduler.step(loss)`` takes the place of ``step_update`` and
+``step``:
 
-    cosine, epochs = create_scheduler_v2(optimizer, num_epochs=90, warmup_epochs=5)
-    schedule = TimmSchedule(cosine, updates_per_epoch=len(loader))
-    scheduler = hdet.auto(optimizer, schedule=schedule, total_steps=epochs * len(loader))
+    def schedule(optimizer):
+        cosine, epochs = create_scheduler_v2(optimizer, num_epochs=90, warmup_epochs=5)
+        return TimmSchedule(cosine, updates_per_epoch=len(loader))
+
+    scheduler = hdet.auto(optimizer, schedule=schedule, total_steps=90 * len(loader))
 
 Running this file needs timm: pip install timm
 """
@@ -77,8 +80,12 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)  # a guess, and far too low
-    cosine, epochs = create_scheduler_v2(optimizer, num_epochs=20, warmup_epochs=2)
-    schedule = TimmSchedule(cosine, updates_per_epoch=10)
+    epochs = 20
+
+    def schedule(optimizer: Optimizer) -> TimmSchedule:
+        cosine, _ = create_scheduler_v2(optimizer, num_epochs=epochs, warmup_epochs=2)
+        return TimmSchedule(cosine, updates_per_epoch=10)
+
     scheduler = hdet.auto(optimizer, schedule=schedule, total_steps=10 * epochs)
     for step in range(10 * epochs):
         x = torch.randn(64, 10)

@@ -189,7 +189,7 @@ def searched(make: Any, gives_loss: bool = True) -> float:
     """The final loss of a search on a schedule."""
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
-    scheduler = hdet.auto(optimizer, schedule=make(optimizer), total_steps=STEPS)
+    scheduler = hdet.auto(optimizer, schedule=make, total_steps=STEPS)
     batches = (batch_of(t) for t in range(STEPS))
     with quiet():
         return train(net, optimizer, scheduler, batches, gives_loss=gives_loss)
@@ -215,7 +215,7 @@ def test_a_search_on_timms_schedule_resumes() -> None:
     def made() -> Any:
         net = network()
         optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5)
-        return net, optimizer, hdet.auto(optimizer, schedule=stand_in(optimizer), total_steps=STEPS)
+        return net, optimizer, hdet.auto(optimizer, schedule=stand_in, total_steps=STEPS)
 
     first, again = made(), made()
     run(*first, range(52))  # inside an epoch

@@ -28,7 +28,7 @@ def search(optimizer: Optimizer) -> Any:
 
 
 def cooling(optimizer: Optimizer) -> Any:
-    return hdet.auto(optimizer, schedule=_Cooling(optimizer), total_steps=STEPS)
+    return hdet.auto(optimizer, schedule=_Cooling, total_steps=STEPS)
 
 
 FACES = [replicas, search, cooling]

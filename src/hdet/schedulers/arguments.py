@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from hdet.checks import is_real, must_be, shown
 from hdet.errors import ArgumentError
 from hdet.journal.file import mapped
-from hdet.parameters import check_model, copy_rate, group_counts
+from hdet.parameters import check_model, group_counts
 from hdet.ranks.group import check_group
 from hdet.ranks.shards import refuse_flat
 
@@ -75,12 +74,17 @@ def check_peak(rate: Any, /, **given: Any) -> None:
 
 
 def emptied(optimizer: Optimizer) -> Optimizer:
-    """An optimizer without weights that has the same groups, for a scheduler to write to."""
+    """An optimizer without weights that has the same groups, for a scheduler to write to. Nothing big is copied."""
     empty = SGD([{"params": [torch.zeros(1)]} for _ in optimizer.param_groups], lr=0.0)
-    empty.defaults = optimizer.defaults
+    empty.defaults = dict(optimizer.defaults)
     for row, own in zip(empty.param_groups, optimizer.param_groups, strict=True):
-        row.update({key: copy.copy(value) for key, value in own.items() if key != "params"}, lr=copy_rate(own["lr"]))
+        row.update({key: number_of_its_own(value) for key, value in own.items() if key != "params"})
     return empty
+
+
+def number_of_its_own(value: Any) -> Any:
+    """torch writes into a number that is a tensor. On the host, where reading it does not wait for a device."""
+    return value.detach().cpu().clone() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def rehearsed(optimizer: Optimizer, schedule: dict[str, Any]) -> OneCycleLR:

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hdet.checks import shown, users_level
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.ranks.group import ReplicaIndex
+from hdet.schedulers.step_function import StepFunction
 
 NEEDED = {"total_steps", "last_epoch", "base_lrs", "_last_lr", "_step_count"}
 """Keys of a state of torch's OneCycleLR, in every version."""
@@ -59,8 +60,8 @@ def _in_words(state: Any) -> str:
 
 def check_schedule(schedule: Any, state: Any) -> None:
     """Raise if a state is not one of this schedule. torch's schedulers would load it without checking."""
-    needed = schedule.state_dict() if isinstance(schedule, LRScheduler) and state is not None else ()
-    missing = [key for key in needed if not key.startswith("_") and key not in state]
+    is_known = isinstance(schedule, (LRScheduler, StepFunction)) and state is not None
+    missing = [key for key in schedule.state_dict() if not key.startswith("_") and key not in state] if is_known else []
     if missing or (schedule is None) != (state is None):
         raise ArgumentError(
             f"the checkpoint's schedule is {_in_words(state)}, but here it is a {type(schedule).__name__}; build the "

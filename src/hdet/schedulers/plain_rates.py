@@ -29,7 +29,7 @@ def check_schedule_of(optimizer: Optimizer, schedule: object) -> None:
     has_step = callable(getattr(schedule, "step", None))
     must_be("an object with step(), as torch's schedulers", has_step, "give the scheduler", schedule=schedule)
     if unwrapped(getattr(schedule, "optimizer", optimizer)) is not optimizer:
-        raise ArgumentError("schedule belongs to another optimizer; build it on the optimizer of the ensemble")
+        raise ArgumentError("schedule belongs to another optimizer; build it on the one that is given")
     if isinstance(schedule, WithRun):
         raise ArgumentError(
             "schedule is an hdet.OneCycleLR, which spreads the rates already; give torch's OneCycleLR as the schedule"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import must_be, must_count
+from hdet.checks import must_count
 from hdet.errors import ArgumentError
 from hdet.journal import Journals
-from hdet.parameters import Rate, parts_of, with_added
+from hdet.parameters import Rate, with_added
 from hdet.ranks.group import Group
 from hdet.schedulers.arguments import CommonArguments, check_common, rate_names
-from hdet.schedulers.peak import Peak, peak_of
-from hdet.schedulers.plain_rates import OnSchedule, check_schedule_of
+from hdet.schedulers.given_schedule import AllSchedules, guesses_of, planned
+from hdet.schedulers.peak import Peak
+from hdet.schedulers.plain_rates import OnSchedule
 from hdet.schedulers.plan import LengthError
 from hdet.schedulers.search_arguments import WithSearch, check_search, search_of
 from hdet.search.search import Search
@@ -24,46 +24,6 @@ from hdet.search.search import Search
 _RISE = 0.1
 """The search climbs for this part of the run at least, also on a schedule that falls from its first step on (LOG, any
 schedule)."""
-
-
-def guesses_of(optimizer: Optimizer) -> list[float]:
-    """The rates that a schedule was built on, or will be built on."""
-    return [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-
-
-def schedules_of(parts: Sequence[Optimizer], schedule: Any) -> list[Any]:
-    """The schedule of each optimizer: the one that was given, or those that the given function makes."""
-    is_made = callable(getattr(schedule, "step", None))
-    rule = "a scheduler of the optimizer, or a function from an optimizer to its scheduler, which several need"
-    cure = "for instance schedule=lambda optimizer: CosineAnnealingLR(optimizer, 10_000)"
-    must_be(rule, len(parts) == 1 if is_made else callable(schedule), cure, schedule=schedule)
-    made = [schedule] if is_made else [schedule(part) for part in parts]
-    for part, own in zip(parts, made, strict=True):
-        check_schedule_of(part, own)
-        if isinstance(own, ReduceLROnPlateau):
-            raise ArgumentError(
-                "ReduceLROnPlateau depends on a metric, not on the step, so that nothing can know where it falls; give "
-                "a schedule whose rates are known in advance, for instance CosineAnnealingLR"
-            )
-    return made
-
-
-class AllSchedules:
-    """The schedules of several optimizers as one."""
-
-    def __init__(self, schedules: Sequence[Any]) -> None:
-        self.schedules = list(schedules)
-
-    def step(self) -> None:
-        for schedule in self.schedules:
-            schedule.step()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {str(i): schedule.state_dict() for i, schedule in enumerate(self.schedules)}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        for i, schedule in enumerate(self.schedules):
-            schedule.load_state_dict(state_dict[str(i)])
 
 
 class ScheduledSearch(OnSchedule, WithSearch):
@@ -96,16 +56,14 @@ class ScheduledSearch(OnSchedule, WithSearch):
         common = CommonArguments(group, model, journal)
         check_common(common, optimizer)
         check_search(optimizer, common, guesses_of(optimizer), highest)  # before a schedule writes
-        parts = parts_of(optimizer)
-        schedules = schedules_of(parts, schedule)
-        guesses = guesses_of(optimizer)
-        lead = min(g for g, guess in enumerate(guesses) if guess > 0)
-        self._peak = peak_of(list(zip(parts, schedules, strict=True)), total_steps, every, lead)
+        peak, make = planned(optimizer, schedule, -(-total_steps // every))
+        self._peak, made = peak._replace(step=peak.step * every), make()
+        guesses = guesses_of(optimizer)  # a schedule may have rates of its own
         alike = {"the schedule's peak": repr(tuple(self._peak))}
         told = {
             "max_lr": "auto",
             "guess": guesses,
-            "schedule": type(schedules[0]).__name__,
+            "schedule": type(made[0]).__name__,
             "schedule_every": every,
             "rollback": rollback,
             "highest": highest,
@@ -113,7 +71,7 @@ class ScheduledSearch(OnSchedule, WithSearch):
         }
         run = search_of(optimizer, common, guesses, total_steps, told, alike, rollback=rollback, highest=highest)
         self.search, self._every = run, every
-        super().__init__(optimizer, schedules[0] if len(schedules) == 1 else AllSchedules(schedules), run)
+        super().__init__(optimizer, made[0] if len(made) == 1 else AllSchedules(made), run)
         run.written.begin(self)
         self._write_again()
 

@@ -27,7 +27,7 @@ def auto(
     optimizers: Optimizer | Iterable[Optimizer],
     *,
     total_steps: int | None = None,
-    schedule: Schedule | Callable[[Optimizer], Schedule] | None = None,
+    schedule: Callable[[Optimizer], Schedule] | Callable[[int], float] | Schedule | None = None,
     schedule_every: int = 1,
     **more: Any,
 ) -> OneCycleLR | ScheduledSearch:
@@ -51,16 +51,16 @@ def auto(
 
     .. code-block:: python
 
-        scheduler = hdet.auto(adamw, schedule=CosineAnnealingLR(adamw, 10_000), total_steps=10_000)
+        scheduler = hdet.auto(adamw, schedule=lambda o: CosineAnnealingLR(o, 10_000), total_steps=10_000)
 
     Args:
         optimizers: one, or several with different parameters.
         total_steps: calls of ``step`` in the run. None, without ``schedule``: the rate is held until
             ``scheduler.finish(steps)`` is called.
-        schedule: a scheduler of torch or transformers on that optimizer; or a function from an optimizer to its
-            scheduler, which several optimizers need. None: OneCycle. Its peak is found in advance, in less than a
-            second. If it lies after the first 20,000 steps, the schedule is held at the highest rate of these, and
-            followed from there on.
+        schedule: a function from an optimizer to its scheduler; or a function from a step to a factor on the rates; or,
+            for one optimizer, a scheduler of torch or transformers on it. None: OneCycle. Its peak is found in
+            advance: a scheduler is made and stepped on a stand-in, 131,072 steps at most, and a function of the step,
+            also that of a LambdaLR, is called 64 times at most. Nothing of yours is copied.
         schedule_every: n: the schedule is stepped once in n steps.
         more: ``model``, ``group``, ``journal``, ``rollback``, ``highest`` as in :class:`hdet.OneCycleLR`; without a
             schedule all of its arguments. Momenta are not cycled.
