@@ -49,7 +49,7 @@ def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = Fa
     if (found := words.advice(data)) is not None:
         output.say(str(found))
     output.say(str(out))
-    output.result(out=out, verdict=words.verdict(data), rounds=len(data.rounds))
+    output.result(out=out, verdict=words.verdict(data), rounds=len(data.steps))
 
 
 def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json = False) -> None:
@@ -83,7 +83,7 @@ def _summary(run: RunData) -> dict[str, object]:
         "crashed": run.crashed,
         "base_start": None if base is None else base.start,
         "base_end": None if base is None else base.end,
-        "rounds": len(run.rounds),
+        "rounds": len(run.steps),
         "seconds": run.seconds,
         "final": run.final,
     }

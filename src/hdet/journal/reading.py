@@ -140,7 +140,7 @@ def _rounds(path: Path, lines: Sequence[int]) -> Iterator[dict[str, Any]]:
     return found if is_sorted else iter(sorted(found, key=lambda record: int(record["round"])))
 
 
-def in_order(record: dict[str, Any], knobs: Sequence[str]) -> dict[str, Any]:
+def in_order(record: Mapping[str, Any], knobs: Sequence[str]) -> Mapping[str, Any]:
     """A round whose lists have the entries of these knobs, in this order; None for knobs that it does not have.
 
     A round has its own list of knobs if it differs from the header's, because groups were added to an optimizer.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import geometric_mean
@@ -280,10 +281,7 @@ def _time(run: RunData) -> Figure | None:
 
 def seconds_by_phase(run: RunData) -> dict[str, float]:
     """What each phase of the rounds took; the rest is what the run took outside its rounds (evaluation, start)."""
-    spent: dict[str, float] = {}
-    for phase, seconds in (item for r in run.rounds for item in r.seconds.items()):
-        spent[phase] = spent.get(phase, 0.0) + seconds
-    inside = math.fsum(spent.values())
+    spent, inside = dict(run.phases), math.fsum(run.phases.values())
     rest = (run.seconds or 0.0) - inside
     more = {"outside rounds": rest} if rest > 0.01 * inside > 0 else {}
     return spent | more if inside > 0 else {}
@@ -297,13 +295,11 @@ def _span(steps: Iterable[float]) -> tuple[float, float]:
 
 def lengthening(run: RunData) -> bool:
     """Whether rounds grow longer, so that a logarithmic axis of steps shows them evenly."""
-    steps = [0, *(r.step for r in run.rounds)]
-    lengths = [after - before for before, after in itertools.pairwise(steps) if after > before]
+    pairs = itertools.pairwise(itertools.chain([0], run.steps))
+    lengths = array("q", (after - before for before, after in pairs if after > before))
     return len(lengths) > 2 and lengths[len(lengths) // 2] >= 2 * lengths[0] and max(lengths) >= 8 * lengths[0]
 
 
 def events(run: RunData) -> tuple[Event, ...]:
-    """What happened in the run. An event that is repeated in consecutive rounds counts once."""
-    texts = [[event.text for event in r.events] for r in run.rounds]
-    told = [event for i, r in enumerate(run.rounds) if not i or texts[i] != texts[i - 1] for event in r.events]
-    return tuple(sorted([*(Event(step, "resumed") for step in run.resumes), *told]))
+    """What happened in the run, and where it was resumed."""
+    return tuple(sorted([*(Event(step, "resumed") for step in run.resumes), *run.events]))
