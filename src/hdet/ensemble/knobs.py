@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import is_int, is_one_of, is_real, must_be, shown, takes
+from hdet.checks import is_int, is_one_of, is_real, items_of, must_be, shown, takes
 from hdet.ensemble.knob import ANYWHERE, KnobSpec, scale_named
 from hdet.errors import ArgumentError
 from hdet.parameters import check_model, check_optimizer, unwrapped
@@ -168,7 +168,7 @@ def scalar(
     cell = {"value": float(value)}
     read, write = lambda: cell["value"], lambda new: cell.update(value=new)
     if regularises is None:
-        regularises = _names_regulariser(str(name))
+        regularises = isinstance(name, str) and _names_regulariser(name)
     return custom(name, read, write, spread=spread, scale=scale, bounds=bounds, acts=acts, regularises=regularises)
 
 
@@ -256,8 +256,8 @@ def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn
         found = [m for name, m in model.named_modules() if fnmatch.fnmatchcase(name.removeprefix("module."), which)]
     elif isinstance(which, type):
         found = [m for m in model.modules() if isinstance(m, which)]
-    elif isinstance(which, Iterable) and not isinstance(which, Tensor):
-        found = list(which)
+    else:
+        found = items_of(which) or []
     if not found or not all(isinstance(m, nn.Module) for m in found):
         raise ArgumentError(
             f"which must be a module type, a pattern of names or modules, but no module of the model matches "

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from hdet.checks import shown
 from hdet.errors import JournalError
-from hdet.files import path_of
+from hdet.files import named, path_of
 from hdet.journal.file import SCHEMA, decoded
 
 _ROUND = re.compile(rb'\{"run":"(\w+)","kind":"round","round":(\d{1,15}),"step":(\d{1,15}),')
@@ -64,7 +64,7 @@ def stream_journal(path: str | os.PathLike[str]) -> JournalStream:
     """What :func:`read_journal` reads, with rounds that are read when they are asked for. Errors in them come then."""
     file = path_of(path, "path of a journal")
     if not file.is_file():
-        raise JournalError(f"path must be a journal's file, but there is none at {shown(str(path))}; check the path")
+        raise JournalError(f"path must be a journal's file, but there is none at {named(path)}; check the path")
     last = _LastRun()
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
