@@ -33,6 +33,7 @@ REFUSED = {
         "numpy bool",
         "truth tensor",
         "complex tensor",
+        "numpy array without dimensions",
         *_NO_NUMBERS,
     },
     "pct_start": {"nan"},  # no step is the end of the warm-up

@@ -20,7 +20,7 @@ from hdet.errors import ArgumentError, harmless
 from hdet.files import replacing
 from hdet.journal import JournalData
 from hdet.report import verdict as words
-from hdet.report.data import RunData, journal_in, load_run
+from hdet.report.data import RunData, journal_in, load_run, told_apart
 from hdet.report.page import write_report
 from hdet.schedulers.replay import Found, found_schedules, value_at
 
@@ -63,7 +63,7 @@ def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json 
         raise ArgumentError("compare needs two runs or more, but got one; `hdet report` shows a single one")
     if out is not None:
         refuse_to_overwrite(out, force)
-    output, found = Output(as_json), [load_run(path) for path in runs]
+    output, found = Output(as_json), told_apart([load_run(path) for path in runs])
     output.table(words.table_of(found))
     output.say(words.compared(found))
     say_alarms(output, found)

@@ -7,6 +7,7 @@ that are missing, NaN or infinite are None here, so that later code need not che
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 from array import array
@@ -235,6 +236,37 @@ def _loaded(path: Path) -> RunData:
     data = stream_journal(journal) if has_begun else JournalStream({}, iter(()), [], 0)
     name = _text(about, "name") or path.resolve().name
     return _run(name, path, data, about, _read_curve(path / "curve.csv"))
+
+
+def told_apart(runs: Sequence[RunData]) -> list[RunData]:
+    """Runs whose names differ: those with the same name get as much of their path as tells them apart.
+
+    ``a/run.jsonl`` and ``b/run.jsonl`` are "a/run" and "b/run". If a path is given twice, its second run is "run (2)".
+    """
+    named = list(runs)
+    for name in {run.name for run in runs}:
+        same = [i for i, run in enumerate(runs) if run.name == name]
+        if len({os.path.abspath(runs[i].path) for i in same}) > 1:
+            folders = [_folders(runs[i]) for i in same]
+            depths = range(1, max(map(len, folders)) + 1)
+            several = len({tuple(parts) for parts in folders})
+            depth = next((d for d in depths if len({tuple(parts[-d:]) for parts in folders}) == several), 0)
+            for i, parts in zip(same, folders, strict=True):
+                named[i] = runs[i]._replace(name="/".join([*(parts[-depth:] if depth else ()), name]))
+    taken: set[str] = set()
+    for i, run in enumerate(named):
+        tries = (run.name if k == 1 else f"{run.name} ({k})" for k in itertools.count(1))
+        named[i] = run._replace(name=next(name for name in tries if name not in taken))
+        taken.add(named[i].name)
+    return named
+
+
+def _folders(run: RunData) -> list[str]:
+    """The folders above what a run is named after, from the root on."""
+    parts = [part.strip(os.sep) for part in Path(os.path.abspath(run.path)).parts]
+    if not run.path.is_dir():
+        parts.pop()
+    return parts[:-1] if parts and parts[-1] == run.name else parts
 
 
 def journal_in(path: Path) -> Path:
