@@ -102,7 +102,7 @@ def ensemble_table(run: RunData) -> Table:
     moved = "{} → {}".format(*say.rates(base.start, base.end)) if base else say.NOTHING
     cells = [
         str(run.replicas),
-        str(len(run.rounds)),
+        str(len(run.steps)),
         say.loss(ending(run).loss),
         *(say.loss(final[n]) for n in names),
     ]

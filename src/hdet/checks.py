@@ -21,20 +21,30 @@ _CURE = "the checkpoint is damaged or of something else: load an earlier one, or
 
 
 def is_int(value: object) -> bool:
-    """Whether it is an integer; True and False are not."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    """Whether it is an integer that a float can hold; True and False are not."""
+    return isinstance(value, Integral) and is_real(value)
 
 
 def is_real(value: object) -> bool:
-    """Whether it is a real number; True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """Whether it is a real number that a float can hold, or NaN or infinite; True and False are not.
+
+    >>> is_real(3), is_real(math.inf), is_real(10**400), is_real(True)
+    (True, True, False, False)
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def is_finite(value: object) -> bool:
     """Whether it is a finite real number.
 
-    >>> is_finite(0.5), is_finite(3), is_finite(True), is_finite("3"), is_finite(math.inf)
-    (True, True, False, False, False)
+    >>> is_finite(0.5), is_finite(3), is_finite(True), is_finite("3"), is_finite(math.inf), is_finite(10**400)
+    (True, True, False, False, False, False)
     """
     return is_real(value) and math.isfinite(value)  # type: ignore[arg-type]  # a number
 
@@ -42,6 +52,30 @@ def is_finite(value: object) -> bool:
 def is_one_of(value: object, words: Collection[str | None]) -> bool:
     """Whether it is one of some words. An array is not, though ``==`` would compare each of its elements."""
     return (value is None or isinstance(value, str)) and value in words
+
+
+def is_equal(value: object, other: object) -> bool:
+    """Whether two values are equal. An array with several elements, which cannot say so, is not."""
+    try:
+        return bool(value == other)
+    except (RuntimeError, TypeError, ValueError):
+        return False
+
+
+def is_flag(value: object) -> bool:
+    """Whether it is True or False, or equals one of them."""
+    return is_equal(value, True) or is_equal(value, False)
+
+
+def items_of(value: Any) -> list[Any] | None:
+    """The items of a list or of anything else that can be iterated over; None if there are none to be had.
+
+    A tensor or an array without dimensions says that it can be iterated over, and cannot.
+    """
+    try:
+        return list(value)
+    except TypeError:
+        return None
 
 
 def takes(function: Any, *arguments: object) -> bool:
@@ -66,10 +100,13 @@ def takes(function: Any, *arguments: object) -> bool:
 def shown(value: object) -> str:
     """A text for messages, of at most a few lines.
 
-    >>> shown([1, 2]), len(shown("x" * 10**7))
-    ('[1, 2]', 203)
+    >>> shown([1, 2]), len(shown("x" * 10**7)), shown(10**9999)
+    ('[1, 2]', 203, 'an object of class int without a text of its own')
     """
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an integer of more than 4300 digits, or an object of the user's
+        text = f"an object of class {type(value).__name__} without a text of its own"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -82,6 +119,8 @@ def must_be(rule: str, fits: object, cure: str, **given: object) -> None:
     """
     if not fits:
         ((name, value),) = given.items()
+        if isinstance(value, int) and not is_real(int(value)):
+            rule += ", and a float must be able to hold it"
         raise ArgumentError(f"{name} must be {rule}, but got {name}={shown(value)}; {cure}")
 
 

@@ -72,4 +72,4 @@ class RollbackWarning(UserWarning):
 
 
 class SearchWarning(UserWarning):
-    """The rate cannot be found, training diverged and was rolled back, losses are missing, or nothing was learned."""
+    """The rate cannot be found, training diverged and was rolled back, or nothing was learned."""

@@ -31,6 +31,11 @@ def path_of(path: object, name: str) -> Path:
     return found
 
 
+def named(path: object) -> str:
+    """A path for messages, as users write it; whatever else it may be."""
+    return shown(str(path) if isinstance(path, os.PathLike) else path)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A draft to write inside, which then takes the file's place: a kill leaves the old one or the new."""

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def plain_values() -> st.SearchStrategy[Any]:
-    numbers = st.floats() | st.integers(-(2**53), 2**53) | st.integers(-3, 60)
+    numbers = st.floats() | st.integers(-(2**53), 2**53) | st.integers(-3, 60) | st.integers(-(10**500), 10**500)
     texts = st.text(max_size=8) | st.binary(max_size=4)
     leaves = st.none() | st.booleans() | numbers | texts
     return (
@@ -54,6 +54,20 @@ def values() -> st.SearchStrategy[tuple[str, Any]]:
     """A value and how to speak of it. Odd ones are made anew, since some can be used once."""
     odd = st.sampled_from(sorted(ODD)).map(lambda name: (name, ODD[name]()))
     return odd | plain_values().map(lambda value: (repr(value), value))
+
+
+NUMBERS = [
+    *("True", "10**400", "-10**400", "10**5000", "[10**400]", "(0, 10**400)", "numpy float", "numpy int", "numpy bool"),
+    *("numpy array without dimensions", "scalar tensor", "integer tensor", "truth tensor", "complex tensor"),
+    "[scalar tensor]",
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_numbers_of_every_kind_are_accepted_or_refused_by_name(call: Call, folder: Path) -> None:
+    """For every argument: numbers that no float holds, and those that look like lists."""
+    tried = {(name, odd): complaint(call, {name: ODD[odd]()}, folder) for name in call.arguments for odd in NUMBERS}
+    assert {case: words for case, words in tried.items() if words is not None} == {}
 
 
 @st.composite

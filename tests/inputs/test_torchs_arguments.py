@@ -23,7 +23,19 @@ WITH_TORCHS = [call for call in CALLS if call.function is hdet.OneCycleLR]
 PLAIN = [call for call in WITH_TORCHS if call.right(Path())["max_lr"] != "auto"]
 _NO_NUMBERS = {"nan", "[nan]", "nan tensor"}
 REFUSED = {
-    "max_lr": {"-1", "-0.5", "inf", "-inf", "True", "False", *_NO_NUMBERS},
+    "max_lr": {
+        "-1",
+        "-0.5",
+        "inf",
+        "-inf",
+        "True",
+        "False",
+        "numpy bool",
+        "truth tensor",
+        "complex tensor",
+        "numpy array without dimensions",
+        *_NO_NUMBERS,
+    },
     "pct_start": {"nan"},  # no step is the end of the warm-up
 }
 """What torch takes and hdet does not, on purpose."""

@@ -257,6 +257,25 @@ def test_resume_goes_on_with_the_search(tmp_path: Path) -> None:
     assert loss_after(again) / loss_after(first) == pytest.approx(1, abs=0.1)
 
 
+def test_a_run_that_is_resumed_without_attach_says_what_to_write(tmp_path: Path) -> None:
+    """Before the Trainer's own scheduler fails at hdet's state, with a KeyError."""
+    AutoLR().attach(trainer_of(tmp_path, save_strategy="steps", save_steps=30)).train()
+    again = trainer_of(tmp_path, callbacks=[AutoLR()])
+    with pytest.raises(hdet.ArgumentError, match=r"was not attached to it.* write AutoLR\(\.\.\.\)\.attach\(trainer\)"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
+    given = AutoLR()
+    whole = given.attach(trainer_of(tmp_path, callbacks=[given]))
+    whole.train(resume_from_checkpoint=str(tmp_path / "checkpoint-30"))
+    assert whole.lr_scheduler.last_epoch == STEPS
+
+
+def test_an_event_of_two_rounds_is_logged_once(tmp_path: Path) -> None:
+    """At such a rate the first step is lost in rounding, and is made again."""
+    trainer = AutoLR().attach(trainer_of(tmp_path, learning_rate=1e-9, logging_steps=STEPS // 2))
+    trainer.train()
+    assert logged(trainer, "hdet/event")[0].split("; ").count("first step") == 1
+
+
 CUTS = (1, 12, 15, 50)
 """After the first step, inside a round, at the end of one, and in the descent."""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hdet.report.data import RunData, load_run
-from hdet.report.verdict import base_movement, compared, ending, movements, verdict
+from hdet.report.data import RunData, load_run, told_apart
+from hdet.report.verdict import base_movement, compared, ending, movements, table_of, verdict
 from tests.report.made_up import a_header, a_round, write_folder, write_journal
 
 pytestmark = pytest.mark.quick
@@ -104,3 +104,57 @@ def test_several_runs(tmp_path: Path) -> None:
     ]
     assert compared(runs) == "auto ended lowest, at 3.277; crashed: hot."
     assert compared(runs[2:3]) == "1 runs, none of which has a final loss."
+
+
+def ended(tmp_path: Path, steps: list[int], losses: list[float], **arguments: Any) -> RunData:
+    """A run whose rounds end at these steps."""
+    pairs = enumerate(zip(steps, losses, strict=True))
+    records = [a_round(k, [loss], step=step) for k, (step, loss) in pairs]
+    return load_run(write_journal(tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl", a_header(**arguments), *records))
+
+
+@pytest.mark.parametrize(
+    ("steps", "arguments", "expected"),
+    [
+        ([10, 20, 30, 31], {}, (3.0, "last full round's train loss")),
+        ([10, 20, 29, 30], {"sync_every": 10, "total_steps": 30}, (3.0, "last full round's train loss")),  # as it is
+        ([10, 20, 22, 23], {"sync_every": 10, "total_steps": 23}, (2.0, "last full round's train loss")),
+        ([1, 3, 5, 7], {"max_lr": "auto"}, (4.0, "last round's train loss")),
+        ([30, 60, 98, 99], {"max_lr": "auto"}, (3.0, "last full round's train loss")),
+        ([2, 4, 5, 6], {"sync_every": 10}, (4.0, "train loss of a round cut short")),
+    ],
+)
+def test_the_last_full_round_counts(
+    tmp_path: Path, steps: list[int], arguments: dict[str, Any], expected: tuple[float, str]
+) -> None:
+    run = ended(tmp_path, steps, [1.0, 2.0, 3.0, 4.0], **arguments)
+    assert ending(run) == expected
+    assert f"{expected[1]} {expected[0]:g}." in verdict(run)
+
+
+def test_runs_are_ranked_by_their_last_full_rounds(tmp_path: Path) -> None:
+    lucky = ended(tmp_path, [10, 20, 21], [3.0, 2.0, 0.1])._replace(name="lucky")
+    better = ended(tmp_path, [10, 20], [3.0, 1.0])._replace(name="better")
+    assert compared([lucky, better]) == "better ended lowest, at 1."
+    table = table_of([lucky, better])
+    assert table.columns[1] == "last full round's train loss"
+    assert [row[:2] for row in table.rows] == [("better", "1"), ("lucky", "2")]
+
+
+def test_a_round_that_was_rolled_back_or_resumed_inside_does_not_count(tmp_path: Path) -> None:
+    back = {"event": "rolled_back", "rolled_back_to": 10}
+    run = load_run(write_journal(tmp_path / "a", a_header(), a_round(0, [1.0]), a_round(1, [9.0], **back)))
+    assert ending(run).loss == 1.0
+    resume = {"kind": "resume", "step": 17, "mid_round": True}
+    cut = load_run(write_journal(tmp_path / "b", a_header(), a_round(0, [1.0]), resume, a_round(1, [0.1])))
+    assert ending(cut).loss == 1.0
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / part / "logs" / "run.jsonl" for part in ("a", "b")]
+    runs = [load_run(write_journal(path, a_header(), a_round(0))) for path in (*paths, tmp_path / "other.jsonl")]
+    assert [run.name for run in told_apart(runs)] == ["a/logs/run", "b/logs/run", "other"]
+    assert [run.name for run in told_apart([runs[0], runs[0]])] == ["run", "run (2)"]
+    folders = [load_run(write_folder(tmp_path / part, name="auto", final={"loss": 1.0})) for part in ("x", "y")]
+    assert [run.name for run in told_apart(folders)] == ["x/auto", "y/auto"]
+    assert [run.name for run in told_apart(runs[1:])] == ["run", "other"]

@@ -51,7 +51,6 @@ CASES: dict[str, dict[str, Any]] = {
 pytestmark = [
     pytest.mark.quick,
     pytest.mark.filterwarnings("ignore:training diverged:hdet.errors.SearchWarning"),
-    pytest.mark.filterwarnings("ignore:no loss was given:hdet.errors.SearchWarning"),
     pytest.mark.filterwarnings("ignore:a run of 20 steps:hdet.errors.SearchWarning"),
 ]
 

@@ -31,7 +31,6 @@ HARDER = "false_alarm"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:training diverged:hdet.errors.SearchWarning"),
-    pytest.mark.filterwarnings("ignore:no loss was given:hdet.errors.SearchWarning"),
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
 ]
 

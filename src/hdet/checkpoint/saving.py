@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hdet.checkpoint.file import Whole, digest_of, kept, newest_whole, read, write
-from hdet.checks import is_one_of, must_be, must_count, reading, shown
+from hdet.checks import is_flag, is_one_of, must_be, must_count, reading, shown
 from hdet.errors import ArgumentError, CheckpointError, CheckpointWarning, HdetError, ShardedParametersError
-from hdet.files import path_of
+from hdet.files import named, path_of
 from hdet.ranks.agreement import check_equal
 from hdet.ranks.group import ReplicaGroup, arriving, connect, find_replica_index
 from hdet.ranks.presence import presence
@@ -58,7 +58,7 @@ def save(path: str | os.PathLike[str], /, *, keep: int = 2, search: bool = True,
         parts: objects with ``state_dict()`` and ``load_state_dict()``: model, optimizer, scheduler, GradScaler; or
             plain values: tensors, numbers, texts, None, and lists and dicts of them.
     """
-    what = f"hdet.save({shown(str(path))})"
+    what = f"hdet.save({named(path)})"
     group = _meet(what)
     file = _together(group, what, lambda: _checked(path, keep, search, parts))
     with arriving(what):
@@ -95,7 +95,7 @@ def load(path: str | os.PathLike[str], /, *, ignore: Sequence[str] = (), **parts
     Returns:
         The plain values.
     """
-    what = f"hdet.load({shown(str(path))})"
+    what = f"hdet.load({named(path)})"
     group = _meet(what)
     found = _from_first(group, what, lambda: newest_whole(_resolved(path)))
     if found.faults and group.rank == 0:
@@ -123,7 +123,7 @@ def exists(path: str | os.PathLike[str], /) -> bool:
 
     The answer is rank 0's. It is True for a damaged file too: :func:`load` goes back to a copy, or says what is wrong.
     """
-    what = f"hdet.exists({shown(str(path))})"
+    what = f"hdet.exists({named(path)})"
     return _from_first(_meet(what), what, lambda: any(kept(_resolved(path))))
 
 
@@ -173,6 +173,7 @@ def _checked(path: str | os.PathLike[str], keep: int, search: bool, parts: Mappi
     must_count(1, "2 keeps the one before", keep=keep)
     rule = "no part's name, since hdet.load has an argument of that name"
     must_be(rule, "ignore" not in parts, "give the part another name", ignore=parts.get("ignore"))
+    must_be("True or False", is_flag(search), "leave it out for True", search=search)
     _refuse_sharded_parts(_stateful(parts), _searches(parts) if search else {})
     return _resolved(path)
 

@@ -6,7 +6,10 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +17,12 @@ import typer
 
 from hdet.cli.output import Force, Json, Output, refuse_to_overwrite, say_alarms
 from hdet.errors import ArgumentError, harmless
-from hdet.files import write_atomically
-from hdet.journal import JournalData, read_journal
+from hdet.files import replacing
+from hdet.journal import JournalData
 from hdet.report import verdict as words
-from hdet.report.data import RunData, journal_in, load_run
+from hdet.report.data import RunData, journal_in, load_run, told_apart
 from hdet.report.page import write_report
-from hdet.schedulers.replay import found_schedules, value_at
+from hdet.schedulers.replay import Found, found_schedules, value_at
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or a journal.", show_default=False)]
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs' folders, or journals.", show_default=False)]
@@ -27,7 +30,7 @@ _Page = Annotated[Path | None, typer.Option("--out", "-o", help="The page.", sho
 _Also = Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page with the curves to this file.")]
 _Table = Annotated[Path | None, typer.Option("--out", "-o", help="A .csv or .json file.", show_default="CSV on stdout")]
 _Title = Annotated[str | None, typer.Option(help="Its title.", show_default="the run's name")]
-_Every = Annotated[bool, typer.Option("--every-step", help="A row for every step, not only for the ends of rounds.")]
+_Every = Annotated[bool, typer.Option("--every-step", help="A row for every step, not only where a round ends.")]
 
 
 def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = False, as_json: Json = False) -> None:
@@ -46,7 +49,7 @@ def report(run: _Run, out: _Page = None, title: _Title = None, force: Force = Fa
     if (found := words.advice(data)) is not None:
         output.say(str(found))
     output.say(str(out))
-    output.result(out=out, verdict=words.verdict(data), rounds=len(data.rounds))
+    output.result(out=out, verdict=words.verdict(data), rounds=len(data.steps))
 
 
 def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json = False) -> None:
@@ -60,7 +63,7 @@ def compare(runs: _Runs, out: _Also = None, force: Force = False, as_json: Json 
         raise ArgumentError("compare needs two runs or more, but got one; `hdet report` shows a single one")
     if out is not None:
         refuse_to_overwrite(out, force)
-    output, found = Output(as_json), [load_run(path) for path in runs]
+    output, found = Output(as_json), told_apart([load_run(path) for path in runs])
     output.table(words.table_of(found))
     output.say(words.compared(found))
     say_alarms(output, found)
@@ -80,7 +83,7 @@ def _summary(run: RunData) -> dict[str, object]:
         "crashed": run.crashed,
         "base_start": None if base is None else base.start,
         "base_end": None if base is None else base.end,
-        "rounds": len(run.rounds),
+        "rounds": len(run.steps),
         "seconds": run.seconds,
         "final": run.final,
     }
@@ -89,27 +92,34 @@ def _summary(run: RunData) -> dict[str, object]:
 def export(
     run: _Run, out: _Table = None, every_step: _Every = False, force: Force = False, as_json: Json = False
 ) -> None:
-    """Write the schedule that a run found: a row per step, a column per knob.
+    """Write the schedule that a run found: a column per knob, and two rows for each round, its last step and the next.
 
-    In Python, `hdet.schedule_from(journal, optimizer)` trains with it again.
+    With `--every-step` there is a row for every step, with the values that `hdet.schedule_from(journal, optimizer)`
+    gives in Python: between the steps of the journal their square roots are interpolated.
 
     ```
-    hdet export runs/feed -o schedule.csv
+    hdet export runs/feed --every-step -o schedule.csv
     ```
     """
     if out is not None:
         if out.suffix not in (".csv", ".json"):
             raise ArgumentError(f"-o must end with .csv or .json, but got {out}; leave it out for CSV on stdout")
         refuse_to_overwrite(out, force)
-    schedule, output = found_schedule(read_journal(journal_in(run)), every_step), Output(as_json)
+    found, output = found_schedules(journal_in(run)), Output(as_json)
+    steps = _steps(found, every_step)
     if out is not None:
-        write_atomically(out, json.dumps(schedule) + "\n" if out.suffix == ".json" else as_csv(schedule))
+        with replacing(out) as draft, draft.open("w", encoding="utf-8") as file:
+            if out.suffix == ".json":
+                json.dump(_table(found, steps), file)
+                file.write("\n")
+            else:
+                file.writelines(_csv_lines(found, _rows(found, steps)))
         output.say(str(out))
-        output.result(out=out, rows=len(schedule["steps"]), knobs=list(schedule["values"]))
+        output.result(out=out, rows=len(steps), knobs=list(found))
     elif as_json:
-        output.result(**schedule)
+        output.result(**_table(found, steps))
     else:
-        sys.stdout.write(harmless(as_csv(schedule)))
+        sys.stdout.writelines(map(harmless, _csv_lines(found, _rows(found, steps))))
 
 
 def found_schedule(journal: JournalData, every_step: bool = False) -> dict[str, Any]:
@@ -119,22 +129,42 @@ def found_schedule(journal: JournalData, every_step: bool = False) -> dict[str, 
     Steps count from 0. A value is None before its knob was added.
     """
     found = found_schedules(journal)
-    known = sorted({step for steps, _ in found.values() for step in steps})
-    steps = list(range(known[0], known[-1] + 1)) if every_step else known
-    values = {knob: [None if t < one[0][0] else value_at(t, *one) for t in steps] for knob, one in found.items()}
-    return {"steps": steps, "values": values}
+    return _table(found, _steps(found, every_step))
+
+
+def _steps(found: Mapping[str, Found], every_step: bool) -> Sequence[int]:
+    known = array("q", (step for step, _ in groupby(merge(*(steps for steps, _ in found.values())))))
+    return range(known[0], known[-1] + 1) if every_step else known
+
+
+def _rows(found: Mapping[str, Found], steps: Sequence[int]) -> Iterator[tuple[float | None, ...]]:
+    """Each step and the values there, one by one: those of a long run need not fit into memory."""
+    for t in steps:
+        yield t, *(None if t < one[0][0] else value_at(t, *one) for one in found.values())
+
+
+def _table(found: Mapping[str, Found], steps: Sequence[int]) -> dict[str, Any]:
+    first, *columns = map(list, zip(*_rows(found, steps), strict=True))
+    return {"steps": first, "values": dict(zip(found, columns, strict=True))}
 
 
 def as_csv(schedule: Mapping[str, Any]) -> str:
-    """A found schedule as a table: a row per step, a column per knob.
+    """A found schedule as a table: a row for each of its steps, a column per knob.
 
     >>> print(as_csv({"steps": [0, 4], "values": {"lr[0]": [0.1, 0.3], "lr[1]": [None, 0.2]}}), end="")
     step,lr[0],lr[1]
     0,0.1,
     4,0.3,0.2
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["step", *schedule["values"]])
-    writer.writerows(zip(schedule["steps"], *schedule["values"].values(), strict=True))
-    return text.getvalue()
+    rows = zip(schedule["steps"], *schedule["values"].values(), strict=True)
+    return "".join(_csv_lines(schedule["values"], rows))
+
+
+def _csv_lines(knobs: Iterable[str], rows: Iterable[tuple[float | None, ...]]) -> Iterator[str]:
+    line = io.StringIO()
+    writer = csv.writer(line, lineterminator="\n")
+    for row in chain([("step", *knobs)], rows):
+        writer.writerow(row)
+        yield line.getvalue()
+        line.seek(0)
+        line.truncate()

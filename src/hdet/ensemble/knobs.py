@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hdet.checks import is_int, is_one_of, is_real, must_be, shown, takes
+from hdet.checks import is_int, is_one_of, is_real, items_of, must_be, shown, takes
 from hdet.ensemble.knob import ANYWHERE, KnobSpec, scale_named
 from hdet.errors import ArgumentError
 from hdet.parameters import check_model, check_optimizer, unwrapped
@@ -183,7 +183,7 @@ def scalar(
     must_be(f"the base of knob {shown(name)}, a number", is_real(value), "for instance 0.1", value=value)
     own = _Cell(float(value))
     if regularises is None:
-        regularises = _names_regulariser(str(name))
+        regularises = isinstance(name, str) and _names_regulariser(name)
     more: dict[str, Any] = {"scale": scale, "bounds": bounds, "acts": acts, "regularises": regularises}
     return custom(name, own.read, own.write, spread=spread, **more)
 
@@ -302,8 +302,8 @@ def _choose_modules(model: nn.Module, which: type[nn.Module] | str | Iterable[nn
         found = [m for name, m in model.named_modules() if fnmatch.fnmatchcase(name.removeprefix("module."), which)]
     elif isinstance(which, type):
         found = [m for m in model.modules() if isinstance(m, which)]
-    elif isinstance(which, Iterable) and not isinstance(which, Tensor):
-        found = list(which)
+    else:
+        found = items_of(which) or []
     if not found or not all(isinstance(m, nn.Module) for m in found):
         raise ArgumentError(
             f"which must be a module type, a pattern of names or modules, but no module of the model matches "

@@ -11,7 +11,9 @@ of that one trainer; the class stays as it is. A search is saved in a file besid
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -58,14 +60,36 @@ class _Attached(TrainerCallback):  # type: ignore[misc]  # an optional package
         trainer._load_optimizer_and_scheduler = self._followed(trainer._load_optimizer_and_scheduler, self._load)
         return trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called after a checkpoint was loaded, before the first step."""
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by the Trainer's constructor. The next call comes after a checkpoint was loaded: that is too late.
+
+        The scheduler of a Trainer to which nothing was attached cannot load hdet's state (KeyError: 'lr_lambdas').
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not hasattr(frame.f_locals.get("self"), "_load_optimizer_and_scheduler"):
+            frame = frame.f_back
+        if frame is not None:
+            trainer = frame.f_locals["self"]
+            trainer._load_optimizer_and_scheduler = self._once_attached(trainer._load_optimizer_and_scheduler)
+
+    def _once_attached(self, load: Callable[[str | None], None]) -> Callable[[str | None], None]:
+        def loaded(folder: str | None) -> None:
+            self._check_attached()
+            load(folder)
+
+        return loaded
+
+    def _check_attached(self) -> None:
         if self._trainer is None:
             name = type(self).__name__
             raise ArgumentError(
                 f"{name} is a callback of this Trainer, but was not attached to it, so it gets no losses; write "
                 f"{name}(...).attach(trainer) before trainer.train()"
             )
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called after a checkpoint was loaded, before the first step."""
+        self._check_attached()
         self._loss = 0.0
 
     def _check(self, trainer: Trainer) -> None:

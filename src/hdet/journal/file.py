@@ -25,6 +25,9 @@ from hdet.files import locked, path_of
 SCHEMA = 1
 """Version of the schema, in every header."""
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_DECODER = json.JSONDecoder()
+_LARGEST = 2**53
+"""Of rounds and steps: more is damage."""
 _log = logging.getLogger("hdet")
 _PATIENCE = 10.0
 """Seconds to wait until a run of another process has left the file, since one that is being stopped may take some."""
@@ -149,14 +152,16 @@ def encoded(record: Mapping[str, Any]) -> bytes:
 
 def decoded(line: bytes) -> dict[str, Any]:
     """The record of a line. Raises ValueError for a line that no journal has."""
-    record = json.loads(line)
+    record = _DECODER.decode(line.decode())
     if b'"NaN"' in line or b'Infinity"' in line:  # most lines have none
         record = mapped(record, lambda value: _NON_FINITE.get(value, value) if isinstance(value, str) else value)
     if not isinstance(record, dict) or not isinstance(kind := record.get("kind"), str):
         raise ValueError("it must be an object with a kind")
     needed = {"round": "round", "resume": "step"}.get(kind)
-    if not all(is_int(record.get(name, None if name == needed else 0)) for name in ("round", "step")):
-        raise ValueError("its round and step must be integers")
+    for name in ("round", "step"):
+        value: Any = record.get(name, None if name == needed else 0)
+        if not (is_int(value) and abs(value) <= _LARGEST):
+            raise ValueError("its round and step must be integers")
     return record
 
 

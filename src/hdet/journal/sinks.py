@@ -77,13 +77,19 @@ class Tracked:
 
 @dataclass
 class EventSink:
-    """A sink that tells what happened in a search: it calls ``tell(record, event)``, with the event as a sentence."""
+    """A sink that tells what happened in a search: it calls ``tell(record, event)``, with the event as a sentence.
+
+    An event that is repeated in consecutive rounds is told once: a first step may have to be made again.
+    """
 
     tell: Callable[[Mapping[str, Any], str], object]
+    _told: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Tell of the event in a record, if there is one."""
-        if event := event_of(record):
+        event, told = event_of(record), self._told
+        self._told = event
+        if event and event != told:
             self.tell(record, event)
 
 

@@ -6,6 +6,7 @@ The colours of lines are visible on light and on dark backgrounds; the page's st
 from __future__ import annotations
 
 import html
+from operator import itemgetter
 from typing import Any
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -21,6 +22,8 @@ _WORDS = {"up": ("triangle-up", _UP, 9), "down": ("triangle-down", _DOWN, 9), "n
 _STYLES: dict[Style, dict[str, Any]] = {
     "line": {"mode": "lines", "line_width": 2},
     "curve": {"mode": "lines", "line_width": 2.5},
+    "bold": {"mode": "lines", "line_width": 4},
+    "fine": {"mode": "lines", "line_width": 1.25},
     "dashed": {"mode": "lines", "line_width": 1.5, "line_dash": "dash"},
     "thin": {"mode": "lines", "line_width": 1, "opacity": 0.6},
     "band": {"mode": "lines", "line_width": 0, "fill": "toself", "opacity": 0.2, "hoverinfo": "skip"},
@@ -61,7 +64,9 @@ def painted(figure: Figure) -> go.Figure:
         drawn.add_trace(bars.update(hovertemplate="%{y}: %{text}<extra></extra>", textangle=0, marker_opacity=0.6))
         drawn.update_layout(height=80 + 34 * len(texts), xaxis_title="seconds")
         return drawn.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ", automargin=True)
-    drawn.add_traces([_painted(trace) for trace in figure.traces])
+    painted_traces = [_painted(trace).update(legendrank=1000 + i) for i, trace in enumerate(figure.traces)]
+    in_front = [trace.style == "bold" for trace in figure.traces]  # what is drawn last is
+    drawn.add_traces([one for _, one in sorted(zip(in_front, painted_traces, strict=True), key=itemgetter(0))])
     for one in figure.events[:100]:
         line = {"color": _DOWN, "dash": "dash"} if one.is_setback else {"color": _QUIET, "dash": "dot"}
         place = {"x0": one.step, "x1": one.step, "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}

@@ -17,7 +17,7 @@ from typing import Any
 
 from hdet.checks import must_be
 from hdet.errors import INSTALL, ArgumentError
-from hdet.report.data import RunData, load_run
+from hdet.report.data import RunData, load_run, told_apart
 from hdet.report.series import comparison_figures, events, lengthening, run_figures
 from hdet.report.verdict import CURE, Table, advice, compared, table_of, verdict, warned
 
@@ -44,6 +44,7 @@ def write_report(
         table: one more table, before everything else.
         headline: a sentence at the top; if empty, the verdict on one run, or which of several runs ended lowest.
     """
+    runs = told_apart(runs)
     title = title or (" / ".join(run.name for run in runs[:3]) + (" …" if len(runs) > 3 else ""))
     text = page_of(runs, title, table, headline)
     out = Path(out)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import geometric_mean
@@ -26,8 +27,9 @@ _DECADES = 6
 _STEPS, _ROUNDS, _VALIDATION = "train, every step", "train, mean of the round", "validation"
 _COMPARED = {_VALIDATION: "Validation loss", _STEPS: "Train loss", _ROUNDS: "Mean train loss of a round"}
 """Losses by which runs may be compared, the best first, and their titles."""
-Style = Literal["line", "curve", "dashed", "thin", "band", "dots", "verdicts"]
-"""Curves are several of a kind, which may lie on top of each other. A band is given by the line around it."""
+Style = Literal["line", "curve", "bold", "fine", "dashed", "thin", "band", "dots", "verdicts"]
+"""Curves are several of a kind, which may lie on top of each other. A bold one is in front of the fine ones that it is
+compared with. A band is given by the line around it."""
 
 
 class Line(NamedTuple):
@@ -111,16 +113,22 @@ def run_figures(run: RunData) -> tuple[Figure, ...]:
 
 
 def comparison_figures(runs: Sequence[RunData]) -> tuple[Figure, ...]:
-    """Curves of several runs over each other: of the best loss that all runs with a loss have, and of the rate."""
+    """Curves of several runs over each other: of the best loss that all runs with a loss have, and of the rate.
+
+    hdet's runs are bold beside those of plain schedulers, which have no rounds.
+    """
     rows = [{trace.name: trace.line for trace in _loss_traces(run)} for run in runs]
     shared = [name for name in _COMPARED if all(name in row for row in rows if row.keys() & _COMPARED.keys())]
     kind = _COMPARED[shared[0]] if shared else "Validation or train loss"
     losses = [next((row[name] for name in shared[:1] or _COMPARED if name in row), Line()) for row in rows]
     rates = [base_rate(run) for run in runs]
     steps = _span(x for one in (*losses, *rates) for x in one.x)
+    is_mixed = len({bool(run.rounds) for run in runs}) > 1
+    styles: tuple[Style, Style] = ("fine", "bold") if is_mixed else ("curve", "curve")
 
     def drawn(title: str, caption: str, lines: list[Line], y_title: str) -> tuple[Figure, ...]:
-        traces = [Trace(run.name, one, "curve", i) for i, (run, one) in enumerate(zip(runs, lines, strict=True))]
+        pairs = enumerate(zip(runs, lines, strict=True))
+        traces = [Trace(run.name, one, styles[bool(run.rounds)], i) for i, (run, one) in pairs]
         return (_figure(title, caption, y_title, traces)._replace(steps=steps),) if any(lines) else ()
 
     rate = "Base rate, the geometric mean over parameter groups."
@@ -198,7 +206,8 @@ def _figure(title: str, caption: str, y_title: str, traces: Sequence[Trace], far
     All is shown at first, except what is many decades down, or more than ``far`` times as high as all lines.
     """
     shown = tuple(trace for trace in traces if trace.line)
-    peak = max([y for one in shown if one.style in ("line", "curve") for y in one.line.known], default=math.inf)
+    curves = [one for one in shown if one.style in ("line", "curve", "bold", "fine")]
+    peak = max([y for one in curves for y in one.line.known], default=math.inf)
     known = [y for one in shown for y in one.line.known if y <= far * peak or peak <= 0]
     low, high = min(known), max(known)
     if low < 0 or high <= 8 * low:
@@ -280,10 +289,7 @@ def _time(run: RunData) -> Figure | None:
 
 def seconds_by_phase(run: RunData) -> dict[str, float]:
     """What each phase of the rounds took; the rest is what the run took outside its rounds (evaluation, start)."""
-    spent: dict[str, float] = {}
-    for phase, seconds in (item for r in run.rounds for item in r.seconds.items()):
-        spent[phase] = spent.get(phase, 0.0) + seconds
-    inside = math.fsum(spent.values())
+    spent, inside = dict(run.phases), math.fsum(run.phases.values())
     rest = (run.seconds or 0.0) - inside
     more = {"outside rounds": rest} if rest > 0.01 * inside > 0 else {}
     return spent | more if inside > 0 else {}
@@ -297,13 +303,11 @@ def _span(steps: Iterable[float]) -> tuple[float, float]:
 
 def lengthening(run: RunData) -> bool:
     """Whether rounds grow longer, so that a logarithmic axis of steps shows them evenly."""
-    steps = [0, *(r.step for r in run.rounds)]
-    lengths = [after - before for before, after in itertools.pairwise(steps) if after > before]
+    pairs = itertools.pairwise(itertools.chain([0], run.steps))
+    lengths = array("q", (after - before for before, after in pairs if after > before))
     return len(lengths) > 2 and lengths[len(lengths) // 2] >= 2 * lengths[0] and max(lengths) >= 8 * lengths[0]
 
 
 def events(run: RunData) -> tuple[Event, ...]:
-    """What happened in the run. An event that is repeated in consecutive rounds counts once."""
-    texts = [[event.text for event in r.events] for r in run.rounds]
-    told = [event for i, r in enumerate(run.rounds) if not i or texts[i] != texts[i - 1] for event in r.events]
-    return tuple(sorted([*(Event(step, "resumed") for step in run.resumes), *told]))
+    """What happened in the run, and where it was resumed."""
+    return tuple(sorted([*(Event(step, "resumed") for step in run.resumes), *run.events]))

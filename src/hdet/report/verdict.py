@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import NamedTuple
 
+from hdet.checks import is_int
 from hdet.report import numbers as say
 from hdet.report.data import RunData, journal_in, kind_of
 from hdet.report.series import seconds_by_phase
 from hdet.search.reporting import NEW_CYCLE, REPLAYS
 
+_LAST_ROUND, _LAST_FULL_ROUND = "last round's train loss", "last full round's train loss"
 CURE = "Do not use the rate of this run. Fix that first, as the run's warning says, and train again."
 
 
@@ -86,7 +88,10 @@ def base_movement(run: RunData) -> Movement | None:
 
 
 def ending(run: RunData) -> Ending:
-    """The final loss of ``run.json``; without one, the last of the curve, or the mean of the last round."""
+    """The final loss of ``run.json``; without one, the last of the curve, or the mean of the last full round.
+
+    The last round of a run often has a single step, whose loss says little.
+    """
     if "loss" in run.final:
         validated = any(value is not None for value in run.curve.validation)
         return Ending(run.final["loss"], "final validation loss" if validated else "final loss")
@@ -94,22 +99,25 @@ def ending(run: RunData) -> Ending:
         known = [value for value in values if value is not None]
         if known:
             return Ending(known[-1], words)
+    if run.last_full is not None:
+        is_last = run.last_full.step == run.steps[-1]
+        return Ending(run.last_full.loss, _LAST_ROUND if is_last else _LAST_FULL_ROUND)
     known = [r.loss for r in run.rounds if r.loss is not None]
-    return Ending(known[-1] if known else None, "last round's train loss")
+    return Ending(known[-1], "train loss of a round cut short") if known else Ending(None, _LAST_ROUND)
 
 
 def verdict(run: RunData) -> str:
     """One sentence: how the rates moved, and the last loss."""
     parts = [*_rate_words(run), *_stopped(run), *_other_words(run), *_loss_words(run)]
     if run.crashed:
-        steps = [*(r.step for r in run.rounds), *map(int, run.curve.steps[-1:])]
+        steps = [*run.steps[-1:], *map(int, run.curve.steps[-1:])]
         parts.insert(0, f"crashed after step {max(steps)}" if steps else "crashed")
     text = "; ".join(parts) if parts else "no round has ended yet"
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _rate_words(run: RunData) -> list[str]:
-    base, rounds = base_movement(run), f"{len(run.rounds)} round{'s' if len(run.rounds) != 1 else ''}"
+    base, rounds = base_movement(run), f"{len(run.steps)} round{'s' if len(run.steps) != 1 else ''}"
     if base is None:
         return []
     if not run.rounds:
@@ -181,7 +189,7 @@ def advice(run: RunData) -> Advice | None:
     path = json.dumps(str(journal_in(run.path)), ensure_ascii=False)
     again = f"hdet.schedule_from({path}, optimizer)", REPLAYS
     length = run.arguments.get("total_steps", 0)  # None if it is unknown
-    so_far = "" if length is not None and run.rounds[-1].step >= length else " so far"
+    so_far = "" if is_int(length) and run.rounds[-1].step >= length else " so far"
     peaks = _listed(run, "end", say.rate(base.end))
     found = f"{'Found' if base.moved else 'Stayed at'} {peaks}{so_far}."
     if run.decays_by_itself or "max_lr" not in run.arguments or "schedule" in run.arguments:  # it takes no peak
@@ -196,9 +204,8 @@ def _listed(run: RunData, which: str, one: str) -> str:
 
 
 def warned(run: RunData) -> tuple[Warned, ...]:
-    """Each alarm once, at the step at which it was first raised, without its full stop."""
-    first = {r.alarm.rstrip(". "): r.step for r in reversed(run.rounds) if r.alarm}
-    return tuple(Warned(run.name, step, text) for text, step in sorted(first.items(), key=lambda one: one[1]))
+    """Why the rate of a run must not be used."""
+    return tuple(Warned(run.name, one.step, one.text) for one in run.alarms)
 
 
 class Table(NamedTuple):
@@ -217,6 +224,8 @@ def table_of(runs: Sequence[RunData]) -> Table:
     """Last loss, rate given and found, rounds and seconds of every run, the lowest loss first; crashed ones last."""
     rows = [_row(run) for run in sorted(runs, key=_rank)]
     kinds = {ending(run).words for run in runs}
+    if kinds == {_LAST_ROUND, _LAST_FULL_ROUND}:
+        kinds = {_LAST_FULL_ROUND}
     loss = kinds.pop() if len(kinds) == 1 else "last loss"
     return Table(("run", loss, "rate given", "peak found", "rounds", "time"), rows, "Runs, the lowest loss first")
 
@@ -226,7 +235,7 @@ def _row(run: RunData) -> tuple[str, ...]:
     total = run.seconds or sum(seconds_by_phase(run).values()) or None
     loss = "crashed" if run.crashed else say.loss(end.loss)
     start, found = say.rates(base.start, base.end) if base else (say.NOTHING, say.NOTHING)
-    return (run.name, loss, start, found if run.rounds else "fixed", str(len(run.rounds)), say.seconds(total))
+    return (run.name, loss, start, found if run.rounds else "fixed", str(len(run.steps)), say.seconds(total))
 
 
 def _rank(run: RunData) -> tuple[bool, float]:

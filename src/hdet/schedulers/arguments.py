@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from hdet.checks import is_real, must_be, shown
+from hdet.checks import is_equal, is_real, must_be, shown
 from hdet.errors import ArgumentError
 from hdet.journal.file import mapped
 from hdet.parameters import check_model, group_counts
@@ -51,7 +51,7 @@ def refuse_given(given: Mapping[str, Any], defaults: Mapping[str, Any], whose: s
         cure: what to do if that was meant.
     """
     for name, default in defaults.items():
-        if given[name] != default:
+        if not is_equal(given[name], default):
             words = f"{name} is for {whose}, but got {name}={shown(given[name])}; leave it out, or {cure}"
             raise ArgumentError(words)
 
@@ -69,7 +69,8 @@ def rate_names(optimizer: Optimizer) -> list[str]:
 
 def check_peak(rate: Any, /, **given: Any) -> None:
     """Raise unless weights can be trained at a rate, the highest of the schedule; ``given``: the argument for it."""
-    fits = (is_real(rate) or isinstance(rate, Tensor)) and 0 <= rate <= _HIGHEST
+    is_number = is_real(rate) or (isinstance(rate, Tensor) and not rate.is_complex())
+    fits = is_number and 0 <= rate <= _HIGHEST
     must_be("finite and not below 0", fits, "for instance 0.1", **given)
 
 
@@ -101,7 +102,8 @@ def told_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else shown(value)
+    is_plain = isinstance(value, (bool, float, str)) or (isinstance(value, int) and is_real(value))
+    return value if value is None or is_plain else shown(value)
 
 
 def alike_of(arguments: Mapping[str, Any]) -> dict[str, str]:

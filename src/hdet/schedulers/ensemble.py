@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hdet.checks import is_int, is_one_of, must_be, must_count, shown
+from hdet.checks import is_flag, is_int, is_one_of, items_of, must_be, must_count, shown
 from hdet.ensemble import knobs as knob_factories
 from hdet.ensemble.bases import Settings
 from hdet.ensemble.controller import AsPrinted, Controller, Corrected
@@ -109,6 +109,8 @@ class Ensemble(OnSchedule):
         fits = is_one_of(optimizer_state, (None, "average", "keep", "reset"))
         must_be('"average", "keep" or "reset"', fits, "leave it out", optimizer_state=optimizer_state)
         check_knobs(self._knobs, signal, schedule)
+        cure = "leave it out for False"
+        must_be("True or False", is_flag(allow_uninformative), cure, allow_uninformative=allow_uninformative)
         if not allow_uninformative:
             refuse_uninformative(self._knobs, group)
         sync_every = _ROUND if sync_every is None else sync_every
@@ -230,9 +232,9 @@ class Ensemble(OnSchedule):
 
 def flat_knobs(knobs: Any) -> list[Knob]:
     """The knobs of a list that may contain lists. Raises for anything else."""
-    rows = knobs if isinstance(knobs, Iterable) else [knobs]
-    flat = [knob for item in rows for knob in (item if isinstance(item, (list, tuple)) else [item])]
-    fits = isinstance(knobs, Iterable) and all(isinstance(knob, Knob) for knob in flat)
+    rows = items_of(knobs)
+    flat = [knob for item in rows or () for knob in (item if isinstance(item, (list, tuple)) else [item])]
+    fits = rows is not None and all(isinstance(knob, Knob) for knob in flat)
     cure = "for instance knobs=[hdet.knobs.lr(optimizer)]"
     must_be("a list of knobs made by hdet.knobs.*", fits, cure, knobs=knobs)
     return flat

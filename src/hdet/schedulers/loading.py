@@ -5,14 +5,16 @@ A state is refused before anything is changed. torch itself loads any dict witho
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hdet.checks import shown, users_level
+from hdet.checks import is_int, is_real, shown, users_level
 from hdet.errors import ArgumentError, ResumeWarning
 from hdet.ranks.group import ReplicaIndex
 from hdet.schedulers.step_function import StepFunction
@@ -67,6 +69,43 @@ def check_schedule(schedule: Any, state: Any) -> None:
             f"the checkpoint's schedule is {_in_words(state)}, but here it is a {type(schedule).__name__}; build the "
             "scheduler with the schedule that it was saved with"
         )
+
+
+def refuse_mangled(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise unless torch's part of a state has values of the kinds that the scheduler has itself.
+
+    torch would load them, and fail at a later step. What ``own`` does not have is left to torch.
+    """
+    for key, mine in sorted(own.items()):
+        is_whole = key not in _COUNTS or is_int(state[key]) or (key == "total_steps" and state[key] == math.inf)
+        if key in state and not (_is_alike(state[key], mine) and is_whole):
+            raise ArgumentError(
+                f"the checkpoint's {key} must be {_KINDS.get(type(mine), 'as here')}, as {shown(mine)} is, but it is "
+                f"{shown(state[key])}; the checkpoint is damaged: load an earlier one"
+            )
+
+
+_COUNTS = {"total_steps", "last_epoch", "_step_count"}
+_KINDS = {bool: "True or False", int: "a number", float: "a number", str: "a word", list: "a list of its items"}
+_WORDS = {"cos", "linear", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+"""Of a OneCycleLR: how it anneals, and the levels between which its phases go."""
+
+
+def _is_alike(value: Any, mine: Any) -> bool:
+    """Whether a value is of the same kind; lists and dicts by what they hold."""
+    if isinstance(mine, bool):
+        return isinstance(value, bool)
+    if isinstance(mine, str):
+        return isinstance(value, str) and value in _WORDS
+    if isinstance(mine, list):
+        is_filled = isinstance(value, (list, tuple)) and bool(value)
+        return is_filled and all(_is_alike(one, mine[0]) for one in value)
+    if isinstance(mine, Mapping):
+        return isinstance(value, Mapping) and all(key in value and _is_alike(value[key], mine[key]) for key in mine)
+    if is_real(mine) or isinstance(mine, Tensor):
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        return is_real(number) and not math.isnan(number)
+    return True
 
 
 def refuse_other_groups(rates: int, optimizer: Optimizer) -> None:

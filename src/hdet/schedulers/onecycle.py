@@ -15,7 +15,7 @@ from hdet.journal import Journals
 from hdet.parameters import added_groups, as_type_of, copy_rate, group_counts, put_rate, unwrapped, with_added
 from hdet.ranks.group import Group, ReplicaIndex
 from hdet.schedulers.arguments import SCHEDULE, CommonArguments, rate_names
-from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_other_groups, tell_another_length
+from hdet.schedulers.loading import NEEDED, refuse_foreign, refuse_mangled, refuse_other_groups, tell_another_length
 from hdet.schedulers.onecycle_ensemble import replicas_of
 from hdet.schedulers.plan import ANNEALINGS, Plan, annealing_in, levels_of, phase_at, take_in
 from hdet.schedulers.run import Run
@@ -309,6 +309,8 @@ class OneCycleLR(WithSearch, lr_scheduler.OneCycleLR):
         self._take_in_new_groups()  # as at the next step: the checkpoint may have them
         expected = "a state of hdet.OneCycleLR, or of torch's OneCycleLR,"
         refuse_foreign(state_dict, NEEDED, "hdet.OneCycleLR", expected)
+        own = super().state_dict()
+        refuse_mangled(state_dict, {key: own[key] for key in own.keys() - _NOT_SAVED})
         refuse_other_groups(len(state_dict["_last_lr"]), self.optimizer)
         if "hdet" not in state_dict:
             return

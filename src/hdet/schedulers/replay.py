@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
-import math
 import os
-from collections.abc import Mapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,21 +16,25 @@ from torch.optim.lr_scheduler import LambdaLR
 from hdet.checks import reading
 from hdet.errors import ArgumentError
 from hdet.events import Event
-from hdet.journal import JournalData, read_journal
+from hdet.journal import JournalData
+from hdet.journal.reading import stream_journal
 from hdet.parameters import check_optimizer, put_rate, unwrapped
 from hdet.schedulers.arguments import rate_names
 
-Found = tuple[list[int], list[float]]
+Found = tuple[Sequence[int], Sequence[float]]
 """Steps in ascending order, and the base value from each of them on."""
 
 
 def found_schedules(journal: str | os.PathLike[str] | JournalData) -> dict[str, Found]:
     """The base value of every knob over the steps of a run: at the beginning of each round, and at its end."""
-    data = journal if isinstance(journal, JournalData) else read_journal(journal)
-    if not data.rounds:
-        raise ArgumentError("the journal has no round yet; give one of a run that has ended at least one")
+    return _read(journal)[1]
+
+
+def _read(journal: str | os.PathLike[str] | JournalData) -> tuple[dict[str, int], dict[str, Found]]:
+    """For every knob the step from which it exists, and what was found."""
+    data = journal if isinstance(journal, JournalData) else stream_journal(journal)
     with reading("the journal", "it is damaged: give another file"):
-        return {name: _points(data, name, begins) for name, begins in _beginnings(data).items()}
+        return _followed(data.header, data.rounds)
 
 
 def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Optimizer) -> LambdaLR:
@@ -47,8 +52,7 @@ def schedule_from(journal: str | os.PathLike[str] | JournalData, optimizer: Opti
     """
     optimizer = unwrapped(optimizer)
     check_optimizer(optimizer)
-    data = journal if isinstance(journal, JournalData) else read_journal(journal)
-    found, begins = found_schedules(data), _beginnings(data)
+    begins, found = _read(journal)
     names = _rates_of(optimizer, list(found))
     for group in optimizer.param_groups:
         put_rate(group, 1.0)  # LambdaLR multiplies the rate that it finds
@@ -73,49 +77,73 @@ def _rates_of(optimizer: Optimizer, knobs: Sequence[str]) -> list[str]:
     return own
 
 
-def _knobs(data: JournalData, record: Mapping[str, Any]) -> list[str]:
-    """The names of the values in the lists of a round: the header's, unless groups were added."""
-    return [str(name) for name in record.get("knobs") or data.header["knobs"]]
+@dataclass
+class _Course:
+    """The base value of one knob over the steps of a run, in two columns: a journal may have a million rounds."""
 
-
-def _beginnings(data: JournalData) -> dict[str, int]:
-    """Every knob, and the step from which it exists: the one at which its group was added, or 0."""
-    found: dict[str, int] = {}
-    before = 0
-    for record in data.rounds:
-        for name in _knobs(data, record):
-            found.setdefault(name, before)
-        found |= record.get("added") or {}
-        before = int(record["step"])
-    return found
-
-
-def _points(data: JournalData, name: str, begins: int) -> Found:
-    first_steps = [r for r in data.rounds if r.get("event") in (Event.FIRST_STEP, Event.RESTARTED)]
-    start = max((int(r["step"]) for r in first_steps), default=0)  # earlier rates are arbitrary
-    total = {**(data.header.get("arguments") or {}), **data.rounds[-1]}.get("total_steps")  # it may have changed
-    end = total if isinstance(total, int) and total else math.inf
-    points: list[tuple[int, float]] = []
-    known: list[tuple[int, float]] = []
+    begins: int
+    """The step from which the knob exists: the one at which its group was added, or 0."""
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    last: tuple[int, float] | None = None
     """Step and value at the end of the last round."""
-    for record in data.rounds:
-        names = _knobs(data, record)
-        if name not in names:
-            continue
-        g = names.index(name)
-        known.append((int(record["step"]) - 1, record["base_before"][g]))  # the value at the round's last step
-        for step, value in known:
-            if start <= step < end and (not points or step > points[-1][0]):
-                points.append((step, float(value)))
-        known = [(int(record["step"]), record["base"][g])]
-        undone = record.get("rolled_back_to")
-        if undone is not None:  # step N began from the weights of step N
-            points = [point for point in points if point[0] < undone]
-    if not points:
-        points = [(begins, known[0][1])]
-    elif start > 0 or begins > 0:
-        points = [(begins, points[0][1]), *(point for point in points if point[0] > begins)]
-    return [step for step, _ in points], [float(value) for _, value in points]
+
+    def end_round(self, step: int, before: float, after: float, start: int) -> None:
+        """A round has ended with one value at its last step, and has another at ``step``, the one after it.
+
+        ``start``: what was before it does not count.
+        """
+        for t, value in (self.last, (step - 1, before)) if self.last is not None else ((step - 1, before),):
+            if t >= start and (not self.steps or t > self.steps[-1]):
+                self.steps.append(t)
+                self.values.append(value)
+        self.last = step, after
+
+    def forget_from(self, step: float) -> None:
+        """Forget this step and those after it."""
+        at = bisect_left(self.steps, step)
+        del self.steps[at:], self.values[at:]
+
+    def found(self, start: int) -> Found:
+        """What is replayed: from the knob's beginning to the first step that counts, the value there."""
+        first = bisect_left(self.steps, start)
+        steps, values = self.steps[first:], self.values[first:]
+        if not steps:
+            return [self.begins], [float(self.last[1]) if self.last is not None else 0.0]
+        if start <= 0 and self.begins <= 0:
+            return steps, values
+        later = bisect_right(steps, self.begins)
+        return array("q", [self.begins]) + steps[later:], array("d", [values[0]]) + values[later:]
+
+
+def _followed(
+    header: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]]
+) -> tuple[dict[str, int], dict[str, Found]]:
+    """For every knob the step from which it exists, and what was found, round by round.
+
+    What was rolled back is forgotten, and so is the first step of a search: its rate is arbitrary.
+    """
+    courses: dict[str, _Course] = {}
+    total, start, before, record = (header.get("arguments") or {}).get("total_steps"), 0, 0, None
+    for record in rounds:
+        step, undone = int(record["step"]), record.get("rolled_back_to")
+        total = record.get("total_steps", total)  # it may change
+        if record.get("event") in (Event.FIRST_STEP, Event.RESTARTED):
+            start = step
+        for g, name in enumerate(record.get("knobs") or header["knobs"]):  # its own, if groups were added
+            course = courses[str(name)] = courses.get(str(name)) or _Course(before)
+            course.end_round(step, record["base_before"][g], record["base"][g], start)
+            if undone is not None:  # step N began from the weights of step N
+                course.forget_from(undone)
+        for name, begins in (record.get("added") or {}).items():
+            courses[name].begins = begins
+        before = step
+    if record is None:
+        raise ArgumentError("the journal has no round yet; give one of a run that has ended at least one")
+    if isinstance(total, int) and total:
+        for course in courses.values():
+            course.forget_from(total)
+    return {name: one.begins for name, one in courses.items()}, {n: one.found(start) for n, one in courses.items()}
 
 
 def _rate_at(t: int, begins: int, found: Found) -> float:
@@ -128,7 +156,7 @@ def value_at(t: int, steps: Sequence[int], values: Sequence[float]) -> float:
     >>> [value_at(t, [1, 3], [1.0, 9.0]) for t in (0, 2, 9)]
     [1.0, 4.0, 9.0]
     """
-    i = bisect.bisect_right(steps, t)
+    i = bisect_right(steps, t)
     if i in (0, len(steps)):
         return values[max(i - 1, 0)]
     done = (t - steps[i - 1]) / (steps[i] - steps[i - 1])

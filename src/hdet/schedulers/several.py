@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hdet.checks import must_be
+from hdet.checks import is_equal, items_of, must_be
 from hdet.errors import ArgumentError
 from hdet.parameters import hook_steps, stands_still, unwrapped
 from hdet.ranks.shards import SteppedElsewhere
@@ -69,7 +69,7 @@ def auto(
     one = found[0] if len(found) == 1 else CombinedOptimizer(found)
     if schedule is not None:
         return ScheduledSearch(one, schedule, total_steps, schedule_every, **more)  # type: ignore[arg-type]  # checked
-    must_be("1 without schedule=", schedule_every == 1, "leave it out", schedule_every=schedule_every)
+    must_be("1 without schedule=", is_equal(schedule_every, 1), "leave it out", schedule_every=schedule_every)
     more.setdefault("cycle_momentum", False)
     return OneCycleLR(one, "auto", total_steps=total_steps, **more)
 
@@ -77,7 +77,8 @@ def auto(
 def _optimizers(optimizers: Any) -> list[Optimizer]:
     """The optimizers of torch, without their wrappers."""
     inner = unwrapped(optimizers)
-    found = [unwrapped(one) for one in inner] if isinstance(inner, Iterable) else [inner]
+    several = items_of(inner)
+    found = [inner] if several is None else [unwrapped(one) for one in several]
     fits = found and all(isinstance(one, Optimizer) for one in found)
     rule, cure = "an optimizer of torch or some of them", "for instance hdet.auto([muon, adamw], ...)"
     must_be(rule, fits, cure, optimizers=optimizers)

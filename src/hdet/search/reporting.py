@@ -112,11 +112,12 @@ def warn_of(decision: Decision, t: int) -> None:
         )
 
 
-def warn_of_missing_losses(t: int) -> None:
-    """Warn that no loss was given."""
-    warn(
-        f"no loss was given until step {t}: training that diverges is only seen if gradients show it, or if weights "
-        "are NaN or infinite. Give the loss: scheduler.step(loss)"
+def log_missing_losses(t: int) -> None:
+    """Log that no loss was given. It is no warning: the loss of a GAN, for instance, must not be given."""
+    _logger.info(
+        "no loss was given until step %d: training that diverges is only seen if gradients show it, or if weights are "
+        "NaN or infinite. scheduler.step(loss) takes a loss that falls while the model learns",
+        t,
     )
 
 

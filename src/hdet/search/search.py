@@ -134,7 +134,7 @@ class Search(EqualByState):
         self._snapshots = Snapshots()
         self._is_finished = False
         self._has_asked = False
-        """Whether people were told that no loss was given."""
+        """Whether the log has said that no loss was given."""
         self._lacks_tensors = False
         """Whether the search goes on from a checkpoint without what it held in tensors."""
         self._optimizer: Optimizer | None = None
@@ -477,7 +477,7 @@ class Search(EqualByState):
             self._await_replay(optimizer)
 
     def _warn_of(self, decision: Decision, t: int) -> None:
-        """Warn of what was decided, and once of missing losses; on the first rank."""
+        """Warn of what was decided, and log once that there are no losses; on the first rank."""
         if self.replica_index.replica != 0:
             return
         reporting.warn_of(decision, t)
@@ -485,7 +485,7 @@ class Search(EqualByState):
         is_told = decision.why is not None or decision.rolled_back_to is not None
         if is_time and not (self.memory.has_losses or is_told or self._has_asked):
             self._has_asked = True
-            reporting.warn_of_missing_losses(t)
+            reporting.log_missing_losses(t)
 
     def _tell(self, t: int, sign: float, *, ends: bool, peaks_now: bool) -> None:
         """Report, if the rate has settled, if the schedule has just reached its peak, or if the run ends."""
