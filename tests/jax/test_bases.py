@@ -41,6 +41,12 @@ def by_hand(rate: Any) -> optax.GradientTransformation:
     return optax.stateless(lambda gradients, _: jax.tree.map(lambda g: -rate * jnp.tanh(g), gradients))
 
 
+def halved_if_long(updates: Any, params: Any) -> Any:
+    """A clip of one's own: it chooses by the length of what comes after the rate."""
+    length = sum(jnp.sum(u * u) for u in jax.tree.leaves(updates))
+    return jax.lax.cond(length > 1, lambda tree: jax.tree.map(lambda u: 0.5 * u, tree), lambda tree: tree, updates)
+
+
 def halved_every_step() -> optax.GradientTransformation:
     return optax.scale_by_schedule(lambda t: -(0.5**t))
 
@@ -138,6 +144,7 @@ REFUSED: dict[str, Refused] = {
     "clip, if finite": Refused(lambda: optax.apply_if_finite(clipped(1.0), 3), FIRST),
     "clip some": Refused(lambda: optax.partition({"main": optax.adam(1.0), "rest": clipped(1.0)}, LABELS), FIRST),
     "normalised last": Refused(lambda: optax.chain(optax.adam(1.0), contrib.normalize()), FIRST),
+    "halved if long": Refused(lambda: optax.chain(optax.adam(1.0), optax.stateless(halved_if_long)), FIRST),
     "decay last": Refused(lambda: optax.chain(optax.adam(1.0), optax.add_decayed_weights(-1e-4)), FIRST),
     "not negative": Refused(lambda: optax.chain(optax.adam(1.0), optax.keep_params_nonnegative()), FIRST),
     "fromage": Refused(lambda: optax.fromage(1.0), FIRST),

@@ -18,20 +18,9 @@ from hdet.jax.numbers import Array
 _RATE = "learning_rate"
 _INJECTED = (optax.InjectStatefulHyperparamsState, optax.InjectHyperparamsState)
 _OWN_RATE = (
-    "DAdaptAdamWState",
-    "DoGState",
-    "DoWGState",
-    "MechanicState",
-    "MomoAdamState",
-    "MomoState",
-    "ProdigyState",
-    "ReduceLROnPlateauState",
-    "ScheduleFreeState",
-    "COCOBState",
-    "ScaleByBacktrackingLinesearchState",
-    "ScaleByDistanceOverGradientsState",
-    "ScaleByRpropState",
-    "ScaleByZoomLinesearchState",
+    *("COCOBState", "DAdaptAdamWState", "DoGState", "DoWGState", "MechanicState", "MomoAdamState", "MomoState"),
+    *("ProdigyState", "ReduceLROnPlateauState", "ScaleByBacktrackingLinesearchState"),
+    *("ScaleByDistanceOverGradientsState", "ScaleByRpropState", "ScaleByZoomLinesearchState", "ScheduleFreeState"),
 )
 """States of optimizers that find a rate of their own: two searches in one would fight."""
 _CURE = "give one whose updates are the rate times something, such as optax.adam(1.0)"
@@ -102,12 +91,12 @@ def check_updates(base: optax.GradientTransformation, state: Tree, params: Tree)
         raise ArgumentError(
             f"base must make updates without the loss, but this one asks for value=, to find a rate of its own; {_CURE}"
         )
-    wrong = {Kind.BENT} if not rates_in(state) else {*Kind} - {Kind.FREE, Kind.RATED}
-    if kinds and kinds & wrong:
+    right = {Kind.FREE, Kind.RATED} if rates_in(state) else {*Kind} - {Kind.BENT}
+    if not (kinds or set()) <= right:
         raise ArgumentError(
-            "base must make updates that are proportional to its rate, but something in this one acts on them after "
-            "the rate and does not scale with it, such as clipping or decay; put it first: "
-            "optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1.0))"
+            "base must make updates that are proportional to its rate, but something in this one does not scale with "
+            "it, such as clipping or decay after the rate; put it first: optax.chain(optax.clip_by_global_norm(1.0), "
+            "optax.adam(1.0)), and inject the rates of all groups or of none"
         )
 
 
@@ -118,8 +107,9 @@ def _check_state(state: Tree) -> None:
             f"base must not find a rate of its own, but got one with a {type(own[0]).__name__}; {_CURE}, or use it "
             "without hdet.jax.auto"
         )
-    injected = [_RATE in getattr(one, "hyperparams_states", {}) for one in _parts(state, _is_injected)]
-    if any(injected) or _parts(state, lambda node: isinstance(node, optax.ScaleByScheduleState)):
+    if _parts(state, lambda node: isinstance(node, optax.ScaleByScheduleState)) or any(
+        _RATE in getattr(one, "hyperparams_states", {}) for one in _parts(state, _is_injected)
+    ):
         raise ArgumentError(
             "the learning rate of base must be a number, but got a schedule, which would be multiplied by that of the "
             "search; give the schedule apart: hdet.jax.auto(optax.adam(1.0), total_steps, schedule=your_schedule)"
@@ -132,8 +122,8 @@ def _kinds(base: optax.GradientTransformation, state: Tree, params: Tree, **more
     def updates(rates: tuple[Array, ...], gradients: Tree, state: Tree, params: Tree) -> Tree:
         return base.update(gradients, with_rates(state, rates), params, **more)[0]
 
-    trees = jax.eval_shape(lambda: (rates_in(state), params, state, params))
     try:
+        trees = jax.eval_shape(lambda: (rates_in(state), params, state, params))
         return kinds_of_results(updates, trees, (Kind.RATED, Kind.GRADIENT, Kind.FREE, Kind.FIXED))
     except Exception:
         return None

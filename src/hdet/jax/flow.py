@@ -23,6 +23,7 @@ class Kind(IntEnum):
     FREE = 0
     """Zeros, and what the optimizer remembers: they may be proportional to anything."""
     FIXED = 1
+    """Weights, and other numbers."""
     NEGATIVE = 2
     """A constant below 0."""
     GRADIENT = 3
@@ -49,9 +50,13 @@ def kinds_of_results(function: Callable[..., Any], arguments: Sequence[Any], kin
 
 
 def _results(program: Any, given: Sequence[Kind], turns: bool) -> list[Kind]:
-    """The kinds of a program's results. ``turns``: the rate stands where the sign is turned."""
+    """The kinds of a program's results; ``given``: those of its arguments, and maybe of others before them.
+
+    ``turns``: the rate stands where the sign is turned.
+    """
     jaxpr, constants = (program.jaxpr, program.consts) if isinstance(program, ClosedJaxpr) else (program, ())
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*map(_of_constant, constants), *given], strict=True))
+    given = [*map(_of_constant, constants), *given[len(given) - len(jaxpr.invars) :]]
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
 
     def read(atoms: Iterable[Any]) -> list[Kind]:
         return [_of_constant(atom.val) if isinstance(atom, Literal) else known[atom] for atom in atoms]
@@ -60,8 +65,9 @@ def _results(program: Any, given: Sequence[Kind], turns: bool) -> list[Kind]:
         kinds, inner = read(operation.invars), [operation.params.get(name, ()) for name in _PROGRAMS]
         programs = [one for some in inner for one in (some if isinstance(some, tuple) else (some,))]
         if programs:
-            ways = [_results(one, kinds[len(kinds) - len(one.in_avals) :], turns) for one in programs]
-            found = [_sum(kinds) for kinds in zip(*ways, strict=True)]
+            bends = operation.primitive.name == "cond" and kinds[0] == Kind.BENT
+            ways = zip(*(_results(one, kinds, turns) for one in programs), strict=True)
+            found = [Kind.BENT if bends else _sum(way) for way in ways]
         else:
             found = [_result(operation, kinds, turns) for _ in operation.outvars]
         known.update(zip(operation.outvars, found, strict=True))
