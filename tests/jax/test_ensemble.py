@@ -16,10 +16,12 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 
+import hdet  # noqa: E402
 from hdet.errors import ArgumentError  # noqa: E402
 from hdet.jax.ensemble import AsPrinted, Corrected, Ensemble, Knob, State  # noqa: E402
 from tests.ensemble import twin as reference  # noqa: E402
 from tests.models import batch, groups_of, two_layer  # noqa: E402
+from tests.processes import run_ranks  # noqa: E402
 
 S, T, ALPHA, S_WARM = 100, 12, 0.3, 36
 MAX_LR = {"adam": [0.02, 0.01, 0.03], "sgd": [0.05, 0.03, 0.08]}
@@ -194,6 +196,52 @@ def test_scan_and_resuming_make_the_same_run() -> None:
     assert float(ensemble.bases(whole[2])["pull"]) != pytest.approx(0.1, rel=1e-3)
 
 
+def torch_arm(rank: int, policy: str | None, steps: int) -> tuple[list[float], list[list[np.ndarray]]]:
+    """One of two replicas in torch, each with gradients of its own: the rate and the weights of every step."""
+    model = two_layer()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    ensemble = hdet.Ensemble(optimizer, sync_every=4, group=hdet.arms(2), optimizer_state=policy)  # type: ignore[arg-type]
+    rates, weights = [], []
+    for t in range(steps):
+        x, y = batch(t, rank)
+        loss = mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        ensemble.step(loss)
+        weights.append([p.detach().numpy().copy() for p in model.parameters()])
+    return rates, weights
+
+
+@pytest.mark.usefixtures("_float64")
+@pytest.mark.parametrize("policy", [None, "average", "keep", "reset"])
+def test_optimizer_states_are_treated_as_in_torch(policy: str | None) -> None:
+    """Two rounds of Adam, and three steps of a third, at torch's rates; by default moments are averaged."""
+    steps, adam = 11, optax.scale_by_adam()
+    arms = run_ranks(torch_arm, 2, policy, steps)
+    ensemble = Ensemble([Knob("lr", 0.01)], 2, 4, optimizer_state=adam.init if policy == "reset" else policy)
+
+    def train_step(w: Any, memory: Any, rate: Any, x: Any, y: Any) -> Any:
+        loss, grad = jax.value_and_grad(lambda w: loss_of([w[:2], w[2:3], w[3:]], x, y))(w)
+        updates, memory = adam.update(grad, memory)
+        return jax.tree.map(lambda p, u: p - rate * u, w, updates), memory, loss
+
+    @jax.jit
+    def step(w: Any, memory: Any, state: State, rates: Any, x: Any, y: Any) -> Any:
+        return ensemble.step(*(found := jax.vmap(train_step)(w, memory, rates, x, y))[:2], state, found[2])
+
+    w = ensemble.copies([jnp.asarray(p.detach().numpy()) for p in two_layer().parameters()])
+    memory, state = jax.vmap(adam.init)(w), ensemble.init()
+    for t in range(steps):
+        xs, ys = zip(*(batch(t, r) for r in range(2)), strict=True)
+        rates = jnp.array([rates[t] for rates, _ in arms])
+        w, memory, state = step(w, memory, state, rates, *(jnp.asarray(torch.stack(rows).numpy()) for rows in (xs, ys)))
+        for i, leaf in enumerate(w):
+            np.testing.assert_allclose(leaf, [rows[t][i] for _, rows in arms], rtol=1e-9, atol=1e-12, err_msg=str(t))
+    assert int(state.round) == 2
+
+
 # -- the end of a round -----------------------------------------------------------------------------------------------
 
 
@@ -203,7 +251,7 @@ def simple(n: int = 4, **arguments: Any) -> Ensemble:
 
 def test_a_replica_that_is_not_finite_takes_the_mean_of_the_others() -> None:
     """Replica 1 has a NaN loss, replica 2 infinite weights; integers and keys belong to each replica."""
-    ensemble = simple()
+    ensemble = simple(optimizer_state="keep")
     weights = {"w": jnp.array([[1.0], [9.0], [jnp.inf], [4.0]]), "half": jnp.arange(4, dtype=jnp.bfloat16)}
     own = jnp.array([1.0, jnp.nan, 5.0, 2.0]), jnp.arange(4), jax.random.split(jax.random.key(0), 4)
     weights, (memory, count, keys), state = ensemble.step(
@@ -216,6 +264,26 @@ def test_a_replica_that_is_not_finite_takes_the_mean_of_the_others() -> None:
     assert memory.tolist() == [1.0, 1.5, 1.5, 2.0]  # live ones keep their own
     assert count.tolist() == [0, 1, 2, 3]
     assert bool(jnp.all(keys == own[2]))
+
+
+def test_optimizer_states_are_averaged_kept_or_made_anew() -> None:
+    """Replica 1 was left out, and its NaN reaches no other. Counts are nobody's mean."""
+    weights, losses = jnp.array([[1.0], [9.0], [3.0]]), jnp.array([1.0, jnp.nan, 1.0])
+    own = {"moment": jnp.array([1.0, jnp.nan, 5.0]), "count": jnp.array([7, 7, 7])}
+    for policy, moments, count in [
+        (None, [3.0] * 3, 7),
+        ("average", [3.0] * 3, 7),
+        ("keep", [1.0, 3.0, 5.0], 7),
+        (lambda w: {"moment": w[0] / 4, "count": jnp.zeros((), int)}, [0.5] * 3, 0),  # of the mean weights
+    ]:
+        ensemble = simple(3, optimizer_state=policy)
+        _, found, _ = jax.jit(ensemble.step)(weights, own, ensemble.init(), losses)
+        assert found["moment"].tolist() == moments, policy
+        assert found["count"].tolist() == [count] * 3
+        _, found, state = ensemble.step(weights, own, ensemble.init(), jnp.full(3, jnp.nan))
+        assert not state.live.any()
+        assert found["count"].tolist() == [7] * 3  # nothing changes if all have diverged
+        assert found["moment"][::2].tolist() == [1.0, 5.0]
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -308,6 +376,8 @@ LR = [Knob("lr", 0.1)]
         (lambda: Ensemble(LR, 4, 10, 100, start=100), "start"),
         (lambda: Ensemble(LR, 4, 10, decay="linear"), "decay"),
         (lambda: Ensemble(LR, 4, 10, decay="exponential"), "total_steps"),
+        (lambda: Ensemble(LR, 4, 10, optimizer_state="reset"), 'a function, but got optimizer_state="?.reset'),
+        (lambda: Ensemble(LR, 4, 10, optimizer_state=["keep"]), "optimizer_state"),
         (lambda: Ensemble([Knob("lr", lambda t: 0.1)], 4, 10, controller=AsPrinted()), "total_steps"),
         (lambda: Ensemble(LR, 4, 10, 100, controller=AsPrinted()), "schedules for AsPrinted"),
         (

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from hdet.errors import ArgumentError
+from hdet.jax.flow import Kind, kinds_of_results
 from hdet.jax.measure import Tree
 from hdet.jax.numbers import Array
 
 _RATE = "learning_rate"
 _INJECTED = (optax.InjectStatefulHyperparamsState, optax.InjectHyperparamsState)
 _OWN_RATE = (
-    "DAdaptAdamWState",
-    "DoGState",
-    "DoWGState",
-    "MechanicState",
-    "MomoAdamState",
-    "MomoState",
-    "ProdigyState",
-    "ReduceLROnPlateauState",
-    "ScheduleFreeState",
-    "COCOBState",
-    "ScaleByBacktrackingLinesearchState",
-    "ScaleByZoomLinesearchState",
+    *("COCOBState", "DAdaptAdamWState", "DoGState", "DoWGState", "MechanicState", "MomoAdamState", "MomoState"),
+    *("ProdigyState", "ReduceLROnPlateauState", "ScaleByBacktrackingLinesearchState"),
+    *("ScaleByDistanceOverGradientsState", "ScaleByRpropState", "ScaleByZoomLinesearchState", "ScheduleFreeState"),
 )
 """States of optimizers that find a rate of their own: two searches in one would fight."""
 _CURE = "give one whose updates are the rate times something, such as optax.adam(1.0)"
@@ -63,36 +55,13 @@ def with_rates(state: Tree, rates: tuple[Array, ...]) -> Tree:
     return jax.tree.map(put, state, is_leaf=_is_injected)
 
 
-def check_state(state: Tree) -> None:
-    """Raise if the rate of an optimizer with this state cannot be found."""
-    own = _parts(state, lambda node: type(node).__name__ in _OWN_RATE)
-    if own:
-        raise ArgumentError(
-            f"base must not find a rate of its own, but got one with a {type(own[0]).__name__}; {_CURE}, or use it "
-            "without hdet.jax.auto"
-        )
-    for one in _parts(state, _is_injected):
-        if _RATE in getattr(one, "hyperparams_states", {}):
-            raise ArgumentError(
-                "the learning_rate in optax.inject_hyperparams must be a number, the guess, but got a schedule; give "
-                "the schedule to hdet.jax.auto(..., schedule=...)"
-            )
-
-
-_WEIGHTS, _GRADIENT = {"w": np.array([1.0, -2.0], np.float32)}, {"w": np.array([0.25, 0.5], np.float32)}
-
-
-def _second(base: optax.GradientTransformation, state: Tree, rates: tuple[Array, ...]) -> Array:
-    """The second update: the first one of some is 0."""
-    weights, gradient = (jax.tree.map(jnp.asarray, tree) for tree in (_WEIGHTS, _GRADIENT))
-    _, state = base.update(gradient, with_rates(state, rates), weights)
-    return base.update(gradient, with_rates(state, rates), weights)[0]["w"]
+# -- which optimizers can be searched ---------------------------------------------------------------------------------
 
 
 def check_base(base: Any) -> None:
-    """Raise unless updates are proportional to the rate, as far as two weights show. Nothing is traced.
+    """Raise if two weights show that the rate of an optimizer cannot be found.
 
-    A base that cannot do with two weights, since it is made for the names in a tree, shows nothing here.
+    One that cannot do with two weights, since it is made for the names in a tree, shows nothing here.
     """
     if not isinstance(base, optax.GradientTransformation):
         raise ArgumentError(
@@ -100,23 +69,61 @@ def check_base(base: Any) -> None:
             "optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)"
         )
     with jax.ensure_compile_time_eval():
+        weights = {"w": jnp.ones(2)}
         try:
-            state = base.init(jax.tree.map(jnp.asarray, _WEIGHTS))
+            state = base.init(weights)
         except Exception:
             return
-        check_state(state)
-        rates = rates_in(state)
-        if not all(bool((rate > 0) & (rate < jnp.inf)) for rate in rates):
-            raise ArgumentError(
-                f"the learning_rate in optax.inject_hyperparams must be above 0 and finite, but got "
-                f"{[float(rate) for rate in rates]}; any guess will do, such as 1e-3"
-            )
-        try:
-            full, half = (_second(base, state, tuple(part * rate for rate in rates)) for part in (1.0, 0.5))
-        except Exception:
-            return
-        if rates and not bool(jnp.allclose(full, 2 * half, rtol=1e-3, atol=0.0)):
-            raise ArgumentError(
-                f"base must make updates that are proportional to its rate, but at half the rate they are {half} and "
-                f"not half of {full}; {_CURE}"
-            )
+        rates = [float(rate) for rate in rates_in(state)]
+    check_updates(base, state, weights)
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ArgumentError(
+            f"the learning_rate in optax.inject_hyperparams must be above 0 and finite, but got {rates}; any guess "
+            "will do, such as 1e-3"
+        )
+
+
+def check_updates(base: optax.GradientTransformation, state: Tree, params: Tree) -> None:
+    """Raise if the rate of an optimizer with this state cannot be found. Nothing is computed."""
+    _check_state(state)
+    kinds = _kinds(base, state, params)
+    if kinds is None and _kinds(base, state, params, value=1.0) is not None:
+        raise ArgumentError(
+            f"base must make updates without the loss, but this one asks for value=, to find a rate of its own; {_CURE}"
+        )
+    right = {Kind.FREE, Kind.RATED} if rates_in(state) else {*Kind} - {Kind.BENT}
+    if not (kinds or set()) <= right:
+        raise ArgumentError(
+            "base must make updates that are proportional to its rate, but something in this one does not scale with "
+            "it, such as clipping or decay after the rate; put it first: optax.chain(optax.clip_by_global_norm(1.0), "
+            "optax.adam(1.0)), and inject the rates of all groups or of none"
+        )
+
+
+def _check_state(state: Tree) -> None:
+    own = _parts(state, lambda node: type(node).__name__ in _OWN_RATE)
+    if own:
+        raise ArgumentError(
+            f"base must not find a rate of its own, but got one with a {type(own[0]).__name__}; {_CURE}, or use it "
+            "without hdet.jax.auto"
+        )
+    if _parts(state, lambda node: isinstance(node, optax.ScaleByScheduleState)) or any(
+        _RATE in getattr(one, "hyperparams_states", {}) for one in _parts(state, _is_injected)
+    ):
+        raise ArgumentError(
+            "the learning rate of base must be a number, but got a schedule, which would be multiplied by that of the "
+            "search; give the schedule apart: hdet.jax.auto(optax.adam(1.0), total_steps, schedule=your_schedule)"
+        )
+
+
+def _kinds(base: optax.GradientTransformation, state: Tree, params: Tree, **more: Any) -> set[Kind] | None:
+    """Of the updates; None: the optimizer cannot make any of these."""
+
+    def updates(rates: tuple[Array, ...], gradients: Tree, state: Tree, params: Tree) -> Tree:
+        return base.update(gradients, with_rates(state, rates), params, **more)[0]
+
+    try:
+        trees = jax.eval_shape(lambda: (rates_in(state), params, state, params))
+        return kinds_of_results(updates, trees, (Kind.RATED, Kind.GRADIENT, Kind.FREE, Kind.FIXED))
+    except Exception:
+        return None

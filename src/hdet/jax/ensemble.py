@@ -41,13 +41,14 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from hdet.checks import is_int, is_real, must_be
+from hdet.checks import is_int, is_one_of, is_real, must_be
 from hdet.ensemble.controller import AsPrinted, Corrected
 from hdet.ensemble.design import Rounds, assign, default_length, levels
 from hdet.ensemble.knob import FACTOR_LIMITS, KnobSpec, scale_named
 from hdet.ensemble.normalised import Normalised
 from hdet.errors import ArgumentError
 from hdet.jax import ensemble_rules as rules
+from hdet.jax.numbers import choose
 
 __all__ = ["AsPrinted", "Corrected", "Ensemble", "Knob", "Normalised", "State"]
 
@@ -150,6 +151,9 @@ class Ensemble:
             schedule's last value by a factor a round, as in the paper with gamma corrected. ``AsPrinted()`` has a decay
             of its own.
         seed: of the permutations.
+        optimizer_state: "average" or "keep" at the end of a round; or the function that makes a new one of a replica's
+            weights, such as ``optimizer.init``, which is torch's "reset". None: "average", as in torch, where replicas
+            of equal gradients keep theirs because they are equal too.
     """
 
     knobs: Sequence[Knob]
@@ -160,6 +164,7 @@ class Ensemble:
     start: int = 0
     decay: Literal["schedule", "exponential"] = "schedule"
     seed: int = 0
+    optimizer_state: Literal["average", "keep"] | Callable[[Tree], Tree] | None = None
 
     def __post_init__(self) -> None:
         steps, every, start = self.total_steps, self.sync_every, self.start
@@ -167,12 +172,14 @@ class Ensemble:
         named = 0 < len(names) == len({*names}) and (all(self._scheduled) or not isinstance(self.controller, AsPrinted))
         whole = not self._decays if steps is None else is_int(steps) and steps >= 1
         rounds = steps is not None if every is None else is_int(every) and every >= 1
+        policy = callable(self.optimizer_state) or is_one_of(self.optimizer_state, (None, "average", "keep"))
         for name, rule, fits, cure in [
             ("knobs", "at least one, with different names, and schedules for AsPrinted()", named, "change the knobs"),
             ("replicas", "an integer, at least 1", is_int(self.replicas) and self.replicas >= 1, "4 to 8 are usual"),
             ("decay", '"schedule" or "exponential"', self.decay in ("schedule", "exponential"), "leave it out"),
             ("total_steps", "at least 1, or None if no rate decays to the run's end", whole, "give a number"),
             ("sync_every", "at least 1, or None if total_steps is known", rounds, "for instance 100"),
+            ("optimizer_state", '"average", "keep" or a function', policy, "to reset it, give optimizer.init"),
             ("start", "at least 0 and below total_steps", 0 <= start < (steps or math.inf), "controller=None stops it"),
         ]:
             must_be(rule, fits, cure, **{name: getattr(self, name)})
@@ -265,7 +272,7 @@ class Ensemble:
 
         Args:
             weights: what is averaged: parameters, and statistics of normalisation layers if there are any.
-            own: what each replica keeps for itself, usually the optimizer's state; ``()``: nothing.
+            own: the replicas' optimizer states, see ``optimizer_state``; ``()``: none.
             state: of the ensemble.
             losses: of this step, one per replica; None: not known, and replicas are only averaged.
             probe: the loss of one replica's weights on held-out data; compared in place of the training loss. It runs
@@ -292,8 +299,14 @@ class Ensemble:
         finite, losses, signals = _gathered(jnp.stack(shown), self.replicas, axis)
         live = (finite > 0) & (jnp.isfinite(losses) | (state.observed == 0)) | (self.replicas == 1)
         mine = _rows(live, n, axis)
-        weights = _averaged(weights, mine, jnp.ones(n, bool), axis)
-        own = lax.cond(jnp.all(live), lambda tree: tree, lambda tree: _averaged(tree, mine, ~mine, axis), own)
+        every = jnp.ones(n, bool)
+        weights = _averaged(weights, mine, every, axis)
+        if callable(self.optimizer_state):
+            own = choose(jnp.any(live), jax.vmap(self.optimizer_state)(weights), own)
+        elif self.optimizer_state == "keep":
+            own = lax.cond(jnp.all(live), lambda tree: tree, lambda tree: _averaged(tree, mine, ~mine, axis), own)
+        else:
+            own = _averaged(own, mine, every, axis)
         state = state if self.controller is None else self._steered(self.controller, state, signals, live)
         return weights, own, state._replace(round=state.round + 1, observed=jnp.zeros_like(state.observed), live=live)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hdet.jax.numbers import Array, number, ranked
 
@@ -23,9 +24,21 @@ def as_exact(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
-def copied(tree: _Tree) -> _Tree:
-    """In buffers of its own: a state may be donated only if no two of its arrays are one."""
-    found: _Tree = jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
+def copied(tree: _Tree, params: Tree) -> _Tree:
+    """In buffers of its own: a state may be donated only if no two of its arrays are one.
+
+    Of params on a mesh of devices, numbers that are on one device are put on all, as the first step would leave them:
+    otherwise the second would be compiled again.
+    """
+    places = [getattr(x, "sharding", None) for x in jax.tree.leaves(params)]
+    meshes = [place.mesh for place in places if isinstance(place, NamedSharding)]
+
+    def copy(x: Array) -> Array:
+        x = jnp.array(x, copy=True)
+        is_alone = not isinstance(x, jax.core.Tracer) and len(x.sharding.device_set) == 1
+        return jax.device_put(x, NamedSharding(meshes[0], PartitionSpec())) if meshes and is_alone else x
+
+    found: _Tree = jax.tree.map(copy, tree)
     return found
 
 

@@ -77,7 +77,17 @@ def finish(state: Any, steps: int) -> Any:
     own = state_in(state)
     memory = own.memory
     t, plan, searched = own.steps.made, memory.plan, memory.found
+    if isinstance(t, jax.core.Tracer):
+        raise ArgumentError(
+            "finish() must be called outside jit, but the state is being traced; call it between two steps"
+        )
     now, total = int(t), int(plan.total)
+    if plan.is_given:
+        raise ArgumentError(
+            f"finish() must be called without schedule=, but this run follows a schedule of {total} steps; leave it "
+            "out, hdet.jax.auto(base, total_steps), or begin a new run with the params and a schedule of the steps "
+            "that are left"
+        )
     rule, fits = f"an integer from 1 to {LONGEST - 1 - now}", is_int(steps) and 1 <= steps < LONGEST - now
     must_be(rule, fits, "give the steps that training is still to make", steps=steps)
     if now >= total:

@@ -34,6 +34,8 @@ class Plan(NamedTuple):
     peak: Array
     """Where the search's own climb ends."""
     falls_from: Array
+    is_given: Array
+    """Whether the run follows a schedule of the user's, which has an end of its own."""
 
     @classmethod
     def of(cls, total_steps: int | None, pct_start: float, peak: float | None) -> Plan:
@@ -41,7 +43,7 @@ class Plan(NamedTuple):
         end = DEFAULT.min_steps if total_steps is None else pct_start * total_steps - 1
         climbs = end if peak is None else max(peak, _RISE * (total_steps or 0))
         total = jnp.asarray(total_steps or LONGEST, jnp.int32)
-        return cls(total, number(end), number(climbs), number(end))
+        return cls(total, number(end), number(climbs), number(end), jnp.asarray(peak is not None))
 
     @property
     def is_endless(self) -> Array:
@@ -64,7 +66,7 @@ class Plan(NamedTuple):
         pace = number(steps - 1.0) / jnp.maximum(self.total - 1 - now, 1)
         begin = jnp.where(has_fallen, now + pace * (self.falls_from - now), now - 1).astype(self.peak.dtype)
         none = jnp.full_like(self.warm, -1)
-        return Plan((now + steps).astype(self.total.dtype), none, begin, begin)
+        return self._replace(total=(now + steps).astype(self.total.dtype), warm=none, peak=begin, falls_from=begin)
 
 
 class Shape(NamedTuple):

@@ -17,7 +17,7 @@ import optax
 from hdet.checks import is_int, is_real, must_be
 from hdet.errors import ArgumentError
 from hdet.events import Reason
-from hdet.jax.bases import check_base, check_state, rates_in, with_rates
+from hdet.jax.bases import check_base, check_updates, rates_in, with_rates
 from hdet.jax.judge import Blocks, LossHistory, judge
 from hdet.jax.measure import Tree, as_exact, copied, dot, largest, less, moved_by
 from hdet.jax.numbers import Array, choose, number, typed_as, when
@@ -100,14 +100,15 @@ class _Search(NamedTuple):
             )
         params = jax.tree.map(jnp.asarray, params)
         inner = self.base.init(params)
-        check_state(inner)
+        check_updates(self.base, inner, params)
         too_short = self.total_steps is not None and self.total_steps < C.min_steps
         plan = Plan.of(self.total_steps, self.pct_start, None if self.shape is None else self.shape.step)
         why = code_of(Reason.TOO_SHORT) if too_short else 0
         memory = Memory.new(Phase.STOPPED if too_short else Phase.FIRST, plan, why)
         origin, none, steps = as_exact(params), jnp.zeros(0), Steps.new()
         total, slots = jax.tree.map(jnp.zeros_like, origin), ((params, inner), (params, inner)) if self.rollback else ()
-        return copied(AutoState(inner, rates_in(inner), origin, total, slots, steps, none, none).remembering(memory))
+        state = AutoState(inner, rates_in(inner), origin, total, slots, steps, none, none).remembering(memory)
+        return copied(state, params)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
