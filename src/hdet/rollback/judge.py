@@ -173,6 +173,11 @@ class LossHistory(NamedTuple):
         """The history if weights that have diverged are kept: the next losses are the measure."""
         return self._replace(suspect_level=math.nan, before=())
 
+    def tolerating(self, leap: float) -> LossHistory:
+        """The history if a leap was made by harder data: the next losses are the measure."""
+        tolerated = max(self.tolerated, leap) if math.isfinite(leap) else self.tolerated
+        return self.cleared()._replace(recent=(), latest=(), nonfinite_streak=0, tolerated=tolerated)
+
     @property
     def noise(self) -> float:
         """The standard deviation of a single step's loss; infinite until enough is known.
