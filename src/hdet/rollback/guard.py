@@ -121,7 +121,7 @@ class Guard:
     :class:`hdet.RollbackWarning`; more than ``max_rollbacks`` that each follow soon after another raise
     :class:`hdet.DivergedError`. Call :meth:`forgive` after a change that was meant, such as a new head.
 
-    Memory: a snapshot of weights, buffers and optimizer state on the device, and up to four in pinned host memory.
+    Memory: a snapshot of weights, buffers and optimizer state on the device, and up to three in pinned host memory.
     Every rank has a guard, and all make the same decision.
 
     Args:
@@ -236,7 +236,7 @@ class Guard:
             return
         limit, reads_at_once = self._state.usual.norm_limit, self._delay == 0
         self._readings.add(self._t, norm=norm, scaler=skipped_by_scaler(self._optimizer))
-        if self._state.holds_still or (reads_at_once and self._is_strange_now(limit)):
+        if self._state.hold is not None or (reads_at_once and self._is_strange_now(limit)):
             self._changes.hide_gradients(self._optimizer)
             self._readings.add(self._t, left_out=1.0)
         elif not reads_at_once and skips_on_device(self._optimizer):
@@ -262,20 +262,23 @@ class Guard:
 
         After a strange step they are read at once all the same.
         """
-        on_host = all(p.is_cpu for group in self._optimizer.param_groups for p in group["params"][:1])
-        return 0 if on_host or self._state.strange or self._state.holds_still else DELAY
+        return 0 if self._is_on_host or self._state.strange or self._state.hold is not None else DELAY
+
+    @property
+    def _is_on_host(self) -> bool:
+        return all(p.is_cpu for group in self._optimizer.param_groups for p in group["params"][:1])
 
     @property
     def _spacing(self) -> int:
         """Steps between snapshots: those of a device go to the host, which takes longer."""
-        on_host = all(p.is_cpu for group in self._optimizer.param_groups for p in group["params"][:1])
-        return SPACING if on_host else max(SPACING, self._policy.check_every // 2)
+        return SPACING if self._is_on_host else max(SPACING, self._policy.check_every)
 
     def _keep(self, t: int) -> None:
         """A snapshot of what is there now, and how large it is."""
         self._snapshots.keep(RECENT, self._optimizer, self._model)
         self._proof = Readings()
         self._proof.add(t, **self._sizes())
+        self._proof.send()
 
     def _sizes(self) -> dict[str, Tensor | None]:
         """The largest weight, and the largest number of what belongs to the weights."""
@@ -306,15 +309,15 @@ class Guard:
                 f"guard.step() was called {self._calls} times, but the optimizer that it was given has made no step: "
                 f"{_CAPTURE}; or give the optimizer that is stepped"
             )
-        known = t + 1 - self._delay
-        if known - self._looked >= self._policy.until_next_look(self._state) or self._was_strange(known - 1):
-            self._look(known)
+        length, delay = self._policy.until_next_look(self._state), self._delay
+        if delay and t + 1 - self._looked == length:
+            self._readings.send()  # they are read at the look that is due when they will have arrived
+        if t + 1 - delay - self._looked >= length or (delay == 0 and self._was_strange(t)):
+            self._look(t + 1 - delay)
 
     def _was_strange(self, t: int) -> bool:
         """Whether a step was strange, if one process can judge it by itself."""
-        if not self._is_alone or t < self._looked:
-            return False
-        return self._state.usual.is_exceeded_by(self._step_of([self._reading(t)]))
+        return self._is_alone and self._state.is_strange(self._step_of([self._reading(t)]))
 
     def _reading(self, t: int) -> dict[str, float]:
         """What this rank knows of a step."""
@@ -438,7 +441,7 @@ class Guard:
         if self._rank_group.replica_index.replica != 0:
             return
         text = _words_of(decision, self._t, self._policy, self._state.slowed)
-        if not text and not self._state.holds_still:
+        if not text and self._state.hold is None:
             text = _left_out_words(seen, steps)
         if text:
             _log.info("%s", text)

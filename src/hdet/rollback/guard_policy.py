@@ -2,16 +2,15 @@ r"""What a guard decides: when it holds still, when it rolls back, to which snap
 
 A guard hears of every step: its loss, the norm of its gradient, and whether the optimizer was kept from using it.
 Every :data:`LOOK` steps are a *look*, at which all ranks decide alike (:meth:`GuardPolicy.after_look`). A step is
-*strange* if its gradient is NaN, infinite or out of all proportion, or if its loss is far from the last ones
+*strange* if its gradient is NaN, infinite or out of all proportion, or if its loss is far above the last ones
 (:class:`Usual`).
 
 1. **A strange gradient is not used**, if the optimizer can be kept from it. That costs one batch and nothing else.
-2. **After a strange step the next one is left out too**, so that its loss is that of unchanged weights. If it is as
-   usual, training goes on. If it is strange as well, weights or data are at fault.
-3. **Then the weights are rolled back**, and the guard *holds still*: steps are left out, and the losses are those of
-   the snapshot. If the first is as usual, the weights had diverged. If a later one is, the data were bad for a while,
-   and only these batches are lost. If none of the batches that may be held is (:meth:`GuardPolicy.allowed`), the data
-   have become harder: the replaced weights are restored, and what they are worth is the measure from then on.
+2. **If two steps in a row are strange**, weights or data are at fault: the weights are rolled back, and the guard
+   *holds still*. Steps are left out, and their losses are those of the snapshot. If the first is as usual, the weights
+   had diverged. If a later one is, the data were bad for a while, and only these batches are lost. If none of the
+   batches that may be left out is (:meth:`GuardPolicy.allowed`), the data have become harder: the replaced weights are
+   restored, and their losses are the measure from then on.
 
 Weights are rolled back at once if they are NaN, infinite or out of all proportion themselves, and the guard holds still
 as well if the losses of a look leap (:data:`hdet.rollback.judge.LOOKS`), or if those of a round of ``check_every``
@@ -51,9 +50,9 @@ NORM, FAR = 10.0, 3.0
 far from their median as any of them (LOG, a guard that holds still)."""
 PATIENCE = 64
 """The run ends if the losses or gradients of this many steps in a row were NaN or infinite."""
-HELD_AT_LEAST, HELD_PART = 2, 50
-"""Batches that may be left out while a guard holds still: 2, or a fiftieth of the steps made if that is more, less
-those of earlier times. As many may be left out after single strange steps."""
+HELD_PART = 50
+"""While a guard holds still, it leaves out a fiftieth of the steps made at most, less those that it has left out
+before; and one at least."""
 GROWN = 1e3
 """Weights have diverged if the largest is above 1000 times that in the last snapshot, and above 1000: a bit was
 flipped."""
@@ -98,7 +97,7 @@ class Usual(NamedTuple):
         return median(self.losses) if len(self.losses) >= KNOWN else math.nan
 
     def is_exceeded_by(self, step: Step) -> bool:
-        """Whether a step is strange: NaN, infinite or out of all proportion.
+        """Whether a step is NaN, infinite or out of all proportion.
 
         >>> usual = Usual(norms=(1.0, 2.0) * 8, losses=(0.5, 0.6) * 8)
         >>> [usual.is_exceeded_by(Step(norm=norm)) for norm in (19.0, 21.0, math.nan)], usual.is_exceeded_by(Step(0.8))
@@ -106,9 +105,17 @@ class Usual(NamedTuple):
         """
         if not step.is_finite or (step.norm is not None and step.norm > self.norm_limit):
             return True
-        if step.loss is None or math.isnan(middle := self.middle):
-            return False
-        return abs(step.loss - middle) > FAR * max(abs(loss - middle) for loss in self.losses) > 0
+        return step.loss is not None and step.loss > self.loss_limit(FAR)
+
+    def loss_limit(self, times: float = 1.0) -> float:
+        """So many times as far above the median as any of the losses is from it; infinite if too few are known.
+
+        >>> Usual(losses=(1.0, 2.0, 3.0) * 8).loss_limit(3.0)
+        5.0
+        """
+        middle = self.middle
+        farthest = max((abs(loss - middle) for loss in self.losses), default=0.0)
+        return middle + times * farthest if farthest > 0 else math.inf
 
     def noting(self, step: Step) -> Usual:
         """With one step more."""
@@ -181,8 +188,7 @@ class Hold(NamedTuple):
         >>> hold.is_as_bad(3.0), hold.is_as_bad(1.9), hold.is_as_bad(None)
         (True, False, False)
         """
-        lost = self.strange - self.usual
-        return loss is not None and (loss - self.usual) * math.copysign(1.0, lost) > self.as_bad * abs(lost)
+        return loss is not None and loss - self.usual > self.as_bad * (self.strange - self.usual)
 
 
 class GuardState(NamedTuple):
@@ -210,22 +216,21 @@ class GuardState(NamedTuple):
     held: int = 0
     """Batches that were left out while the guard has held still."""
     left_out: int = 0
-    """The others that were left out: strange ones, and those after them."""
+    """The others that were left out: their gradients were strange."""
     since_kept: int = 0
     """Rollbacks since a snapshot was last kept."""
-    pauses: bool = False
-    """Whether the next step is left out, to see the loss of unchanged weights once more."""
-
-    @property
-    def holds_still(self) -> bool:
-        """Whether the next step is left out."""
-        return self.pauses or self.hold is not None
 
     @property
     def slots(self) -> set[int]:
         """The slots that are in use."""
         replaced = self.hold.replaced if self.hold is not None else None
         return {one.slot for one in (*self.kept, self.unproven, replaced) if one is not None} | {RECENT}
+
+    def is_strange(self, step: Step) -> bool:
+        """Whether a step shows a fault. Losses that are above their best already say nothing: adversaries' rise so."""
+        if self.looks.before and min(self.looks.before) - self.looks.lowest > LOOKS.noise * self.looks.noise:
+            step = step._replace(loss=None) if step.is_finite else step
+        return self.usual.is_exceeded_by(step)
 
     def remembering(self, slots: Container[int]) -> GuardState:
         """The state if only the snapshots in some slots can be restored."""
@@ -283,16 +288,16 @@ class GuardPolicy:
     @staticmethod
     def until_next_look(state: GuardState) -> int:
         """Steps from one look to the next. While the guard holds still, every loss counts."""
-        return 1 if state.holds_still or state.strange else LOOK
+        return 1 if state.hold is not None or state.strange else LOOK
 
     def allowed(self, state: GuardState, t: int) -> int:
         """Batches that may be left out at ``t``, because the data may be bad or harder.
 
         >>> policy = GuardPolicy(check_every=50, factor=0.25, recover=2, max_rollbacks=3)
         >>> [policy.allowed(GuardState(), t) for t in (60, 1000, 10_000)], policy.allowed(GuardState(held=15), 1000)
-        ([2, 20, 50], 5)
+        ([1, 20, 50], 5)
         """
-        return max(HELD_AT_LEAST, min(self.check_every, t // HELD_PART - state.held))
+        return max(1, min(self.check_every, t // HELD_PART - state.held))
 
     def after_look(
         self,
@@ -327,7 +332,7 @@ class GuardPolicy:
     def _after_steps(self, state: GuardState, t: int, steps: Sequence[Step], spacing: int, known: int) -> GuardDecision:
         if state.hold is not None:
             return self._holding(state, state.hold, t, steps)
-        state, begun = self._having_seen(state, steps, t), known - len(steps) - state.strange
+        state, begun = _having_seen(state, steps), known - len(steps) - state.strange
         if state.nonfinite >= PATIENCE:
             return GuardDecision(state, Action.GIVE_UP, cause=Cause.STEP)
         if state.strange > 1:
@@ -335,22 +340,6 @@ class GuardPolicy:
         if state.strange:
             return GuardDecision(state)
         return self._judged(state, t, steps, spacing, known)
-
-    def _having_seen(self, state: GuardState, steps: Sequence[Step], t: int) -> GuardState:
-        """The state with the steps of a look; the second strange step in a row ends it."""
-        state = state._replace(left_out=state.left_out + sum(one.left_out for one in steps), pauses=False)
-        for one in steps:
-            strange = state.usual.is_exceeded_by(one)
-            state = state._replace(
-                strange=state.strange + 1 if strange else 0,
-                nonfinite=0 if one.is_finite else state.nonfinite + 1,
-                usual=state.usual if strange else state.usual.noting(one),
-            )
-            if state.strange > 1:
-                return state
-        may_pause = state.left_out < t // HELD_PART or not all(one.is_finite for one in steps[-1:])
-        was_used = bool(steps) and not steps[-1].left_out
-        return state._replace(pauses=state.strange == 1 and was_used and may_pause)
 
     def _judged(self, state: GuardState, t: int, steps: Sequence[Step], spacing: int, known: int) -> GuardDecision:
         """The levels of the losses, look by look and round by round; then another snapshot, if it is due."""
@@ -382,15 +371,17 @@ class GuardPolicy:
 
     def _holding(self, state: GuardState, hold: Hold, t: int, steps: Sequence[Step]) -> GuardDecision:
         """While the guard holds still, its weights are those of the snapshot: their losses tell data from weights."""
-        nonfinite, is_bad = state.nonfinite, False
+        nonfinite, is_bad, is_usual = state.nonfinite, False, True
         for one in steps:
             nonfinite = 0 if one.is_finite else nonfinite + 1
-            is_bad = not one.is_finite or (one.norm or 0.0) > state.usual.norm_limit or hold.is_as_bad(one.loss)
+            is_bad = not one.is_finite or (one.norm or 0.0) > state.usual.norm_limit
+            is_usual = not is_bad and (one.loss is None or one.loss <= state.usual.loss_limit())
+            is_bad = is_bad or hold.is_as_bad(one.loss)
         hold = hold._replace(batches=hold.batches + len(steps))
         state = state._replace(nonfinite=nonfinite, held=state.held + len(steps), hold=hold)
         if nonfinite >= PATIENCE:
             return GuardDecision(state, Action.GIVE_UP, cause=Cause.STEP)
-        if is_bad and (hold.batches < hold.allowed or nonfinite):
+        if nonfinite or (not is_usual and hold.batches < hold.allowed):
             return GuardDecision(state)
         state = state._replace(hold=None, strange=0)
         if is_bad:
@@ -418,7 +409,7 @@ class GuardPolicy:
         usual, level, as_bad = levels or (state.usual.middle, strange, LOOKS.as_bad)
         looks, rounds = (history.suspecting(math.nan) for history in (state.looks, state.rounds))
         is_worse = cause is not Cause.LOSSES and state.since_kept > 0  # once more, right after a rollback
-        state = state._replace(looks=looks, rounds=rounds, begun=t, losses=(), pauses=False, unproven=None)
+        state = state._replace(looks=looks, rounds=rounds, begun=t, losses=(), unproven=None)
         if not state.kept:  # these weights stay, and are the measure now
             state = state._replace(looks=looks.cleared(), rounds=rounds.cleared(), usual=Usual(), strange=0)
             return GuardDecision(self._confirmed(state, t).state, Action.GO_ON, cause=cause)
@@ -450,6 +441,21 @@ class GuardPolicy:
         if slowed.in_a_row > self.max_rollbacks:
             return GuardDecision(state, Action.GIVE_UP, cause=Cause.WEIGHTS)
         return GuardDecision(state)
+
+
+def _having_seen(state: GuardState, steps: Sequence[Step]) -> GuardState:
+    """The state with the steps of a look; the second strange one in a row ends it."""
+    state = state._replace(left_out=state.left_out + sum(one.left_out for one in steps))
+    for one in steps:
+        strange = state.is_strange(one)
+        state = state._replace(
+            strange=state.strange + 1 if strange else 0,
+            nonfinite=0 if one.is_finite else state.nonfinite + 1,
+            usual=state.usual if strange else state.usual.noting(one),
+        )
+        if state.strange > 1:
+            break
+    return state
 
 
 def _resigned(state: GuardState, hold: Hold) -> GuardDecision:

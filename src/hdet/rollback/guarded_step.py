@@ -27,9 +27,11 @@ def skips_on_device(optimizer: Optimizer) -> bool:
 
     A first step has no state yet, and that of SGD would leave its momentum uninitialised (torch 2.13).
     """
-    is_fused = isinstance(optimizer, _FUSED) and all(group.get("fused") for group in optimizer.param_groups)
-    has_state = all(p in optimizer.state for p in trained_parameters(optimizer) if p.grad is not None)
-    return is_fused and (has_state or not any(group.get("momentum") for group in optimizer.param_groups))
+    groups = optimizer.param_groups
+    if not isinstance(optimizer, _FUSED) or not all(group.get("fused") for group in groups):
+        return False
+    with_momentum = (p for group in groups if group.get("momentum") for p in group["params"] if p.grad is not None)
+    return all(p in optimizer.state for p in with_momentum)
 
 
 @torch.no_grad()
@@ -39,9 +41,9 @@ def gradient_norm(optimizer: Optimizer) -> Tensor | None:
     On a device, where each tensor takes time, only matrices are measured: if a gradient is NaN, infinite or far too
     large, it is so in most layers. A scale that a fused step will divide by is taken out.
     """
-    held = [p for p in trained_parameters(optimizer) if p.grad is not None]
-    measured = [p for p in held if p.is_cpu or p.dim() > 1] or held
-    norm = norm_of([_held(p.grad) for p in measured if p.grad is not None], 2.0)
+    held = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    measured = [gradient for gradient in held if gradient.is_cpu or gradient.dim() > 1] or held
+    norm = norm_of(map(_held, measured), 2.0)
     scale = getattr(optimizer, "grad_scale", None)
     return norm if norm is None or scale is None else norm / scale.to(norm.device)
 
