@@ -45,9 +45,10 @@ RECENT, ASIDE = 0, 4
 once that has turned out to be sound."""
 REMEMBERED, KNOWN = 48, 16
 """Steps that a single one is compared with: at most, and at least."""
-NORM, FAR = 10.0, 3.0
+NORM, FAR, NEXT = 10.0, 3.0, 1.5
 """A gradient is out of all proportion if its norm is 10 times the largest of these steps, a loss if it is 3 times as
-far from their median as any of them (LOG, a guard that holds still)."""
+far above their median as any of them is from it; 1.5 times, right after a strange one (LOG, a guard that holds
+still)."""
 PATIENCE = 64
 """The run ends if the losses or gradients of this many steps in a row were NaN or infinite."""
 HELD_PART = 50
@@ -96,7 +97,7 @@ class Usual(NamedTuple):
         """The median of the losses; NaN if too few are known."""
         return median(self.losses) if len(self.losses) >= KNOWN else math.nan
 
-    def is_exceeded_by(self, step: Step) -> bool:
+    def is_exceeded_by(self, step: Step, times: float = FAR) -> bool:
         """Whether a step is NaN, infinite or out of all proportion.
 
         >>> usual = Usual(norms=(1.0, 2.0) * 8, losses=(0.5, 0.6) * 8)
@@ -105,7 +106,7 @@ class Usual(NamedTuple):
         """
         if not step.is_finite or (step.norm is not None and step.norm > self.norm_limit):
             return True
-        return step.loss is not None and step.loss > self.loss_limit(FAR)
+        return step.loss is not None and step.loss > self.loss_limit(times)
 
     def loss_limit(self, times: float = 1.0) -> float:
         """So many times as far above the median as any of the losses is from it; infinite if too few are known.
@@ -202,6 +203,8 @@ class GuardState(NamedTuple):
     """When this round began."""
     losses: tuple[float, ...] = ()
     """The losses of this round so far."""
+    unjudged: tuple[float, ...] = ()
+    """The last of them, until there are enough for a level."""
     usual: Usual = Usual()
     kept: tuple[Snapshot, ...] = ()
     """Snapshots that are known to be sound, the oldest first."""
@@ -230,7 +233,7 @@ class GuardState(NamedTuple):
         """Whether a step shows a fault. Losses that are above their best already say nothing: adversaries' rise so."""
         if self.looks.before and min(self.looks.before) - self.looks.lowest > LOOKS.noise * self.looks.noise:
             step = step._replace(loss=None) if step.is_finite else step
-        return self.usual.is_exceeded_by(step)
+        return self.usual.is_exceeded_by(step, NEXT if self.strange else FAR)
 
     def remembering(self, slots: Container[int]) -> GuardState:
         """The state if only the snapshots in some slots can be restored."""
@@ -343,10 +346,12 @@ class GuardPolicy:
 
     def _judged(self, state: GuardState, t: int, steps: Sequence[Step], spacing: int, known: int) -> GuardDecision:
         """The levels of the losses, look by look and round by round; then another snapshot, if it is due."""
-        blocks = [Block(one.loss, 1) for one in steps if one.loss is not None]
-        before = state
+        blocks = [Block(loss, 1) for loss in state.unjudged]
+        if 0 < len(blocks) < LOOK:
+            return GuardDecision(state)
+        before, began = state, state.begun
         looks, verdict = judge(state.looks, blocks, falling=False, limits=LOOKS)
-        state, began = state._replace(looks=looks, losses=(*state.losses, *(x.mean for x in blocks))), state.begun
+        state = state._replace(looks=looks, unjudged=())
         latest, limits, judged = known - SPACING, LOOKS, before.looks
         if verdict is Verdict.FINE and known - began >= self.check_every:
             rounds, verdict = judge(state.rounds, blocks_of(state.losses), falling=False, limits=ROUNDS)
@@ -409,7 +414,7 @@ class GuardPolicy:
         usual, level, as_bad = levels or (state.usual.middle, strange, LOOKS.as_bad)
         looks, rounds = (history.suspecting(math.nan) for history in (state.looks, state.rounds))
         is_worse = cause is not Cause.LOSSES and state.since_kept > 0  # once more, right after a rollback
-        state = state._replace(looks=looks, rounds=rounds, begun=t, losses=(), unproven=None)
+        state = state._replace(looks=looks, rounds=rounds, begun=t, losses=(), unjudged=(), unproven=None)
         if not state.kept:  # these weights stay, and are the measure now
             state = state._replace(looks=looks.cleared(), rounds=rounds.cleared(), usual=Usual(), strange=0)
             return GuardDecision(self._confirmed(state, t).state, Action.GO_ON, cause=cause)
@@ -445,7 +450,12 @@ class GuardPolicy:
 
 def _having_seen(state: GuardState, steps: Sequence[Step]) -> GuardState:
     """The state with the steps of a look; the second strange one in a row ends it."""
-    state = state._replace(left_out=state.left_out + sum(one.left_out for one in steps))
+    losses = tuple(one.loss for one in steps if one.loss is not None)
+    state = state._replace(
+        left_out=state.left_out + sum(one.left_out for one in steps),
+        losses=(*state.losses, *losses),
+        unjudged=(*state.unjudged, *losses),
+    )
     for one in steps:
         strange = state.is_strange(one)
         state = state._replace(
@@ -462,7 +472,7 @@ def _resigned(state: GuardState, hold: Hold) -> GuardDecision:
     """The data have become harder. What was usual before them no longer counts, and such leaps are tolerated."""
     leap = abs(hold.strange - hold.usual)
     looks, rounds = (history.tolerating(leap) for history in (state.looks, state.rounds))
-    state = state._replace(looks=looks, rounds=rounds, usual=Usual(), losses=(), since_kept=0)
+    state = state._replace(looks=looks, rounds=rounds, usual=Usual(), losses=(), unjudged=(), since_kept=0)
     if hold.replaced is None:
         return GuardDecision(state, ended=hold, outcome=Outcome.HARDER_DATA)
     step = hold.replaced.step
